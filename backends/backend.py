@@ -1,0 +1,77 @@
+"""The backend: what kind of machine a process computes on, and with which options.
+
+A process holds one backend *type*. The first backend that is made claims it; another of the same type
+may follow with other options, one of another type is refused. The last one made is the live one.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+DEVICES = ("CSX", "CPU", "GPU")
+
+_live: Backend | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backend:
+    """Base of the three backends. Making one claims its type for the process.
+
+    Raises:
+        RuntimeError: a backend of another type already lives in this process.
+    """
+
+    backend_type: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        check_backend_type(self.backend_type)
+        self._validate()
+        global _live
+        _live = self
+
+    def _validate(self) -> None:
+        """Check the options and what the machine must have; nothing is claimed if this raises."""
+
+
+def check_backend_type(backend_type: str) -> None:
+    """Raise if a backend of another type than ``backend_type`` lives in this process."""
+    if _live is not None and _live.backend_type != backend_type:
+        raise RuntimeError(
+            "Cannot instantiate multiple backends. A backend with type "
+            f"{_live.backend_type} has already been instantiated."
+        )
+
+
+def current_backend() -> Backend | None:
+    """The live backend: the last one made in this process, or None."""
+    return _live
+
+
+def forget_backend() -> None:
+    global _live
+    _live = None
+
+
+def device_type(device: object) -> str:
+    """``device`` in capitals.
+
+    Raises:
+        ValueError: it is not one of the three devices.
+    """
+    if isinstance(device, str) and device.upper() in DEVICES:
+        return device.upper()
+    raise ValueError(f"device must be one of 'CSX', 'CPU' or 'GPU' (any case); got {device!r}.")
+
+
+def check_keys(options: Mapping[str, Any], known: type, owner: str) -> None:
+    """Raise a ValueError that names the nearest key where ``options`` has one ``known`` lacks."""
+    names = [field.name for field in fields(known)]
+    for key in options:
+        if key not in names:
+            near = difflib.get_close_matches(str(key), names, n=1, cutoff=0.5)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            takes = f"It takes {', '.join(names)}." if names else "It takes no options."
+            raise ValueError(f"{owner} has no option {key!r}.{hint} {takes}")

@@ -1,0 +1,65 @@
+"""The accelerator that goes with strategy "csx"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch.accelerators import Accelerator, AcceleratorRegistry
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+ACCELERATOR = "csx"
+
+
+class CSXAccelerator(Accelerator):
+    """One CSX system. Its programs decide where tensors live; on the host fabric, on the CPU."""
+
+    def __init__(self, *, with_strategy: bool = False) -> None:
+        self._with_strategy = with_strategy
+
+    def setup_device(self, device: torch.device) -> None:
+        """Refuse to run without the strategy, which Lightning does not choose by itself."""
+        if not self._with_strategy:
+            raise MisconfigurationException(
+                "accelerator='csx' alone does not select the CSX backend: Lightning would train"
+                " eagerly. Use lightning.Trainer(strategy='csx'), or"
+                " fulgurite.Trainer(device='CSX')."
+            )
+
+    def teardown(self) -> None:
+        """Nothing is held outside the strategy."""
+
+    @staticmethod
+    def parse_devices(devices: Any) -> int:
+        """``devices=`` of the Trainer: one system per process."""
+        if devices not in (1, "1", "auto", -1, "-1", [0]):
+            raise MisconfigurationException(
+                f"CSX has one system per process here; got devices={devices!r}. Use devices=1."
+            )
+        return 1
+
+    @staticmethod
+    def get_parallel_devices(devices: int) -> list[torch.device]:
+        """The torch devices of ``devices`` systems."""
+        return [torch.device("cpu")] * devices
+
+    @staticmethod
+    def auto_device_count() -> int:
+        """What ``devices="auto"`` means."""
+        return 1
+
+    @staticmethod
+    def is_available() -> bool:
+        """The host fabric is always there."""
+        return True
+
+    @staticmethod
+    def name() -> str:
+        """The name in Lightning's registry."""
+        return ACCELERATOR
+
+    @classmethod
+    def register(cls) -> None:
+        """Make the name known to Lightning, so that its misuse gets our error and not theirs."""
+        if ACCELERATOR not in AcceleratorRegistry:
+            AcceleratorRegistry.register(ACCELERATOR, cls, description="CSX, by strategy='csx'")

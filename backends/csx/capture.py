@@ -1,0 +1,630 @@
+"""Capture: run one step of Lightning's own code once, on fakes, and keep the operations.
+
+The tensors of module, optimizers and metrics are swapped for fakes *in place* (the objects stay, so
+optimizers, ties and user references hold), Lightning's loop runs under ``make_fx``, and everything is
+put back. What the step left behind is sorted: tensors updated in place or put into a slot are
+state; tensors in other attributes are outputs; logging and the like are host calls.
+
+Gradients: ``p.grad`` starts as an input of its own, zero before the first step. Where the step clears
+it first (``zero_grad``) nobody reads that input and it is dropped; where gradients accumulate over
+steps, it is state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import lightning.pytorch as pl
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.fx.experimental.proxy_tensor import get_innermost_proxy_mode, make_fx
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torchmetrics import Metric
+
+from fulgurite.backends.csx import numbers, rng
+from fulgurite.backends.csx.birth import check_optimizer, give_birth
+from fulgurite.backends.csx.constants import Constants
+from fulgurite.backends.csx.effects import (
+    HostCall,
+    MetricCall,
+    record_host_calls,
+    static_metrics,
+)
+from fulgurite.backends.csx.errors import DynamicShape, TraceError, UnsupportedState
+from fulgurite.backends.csx.graph import Graph, Input, Kind, writes
+from fulgurite.backends.csx.inputs import BatchSpec
+from fulgurite.backends.csx.lines import UserLine, record_lines, user_line
+from fulgurite.backends.csx.passes import lower
+from fulgurite.backends.csx.state import (
+    Entry,
+    Held,
+    Slot,
+    Snapshot,
+    entries_of,
+    module_slots,
+    optimizer_slots,
+)
+from fulgurite.backends.csx.tracing import MASKS, Contract
+
+
+@dataclass(slots=True, kw_only=True)
+class World:
+    """What a step works on. Evaluation stages have no optimizers."""
+
+    trainer: pl.Trainer
+    module: pl.LightningModule
+    optimizers: list[Optimizer] = field(default_factory=list)
+    schedulers: list[Any] = field(default_factory=list)
+
+    @property
+    def trains(self) -> bool:
+        """Whether the step computes gradients."""
+        return bool(self.optimizers)
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Every parameter by its name: the module's, then those only an optimizer knows."""
+        found = dict(self.module.named_parameters())
+        known = {id(p) for p in found.values()}
+        for o, optimizer in enumerate(self.optimizers):
+            for g, group in enumerate(optimizer.param_groups):
+                for i, p in enumerate(group["params"]):
+                    if id(p) not in known:
+                        known.add(id(p))
+                        found[f"optimizers[{o}].param_groups[{g}]['params'][{i}]"] = p
+        return found
+
+    def objects(self) -> Iterator[object]:
+        """Whatever traced code may change on the host."""
+        yield from self.module.modules()
+        yield from self.optimizers
+        yield from self.schedulers
+        yield from self.trainer.callbacks  # type: ignore[attr-defined]
+        yield self.trainer
+        yield self.trainer._logger_connector
+        yield from self.trainer.strategy._lightning_optimizers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """Where the outputs of a program go, as a tree whose tensor leaves they are."""
+
+    tree: pytree.TreeSpec
+    leaves: tuple[Any, ...]  # an ``Output``, or a constant
+    attributes: tuple[tuple[dict[str, Any], str], ...]  # set to their value after every step
+    lists: tuple[list[Any], ...]  # grown by their values after every step
+    calls: tuple[HostCall, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A leaf of ``Outputs``: the program's output number ``index``."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    """One captured entry point."""
+
+    graph: Graph
+    entries: tuple[Entry, ...]  # state, by ``Input.index``
+    gradients: dict[str, Tensor]  # fakes of p.grad, by parameter name
+    numbers: tuple[numbers.NumberSlot, ...]
+    guards: tuple[numbers.Guard, ...]
+    batch: BatchSpec
+    outputs: Outputs
+
+
+def capture(
+    world: World,
+    run: Callable[[Any], Any],
+    batch: Any,
+    *,
+    clears_gradients: bool = False,
+) -> Captured:
+    """Trace ``run(batch)``.
+
+    Args:
+        world: what the step works on.
+        run: one step of Lightning's own code, a function of the batch.
+        batch: the batch to trace with; only its structure, shapes and dtypes matter.
+        clears_gradients: the step ends an accumulation window: gradients are zero afterwards.
+
+    Raises:
+        TraceError: the step is not static. Module, optimizers, counters and random states are then
+            as before.
+    """
+    snapshot, random_states = Snapshot(world.objects()), rng.collect()
+    try:
+        return Trace(world, run, batch, clears_gradients, snapshot).result()
+    except BaseException:
+        snapshot.restore()
+        rng.restore(random_states)
+        raise
+
+
+class Trace:
+    """One capture while it runs."""
+
+    current: ClassVar[Trace | None] = None
+
+    def __init__(
+        self,
+        world: World,
+        run: Callable[[Any], Any],
+        batch: Any,
+        clears_gradients: bool,
+        snapshot: Snapshot,
+    ) -> None:
+        self._world, self._run, self._snapshot = world, run, snapshot
+        self._clears_gradients = clears_gradients
+        self._batch_spec = BatchSpec(batch)
+        self._batch = batch
+        self._newborn: list[tuple[Optimizer, Tensor]] = []
+        for optimizer in world.optimizers:
+            check_optimizer(optimizer)
+            self._newborn += [(optimizer, p) for p in give_birth(optimizer)]
+        self._parameters = world.parameters()
+        self._entries = entries_of(self._slots())
+        self._names = {
+            id(held.tensor): held.slots[0].name for entry in self._entries for held in entry.held
+        }
+        self._number_slots = numbers.number_slots(world.optimizers)
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._inputs = list(self._make_inputs())
+        self._touched: set[str] = set()
+        self._gradients: dict[str, Tensor] = {}
+        self._guards: list[numbers.Guard] = []
+        self._constants = Constants()
+
+    def _slots(self) -> Iterator[Slot]:
+        yield from module_slots(self._world.module)
+        for name, p in self._parameters.items():
+            if name.startswith("optimizers["):
+                yield Slot({0: p}, 0, name)
+        names = {id(p): name for name, p in self._parameters.items()}
+        yield from optimizer_slots(self._world.optimizers, names)
+
+    def _make_inputs(self) -> Iterator[Input]:
+        def fake(tensor: Tensor) -> Tensor:
+            return self._mode.from_tensor(tensor.detach(), static_shapes=True)
+
+        for i, entry in enumerate(self._entries):
+            yield Input(kind=Kind.STATE, index=i, name=entry.name, example=fake(entry.base()))
+        if self._world.trains:
+            for i, (name, p) in enumerate(self._parameters.items()):
+                if p.requires_grad:
+                    zero = torch.zeros_like(p, requires_grad=False)
+                    label = f"{name}.grad"
+                    yield Input(kind=Kind.GRADIENT, index=i, name=label, example=fake(zero))
+        if self._number_slots:
+            vector = numbers.as_vector(
+                numbers.read_numbers(self._number_slots, self._world.optimizers)
+            )
+            yield Input(kind=Kind.NUMBERS, index=0, name="numbers", example=fake(vector))
+        named = zip(
+            self._batch_spec.tensor_names(), self._batch_spec.tensors(self._batch), strict=True
+        )
+        for i, (name, tensor) in enumerate(named):
+            stride = self._batch_spec.leaves[self._batch_spec._tensors[i]].stride
+            laid_out = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype)
+            yield Input(kind=Kind.BATCH, index=i, name=name, example=fake(laid_out))
+
+    def result(self) -> Captured:
+        """Trace, lower, and sort what the step left behind."""
+        boundary = Trace._step.__code__
+        Trace.current = self
+        try:
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(static_metrics(self._world.module))
+                stack.enter_context(_eager_formulas(self._world.optimizers))
+                stack.enter_context(_without_mkldnn())
+                stack.enter_context(torch.inference_mode(False))
+                stack.enter_context(self._mode)
+                stack.enter_context(record_lines(boundary, self._fallback_line))
+                stack.enter_context(Contract(self._fallback_line, self.describe, self._constants.value_of))
+                module = make_fx(
+                    self._step, tracing_mode="fake", _allow_non_fake_inputs=True
+                )(*[entry.example for entry in self._inputs])
+        except (DynamicOutputShapeException, DataDependentOutputException) as error:
+            raise DynamicShape(
+                f"{error.func} has a result whose shape depends on values.",
+                line=self._fallback_line(),
+                remedy=MASKS,
+            ) from None
+        finally:
+            Trace.current = None
+        self._check_foreign_writes(module)
+        graph = lower(Graph(module=module, inputs=tuple(self._inputs), mode=self._mode))
+        self._unbear(graph)
+        now = numbers.read_numbers(self._number_slots, self._world.optimizers)
+        unused = numbers.unused_guards(self._number_slots, _used_numbers(graph), now)
+        return Captured(
+            graph=graph,
+            entries=self._entries,
+            gradients={
+                entry.name.removesuffix(".grad"): entry.example
+                for entry in self._inputs
+                if entry.kind is Kind.GRADIENT
+            },
+            numbers=tuple(self._number_slots),
+            guards=(*self._guards, *unused),
+            batch=self._batch_spec,
+            outputs=self._outputs,
+        )
+
+    # -- the traced function -----------------------------------------------------------------
+
+    def _step(self, *flat: Tensor) -> list[Tensor]:
+        given: dict[Kind, list[Tensor]] = {kind: [] for kind in Kind}
+        for entry, tensor in zip(self._inputs, flat, strict=True):
+            given[entry.kind].append(tensor)
+        self._boundaries = {_storage(tensor) for tensor in flat}
+        swapped: list[tuple[Tensor, Tensor]] = []
+        groups = [dict(g) for o in self._world.optimizers for g in o.param_groups]
+        try:
+            for entry, base in zip(self._entries, given[Kind.STATE], strict=True):
+                for i, held in enumerate(entry.held):
+                    stand_in = _stand_in(held.tensor, entry.view(base, i))
+                    if held.tensor.requires_grad:
+                        self._watch_gradient(stand_in, held)
+                    swapped.append((held.tensor, stand_in))
+            proxies = get_innermost_proxy_mode().tracer.tensor_tracker  # type: ignore[union-attr]
+            for tensor, stand_in in swapped:
+                _swap(tensor, stand_in)
+                proxies[tensor] = proxies[stand_in]  # they go by the object, which stayed
+            self._put_gradients(given[Kind.GRADIENT])
+            if self._number_slots:
+                self._guards = numbers.install(
+                    self._number_slots, given[Kind.NUMBERS][0], self._world.optimizers
+                )
+            self._installed = [dict(g) for o in self._world.optimizers for g in o.param_groups]
+            self._names |= {
+                id(tensor): name
+                for tensor, name in zip(
+                    given[Kind.BATCH], self._batch_spec.tensor_names(), strict=True
+                )
+            }
+            batch = self._batch_spec.rebuild(given[Kind.BATCH], self._batch)
+            with (
+                record_host_calls(self._world.trainer, self._world.schedulers) as calls,
+                torch.set_grad_enabled(self._world.trains),
+                self._hidden_gradients(),
+                self._constants,
+            ):
+                result = self._run(batch)
+            with torch.no_grad():
+                return self._collect(result, calls)
+        finally:
+            all_groups = [g for o in self._world.optimizers for g in o.param_groups]
+            for group, before in zip(all_groups, groups, strict=True):
+                group.clear()
+                group.update(before)
+            for tensor, stand_in in swapped:
+                if isinstance(tensor, FakeTensor):
+                    _swap(tensor, stand_in)
+
+    def _watch_gradient(self, stand_in: Tensor, held: Held) -> None:
+        name = next((n for n, p in self._parameters.items() if p is held.tensor), None)
+        if name is not None and self._world.trains:
+            stand_in.register_post_accumulate_grad_hook(lambda p: self._touched.add(name))
+
+    def _put_gradients(self, fakes: list[Tensor]) -> None:
+        names = [name for name, p in self._parameters.items() if p.requires_grad]
+        for name, gradient in zip(names if self._world.trains else [], fakes, strict=True):
+            gradient = gradient.detach()
+            self._gradients[name] = gradient
+            self._parameters[name].grad = gradient
+
+    def hide_untouched(self, parameters: list[Any] | None = None) -> None:
+        """Make ``p.grad`` None, as eagerly, where no backward has reached the parameter."""
+        wanted = None if parameters is None else {id(p) for p in parameters}
+        for name, gradient in self._gradients.items():
+            p = self._parameters[name]
+            if name in self._touched or p.grad is not gradient:
+                continue
+            if wanted is None or id(p) in wanted:
+                p.grad = None
+
+    @contextlib.contextmanager
+    def _hidden_gradients(self) -> Iterator[None]:
+        """Under manual optimization, hide untouched gradients from each optimizer's step."""
+        if self._world.module.automatic_optimization:
+            yield
+            return
+
+        def hide(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            self.hide_untouched([p for group in optimizer.param_groups for p in group["params"]])
+
+        handle = register_optimizer_step_pre_hook(hide)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    # -- what the step left behind -----------------------------------------------------------
+
+    def _collect(self, result: Any, calls: list[Any]) -> list[Tensor]:
+        self._check_numbers()
+        self._keep_gradients()
+        held_slots = self._keep_state()
+        attributes, lists, values = self._attribute_outputs(held_slots)
+        counted = list(self._metric_calls())
+        calls = counted + calls
+        payload = {
+            "result": result,
+            "attributes": values[0],
+            "lists": values[1],
+            "calls": [call.value for call in calls],
+        }
+        leaves, tree = pytree.tree_flatten(payload)
+        outputs: list[Tensor] = []
+        numbered: dict[int, Output] = {}
+        kept: list[Any] = []
+        for leaf in leaves:
+            if isinstance(leaf, numbers.TracedNumber):
+                leaf = leaf.tensor
+            if isinstance(leaf, FakeTensor):
+                if id(leaf) not in numbered:
+                    numbered[id(leaf)] = Output(len(outputs))
+                    alias = _storage(leaf) in self._boundaries
+                    outputs.append(leaf.detach().clone() if alias else leaf.detach())
+                kept.append(numbered[id(leaf)])
+            else:
+                kept.append(leaf)
+        self._outputs = Outputs(
+            tree=tree,
+            leaves=tuple(kept),
+            attributes=tuple(attributes),
+            lists=tuple(lists),
+            calls=tuple(calls),
+        )
+        for call in calls:
+            call.value = None
+        return outputs
+
+    def _check_numbers(self) -> None:
+        now = [g for o in self._world.optimizers for g in o.param_groups]
+        for group, installed in zip(now, self._installed, strict=True):
+            for key, value in installed.items():
+                if group.get(key) is not value and key != "params":
+                    raise UnsupportedState(
+                        f"The step set param_groups['{key}'] from a Python value, which the"
+                        " program would freeze.",
+                        line=self._fallback_line(),
+                        remedy="a learning-rate scheduler, which runs on the host between steps",
+                    )
+
+    def _keep_gradients(self) -> None:
+        """Write each parameter's final gradient into its input; unread ones are pruned later."""
+        for name, gradient in self._gradients.items():
+            p = self._parameters[name]
+            if self._clears_gradients or p.grad is None:
+                gradient.copy_(torch.zeros(gradient.shape, dtype=gradient.dtype))
+            elif p.grad is not gradient:
+                gradient.copy_(p.grad)
+            p.grad = None
+
+    def _keep_state(self) -> set[tuple[int, Any]]:
+        """Write what the step put into a slot into the slot's own tensor; returns all slots."""
+        known = set()
+        for entry in self._entries:
+            for held in entry.held:
+                known |= {(id(slot.container), slot.key) for slot in held.slots}
+                now = [slot.container.get(slot.key) for slot in held.slots]
+                if all(value is held.tensor for value in now):
+                    continue
+                value, name = now[0], held.slots[0].name
+                if any(other is not value for other in now):
+                    names = " and ".join(slot.name for slot in held.slots)
+                    raise UnsupportedState(
+                        f"The step changed only some of {names}, which are one tensor.",
+                        remedy="change it in place (tensor.copy_(...)), or untie it before fit",
+                    )
+                if not isinstance(value, Tensor) or (value.shape, value.dtype) != (
+                    held.tensor.shape,
+                    held.tensor.dtype,
+                ):
+                    raise UnsupportedState(
+                        f"The step replaced {name}, {_brief(held.tensor)}, by {_brief(value)}."
+                        " State keeps its shape and dtype.",
+                        line=self._fallback_line(),
+                        remedy="a tensor of its final shape from the start, changed in place",
+                    )
+                held.tensor.copy_(value)
+                for slot in held.slots:
+                    slot.container[slot.key] = held.tensor
+        return known
+
+    def _attribute_outputs(self, held: set[tuple[int, Any]]) -> tuple[list[Any], list[Any], Any]:
+        """Traced tensors that the step left in attributes of modules, and appended to lists."""
+        attributes: list[Any] = []
+        lists: list[Any] = []
+        values: tuple[list[Any], list[Any]] = ([], [])
+        for module in self._world.module.modules():
+            owner = vars(module)
+            before = self._snapshot.before(owner) or {}
+            for key, value in list(owner.items()):
+                if (id(owner), key) in held:
+                    continue
+                if value is before.get(key) and type(value) is list:
+                    old = self._snapshot.before(value) or []
+                    grown = value[len(old) :]
+                    if value[: len(old)] == old and _holds_traced(grown):
+                        lists.append(value)
+                        values[1].append(grown)
+                        del value[len(old) :]
+                elif value is not before.get(key) and _holds_traced(value):
+                    attributes.append((owner, key))
+                    values[0].append(value)
+                    owner[key] = before.get(key)
+        return attributes, lists, values
+
+    def _metric_calls(self) -> Iterator[MetricCall]:
+        for module in self._world.module.modules():
+            if isinstance(module, Metric):
+                before = self._snapshot.before(vars(module))["_update_count"]
+                if module._update_count != before:
+                    yield MetricCall(module, module._update_count - before)
+                    module._update_count = before
+
+    # -- checks and names --------------------------------------------------------------------
+
+    def _check_foreign_writes(self, module: fx.GraphModule) -> None:
+        constants = list(module.graph.find_nodes(op="get_attr"))
+        for constant in constants:
+            for node in constant.users:
+                if writes(node, constant):
+                    raise UnsupportedState(
+                        "The step changes a tensor that no module holds (a global, a closure's).",
+                        line=node.meta.get("user_line"),
+                        remedy="self.register_buffer(name, tensor), changed in place",
+                    )
+
+    def _unbear(self, graph: Graph) -> None:
+        """Forget the newborn state of parameters that the step never updates."""
+        used = {entry.index for entry in graph.inputs if entry.kind is Kind.STATE}
+        live = {
+            id(slot.container)
+            for i, entry in enumerate(self._entries)
+            if i in used
+            for held in entry.held
+            for slot in held.slots
+        }
+        for optimizer, p in self._newborn:
+            if p in optimizer.state and id(optimizer.state[p]) not in live:
+                del optimizer.state[p]
+
+    def describe(self, tensor: Tensor) -> str:
+        """The user's name of a tensor."""
+        return self._names.get(id(tensor)) or f"A tensor computed in the step ({_brief(tensor)})"
+
+    def _fallback_line(self) -> UserLine | None:
+        """Where the user wrote what now runs without a frame of theirs: by the current hook."""
+        line = user_line(Trace._step.__code__)
+        if line is not None:
+            return line
+        module, trainer = self._world.module, self._world.trainer
+        hook = module._current_fx_name or ""
+        if hook == "optimizer_step" and _is_users(module, "configure_optimizers"):
+            hook = "configure_optimizers"
+        if not _is_users(module, hook):
+            hook = {"test": "test_step", "predict": "predict_step"}.get(
+                str(trainer.state.stage), "training_step" if trainer.training else "validation_step"
+            )
+        function = getattr(type(module), hook, None)
+        code = getattr(function, "__code__", None)
+        return None if code is None else UserLine.of_code(code)
+
+
+def _used_numbers(graph: Graph) -> set[int]:
+    used = set()
+    for entry, node in zip(graph.inputs, graph.placeholders(), strict=True):
+        if entry.kind is Kind.NUMBERS:
+            used = {user.args[2] for user in node.users if len(user.args) > 2}
+    return used  # type: ignore[return-value]  # select(numbers, dim, index)
+
+
+def _is_users(module: pl.LightningModule, hook: str) -> bool:
+    function = getattr(type(module), hook, None)
+    return not str(getattr(function, "__module__", "lightning")).startswith("lightning")
+
+
+def _stand_in(real: Tensor, fake: Tensor) -> Tensor:
+    """A fake in the place of ``real``: a leaf of the same kind, with the user's hooks on it."""
+    stand_in: Tensor
+    if isinstance(real, nn.Parameter):
+        stand_in = nn.Parameter(fake.detach(), requires_grad=real.requires_grad)
+    else:
+        stand_in = fake.detach().requires_grad_(real.requires_grad)
+    for hook in (real._backward_hooks or {}).values():
+        stand_in.register_hook(hook)
+    for hook in (getattr(real, "_post_accumulate_grad_hooks", None) or {}).values():
+        stand_in.register_post_accumulate_grad_hook(hook)
+    for key, value in vars(real).items():
+        vars(stand_in).setdefault(key, value)
+    return stand_in
+
+
+def _swap(a: Tensor, b: Tensor) -> None:
+    """Exchange two tensors behind their Python objects.
+
+    ``torch.utils.swap_tensors`` does this too, but refuses tensors with weak references, which
+    optimizers and schedulers hold. Checked against torch 2.13.
+    """
+    a.__class__, b.__class__ = b.__class__, a.__class__
+    a.__dict__, b.__dict__ = b.__dict__, a.__dict__
+    torch._C._swap_tensor_impl(a, b)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return "nothing" if value is None else f"a {type(value).__name__}"
+
+
+def _holds_traced(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(map(_holds_traced, value))
+    return isinstance(value, FakeTensor)
+
+
+@contextlib.contextmanager
+def _without_mkldnn() -> Iterator[None]:
+    """nn.LSTM takes an opaque oneDNN path that does not trace."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
+@contextlib.contextmanager
+def _eager_formulas(optimizers: list[Optimizer]) -> Iterator[None]:
+    """Let torch's optimizers run their eager formulas on traced numbers.
+
+    They read their step count with ``_get_value``, a host read; here it stays a tensor, in float64
+    as Python's float is. The fused and foreach variants compute the same, and do not trace.
+    """
+    modules = [
+        module
+        for name, module in list(sys.modules.items())
+        if name.startswith("torch.optim.") and hasattr(module, "_get_value")
+    ]
+    originals = [(module, module._get_value) for module in modules]
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    flags = [
+        (group, key, group[key]) for group in groups for key in ("foreach", "fused") if key in group
+    ]
+
+    def get_value(x: Any) -> Any:
+        return x.to(torch.float64) if isinstance(x, Tensor) else x
+
+    try:
+        for module in modules:
+            module._get_value = get_value
+        for group, key, _ in flags:
+            group[key] = False
+        yield
+    finally:
+        for module, original in originals:
+            module._get_value = original
+        for group, key, value in flags:
+            group[key] = value

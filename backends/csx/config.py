@@ -1,0 +1,148 @@
+"""Backend "CSX": the options of the static-graph backend.
+
+Every name that parameter files and scripts may use is known here from the start. An option whose
+effect does not exist yet is refused where it differs from its default, never ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar
+
+from fulgurite.backends.backend import Backend, check_keys
+
+AUTOGEN_POLICIES = ("disabled", "default", "medium", "aggressive")
+FABRICS = ("auto", "host", "gpu")
+EXECUTIONS = ("pipeline", "weight_streaming")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CSConfig:
+    """The cluster as a whole. It is global to the process: the first explicit value holds.
+
+    Args:
+        num_csx: number of systems, that is, of processes that share the work.
+        num_workers_per_csx: input workers per system; 0 leaves it to the loaders.
+        max_wgt_servers: weight servers; 0 leaves it to the fabric.
+        max_act_per_csx: activation servers per system; 0 leaves it to the fabric.
+    """
+
+    num_csx: int = 1
+    num_workers_per_csx: int = 0
+    max_wgt_servers: int = 0
+    max_act_per_csx: int = 0
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value, least = getattr(self, item.name), 1 if item.name == "num_csx" else 0
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(
+                    f"CSConfig.{item.name} must be an integer of at least {least}; got {value!r}."
+                )
+
+
+_process_config: CSConfig | None = None
+
+
+def _claim_config(config: CSConfig) -> None:
+    global _process_config
+    if _process_config is not None and _process_config != config:
+        raise ValueError(
+            f"cluster_config is global to the process and already is {_process_config}; it cannot"
+            f" become {config}. Give every backend the same one, or give it only once."
+        )
+    _refuse_unbuilt(config, "cluster_config.")
+    _process_config = config
+
+
+def forget_config() -> None:
+    global _process_config
+    _process_config = None
+
+
+def process_config() -> CSConfig:
+    """The cluster configuration that holds in this process."""
+    return _process_config or CSConfig()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CSXBackend(Backend):
+    """The static-graph backend: each stage's step becomes one program.
+
+    Args:
+        artifact_dir: folder that receives each program as text when it is built; None writes none.
+        compile_dir: folder of compiled programs.
+        compile_only: trace and compile, then stop.
+        validate_only: run the checks, then stop.
+        retrace_every_iteration: run the step's Python on every iteration.
+        autogen_policy: "disabled" runs the program operation by operation; "default", the same as
+            "medium", generates fused kernels; "aggressive" generates products and convolutions too.
+        fabric: what runs programs: "host" (the CPU), "gpu", or "auto", the best there is.
+        max_programs: programs each stage may have. 1, as on the wafer, means that no shape may
+            ever change.
+        execution: "pipeline" keeps all weights resident; "weight_streaming" does not.
+        max_resident_bytes: memory for resident weights, in bytes.
+        cluster_config: a CSConfig, or a dict of its fields.
+
+    Raises:
+        ValueError: a value outside its range, or a second, different ``cluster_config``.
+        NotImplementedError: a value that is known, but whose effect is not built yet.
+        RuntimeError: a backend of another type already lives in this process.
+    """
+
+    backend_type: ClassVar[str] = "CSX"
+
+    artifact_dir: str | Path | None = None
+    compile_dir: str | Path | None = field(default=None, metadata={"built": ()})
+    compile_only: bool = field(default=False, metadata={"built": ()})
+    validate_only: bool = field(default=False, metadata={"built": ()})
+    retrace_every_iteration: bool = field(default=False, metadata={"built": ()})
+    autogen_policy: str = field(
+        default="default", metadata={"known": AUTOGEN_POLICIES, "built": ("disabled", "medium")}
+    )
+    fabric: str = field(default="auto", metadata={"known": FABRICS, "built": ("host",)})
+    max_programs: int = 1
+    execution: str = field(default="pipeline", metadata={"known": EXECUTIONS, "built": ()})
+    max_resident_bytes: int | None = field(default=None, metadata={"built": ()})
+    cluster_config: CSConfig | Mapping[str, Any] | None = None
+
+    def _validate(self) -> None:
+        for item in fields(self):
+            value, known = getattr(self, item.name), item.metadata.get("known")
+            if known is not None and value not in known:
+                raise ValueError(f"{item.name} must be one of {known}; got {value!r}.")
+        if not isinstance(self.max_programs, int) or self.max_programs < 1:
+            raise ValueError(f"max_programs must be a positive integer; got {self.max_programs!r}.")
+        _refuse_unbuilt(self, "")
+        if self.cluster_config is not None:
+            config = self.cluster_config
+            if isinstance(config, Mapping):
+                check_keys(config, CSConfig, "cluster_config")
+                config = CSConfig(**config)
+            if not isinstance(config, CSConfig):
+                raise TypeError(
+                    "cluster_config must be a CSConfig or a dict of its fields; got"
+                    f" {type(config).__name__}."
+                )
+            _claim_config(config)
+            object.__setattr__(self, "cluster_config", config)
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the policy asks for generated kernels."""
+        return self.autogen_policy != "disabled"
+
+
+def _refuse_unbuilt(options: CSXBackend | CSConfig, prefix: str) -> None:
+    for item in fields(options):
+        value, default = getattr(options, item.name), item.default
+        assert default is not MISSING
+        built = item.metadata.get("built", () if isinstance(options, CSConfig) else None)
+        if built is not None and value != default and value not in built:
+            others = f" or one of {built}" if built else ""
+            raise NotImplementedError(
+                f"{prefix}{item.name}={value!r} is a known option of backend CSX, but its effect"
+                f" is not built yet. Use the default, {default!r}{others}."
+            )

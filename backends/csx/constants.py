@@ -1,0 +1,81 @@
+"""Tensors that follow from constants alone keep their value while tracing.
+
+A mask built in the step from ``ones`` and ``triu`` does not depend on data. Python may look at it
+(torch's own TransformerEncoder compares its mask with a causal one), so its value is computed beside
+the traced operations.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils.weak import WeakIdKeyDictionary
+
+LARGEST = 1 << 22  # elements; larger constants are not followed (assumed: none is looked at)
+
+
+class Constants(TorchDispatchMode):
+    """Follow constants through the operations of a trace.
+
+    Constants are the results of deterministic operations whose tensor arguments all are constants.
+    An in-place operation with another argument ends that for all tensors over the same memory.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._values: Any = WeakIdKeyDictionary()
+        self._spoiled: set[int] = set()  # storages
+        self._alive: list[Tensor] = []  # so that no storage's identity is used twice
+
+    def value_of(self, tensor: Tensor) -> Tensor | None:
+        """The value of a traced tensor that is a constant, else None."""
+        value: Tensor | None = self._values.get(tensor)
+        if value is None:
+            return getattr(tensor, "constant", None)
+        return None if value.untyped_storage()._cdata in self._spoiled else value
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        known = all(self._value(t) is not None for t in tensors)
+        result = func(*args, **kwargs)
+        if known and self._follows(func, tensors, result):
+            self._compute(func, args, kwargs, result)
+        elif func._schema.is_mutable:
+            for tensor in tensors:
+                value = self._values.get(tensor)
+                if value is not None:
+                    self._spoiled.add(value.untyped_storage()._cdata)
+        return result
+
+    def _value(self, tensor: Tensor) -> Tensor | None:
+        return self.value_of(tensor) if isinstance(tensor, FakeTensor) else tensor
+
+    @staticmethod
+    def _follows(func: Any, tensors: list[Tensor], result: Any) -> bool:
+        outputs = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
+        return (
+            bool(outputs)
+            and all(t.numel() <= LARGEST for t in outputs)
+            and torch.Tag.nondeterministic_seeded not in func.tags
+            and "empty" not in func._schema.name
+            # the user's own tensors are read, never written
+            and not (func._schema.is_mutable and any(not isinstance(t, FakeTensor) for t in tensors))
+        )
+
+    def _compute(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        def real(leaf: Any) -> Any:
+            return self._value(leaf) if isinstance(leaf, Tensor) else leaf
+
+        with _disable_current_modes(), torch.no_grad():
+            values = func(*pytree.tree_map(real, args), **pytree.tree_map(real, kwargs))
+        leaves = zip(pytree.tree_leaves(result), pytree.tree_leaves(values), strict=True)
+        for fake, value in leaves:
+            if isinstance(fake, FakeTensor):
+                self._values[fake] = value
+                self._alive.append(value)

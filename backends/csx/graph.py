@@ -1,0 +1,69 @@
+"""A traced step between capture and fabric: its operations, and what each input is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+
+class Kind(Enum):
+    """What an input of a graph is."""
+
+    STATE = "state"  # updated in place: parameters, buffers, optimizer state, metric states
+    GRADIENT = "gradient"  # p.grad between steps: state that exists only where a step reads it
+    NUMBERS = "numbers"  # the float64 vector of param-group numbers
+    BATCH = "batch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """One input of a graph: ``index`` counts within its kind, as the capture numbered it."""
+
+    kind: Kind
+    index: int
+    name: str
+    example: Tensor  # fake
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """Operations (an fx module whose placeholders are ``inputs``, in order) under a fake mode."""
+
+    module: fx.GraphModule
+    inputs: tuple[Input, ...]
+    mode: FakeTensorMode
+
+    def with_module(self, module: fx.GraphModule) -> Graph:
+        """The same inputs with other operations."""
+        return replace(self, module=module)
+
+    def placeholders(self) -> list[fx.Node]:
+        """The nodes of the inputs, in order."""
+        return list(self.module.graph.find_nodes(op="placeholder"))
+
+    def operations(self) -> Iterator[fx.Node]:
+        """The nodes that compute."""
+        return (node for node in self.module.graph.nodes if node.op == "call_function")
+
+    def written(self) -> frozenset[int]:
+        """Positions of the inputs that the graph updates in place."""
+        written = set()
+        for i, node in enumerate(self.placeholders()):
+            if any(writes(user, node) for user in node.users):
+                written.add(i)
+        return frozenset(written)
+
+
+def writes(node: fx.Node, target: fx.Node) -> bool:
+    """Whether an operation changes its argument ``target`` in place."""
+    schema = getattr(node.target, "_schema", None)
+    if node.op != "call_function" or schema is None:
+        return False
+    for argument, value in zip(schema.arguments, node.args, strict=False):
+        if value is target and argument.alias_info is not None and argument.alias_info.is_write:
+            return True
+    return False

@@ -1,0 +1,252 @@
+"""The batch of a program: what its leaves must look like, checked on every call.
+
+A program does not check what it is given: a float64 batch into a float32 program returned garbage
+(measured), so this does. Tensors with other strides are brought to the traced layout. Numbers and
+strings in a batch are constants of the program; one that the step read may not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from fulgurite.backends.csx.errors import InputChanged, UnsupportedInput
+
+_CONSTANTS = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+
+
+class _Watched:
+    """Stands for a number of the batch while tracing, and notes that it was read.
+
+    It is no number itself: a subclass of int could be read unseen, by ``range`` or ``math.exp``.
+    """
+
+    __slots__ = ("note", "value")
+
+    def __init__(self, value: Any, note: Callable[[], None]) -> None:
+        self.value, self.note = value, note
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self.value)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(unwatched(self), name)
+
+    def __hash__(self) -> int:
+        return hash(unwatched(self))
+
+
+class _WatchedStr(str):
+    """The same for a string, which many functions accept only as a real one."""
+
+    note: Callable[[], None]
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("__"):
+            str.__getattribute__(self, "__dict__").get("note", lambda: None)()
+        return str.__getattribute__(self, name)
+
+
+def unwatched(value: Any) -> Any:
+    """A watched value as it is, noted as read; any other value unchanged."""
+    if type(value) is _Watched:
+        value.note()
+        return value.value
+    return value
+
+
+def _forward(name: str) -> Callable[..., Any]:
+    def method(self: _Watched, *others: Any) -> Any:
+        value = unwatched(self)
+        return getattr(value, name)(*map(unwatched, others))
+
+    return method
+
+
+for _name in (
+    "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod divmod rdivmod pow rpow"
+    " lshift rlshift rshift rrshift and rand or ror xor rxor neg pos abs invert eq ne lt le gt ge"
+    " int float complex index bool round trunc floor ceil str repr format"
+).split():
+    setattr(_Watched, f"__{_name}__", _forward(f"__{_name}__"))
+
+
+def _noting(name: str) -> Callable[..., Any]:
+    original = getattr(str, name)
+
+    def method(self: _WatchedStr, *others: Any) -> Any:
+        vars(self)["note"]()
+        return original(self, *others)
+
+    return method
+
+
+for _name in "eq ne lt le gt ge hash add mul rmul mod len getitem contains iter str repr format".split():
+    setattr(_WatchedStr, f"__{_name}__", _noting(f"__{_name}__"))
+_WatchedStr.__int__ = lambda self: int(str.__str__(self))  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """What a program expects of one leaf: a tensor's layout, or a constant's value."""
+
+    name: str
+    shape: torch.Size | None
+    stride: tuple[int, ...]
+    dtype: torch.dtype | None
+    value: Any
+
+    def __str__(self) -> str:
+        if self.shape is None:
+            return f"{self.name}: constant {self.value!r}"
+        return f"{self.name}: {str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
+
+
+class BatchSpec:
+    """Structure, shapes, dtypes and constants of the batch that a program was traced with.
+
+    Raises:
+        UnsupportedInput: a leaf is neither a tensor nor a number, string or None.
+    """
+
+    def __init__(self, batch: Any) -> None:
+        paths, self._tree = pytree.tree_flatten_with_path(batch)
+        self.leaves = tuple(_leaf(f"batch{pytree.keystr(path)}", value) for path, value in paths)
+        self._kind = type(batch)
+        children = self._tree.children() if self._kind in (tuple, list) else ()
+        self._flat = bool(children) and all(child.is_leaf() for child in children)
+        self.read: set[int] = set()
+        self._tensors = [i for i, leaf in enumerate(self.leaves) if leaf.shape is not None]
+        self._expected = [
+            (i, leaf.shape, leaf.dtype, leaf.stride)
+            for i, leaf in enumerate(self.leaves)
+            if leaf.shape is not None
+        ]
+        self._simple = len(self._expected) == len(self.leaves)
+
+    def tensors(self, batch: Any) -> list[Tensor]:
+        """The tensor leaves of a batch of this structure, unchecked."""
+        leaves = pytree.tree_leaves(batch)
+        return [leaves[i] for i in self._tensors]
+
+    def tensor_names(self) -> list[str]:
+        """Names of the tensor leaves, in order."""
+        return [self.leaves[i].name for i in self._tensors]
+
+    def rebuild(self, tensors: list[Tensor], batch: Any) -> Any:
+        """``batch`` with other tensors in it, and its constants watched."""
+        given = iter(tensors)
+        leaves = [
+            next(given) if leaf.shape is not None else self._watch(i, leaf.value)
+            for i, leaf in enumerate(self.leaves)
+        ]
+        return pytree.tree_unflatten(leaves, self._tree)
+
+    def _watch(self, i: int, value: Any) -> Any:
+        if type(value) in (int, float):
+            return _Watched(value, lambda: self.read.add(i))
+        if type(value) is str:
+            watched = _WatchedStr(value)
+            vars(watched)["note"] = lambda: self.read.add(i)
+            return watched
+        return value
+
+    def accept(self, batch: Any) -> list[Tensor] | None:
+        """The tensors of a batch in the traced layout; None if a shape differs.
+
+        Raises:
+            InputChanged: another structure or dtype, or a constant that the step read.
+        """
+        if self._flat and type(batch) is self._kind and len(batch) == len(self.leaves):
+            leaves = batch
+        else:
+            leaves, tree = pytree.tree_flatten(batch)
+            if tree != self._tree:
+                raise InputChanged(
+                    f"The batch has another structure than the traced one: it was"
+                    f" {_structure(self._tree)}, and now is {_structure(tree)}.",
+                    remedy="return batches of one structure from the dataset or collate_fn",
+                )
+        tensors, fits = [], True
+        for i, shape, dtype, stride in self._expected:
+            tensor = leaves[i]
+            if not isinstance(tensor, Tensor) or tensor.dtype is not dtype:
+                raise InputChanged(
+                    f"{self.leaves[i].name} was {self.leaves[i]!s:.60} when the program was built,"
+                    f" and now is {_kind_of(tensor)}.".replace(f"{self.leaves[i].name}: ", ""),
+                    remedy=f"bring it to {dtype} in the dataset or collate_fn",
+                )
+            if tensor.shape != shape:
+                fits = False
+            elif tensor.stride() != stride:
+                laid_out = torch.empty_strided(shape, stride, dtype=dtype)
+                tensor = laid_out.copy_(tensor)
+            tensors.append(tensor)
+        if not self._simple:
+            self._check_constants(leaves)
+        return tensors if fits else None
+
+    def _check_constants(self, leaves: Any) -> None:
+        for i, leaf in enumerate(self.leaves):
+            if leaf.shape is None and type(leaves[i]) is not type(leaf.value):
+                raise InputChanged(
+                    f"{leaf.name} was {leaf.value!r} when the program was built, and now is"
+                    f" {_kind_of(leaves[i])}.",
+                    remedy="return batches of one structure from the dataset or collate_fn",
+                )
+            if leaf.shape is None and i in self.read and leaves[i] != leaf.value:
+                raise InputChanged(
+                    f"{leaf.name} was {leaf.value!r} when the step was traced and read it, and now"
+                    f" is {leaves[i]!r}. It is a constant of the program.",
+                    remedy=f"make it a tensor in the dataset: torch.tensor({leaves[i]!r})"
+                    if isinstance(leaves[i], (int, float))
+                    else "make it a tensor (an index, a mask) in the dataset",
+                )
+
+    def difference(self, batch: Any) -> str:
+        """In words, how the shapes of a batch differ from the traced ones."""
+        leaves = pytree.tree_leaves(batch)
+        parts = [
+            f"{self.leaves[i].name} has shape {list(leaves[i].shape)}, and the program was built"
+            f" for {list(shape)}"
+            for i, shape, _, _ in self._expected
+            if leaves[i].shape != shape
+        ]
+        return "; ".join(parts)
+
+
+def _leaf(name: str, value: Any) -> Leaf:
+    if isinstance(value, Tensor):
+        if value.layout is not torch.strided:
+            raise UnsupportedInput(
+                f"{name} is a {value.layout} tensor; a program takes dense ones.",
+                remedy=".to_dense() in the dataset or collate_fn",
+            )
+        stride = value.stride()
+        if not value.is_contiguous() and 0 in stride:
+            stride = torch.empty(value.shape, device="meta").stride()
+        return Leaf(name, value.shape, stride, value.dtype, None)
+    if isinstance(value, _CONSTANTS):
+        return Leaf(name, None, (), None, value)
+    raise UnsupportedInput(
+        f"{name} is a {type(value).__name__}. A batch may hold tensors, numbers, strings and None in"
+        " lists, tuples, dicts and named tuples.",
+        remedy="turn it into a dict of tensors in collate_fn or on_after_batch_transfer",
+    )
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return f"{type(value).__name__} {value!r}"
+
+
+def _structure(tree: pytree.TreeSpec) -> str:
+    placeholder = pytree.tree_unflatten(["*"] * tree.num_leaves, tree)
+    return str(placeholder).replace("'*'", "*")

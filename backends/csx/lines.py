@@ -1,0 +1,106 @@
+"""Lines of the user's code: which one runs now, and which one every node of a graph comes from.
+
+Words: a *library* frame belongs to torch, Lightning, torchmetrics, this package or the standard
+library; every other frame is the *user's*. The *boundary* is the frame where a trace began: frames
+below it (the script's call of ``fit``) are no part of the step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx.experimental.proxy_tensor import PythonKeyTracer
+
+LIBRARIES = frozenset(
+    {"torch", "lightning", "lightning_fabric", "pytorch_lightning", "torchmetrics", "fulgurite"}
+) | (sys.stdlib_module_names - {"__main__"})
+
+
+@dataclass(frozen=True, slots=True)
+class UserLine:
+    """A line of the user's code."""
+
+    file: str
+    line: int
+    function: str
+
+    @classmethod
+    def of_code(cls, code: CodeType) -> UserLine:
+        """Where a function begins."""
+        return cls(code.co_filename, code.co_firstlineno, code.co_name)
+
+    @property
+    def source(self) -> str:
+        """The text of the line, without its indent."""
+        return linecache.getline(self.file, self.line).strip()
+
+    def __str__(self) -> str:
+        near = os.path.relpath(self.file) if os.path.isabs(self.file) else self.file
+        return f"{self.file if near.startswith('..') else near}:{self.line} in {self.function}"
+
+
+def is_library(frame: FrameType) -> bool:
+    """Whether a frame belongs to a library rather than to the user."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in LIBRARIES
+
+
+def user_line(boundary: CodeType | None = None) -> UserLine | None:
+    """The innermost line of the user's that runs now, above the frame whose code is ``boundary``."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not boundary:
+        if not is_library(frame):
+            return UserLine(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+        frame = frame.f_back
+    return None
+
+
+@contextlib.contextmanager
+def record_lines(boundary: CodeType, fallback: Callable[[], UserLine | None]) -> Iterator[None]:
+    """Put the user's line on each node that is traced inside, as its ``stack_trace``.
+
+    A node of the backward pass gets the line of the forward operation that it differentiates: both
+    carry the same autograd sequence number. A node that no user frame made (an optimizer's, a
+    clip's) gets ``fallback()``.
+
+    torch's own ``record_stack_traces`` keeps only frames named ``forward`` (0 of 162 nodes,
+    measured on 2.13), so the method that makes nodes is wrapped while the trace lasts.
+    """
+    original = PythonKeyTracer.create_node
+    forward_lines: dict[int, UserLine] = {}
+
+    def create_node(self: PythonKeyTracer, kind: str, *args: Any, **kwargs: Any) -> Node:
+        node = original(self, kind, *args, **kwargs)
+        if kind == "call_function":
+            grad_node = torch._C._current_autograd_node()
+            if grad_node is None:
+                line = user_line(boundary)
+                if line is not None:
+                    # the operation's own autograd node is made next, and takes this number
+                    forward_lines[torch.autograd._get_sequence_nr()] = line
+            else:
+                line = forward_lines.get(grad_node._sequence_nr()) or user_line(boundary)
+            set_line(node, line or fallback())
+        return node
+
+    PythonKeyTracer.create_node = create_node  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        PythonKeyTracer.create_node = original  # type: ignore[method-assign]
+
+
+def set_line(node: Node, line: UserLine | None) -> None:
+    """Put a line on a node, in the form that torch's own passes carry along."""
+    if line is not None:
+        node.meta["stack_trace"] = (
+            f'File "{line.file}", line {line.line}, in {line.function}\n    {line.source}'
+        )

@@ -1,0 +1,34 @@
+"""Make a captured graph functional: every state is read once and written once, at the end.
+
+Views are kept (``remove="mutations"``): removing them too copies transposed weights, 143 against
+110-119 µs a step on the MLP of DESIGN, and twice the compile time on a GPT (measured, torch 2.13).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._inductor.decomposition import select_decomp_table
+from torch.fx import traceback
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fulgurite.backends.csx.graph import Graph
+
+
+def functionalize(graph: Graph) -> Graph:
+    """Replace in-place operations by pure ones and decompose for the compiler, lines kept."""
+
+    def run(*inputs: Tensor) -> Any:
+        return fx.Interpreter(graph.module).run(*inputs)
+
+    examples = [entry.example for entry in graph.inputs]
+    with graph.mode, torch.no_grad(), traceback.preserve_node_meta():
+        module = make_fx(
+            torch.func.functionalize(run, remove="mutations"),
+            decomposition_table=select_decomp_table(),
+            tracing_mode="fake",
+            _allow_non_fake_inputs=True,
+        )(*examples)
+    return graph.with_module(module)

@@ -1,0 +1,52 @@
+"""What was built, in one line on the screen and, where asked for, as text in a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import lightning.pytorch as pl
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
+
+from fulgurite.backends.csx.fabric import HostFabric, Loaded
+from fulgurite.backends.csx.program import Program
+
+
+def headline(fabric: HostFabric, program: Program, loads: list[Loaded]) -> str:
+    """``CSX on host fabric (AMD EPYC, 2 threads): training program, 312 operations, ...``"""
+    names = {"accumulate": "accumulate", "step": "accumulate and step"}
+    several = len(program.entries) > 1
+    entries = " and ".join(repr(names[entry.name]) for entry in program.entries)
+    how = loads[0].how
+    if loads[0].compiled:
+        how = f"compiled in {sum(load.seconds for load in loads):.1f} s"
+    return (
+        f"CSX on {fabric.description}: {program.stage} program, {program.operations} operations"
+        f"{f' in entry points {entries}' if several else ''}, {how}"
+    )
+
+
+def announce(
+    trainer: pl.Trainer,
+    fabric: HostFabric,
+    artifact_dir: str | Path | None,
+    program: Program,
+    loads: list[Loaded],
+) -> None:
+    """Say that a program was built, above the progress bar if there is one."""
+    line = headline(fabric, program, loads)
+    bar = trainer.progress_bar_callback
+    if bar is not None and bar.is_enabled:
+        bar.print(line)
+    else:
+        rank_zero_info(line)
+    if artifact_dir is not None:
+        _write(Path(artifact_dir), program, line)
+
+
+@rank_zero_only
+def _write(folder: Path, program: Program, line: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = program.stage.replace(" ", "_")
+    taken = len(list(folder.glob(f"{stem}*.txt")))
+    name = f"{stem}.txt" if not taken else f"{stem}_{taken + 1}.txt"
+    (folder / name).write_text(f"{line}\n\n{program.text()}\n")

@@ -1,0 +1,58 @@
+"""The random states of a process: torch's on the CPU, Python's and numpy's.
+
+The form that ``collect`` returns is made of tensors and plain Python values, so that checkpoints
+which hold it load with ``weights_only=True``.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def collect() -> dict[str, Any]:
+    """The states now."""
+    name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    version, state, next_gauss = random.getstate()
+    return {
+        "torch": torch.get_rng_state(),
+        "python": (version, torch.tensor(state, dtype=torch.int64), next_gauss),
+        "numpy": (name, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, gauss),
+    }
+
+
+def restore(states: dict[str, Any]) -> None:
+    """Put back what ``collect`` returned."""
+    torch.set_rng_state(states["torch"])
+    version, state, next_gauss = states["python"]
+    random.setstate((version, tuple(state.tolist()), next_gauss))
+    name, keys, position, has_gauss, gauss = states["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
+
+
+def generators_of(loader: Any) -> list[torch.Generator]:
+    """The generators that a loader and its samplers own, each once."""
+    samplers = [getattr(loader, name, None) for name in ("sampler", "batch_sampler")]
+    owners = [loader, *samplers, getattr(samplers[1], "sampler", None)]
+    found: list[torch.Generator] = []
+    for owner in owners:
+        generator = getattr(owner, "generator", None)
+        if isinstance(generator, torch.Generator) and generator not in found:
+            found.append(generator)
+    return found
+
+
+def collect_loaders(loaders: list[Any]) -> list[torch.Tensor]:
+    """The states of all generators that loaders own, in order."""
+    return [generator.get_state() for loader in loaders for generator in generators_of(loader)]
+
+
+def restore_loaders(loaders: list[Any], states: list[torch.Tensor]) -> None:
+    """Put back what ``collect_loaders`` returned, where the loaders still own as many."""
+    generators = [generator for loader in loaders for generator in generators_of(loader)]
+    if len(generators) == len(states):
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)

@@ -1,0 +1,264 @@
+"""The state of a program: the tensors that modules and optimizers already hold, in place.
+
+Words: a *slot* is a place that holds a tensor, a key of a module's or an optimizer's dict. An *entry*
+is one storage: the input of the program that all tensors over it share. Tied weights (one tensor in
+several slots) and views of one buffer are one entry each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin
+from torch.optim import Optimizer
+
+from fulgurite.backends.csx.errors import StateChanged, UnsupportedState
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Slot:
+    """One place that holds a tensor. ``name`` is how the user reaches it."""
+
+    container: dict[Any, Any]
+    key: Any
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What the program relies on in a tensor."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Layout:
+        """The layout of a tensor; ``offset`` counts elements from its storage's begin."""
+        return cls(tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype)
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """One tensor and all the slots that hold it (several: tied)."""
+
+    tensor: Tensor
+    slots: list[Slot] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """One storage and the tensors over it; ``held`` has one element unless tensors are views."""
+
+    held: tuple[Held, ...]
+
+    @property
+    def name(self) -> str:
+        """The user's name of its first slot."""
+        return self.held[0].slots[0].name
+
+    def base(self) -> Tensor:
+        """The program's input: the tensor itself, or for views their whole storage, flat."""
+        tensors = [slot_tensor(held.slots[0]) for held in self.held]
+        if len(tensors) == 1:
+            return tensors[0]
+        first = tensors[0].detach()
+        length = first.untyped_storage().nbytes() // first.element_size()
+        return first.as_strided((length,), (1,), 0)
+
+    def view(self, base: Tensor, i: int) -> Tensor:
+        """Tensor ``i`` of this entry over ``base``."""
+        if len(self.held) == 1:
+            return base
+        tensor = self.held[i].tensor
+        return base.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def slot_tensor(slot: Slot) -> Tensor:
+    """The tensor in a slot now."""
+    value = slot.container.get(slot.key)
+    if not isinstance(value, Tensor):
+        raise StateChanged(
+            f"{slot.name} held a tensor when the program was built, and now is"
+            f" {'gone' if value is None else type(value).__name__}.",
+            remedy="keep its place filled; change values in place (tensor.copy_(...))",
+        )
+    return value
+
+
+def module_slots(root: nn.Module) -> Iterator[Slot]:
+    """Parameters, buffers and plain tensor attributes of all modules; metric states are these."""
+    for path, module in root.named_modules():
+        owner = f"self.{path}" if path else "self"
+        for container in (module._parameters, module._buffers, module.__dict__):
+            for key, value in container.items():
+                if isinstance(value, UninitializedTensorMixin):
+                    raise UnsupportedState(
+                        f"{owner}.{key} has no shape yet: it belongs to a lazy module.",
+                        remedy="run one batch through the model before fit, or give its sizes",
+                    )
+                if isinstance(value, Tensor):
+                    yield Slot(container, key, f"{owner}.{key}")
+
+
+def optimizer_slots(optimizers: list[Optimizer], names: dict[int, str]) -> Iterator[Slot]:
+    """The state of all optimizers, and tensors among their groups' numbers (a tensor ``lr``)."""
+    for o, optimizer in enumerate(optimizers):
+        for parameter, state in optimizer.state.items():
+            owner = names.get(id(parameter), "?")
+            for key, value in state.items():
+                if isinstance(value, Tensor):
+                    yield Slot(state, key, f"optimizers[{o}].state[{owner}]['{key}']")
+        for g, group in enumerate(optimizer.param_groups):
+            for key, value in group.items():
+                if isinstance(value, Tensor):
+                    yield Slot(group, key, f"optimizers[{o}].param_groups[{g}]['{key}']")
+
+
+def entries_of(slots: Iterable[Slot]) -> tuple[Entry, ...]:
+    """Group slots by tensor, and tensors by storage."""
+    held: dict[int, Held] = {}
+    for slot in slots:
+        tensor = slot.container[slot.key]
+        held.setdefault(id(tensor), Held(tensor)).slots.append(slot)
+    storages: dict[Any, list[Held]] = {}
+    for one in held.values():
+        storages.setdefault(_storage_key(one.tensor), []).append(one)
+    for group in storages.values():
+        if len({one.tensor.dtype for one in group}) > 1:
+            names = " and ".join(one.slots[0].name for one in group)
+            raise UnsupportedState(
+                f"{names} share memory under different dtypes.",
+                remedy="give each its own memory (.clone())",
+            )
+    return tuple(Entry(tuple(group)) for group in storages.values())
+
+
+def _storage_key(tensor: Tensor) -> Any:
+    try:
+        pointer = tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):  # sparse and other tensors without a storage
+        pointer = 0
+    return pointer or ("none", id(tensor))
+
+
+class Binding:
+    """A program's entries and the tensors that are in their slots now.
+
+    Host code may put another tensor of the same layout into a slot (``Metric.reset`` does); the
+    program then works on that one.
+    """
+
+    def __init__(self, entries: tuple[Entry, ...]) -> None:
+        self._entries = entries
+        self._layouts = [[Layout.of(held.tensor) for held in entry.held] for entry in entries]
+        self._places = [
+            (slot.container, slot.key)
+            for entry in entries
+            for held in entry.held
+            for slot in held.slots
+        ]
+        self._seen: list[Tensor] = []
+        self._inputs: list[Tensor] = []
+        self.storages: frozenset[int] = frozenset()
+
+    def inputs(self) -> list[Tensor]:
+        """The program's state inputs, in order."""
+        try:
+            now = [container[key] for container, key in self._places]
+        except KeyError:
+            now = []
+        if len(now) != len(self._seen) or not all(map(is_, now, self._seen)):
+            self.check()
+        return self._inputs
+
+    def check(self) -> None:
+        """Verify every slot and bind anew.
+
+        Raises:
+            StateChanged: a slot is empty, another layout is in it, or tensors are tied otherwise.
+        """
+        for entry, layouts in zip(self._entries, self._layouts, strict=True):
+            for held, layout in zip(entry.held, layouts, strict=True):
+                tensor = slot_tensor(held.slots[0])
+                if tensor.is_inference() and not torch.is_inference_mode_enabled():
+                    tensor = tensor.clone()
+                    for slot in held.slots:
+                        slot.container[slot.key] = tensor
+                if any(slot_tensor(slot) is not tensor for slot in held.slots):
+                    names = " and ".join(slot.name for slot in held.slots)
+                    raise StateChanged(
+                        f"{names} were one tensor when the program was built, and no longer are.",
+                        remedy="tie them before fit, or leave them untied",
+                    )
+                now = Layout.of(tensor)
+                if now != layout:
+                    raise StateChanged(
+                        f"{held.slots[0].name} was {layout} with strides {layout.stride} when the"
+                        f" program was built, and now is {now} with strides {now.stride}.",
+                        remedy="change values in place (tensor.copy_(...))",
+                    )
+        self._inputs = [entry.base() for entry in self._entries]
+        pointers = [_storage_key(tensor) for tensor in self._inputs]
+        if len(set(pointers)) != len(pointers):
+            twins = [
+                entry.name
+                for entry, pointer in zip(self._entries, pointers, strict=True)
+                if pointers.count(pointer) > 1
+            ]
+            raise StateChanged(
+                f"{' and '.join(twins)} share memory, which they did not when the program was"
+                " built.",
+                remedy="tie them before fit, or give each its own memory (.clone())",
+            )
+        self.storages = frozenset(pointers)
+        self._seen = [container[key] for container, key in self._places]
+
+
+_CONTAINERS = (dict, list, set)
+
+
+class Snapshot:
+    """The Python state of objects, to be put back after a failed trace.
+
+    Attribute dicts and the dicts, lists and sets in them (three levels) are copied; what they hold
+    is not.
+    """
+
+    def __init__(self, objects: Iterable[object]) -> None:
+        self._before: dict[int, tuple[Any, Any]] = {}
+        for item in objects:
+            self._keep(vars(item), levels=4)
+
+    def _keep(self, container: Any, levels: int) -> None:
+        if id(container) in self._before or not levels:
+            return
+        self._before[id(container)] = (container, container.copy())
+        for value in container.values() if isinstance(container, dict) else container:
+            if isinstance(value, _CONTAINERS):
+                self._keep(value, levels - 1)
+
+    def before(self, container: Any) -> Any:
+        """The copy of a container, or None if it was not there."""
+        return self._before.get(id(container), (None, None))[1]
+
+    def restore(self) -> None:
+        """Make everything as it was."""
+        refill: dict[type, Callable[[Any, Any], None]] = {
+            dict: dict.update,
+            list: list.extend,
+            set: set.update,
+        }
+        for container, copy in self._before.values():
+            kind = next(kind for kind in _CONTAINERS if isinstance(container, kind))
+            kind.clear(container)
+            refill[kind](container, copy)

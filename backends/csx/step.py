@@ -1,0 +1,368 @@
+"""The step of one stage as a function: traced and compiled on its first batch, then only fed.
+
+    batch -> which program? (shapes, requires_grad, param groups, guards)
+          -> first time: capture -> passes -> load
+          -> run: state inputs, gradients, numbers, batch
+          -> outputs into attributes, host calls done again, the step's result
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from fulgurite.backends.csx import numbers
+from fulgurite.backends.csx.capture import Captured, Output, Outputs, World, capture
+from fulgurite.backends.csx.config import CSXBackend
+from fulgurite.backends.csx.errors import InputChanged, StateChanged, TraceError, UnsupportedInput
+from fulgurite.backends.csx.fabric import HostFabric, Loaded
+from fulgurite.backends.csx.graph import Kind
+from fulgurite.backends.csx.inputs import BatchSpec
+from fulgurite.backends.csx.program import Program, make_program
+from fulgurite.backends.csx.state import Binding
+
+STEP, ACCUMULATE = "step", "accumulate"
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What a program was built on, besides the batch."""
+
+    requires_grad: tuple[bool, ...]
+    training: tuple[bool, ...]
+    group_sizes: tuple[int, ...]
+    settings: tuple[Any, ...]  # accumulation window, gradient clipping
+
+
+class Ready:
+    """One entry point, loaded and bound to the tensors it works on."""
+
+    def __init__(
+        self, captured: Captured, loaded: Loaded, fabric: HostFabric, gradients: dict[str, Tensor]
+    ) -> None:
+        graph = captured.graph
+        self._fabric, self._loaded = fabric, loaded
+        state = [item for item in graph.inputs if item.kind is Kind.STATE]
+        self._binding = Binding(tuple(captured.entries[item.index] for item in state))
+        self._gradients = []
+        for item in graph.inputs:
+            if item.kind is Kind.GRADIENT:
+                example = item.example
+                zero = torch.empty_strided(example.shape, example.stride(), dtype=example.dtype)
+                self._gradients.append(gradients.setdefault(item.name, zero.zero_()))
+        self._takes_numbers = any(item.kind is Kind.NUMBERS for item in graph.inputs)
+        self._batch = [item.index for item in graph.inputs if item.kind is Kind.BATCH]
+        offset = len(graph.inputs) - len(self._batch)
+        written = graph.written()
+        self._written = [i for k, i in enumerate(self._batch) if offset + k in written]
+        self._names = captured.batch.tensor_names()
+        self._direct = self._batch == list(range(len(self._names)))
+        self._outputs = captured.outputs
+        self._result = _builder(captured.outputs)
+
+    def check(self) -> None:
+        """Verify the state (see ``Binding.check``)."""
+        self._binding.check()
+
+    def run(self, vector: Tensor | None, batch: list[Tensor], given: list[Tensor]) -> Any:
+        """Run once.
+
+        Args:
+            vector: the numbers, float64.
+            batch: its tensors in the traced layout.
+            given: its tensors as they came.
+        """
+        inputs = self._binding.inputs() + self._gradients
+        if self._takes_numbers:
+            assert vector is not None
+            inputs = [*inputs, vector]
+        if self._written:
+            self._check_writes(batch)
+        storages = self._binding.storages
+        batch = [t.clone() if t.untyped_storage().data_ptr() in storages else t for t in batch]
+        inputs = inputs + (batch if self._direct else [batch[i] for i in self._batch])
+        outputs = self._fabric.run(self._loaded, inputs)
+        for i in self._written:
+            if given[i] is not batch[i]:
+                given[i].copy_(batch[i])
+        return self._result(outputs)
+
+    def _check_writes(self, batch: list[Tensor]) -> None:
+        pointers = [tensor.untyped_storage().data_ptr() for tensor in batch]
+        for i in self._written:
+            others = [j for j, pointer in enumerate(pointers) if pointer == pointers[i] and j != i]
+            if others:
+                raise UnsupportedInput(
+                    f"The step changes {self._names[i]} in place, and {self._names[others[0]]}"
+                    " shares its memory.",
+                    remedy=f"work on a copy: {self._names[i]}.clone(), in the step or the dataset",
+                )
+
+
+@dataclass(slots=True)
+class Built:
+    """A program and its entry points, ready to run."""
+
+    program: Program
+    conditions: Conditions
+    batch: BatchSpec
+    numbers: tuple[numbers.NumberSlot, ...]
+    guards: tuple[numbers.Guard, ...]
+    ready: dict[str, Ready]
+    held_for: list[float] | None = None  # numbers for which the guards were found to hold
+
+
+class StepFunction:
+    """One stage's step.
+
+    Args:
+        stage: its name in messages.
+        world: what the step works on.
+        backend: its options.
+        fabric: what runs the programs.
+        announce: called with each program and how its entry points were loaded.
+        settings: Python values that a program is built on (the accumulation window).
+    """
+
+    def __init__(
+        self,
+        stage: str,
+        world: World,
+        backend: CSXBackend,
+        fabric: HostFabric,
+        announce: Callable[[Program, list[Loaded]], None],
+        settings: Callable[[], tuple[Any, ...]] = tuple,
+    ) -> None:
+        self.stage, self.runs = stage, 0
+        self._world, self._backend, self._fabric = world, backend, fabric
+        self._announce, self._settings = announce, settings
+        self._built: list[Built] = []
+        self._gradients: dict[str, Tensor] = {}
+        self._numbers: list[float] = []
+        self._vector: Tensor | None = None
+        self._collect_conditions()
+
+    @property
+    def programs(self) -> list[Program]:
+        """The programs built so far."""
+        return [built.program for built in self._built]
+
+    def __call__(
+        self, batch: Any, entries: dict[str, Callable[[Any], Any]], entry: str = STEP
+    ) -> Any:
+        """Run the step on a batch.
+
+        Args:
+            batch: the batch.
+            entries: Lightning's own code for each entry point, run when it is traced.
+            entry: which of them to run.
+
+        Raises:
+            TraceError: the step is not static, or batch or model changed.
+        """
+        conditions = self._conditions()
+        built, tensors = self._select(conditions, batch)
+        if built is None:
+            built = self._build(conditions, batch, entries)
+            accepted = built.batch.accept(batch)
+            assert accepted is not None
+            tensors = accepted
+            self._update_numbers(built)
+        given = built.batch.tensors(batch) if built.ready[entry]._written else tensors
+        result, calls, values = built.ready[entry].run(self._vector, tensors, given)
+        self.runs += 1
+        if calls:
+            trainer = self._world.trainer
+            for call, value in zip(calls, values, strict=True):
+                call(trainer, value)
+        return result
+
+    def check_state(self) -> None:
+        """Verify that modules and tensors are those the programs were built on."""
+        before = self._modules
+        self._collect_conditions()
+        changed = [a for a, b in zip(before, self._modules, strict=False) if a is not b]
+        if self._built and (changed or len(before) != len(self._modules)):
+            name = type(changed[0]).__name__ if changed else "one more or less"
+            raise StateChanged(
+                f"The modules of the model changed after the {self.stage} program was built"
+                f" ({name}).",
+                remedy="replace modules before fit, for instance in setup() or configure_model()",
+            )
+        for built in self._built:
+            for ready in built.ready.values():
+                ready.check()
+
+    # -- which program -----------------------------------------------------------------------
+
+    def _collect_conditions(self) -> None:
+        self._modules = list(self._world.module.modules())
+        self._parameters = list(self._world.module.parameters()) if self._world.trains else []
+
+    def _conditions(self) -> Conditions:
+        return Conditions(
+            tuple(map(attrgetter("requires_grad"), self._parameters)),
+            tuple(map(attrgetter("training"), self._modules)),
+            tuple(len(g["params"]) for o in self._world.optimizers for g in o.param_groups),
+            self._settings(),
+        )
+
+    def _select(
+        self, conditions: Conditions, batch: Any
+    ) -> tuple[Built | None, list[Tensor]]:
+        """The program that fits; (None, []) where another one may be built."""
+        why = ""
+        for built in self._built:
+            if built.conditions != conditions:
+                why = self._changed(built.conditions, conditions)
+                continue
+            tensors = built.batch.accept(batch)
+            if tensors is None:
+                why = built.batch.difference(batch)
+                continue
+            broken = self._update_numbers(built)
+            if broken is not None:
+                why = broken
+                continue
+            return built, tensors
+        if self._built and len(self._built) >= self._backend.max_programs:
+            self._refuse(why)
+        return None, []
+
+    def _changed(self, before: Conditions, now: Conditions) -> str:
+        for module, was, is_now in zip(self._modules, before.training, now.training, strict=True):
+            if was != is_now:
+                mode = {True: "train", False: "eval"}
+                raise StateChanged(
+                    f"{type(module).__name__} was in {mode[was]} mode when the {self.stage} program"
+                    f" was built, and now is in {mode[is_now]} mode.",
+                    remedy="set the mode before fit, and leave it",
+                )
+        if before.requires_grad != now.requires_grad:
+            names = [
+                name
+                for (name, _), was, is_now in zip(
+                    self._world.module.named_parameters(),
+                    before.requires_grad,
+                    now.requires_grad,
+                    strict=True,
+                )
+                if was != is_now
+            ]
+            return f"requires_grad of {names[0]} changed ({len(names)} parameters in all)"
+        if before.group_sizes != now.group_sizes:
+            return (
+                f"the param groups had {list(before.group_sizes)} parameters, and now have"
+                f" {list(now.group_sizes)}"
+            )
+        window = "(accumulate_grad_batches, gradient_clip_val, gradient_clip_algorithm)"
+        return f"{window} was {before.settings}, and now is {now.settings}"
+
+    def _refuse(self, why: str) -> None:
+        limit = self._backend.max_programs
+        error: type[TraceError] = InputChanged if why.startswith("batch") else StateChanged
+        advice = "DataLoader(drop_last=True), or padding; or " if error is InputChanged else ""
+        raise error(
+            f"The {self.stage} step needs another program: {why}. The backend allows {limit} per"
+            " stage.",
+            remedy=f"{advice}backend('CSX', max_programs={limit + 1})",
+        )
+
+    def _update_numbers(self, built: Built) -> str | None:
+        """Bring the numbers up to date; a text where a guard of ``built`` no longer holds."""
+        if not built.numbers:
+            return None
+        now = numbers.read_numbers(list(built.numbers), self._world.optimizers)
+        if built.held_for != now:
+            for guard in built.guards:
+                if guard.evaluate(now) != guard.result:
+                    return f"{guard.text} was {guard.result} when traced, and now is not"
+            built.held_for = now
+        if self._vector is None or self._numbers != now:
+            self._numbers, self._vector = now, numbers.as_vector(now)
+        return None
+
+    # -- building ----------------------------------------------------------------------------
+
+    def _build(
+        self, conditions: Conditions, batch: Any, entries: dict[str, Callable[[Any], Any]]
+    ) -> Built:
+        captured = {
+            name: capture(
+                self._world,
+                run,
+                batch,
+                clears_gradients=name == STEP and ACCUMULATE in entries,
+            )
+            for name, run in entries.items()
+        }
+        program = make_program(self.stage, captured)
+        loads = {name: self._fabric.load(one.graph) for name, one in captured.items()}
+        first = next(iter(captured.values()))
+        built = Built(
+            program=program,
+            conditions=conditions,
+            batch=first.batch,
+            numbers=first.numbers,
+            guards=tuple(guard for one in captured.values() for guard in one.guards),
+            ready={
+                name: Ready(one, loads[name], self._fabric, self._gradients)
+                for name, one in captured.items()
+            },
+        )
+        for one in captured.values():
+            first.batch.read |= one.batch.read
+        self._built.append(built)
+        self._vector = None
+        self._announce(program, list(loads.values()))
+        return built
+
+
+def _builder(outputs: Outputs) -> Callable[[Sequence[Tensor]], tuple[Any, Any, Any]]:
+    """A function that puts a program's outputs where they go; returns (result, calls, values)."""
+    template = pytree.tree_unflatten(list(outputs.leaves), outputs.tree)
+    result = _filler(template["result"])
+    values = [_filler(value) for value in template["calls"]]
+    attributes = [
+        (owner, key, _filler(value))
+        for (owner, key), value in zip(outputs.attributes, template["attributes"], strict=True)
+    ]
+    lists = [
+        (owner, _filler(value))
+        for owner, value in zip(outputs.lists, template["lists"], strict=True)
+    ]
+    calls = outputs.calls
+
+    def build(tensors: Sequence[Tensor]) -> tuple[Any, Any, Any]:
+        for owner, key, fill in attributes:
+            owner[key] = fill(tensors)
+        for owner, fill in lists:
+            owner.extend(fill(tensors))
+        return result(tensors), calls, [fill(tensors) for fill in values]
+
+    return build
+
+
+def _filler(template: Any) -> Callable[[Sequence[Tensor]], Any]:
+    """A function from a program's outputs to a copy of ``template`` with them in it."""
+    if isinstance(template, Output):
+        index = template.index
+        return lambda tensors: tensors[index]
+    if type(template) in (list, tuple):
+        kind = type(template)
+        items = [_filler(item) for item in template]
+        return lambda tensors: kind(fill(tensors) for fill in items)
+    if type(template) is dict:
+        pairs = [(key, _filler(value)) for key, value in template.items()]
+        return lambda tensors: {key: fill(tensors) for key, fill in pairs}
+    leaves, tree = pytree.tree_flatten(template)
+    if tree.is_leaf():
+        return lambda tensors: template
+    fillers = [_filler(leaf) for leaf in leaves]
+    return lambda tensors: pytree.tree_unflatten([fill(tensors) for fill in fillers], tree)

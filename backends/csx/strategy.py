@@ -1,0 +1,281 @@
+"""Strategy "csx": Lightning's training on static programs.
+
+The step of each stage (train, validate, test, predict) is a ``StepFunction``. The mixin holds what
+does not depend on how many processes there are; it goes over Lightning's own strategies.
+"""
+
+from __future__ import annotations
+
+import functools
+import pkgutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.callbacks import StochasticWeightAveraging
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
+from lightning.pytorch.strategies.strategy import Strategy
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+
+from fulgurite.backends.backend import current_backend
+from fulgurite.backends.csx import report, rng
+from fulgurite.backends.csx.accelerator import CSXAccelerator
+from fulgurite.backends.csx.capture import World
+from fulgurite.backends.csx.config import CSXBackend
+from fulgurite.backends.csx.fabric import HostFabric
+from fulgurite.backends.csx.precision import CSXPrecision
+from fulgurite.backends.csx.program import Program
+from fulgurite.backends.csx.step import STEP, StepFunction
+
+LOOPS = "fulgurite.loops:install"
+"""Who puts the CSX loops into a Trainer: a room above this one, so it is named, not imported."""
+
+CHECKPOINT_KEY = "fulgurite"
+
+
+class StaticGraph(Strategy):
+    """What every CSX strategy does; a mixin over one of Lightning's.
+
+    Args:
+        backend: the options; None takes the live CSX backend, or makes the default one.
+        install_loops: dotted name of the function that puts the CSX loops into a Trainer.
+        strategy_options: Lightning's strategy's own arguments.
+    """
+
+    def __init__(
+        self,
+        backend: CSXBackend | None = None,
+        install_loops: str = LOOPS,
+        **strategy_options: Any,
+    ) -> None:
+        live = current_backend()
+        if backend is None:
+            backend = live if isinstance(live, CSXBackend) else CSXBackend()
+        self.backend = backend
+        self.fabric = HostFabric(backend)
+        self.data_position: dict[str, Any] = {}
+        self.loader_generators: list[torch.Tensor] = []
+        self.restored: dict[str, Any] | None = None
+        self._install_loops = install_loops
+        self._training: StepFunction | None = None
+        self._evaluating: dict[tuple[str, int | None], StepFunction] = {}
+        self._traced_module: pl.LightningModule | None = None
+        super().__init__(accelerator=CSXAccelerator(with_strategy=True), **strategy_options)
+
+    # -- what Lightning's connector sets -------------------------------------------------------
+
+    @property
+    def accelerator(self) -> Accelerator | None:
+        """Always the CSX accelerator, whatever ``accelerator="auto"`` found on this machine."""
+        return self._accelerator
+
+    @accelerator.setter
+    def accelerator(self, accelerator: Accelerator | None) -> None:
+        if self._accelerator is None:
+            self._accelerator = accelerator
+
+    @property
+    def precision_plugin(self) -> Precision:
+        """CSX's own; Lightning's choice is checked when it is set."""
+        return self._precision_plugin or CSXPrecision()
+
+    @precision_plugin.setter
+    def precision_plugin(self, plugin: Precision | None) -> None:
+        if plugin is not None and type(plugin) not in (Precision, CSXPrecision):
+            raise MisconfigurationException(
+                f"CSX does not support precision {plugin.precision!r} yet"
+                f" ({type(plugin).__name__}). Use precision='32-true'."
+            )
+        self._precision_plugin = CSXPrecision() if plugin is not None else None
+
+    # -- setting up ----------------------------------------------------------------------------
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Check what is asked for, install the loops, and make the training step's function."""
+        module = self.lightning_module
+        assert module is not None
+        _refuse_unsupported(trainer, module)
+        pkgutil.resolve_name(self._install_loops)(trainer)
+        if module is not self._traced_module:
+            self._evaluating.clear()
+            self._traced_module = module
+        self._training = None
+        super().setup(trainer)
+        if trainer.state.fn == TrainerFn.FITTING:
+            world = World(
+                trainer=trainer,
+                module=module,
+                optimizers=self.optimizers,
+                schedulers=[config.scheduler for config in self.lr_scheduler_configs],
+            )
+            self._training = self._step_function("training", world)
+
+    def _step_function(self, stage: str, world: World) -> StepFunction:
+        trainer = world.trainer
+
+        def settings() -> tuple[Any, ...]:
+            clip = (trainer.gradient_clip_val, trainer.gradient_clip_algorithm)
+            return (trainer.accumulate_grad_batches, *clip) if world.trains else ()
+
+        announce = functools.partial(
+            report.announce, trainer, self.fabric, self.backend.artifact_dir
+        )
+        return StepFunction(stage, world, self.backend, self.fabric, announce, settings)
+
+    @property
+    def step_functions(self) -> dict[str, StepFunction]:
+        """The step of each stage that has run, by name."""
+        found = {} if self._training is None else {"training": self._training}
+        return found | {step.stage: step for step in self._evaluating.values()}
+
+    @property
+    def programs(self) -> list[Program]:
+        """Every program built so far."""
+        return [program for step in self.step_functions.values() for program in step.programs]
+
+    def process_dataloader(self, dataloader: object) -> object:
+        """Remember the states of a loader's generators before its iterator draws from them."""
+        self.loader_generators += rng.collect_loaders([dataloader])
+        return super().process_dataloader(dataloader)
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    def train(
+        self, batch: Any, entries: dict[str, Callable[[Any], Any]], entry: str = STEP
+    ) -> Any:
+        """Run one training step (see ``StepFunction``)."""
+        assert self._training is not None
+        return self._training(batch, entries, entry)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Once an epoch, see that the model is still the one that was traced."""
+        super().on_train_batch_start(batch, batch_idx)
+        if batch_idx == 0 and self._training is not None:
+            self._training.check_state()
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the validation program."""
+        return self._evaluate("validation", super().validation_step, *args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the test program."""
+        return self._evaluate("test", super().test_step, *args, **kwargs)
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the predict program."""
+        return self._evaluate("predict", super().predict_step, *args, **kwargs)
+
+    def _evaluate(self, stage: str, run: Callable[..., Any], batch: Any, *rest: Any) -> Any:
+        module = self.lightning_module
+        assert module is not None
+        results = module.trainer._results
+        loader = rest[1] if len(rest) > 1 else results and results.dataloader_idx
+        step = self._evaluating.get((stage, loader))
+        if step is None:
+            name = stage if loader is None else f"{stage} {loader}"
+            step = self._step_function(name, World(trainer=module.trainer, module=module))
+            self._evaluating[stage, loader] = step
+        return step(batch, {STEP: lambda batch: run(batch, *rest)})
+
+    def _check_evaluation(self) -> None:
+        for step in self._evaluating.values():
+            step.check_state()
+
+    def on_validation_start(self) -> None:
+        """See that the model is still the one that was traced."""
+        super().on_validation_start()
+        self._check_evaluation()
+
+    def on_test_start(self) -> None:
+        """See that the model is still the one that was traced."""
+        super().on_test_start()
+        self._check_evaluation()
+
+    def on_predict_start(self) -> None:
+        """See that the model is still the one that was traced."""
+        super().on_predict_start()
+        self._check_evaluation()
+
+    # -- checkpoints ---------------------------------------------------------------------------
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
+    ) -> None:
+        """Write Lightning's checkpoint, with random states and data position under a key of ours.
+
+        Lightning ignores the key, so its own strategies resume from the file as from their own.
+        """
+        assert self.lightning_module is not None
+        loader = self.lightning_module.trainer.fit_loop._combined_loader
+        checkpoint[CHECKPOINT_KEY] = {
+            "rng": rng.collect(),
+            "generators": rng.collect_loaders(loader.flattened if loader is not None else []),
+            **self.data_position,
+        }
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+
+    def load_checkpoint(
+        self, checkpoint_path: str | Path, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Read a checkpoint, ours or Lightning's."""
+        checkpoint = super().load_checkpoint(checkpoint_path, weights_only=weights_only)
+        self.restored = checkpoint.get(CHECKPOINT_KEY)
+        return checkpoint
+
+
+class CSXStrategy(StaticGraph, SingleDeviceStrategy):
+    """CSX in one process."""
+
+    strategy_name = "csx"
+
+    def __init__(self, backend: CSXBackend | None = None, **strategy_options: Any) -> None:
+        super().__init__(backend=backend, device=torch.device("cpu"), **strategy_options)
+
+    @classmethod
+    def register(cls) -> None:
+        """Make ``strategy="csx"`` known to Lightning."""
+        if cls.strategy_name not in StrategyRegistry:
+            StrategyRegistry.register(
+                cls.strategy_name, cls, description="Static programs: one trace, one compile"
+            )
+
+
+def _refuse_unsupported(trainer: pl.Trainer, module: pl.LightningModule) -> None:
+    """What CSX cannot do yet, as errors that name it."""
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    averaging = any(isinstance(callback, StochasticWeightAveraging) for callback in callbacks)
+    window = trainer.accumulate_grad_batches > 1
+    refused = {
+        f"{trainer.num_devices} devices; use devices=1": trainer.num_devices > 1,
+        f"{trainer.num_nodes} nodes; use num_nodes=1": trainer.num_nodes > 1,
+        "Trainer(detect_anomaly=True); find the operation with device='CPU'": (
+            trainer._detect_anomaly
+        ),
+        "StochasticWeightAveraging; use WeightAveraging": averaging,
+        "a module that went through torch.compile; pass the module itself": (
+            module._compiler_ctx is not None
+        ),
+    }
+    for step in ("training_step", "validation_step", "test_step", "predict_step"):
+        takes = is_param_in_hook_signature(getattr(module, step), "dataloader_iter", explicit=True)
+        refused[f"{step}(dataloader_iter); take a batch"] = takes
+    for hook in ("on_before_zero_grad", "optimizer_zero_grad"):
+        who = [module] * is_overridden(hook, module)
+        if hook == "on_before_zero_grad":
+            who += [c for c in callbacks if is_overridden(hook, c)]
+        name = type(who[0]).__name__ if who else ""
+        refused[
+            f"{name}.{hook} together with accumulate_grad_batches="
+            f"{trainer.accumulate_grad_batches}: both entry points of the program leave zero_grad"
+            " to the program"
+        ] = bool(who) and window and module.automatic_optimization
+    for what, asked in refused.items():
+        if asked:
+            raise MisconfigurationException(f"CSX does not support {what}.")

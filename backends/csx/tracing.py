@@ -1,0 +1,196 @@
+"""What the user's code sees while it is traced: one function mode in front of every torch call.
+
+It is the single place where misuse is noticed, with the user's frame still on the stack: reading a
+value, branching on one, printing one, shapes that follow from values. It also turns the numbers of
+param groups into tensors, and the few functions whose ordinary form is not static into their static
+twins. Checked against torch 2.13.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import DisableTorchFunction
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+)
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fulgurite.backends.csx.errors import (
+    ConditionalOnTensor,
+    DynamicShape,
+    HostRead,
+    TensorPrinted,
+    TraceError,
+)
+from fulgurite.backends.csx.lines import UserLine, is_library
+from fulgurite.backends.csx.numbers import TracedNumber, tensors_of
+
+WHERE = "compute both sides and choose with torch.where(condition, a, b)"
+READ_LATER = (
+    "return it from the step or self.log() it, and read it in on_train_batch_end, which runs on the"
+    " host after every step"
+)
+MASKS = "keep the shape and use a mask: torch.where(mask, x, 0), or a sum weighted by the mask"
+
+# torch function -> (error, what was done, remedy)
+_MISUSES: dict[Any, tuple[type[TraceError], str, str]] = {
+    Tensor.__bool__: (ConditionalOnTensor, "used as a Python condition", WHERE),
+    Tensor.__contains__: (ConditionalOnTensor, "searched by Python's `in`", WHERE),
+    Tensor.item: (HostRead, "read by .item()", READ_LATER),
+    Tensor.tolist: (HostRead, "read by .tolist()", READ_LATER),
+    Tensor.numpy: (HostRead, "read by .numpy()", READ_LATER),
+    Tensor.__array__: (HostRead, "turned into a numpy array", READ_LATER),
+    Tensor.__float__: (HostRead, "read by float()", READ_LATER),
+    Tensor.__int__: (HostRead, "read by int()", READ_LATER),
+    Tensor.__complex__: (HostRead, "read by complex()", READ_LATER),
+    Tensor.__index__: (HostRead, "used as a Python index", READ_LATER),
+    Tensor.__repr__: (TensorPrinted, "printed or formatted", READ_LATER),
+    Tensor.__format__: (TensorPrinted, "printed or formatted", READ_LATER),
+    torch.equal: (ConditionalOnTensor, "compared by torch.equal", WHERE),
+    torch.allclose: (ConditionalOnTensor, "compared by torch.allclose", WHERE),
+    Tensor.equal: (ConditionalOnTensor, "compared by .equal()", WHERE),
+    Tensor.allclose: (ConditionalOnTensor, "compared by .allclose()", WHERE),
+}
+
+
+class Contract(TorchFunctionMode):
+    """Hold traced code to the static-graph contract.
+
+    Args:
+        line: the user's line that runs now.
+        describe: the name of a tensor, as the user knows it.
+        known: the value of a traced tensor that follows from constants alone, or None.
+    """
+
+    def __init__(
+        self,
+        line: Callable[[], UserLine | None],
+        describe: Callable[[Tensor], str],
+        known: Callable[[Tensor], Tensor | None],
+    ) -> None:
+        super().__init__()
+        self._line, self._describe, self._known = line, describe, known
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        misuse = _MISUSES.get(func)
+        if misuse is not None:
+            values = [self._value(arg) if isinstance(arg, Tensor) else arg for arg in args]
+            if not any(value is None for value in values):
+                with DisableTorchFunction(), _disable_current_modes():
+                    return func(*values, **kwargs)
+            self._refuse(args[0], *misuse)
+        if func is Tensor.cpu or (func is Tensor.to and "cpu" in args[1:]):
+            self._refuse_move(args[0], func)
+        static = _STATIC_TWINS.get(func)
+        if static is not None:
+            twin = static(args, kwargs)
+            if twin is not NotImplemented:
+                return twin
+        try:
+            return _with_numbers(func, args, kwargs)
+        except DynamicOutputShapeException:
+            raise DynamicShape(
+                f"The shape of the result of {_name(func)} depends on the values of"
+                f" {self._describe_first(args)}; a static program has fixed shapes.",
+                line=self._line(),
+                remedy=MASKS,
+            ) from None
+        except DataDependentOutputException:
+            raise HostRead(
+                f"{_name(func)} needs the value of {self._describe_first(args)} on the host.",
+                line=self._line(),
+                remedy=READ_LATER,
+            ) from None
+
+    def _value(self, tensor: Tensor) -> Tensor | None:
+        """The value of a tensor that has one while tracing: a constant's."""
+        return self._known(tensor) if isinstance(tensor, FakeTensor) else tensor
+
+    def _describe_first(self, args: Any) -> str:
+        tensors = [arg for arg in args if isinstance(arg, Tensor)]
+        return self._describe(tensors[0]) if tensors else "a tensor"
+
+    def _refuse(self, tensor: Tensor, error: type[TraceError], done: str, remedy: str) -> None:
+        raise error(
+            f"{self._describe(tensor)} was {done}, but it has no value while the step is traced.",
+            line=self._line(),
+            remedy=remedy,
+        )
+
+    def _refuse_move(self, tensor: Tensor, func: Any) -> None:
+        """`.cpu()` is a host read where the user wrote it; libraries call it as a no-op."""
+        caller = sys._getframe(2)
+        if not is_library(caller) and isinstance(tensor, FakeTensor):
+            done = "read by .cpu()" if func is Tensor.cpu else 'read by .to("cpu")'
+            self._refuse(tensor, HostRead, done, READ_LATER)
+
+
+def _name(func: Any) -> str:
+    name = getattr(func, "__name__", str(func))
+    return "indexing with a mask" if name == "__getitem__" else f"{name}()"
+
+
+def _with_numbers(func: Any, args: Any, kwargs: Any) -> Any:
+    """Call ``func`` with traced numbers as tensors; scalar-only arguments are multiplied out."""
+    name = getattr(func, "__name__", "")
+    factor = _number(kwargs.get("alpha", kwargs.get("value")))
+    if factor is not None:
+        base = args[0]
+        rest = [tensors_of(arg) for arg in args[1:]]
+        rest += [kwargs[key] for key in ("other", "tensor1", "tensor2") if key in kwargs]
+        update = {
+            "add": lambda: rest[0] * factor,
+            "sub": lambda: -(rest[0] * factor),
+            "addcmul": lambda: rest[0] * rest[1] * factor,
+            "addcdiv": lambda: rest[0] / rest[1] * factor,
+        }.get(name.rstrip("_"))
+        if update is not None:
+            return base.add_(update()) if name.endswith("_") else base + update()
+    if name.rstrip("_") == "lerp" and (weight := _number(args[-1])) is not None:
+        return func(*args[:-1], weight.to(args[0].dtype), **kwargs)
+    return func(*tensors_of(args), **tensors_of(kwargs))
+
+
+def _number(value: Any) -> Tensor | None:
+    """The tensor of a traced number, or of what was computed from one with a tensor.
+
+    These are the only float64 scalars there are: no other float64 can be in a program.
+    """
+    if isinstance(value, TracedNumber):
+        return value.tensor
+    is_number = isinstance(value, Tensor) and not value.ndim and value.dtype is torch.float64
+    return value if is_number else None
+
+
+def _static_bincount(args: Any, kwargs: Any) -> Any:
+    """``bincount(x, minlength=n)`` of values below n: the one form whose shape is known.
+
+    On CPU torch makes its result longer where a value needs it, which no static program can.
+    torchmetrics' confusion matrices and macro averages rest on it. A value of n or more is an error
+    of the index check when the program runs.
+    """
+    names = ("input", "weights", "minlength")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    size = given.get("minlength", 0)
+    if not size:
+        return NotImplemented
+    x, weights = given["input"], given.get("weights")
+    ones = torch.ones_like(x, dtype=torch.int64) if weights is None else weights
+    return torch.zeros(size, dtype=ones.dtype).scatter_add(0, x.to(torch.int64), ones)
+
+
+_STATIC_TWINS: dict[Any, Callable[[Any, Any], Any]] = {
+    torch.bincount: _static_bincount,
+    Tensor.bincount: _static_bincount,
+}

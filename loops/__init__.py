@@ -1,0 +1,72 @@
+"""The order of events: what runs on the host each time, and what is traced once.
+
+``position`` (data and random states for resume), ``shapes`` (loaders that cannot be static), ``fit``,
+``epoch``, ``optimization`` (the step), ``evaluation``. Each class is Lightning's with one or two methods
+changed; their state keeps Lightning's keys, so checkpoints interchange.
+
+    fit                                                        host
+      sanity check: two validation batches                     host, programs
+      on_train_start                                           host
+      for each epoch:
+        on_train_epoch_start                                   host
+        for each batch:
+          on_train_batch_start                                 host
+          THE STEP                                             traced once, then one program
+            training_step
+            on_before_zero_grad, optimizer_zero_grad           first batch of a window
+            on_before_backward, backward, on_after_backward
+            on_before_optimizer_step                           last batch of a window, as are
+            configure_gradient_clipping                        these three
+            optimizer_step
+          self.log values -> Lightning's results               host
+          lr_scheduler_step                                    host
+          on_train_batch_end                                   host
+          loggers, every log_every_n_steps                     host
+          validation, when due:
+            on_validation_start, ..._epoch_start               host
+            for each batch:
+              on_validation_batch_start                        host
+              validation_step                                  traced once, then one program
+              on_validation_batch_end                          host
+            on_validation_epoch_end, on_validation_end         host
+        on_train_epoch_end, checkpoints                        host
+      on_train_end                                             host
+"""
+
+from __future__ import annotations
+
+import lightning.pytorch as pl
+
+from fulgurite.loops.epoch import TrainingEpochLoop as TrainingEpochLoop
+from fulgurite.loops.evaluation import EvaluationLoop as EvaluationLoop
+from fulgurite.loops.evaluation import PredictionLoop as PredictionLoop
+from fulgurite.loops.fit import FitLoop as FitLoop
+from fulgurite.loops.optimization import AutomaticOptimization as AutomaticOptimization
+from fulgurite.loops.optimization import ManualOptimization as ManualOptimization
+
+
+def install(trainer: pl.Trainer) -> None:
+    """Make the loops of a Trainer those of CSX.
+
+    The objects stay and only their classes change, so whatever Lightning or the user set on them
+    holds.
+    """
+    epoch_loop = trainer.fit_loop.epoch_loop
+    for loop, kind in (
+        (trainer.fit_loop, FitLoop),
+        (epoch_loop, TrainingEpochLoop),
+        (epoch_loop.automatic_optimization, AutomaticOptimization),
+        (epoch_loop.manual_optimization, ManualOptimization),
+        (epoch_loop.val_loop, EvaluationLoop),
+        (trainer.validate_loop, EvaluationLoop),
+        (trainer.test_loop, EvaluationLoop),
+        (trainer.predict_loop, PredictionLoop),
+    ):
+        if isinstance(loop, kind):
+            continue
+        if type(loop) is not kind.__bases__[0]:
+            raise TypeError(
+                f"CSX replaces Lightning's {kind.__bases__[0].__name__}, but the trainer has a"
+                f" {type(loop).__name__}. Use Lightning's own loops with CSX."
+            )
+        loop.__class__ = kind

@@ -1,0 +1,44 @@
+"""The epoch loop: Lightning's, which also resumes in the middle of an epoch of a shuffled loader."""
+
+from __future__ import annotations
+
+import warnings
+
+from lightning.pytorch.loops.fetchers import _DataFetcher
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+
+from fulgurite.loops import position
+
+
+class TrainingEpochLoop(_TrainingEpochLoop):
+    """Lightning's ``_TrainingEpochLoop``."""
+
+    def reset(self) -> None:
+        """Reset; Lightning's warning that the data position is lost does not hold here."""
+        with warnings.catch_warnings():
+            if self.trainer.strategy.restored:  # type: ignore[attr-defined]
+                message = "You're resuming from a checkpoint that ended before the epoch ended"
+                warnings.filterwarnings("ignore", message=message)
+            super().reset()
+
+    def on_run_start(self, data_fetcher: _DataFetcher) -> None:
+        """Start an epoch: at its beginning, or where a checkpoint left it."""
+        strategy, fit_loop = self.trainer.strategy, self.trainer.fit_loop
+        positions = strategy.data_position  # type: ignore[attr-defined]
+        restored = strategy.restored if self.restarting else None  # type: ignore[attr-defined]
+        if self.trainer.current_epoch > 0 and not fit_loop.is_resuming and not self.restarting:
+            loaders = data_fetcher.combined_loader.flattened
+            positions[position.ITERATOR] = position.collect(loaders)
+        super().on_run_start(data_fetcher)
+        if restored is not None:
+            strategy.restored = None  # type: ignore[attr-defined]
+            seen = self.batch_progress.current.ready
+            position.replay(restored, data_fetcher, seen)
+            positions.update({k: restored[k] for k in positions if k in restored and seen})
+
+    def advance(self, data_fetcher: _DataFetcher) -> None:
+        """Run one batch; before the first of an epoch, remember the random states."""
+        if self.batch_progress.current.ready == 0:
+            loaders = data_fetcher.combined_loader.flattened
+            self.trainer.strategy.data_position[position.FIRST_BATCH] = position.collect(loaders)  # type: ignore[attr-defined]
+        super().advance(data_fetcher)

@@ -1,0 +1,28 @@
+"""The loops of validation, test and predict: Lightning's, which refuse loaders that cannot be static."""
+
+from __future__ import annotations
+
+from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
+from lightning.pytorch.loops.prediction_loop import _PredictionLoop
+
+from fulgurite.loops.shapes import check_last_batch
+
+
+class EvaluationLoop(_EvaluationLoop):
+    """Lightning's ``_EvaluationLoop``."""
+
+    def setup_data(self) -> None:
+        """Make the loaders."""
+        super().setup_data()
+        backend = self.trainer.strategy.backend  # type: ignore[attr-defined]
+        check_last_batch(self._combined_loader, backend, str(self._stage.value), self._max_batches)
+
+
+class PredictionLoop(_PredictionLoop):
+    """Lightning's ``_PredictionLoop``."""
+
+    def setup_data(self) -> None:
+        """Make the loaders."""
+        super().setup_data()
+        backend = self.trainer.strategy.backend  # type: ignore[attr-defined]
+        check_last_batch(self._combined_loader, backend, "predict", self.max_batches)

@@ -1,0 +1,23 @@
+"""The fit loop: Lightning's, which also refuses loaders that cannot be static."""
+
+from __future__ import annotations
+
+from lightning.pytorch.loops.fit_loop import _FitLoop
+
+from fulgurite.loops import position
+from fulgurite.loops.shapes import check_last_batch
+
+
+class FitLoop(_FitLoop):
+    """Lightning's ``_FitLoop``."""
+
+    def setup_data(self) -> None:
+        """Make the loader and its iterator, and remember the random states it was made from."""
+        strategy, fetcher = self.trainer.strategy, self._data_fetcher
+        states = position.collect([])
+        strategy.loader_generators.clear()  # type: ignore[attr-defined]
+        super().setup_data()
+        if self._data_fetcher is not fetcher:
+            check_last_batch(self._combined_loader, strategy.backend, "training")  # type: ignore[attr-defined]
+            states["generators"] = list(strategy.loader_generators)  # type: ignore[attr-defined]
+            strategy.data_position[position.ITERATOR] = states  # type: ignore[attr-defined]

@@ -1,0 +1,114 @@
+"""The training step: Lightning's optimization loops, run once and then replaced by the program.
+
+Hooks, clipping and optimizers are Lightning's own code in its own order; this file only says which
+code is an entry point of the program, and advances Lightning's counters as it would have.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from lightning.pytorch.loops.optimization.automatic import Closure, _AutomaticOptimization
+from lightning.pytorch.loops.optimization.manual import _ManualOptimization
+from lightning.pytorch.loops.progress import _BaseProgress
+from lightning.pytorch.loops.utilities import _block_parallel_sync_behavior
+from torch.optim import Optimizer
+
+from fulgurite.backends.csx.errors import NoLoss
+from fulgurite.backends.csx.step import ACCUMULATE, STEP
+
+
+class AutomaticOptimization(_AutomaticOptimization):
+    """Automatic optimization as a program of one or two entry points."""
+
+    def run(
+        self, optimizer: Optimizer, batch_idx: int, kwargs: OrderedDict[str, Any]
+    ) -> dict[str, Any]:
+        """Run one training step; returns ``{"loss": ..., **extra}``, detached."""
+        trainer = self.trainer
+        window = trainer.accumulate_grad_batches
+        accumulating = window > 1 and trainer.fit_loop._should_accumulate()
+
+        def entry(steps: bool) -> Callable[[Any], Any]:
+            return lambda batch: self._trace(optimizer, batch_idx, {**kwargs, "batch": batch}, steps)
+
+        entries = {STEP: entry(True)}
+        if window > 1:
+            entries = {ACCUMULATE: entry(False), STEP: entry(True)}
+        output: dict[str, Any] = trainer.strategy.train(  # type: ignore[attr-defined]
+            kwargs["batch"], entries, ACCUMULATE if accumulating else STEP
+        )
+        progress = self.optim_progress.optimizer
+        if batch_idx % window == 0:
+            progress.zero_grad.increment_ready()
+            progress.zero_grad.increment_started()
+            progress.zero_grad.increment_completed()
+        if not accumulating:
+            progress.step.increment_ready()
+            progress.step.increment_completed()
+        return output
+
+    def _trace(
+        self, optimizer: Optimizer, batch_idx: int, kwargs: dict[str, Any], steps: bool
+    ) -> dict[str, Any]:
+        """Lightning's ``run``, with the entry point given instead of found out."""
+        arguments = OrderedDict(kwargs)
+        window = self.trainer.accumulate_grad_batches
+        closure = Closure(
+            step_fn=self._make_step_fn(arguments),
+            backward_fn=self._make_backward_fn(optimizer),
+            # with a window, the "step" entry point leaves the gradients zero
+            zero_grad_fn=self._make_zero_grad_fn(batch_idx, optimizer) if window == 1 else None,
+        )
+        with _Uncounted(self.optim_progress):
+            if steps:
+                self._optimizer_step(batch_idx, closure)
+            else:
+                with _block_parallel_sync_behavior(self.trainer.strategy, block=True):
+                    closure()
+        result = closure.consume_result()
+        if result.loss is None:
+            raise NoLoss(
+                "training_step returned None; under automatic optimization a static step has a"
+                " loss on every batch.",
+                remedy="return the loss; to weigh a batch with nothing, return loss * 0",
+            )
+        return result.asdict()
+
+
+class ManualOptimization(_ManualOptimization):
+    """Manual optimization: the whole ``training_step`` is the program."""
+
+    def run(self, kwargs: OrderedDict[str, Any]) -> dict[str, Any]:
+        """Run one training step; returns what it returned, detached."""
+
+        def trace(batch: Any) -> dict[str, Any]:
+            before = self.optim_step_progress.total.completed
+            with _Uncounted(self.optim_step_progress):
+                output = super(ManualOptimization, self).run(OrderedDict(kwargs, batch=batch))
+                steps = self.optim_step_progress.total.completed - before
+            return {"output": output, "steps": steps}
+
+        result = self.trainer.strategy.train(  # type: ignore[attr-defined]
+            kwargs["batch"], {STEP: trace}
+        )
+        for _ in range(result["steps"]):
+            self.optim_step_progress.increment_ready()
+            self.optim_step_progress.increment_completed()
+        output: dict[str, Any] = result["output"]
+        return output
+
+
+class _Uncounted:
+    """Put a progress counter back on exit: a trace is no step."""
+
+    def __init__(self, progress: _BaseProgress) -> None:
+        self._progress = progress
+
+    def __enter__(self) -> None:
+        self._before = self._progress.state_dict()
+
+    def __exit__(self, *exception: object) -> None:
+        self._progress.load_state_dict(self._before)

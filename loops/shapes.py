@@ -1,0 +1,66 @@
+"""What can be known of a loader's shapes before the first step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from torch.utils.data import BatchSampler, DataLoader
+
+from fulgurite.backends.csx.config import CSXBackend
+from fulgurite.backends.csx.errors import InputChanged
+
+
+def check_last_batch(
+    loader: CombinedLoader | None,
+    backend: CSXBackend,
+    stage: str,
+    limits: Sequence[float] | None = None,
+) -> None:
+    """Refuse a sized loader whose last batch will be smaller, if that batch will be reached.
+
+    Args:
+        loader: all loaders of a stage.
+        backend: its ``max_programs`` may allow a second batch size.
+        stage: for the message.
+        limits: batches taken from each loader; None: those the loader itself knows.
+
+    Raises:
+        InputChanged: with the sizes, and the remedies.
+    """
+    if loader is None or backend.max_programs > 1:
+        return
+    limits = limits or loader.limits or [math.inf] * len(loader.flattened)
+    for i, (one, limit) in enumerate(zip(loader.flattened, limits, strict=False)):
+        sizes = _sizes(one)
+        if sizes is None:
+            continue
+        samples, batch_size = sizes
+        batches, last = divmod(samples, batch_size)
+        if not last or not batches or (limit is not None and limit <= batches):
+            continue
+        which = f"{stage} loader {i}" if len(loader.flattened) > 1 else f"{stage} loader"
+        raise InputChanged(
+            f"The last batch of the {which} would be smaller: {samples} samples in batches of"
+            f" {batch_size} leave {last}, and a program has one batch size.",
+            remedy="DataLoader(drop_last=True), or padding; or backend('CSX', max_programs=2), which"
+            " builds a second program for it",
+        )
+
+
+def _sizes(loader: Any) -> tuple[int, int] | None:
+    """(samples, batch size) where the last batch may be smaller; None where nothing is known."""
+    if not isinstance(loader, DataLoader):
+        return None
+    sampler: Any = loader.batch_sampler
+    if isinstance(sampler, _IndexBatchSamplerWrapper):
+        sampler = sampler._batch_sampler
+    if type(sampler) is not BatchSampler or sampler.drop_last:
+        return None
+    try:
+        return len(sampler.sampler), sampler.batch_size  # type: ignore[arg-type]
+    except TypeError:
+        return None

@@ -1,0 +1,196 @@
+"""The Trainer: Lightning's, which also takes ``device`` or ``backend``."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import lightning.pytorch as pl
+from lightning.pytorch.accelerators import Accelerator, CPUAccelerator
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.fabric.loggers.tensorboard import _TENSORBOARD_AVAILABLE, _TENSORBOARDX_AVAILABLE
+from lightning.pytorch.plugins import _PLUGIN_INPUT
+from lightning.pytorch.profilers import Profiler
+from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.trainer.connectors.accelerator_connector import _PRECISION_INPUT
+from lightning.pytorch.utilities.argparse import _parse_env_variables
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from fulgurite.backends import Backend, CSXBackend, backend_from
+from fulgurite.backends import backend as make_backend
+from fulgurite.backends.csx.accelerator import CSXAccelerator
+from fulgurite.backends.csx.strategy import CSXStrategy
+
+_Init = TypeVar("_Init", bound=Callable[..., None])
+
+
+def _with_env_defaults(init: _Init) -> _Init:
+    """Take defaults from ``PL_TRAINER_<ARGUMENT>``, as Lightning's Trainer does.
+
+    Lightning's own decorator looks at the signature of the *sub*class, so it would hand
+    ``PL_TRAINER_DEVICE`` to its own ``__init__``. Here our names are read too, and an argument that
+    is given overrides the variables of both ``device`` and ``backend``.
+    """
+
+    @functools.wraps(init)
+    def with_defaults(self: Any, **given: Any) -> None:
+        defaults = vars(_parse_env_variables(type(self)))
+        if given.get("device") is not None or given.get("backend") is not None:
+            defaults = {k: v for k, v in defaults.items() if k not in ("device", "backend")}
+        init(self, **{**defaults, **given})
+
+    return with_defaults  # type: ignore[return-value]
+
+
+class Trainer(pl.Trainer):
+    """Lightning's Trainer on one of three devices.
+
+    On "CSX" each stage's step becomes one static program; "CPU" and "GPU" are ordinary eager
+    Lightning. Exactly one of ``device`` and ``backend`` is given; everything else is Lightning's.
+
+    Args:
+        device: "CSX", "CPU" or "GPU", in any case: the default backend of that type.
+        backend: a backend (``fulgurite.backend("CSX", ...)``), or a dict of its arguments with the
+            key ``backend_type``.
+        model_dir: root of logs and checkpoints; another name of Lightning's ``default_root_dir``.
+
+    Raises:
+        ValueError: both ``device`` and ``backend`` are given, or neither is; no such device.
+        RuntimeError: a backend of another type lives in this process.
+        MisconfigurationException: ``accelerator``, ``strategy`` or ``devices`` contradict the
+            device; there is no GPU; CSX does not support what is asked for.
+    """
+
+    @_with_env_defaults
+    def __init__(
+        self,
+        *,
+        device: str | None = None,
+        backend: Backend | Mapping[str, Any] | None = None,
+        model_dir: str | Path | None = None,
+        accelerator: str | Accelerator = "auto",
+        strategy: str | Strategy = "auto",
+        devices: list[int] | str | int = "auto",
+        num_nodes: int = 1,
+        precision: _PRECISION_INPUT | None = None,
+        logger: Logger | Iterable[Logger] | bool | None = None,
+        callbacks: list[Callback] | Callback | None = None,
+        fast_dev_run: int | bool = False,
+        max_epochs: int | None = None,
+        min_epochs: int | None = None,
+        max_steps: int = -1,
+        min_steps: int | None = None,
+        max_time: str | timedelta | dict[str, int] | None = None,
+        limit_train_batches: int | float | None = None,
+        limit_val_batches: int | float | None = None,
+        limit_test_batches: int | float | None = None,
+        limit_predict_batches: int | float | None = None,
+        overfit_batches: int | float = 0.0,
+        val_check_interval: int | float | str | timedelta | dict[str, int] | None = None,
+        check_val_every_n_epoch: int | None = 1,
+        num_sanity_val_steps: int | None = None,
+        log_every_n_steps: int | None = None,
+        enable_checkpointing: bool | None = None,
+        enable_progress_bar: bool | None = None,
+        enable_model_summary: bool | None = None,
+        accumulate_grad_batches: int = 1,
+        gradient_clip_val: int | float | None = None,
+        gradient_clip_algorithm: str | None = None,
+        deterministic: bool | Literal["warn"] | None = None,
+        benchmark: bool | None = None,
+        inference_mode: bool = True,
+        use_distributed_sampler: bool = True,
+        profiler: Profiler | str | None = None,
+        detect_anomaly: bool = False,
+        barebones: bool = False,
+        plugins: _PLUGIN_INPUT | list[_PLUGIN_INPUT] | None = None,
+        sync_batchnorm: bool = False,
+        reload_dataloaders_every_n_epochs: int = 0,
+        default_root_dir: str | Path | None = None,
+        enable_autolog_hparams: bool = True,
+        model_registry: str | None = None,
+    ) -> None:
+        # exactly Lightning's arguments: its constructor is called with them by name
+        arguments = {k: v for k, v in locals().items() if k not in ("self", *_OURS, "__class__")}
+        if device is not None and backend is not None:
+            raise ValueError(
+                "backend and device are mutually exclusive arguments of Trainer. Please only"
+                " provide one or the other"
+            )
+        if device is None and backend is None:
+            raise ValueError(
+                "Trainer takes exactly one of device ('CSX', 'CPU' or 'GPU') and backend"
+                " (fulgurite.backend('CSX', ...)); got neither."
+            )
+        self.backend = make_backend(device) if backend is None else backend_from(backend)
+        kind = self.backend.backend_type
+        given = f"device={device!r}" if backend is None else f"backend {kind}"
+        arguments |= _placement(self.backend, given, accelerator, strategy, devices)
+        arguments["default_root_dir"] = _root(model_dir, default_root_dir)
+        if logger is True or (logger is None and not barebones):
+            arguments["logger"] = _default_logger(arguments["default_root_dir"])
+        pl.Trainer.__init__.__wrapped__(self, **arguments)  # type: ignore[attr-defined]
+
+
+_OURS = ("device", "backend", "model_dir")
+
+
+def _placement(
+    backend: Backend,
+    given: str,
+    accelerator: str | Accelerator,
+    strategy: str | Strategy,
+    devices: list[int] | str | int,
+) -> dict[str, Any]:
+    """Lightning's accelerator, strategy and devices for a backend.
+
+    Raises:
+        MisconfigurationException: what was given of them contradicts the backend.
+    """
+
+    def contradicts(name: str, value: object, remedy: str) -> MisconfigurationException:
+        shown = value if isinstance(value, (str, int, list)) else type(value).__name__
+        return MisconfigurationException(f"{given} contradicts {name}={shown!r}. {remedy}")
+
+    if not isinstance(backend, CSXBackend):
+        wanted = {"CPU": ("cpu",), "GPU": ("gpu", "cuda", "mps")}[backend.backend_type]
+        name = accelerator
+        if isinstance(accelerator, Accelerator):
+            is_cpu = isinstance(accelerator, CPUAccelerator)
+            name = "cpu" if is_cpu else "csx" if isinstance(accelerator, CSXAccelerator) else "gpu"
+        if name not in ("auto", *wanted):
+            raise contradicts("accelerator", accelerator, "Leave accelerator out.")
+        if strategy == "csx" or isinstance(strategy, CSXStrategy):
+            raise contradicts("strategy", strategy, "Use device='CSX'.")
+        return {"accelerator": wanted[0] if accelerator == "auto" else accelerator}
+    if accelerator not in ("auto", "csx") and not isinstance(accelerator, CSXAccelerator):
+        raise contradicts("accelerator", accelerator, "Leave accelerator out.")
+    if strategy not in ("auto", "csx"):
+        raise contradicts("strategy", strategy, "Leave strategy out.")
+    if devices not in ("auto", 1, "1"):
+        raise contradicts("devices", devices, "CSX runs in one process here: leave devices out.")
+    return {"accelerator": "auto", "strategy": CSXStrategy(backend), "devices": 1}
+
+
+def _root(model_dir: str | Path | None, default_root_dir: str | Path | None) -> str | Path | None:
+    if model_dir is not None and default_root_dir is not None:
+        if os.fspath(model_dir) != os.fspath(default_root_dir):
+            raise ValueError(
+                f"model_dir={os.fspath(model_dir)!r} and"
+                f" default_root_dir={os.fspath(default_root_dir)!r} name the same thing and"
+                " differ. Give one."
+            )
+    return default_root_dir if model_dir is None else model_dir
+
+
+def _default_logger(root: str | Path | None) -> Logger:
+    """TensorBoard where it is installed, else CSV files; Lightning's choice without its warning."""
+    folder = os.fspath(root or os.getcwd())
+    if _TENSORBOARD_AVAILABLE or _TENSORBOARDX_AVAILABLE:
+        return TensorBoardLogger(save_dir=folder)
+    return CSVLogger(save_dir=folder)
