@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
+from collections import OrderedDict
+from typing import Any
 
 from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from fulgurite.loops import position
+
+_takes = functools.lru_cache(maxsize=8)(is_param_in_hook_signature)
 
 
 class TrainingEpochLoop(_TrainingEpochLoop):
@@ -42,3 +48,13 @@ class TrainingEpochLoop(_TrainingEpochLoop):
             loaders = data_fetcher.combined_loader.flattened
             self.trainer.strategy.data_position[position.FIRST_BATCH] = position.collect(loaders)  # type: ignore[attr-defined]
         super().advance(data_fetcher)
+
+    def _build_kwargs(
+        self, kwargs: OrderedDict[str, Any], batch: Any, batch_idx: int
+    ) -> OrderedDict[str, Any]:
+        """Lightning's, which inspects the signature of ``training_step`` on every batch; here once."""
+        kwargs["batch"] = batch
+        method = self.trainer.lightning_module.training_step
+        if _takes(getattr(method, "__func__", method), "batch_idx", min_args=2):
+            kwargs["batch_idx"] = batch_idx
+        return kwargs

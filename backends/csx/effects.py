@@ -22,6 +22,7 @@ from torchmetrics import MaxMetric, Metric, MetricCollection, MinMetric
 from torchmetrics.aggregation import BaseAggregator
 
 _stock_log = pl.LightningModule.log
+_KEPT_DTYPES = (torch.float32, torch.float64)  # others are converted to float32 by Lightning
 _LOG_SIGNATURE = inspect.signature(_stock_log)
 
 
@@ -38,7 +39,7 @@ class LogCall:
     """One ``self.log``.
 
     The first of an epoch goes through Lightning's own ``log``, which makes and resets the result
-    object. The others write into that object: 15 against 355 µs (measured, Lightning 2.6.6).
+    object. The others write into that object, which costs a tenth (measured, Lightning 2.6.6).
     """
 
     module: pl.LightningModule
@@ -54,7 +55,13 @@ class LogCall:
         if connector._first_loop_iter is False and self._direct is not None:
             owner, metric, batch_size = self._direct
             if owner is results:
-                metric.forward(value, batch_size)
+                if metric.is_tensor and not metric.meta.on_epoch and value.dtype in _KEPT_DTYPES:
+                    # what its update comes to for a value that is ours alone
+                    metric._forward_cache = metric.value = value
+                    metric._update_count += 1
+                    metric._computed = None
+                else:
+                    metric.forward(value, batch_size)
                 metric.has_reset = False
                 connector._current_fx = self.hook
                 return

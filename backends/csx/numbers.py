@@ -117,6 +117,9 @@ class TracedNumber(float):
             f"-{self.text}",
         )
 
+    def __abs__(self) -> TracedNumber:
+        return -self if self < 0 else self
+
     def __hash__(self) -> int:
         return float.__hash__(self)
 

@@ -157,8 +157,13 @@ def _with_numbers(func: Any, args: Any, kwargs: Any) -> Any:
         }.get(name.rstrip("_"))
         if update is not None:
             return base.add_(update()) if name.endswith("_") else base + update()
-    if name.rstrip("_") == "lerp" and (weight := _number(args[-1])) is not None:
-        return func(*args[:-1], weight.to(args[0].dtype), **kwargs)
+    if name.rstrip("_") == "lerp" and isinstance(args[-1], TracedNumber):
+        start, end, weight = args
+        if abs(weight) < 0.5:  # torch's own formulas; the comparison becomes a guard
+            moved = start + weight.tensor * (end - start)
+        else:
+            moved = end - (end - start) * (1 - weight.tensor)
+        return start.copy_(moved) if name.endswith("_") else moved
     return func(*tensors_of(args), **tensors_of(kwargs))
 
 

@@ -3,6 +3,10 @@
 functionalize   no in-place operations but the final write of each state; decomposed
 simplify        no operations that only rename, no dead ones
 prune           no inputs that nothing reads
+
+and for compiled programs those of ``COMPILER_PASSES``:
+
+realize         scalars are computed once, outside the loops
 """
 
 from __future__ import annotations
@@ -12,13 +16,15 @@ from collections.abc import Callable
 from fulgurite.backends.csx.graph import Graph
 from fulgurite.backends.csx.passes.functionalize import functionalize
 from fulgurite.backends.csx.passes.prune import prune
+from fulgurite.backends.csx.passes.realize import realize_scalars
 from fulgurite.backends.csx.passes.simplify import simplify
 
 PASSES: tuple[Callable[[Graph], Graph], ...] = (functionalize, simplify, prune)
+COMPILER_PASSES: tuple[Callable[[Graph], Graph], ...] = (realize_scalars,)
 
 
-def lower(graph: Graph) -> Graph:
-    """Run all passes."""
-    for lowering in PASSES:
+def lower(graph: Graph, passes: tuple[Callable[[Graph], Graph], ...] = PASSES) -> Graph:
+    """Run passes."""
+    for lowering in passes:
         graph = lowering(graph)
     return graph

@@ -1,4 +1,4 @@
-"""Drop operations that compute nothing."""
+"""Drop operations that compute nothing, or nothing new."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ALIASES = {
 
 
 def simplify(graph: Graph) -> Graph:
-    """Drop ``detach`` and its kin (there is no autograd inside a program), and dead operations.
+    """Drop ``detach`` and its kin (there is no autograd inside a program), repeated and dead operations.
 
     Random operations stay even where their result is unused: they move the random state, as
     eagerly.
@@ -32,6 +32,7 @@ def simplify(graph: Graph) -> Graph:
         if node.target in _ALIASES:
             node.replace_all_uses_with(node.args[0])
             fresh.erase_node(node)
+    _merge_repeated(fresh)
     fresh.eliminate_dead_code()
     _complete_lines(fresh)
     module.recompile()
@@ -45,3 +46,26 @@ def _complete_lines(graph: fx.Graph) -> None:
             sources = [n for n in reversed(node.all_input_nodes) if n.meta.get("stack_trace")]
             if sources:
                 node.meta["stack_trace"] = sources[0].meta["stack_trace"]
+
+
+def _merge_repeated(graph: fx.Graph) -> None:
+    """Compute equal operations on equal arguments once: each parameter repeats its optimizer's scalars.
+
+    torch's own ``fx_graph_cse`` merges in-place random operations such as ``uniform_``.
+    """
+    returned = set(graph.output_node().all_input_nodes)
+    seen: dict[tuple[object, str, str], fx.Node] = {}
+    for node in list(graph.nodes):
+        target = node.target
+        if (
+            not isinstance(target, torch._ops.OpOverload)
+            or target._schema.is_mutable
+            or torch.Tag.nondeterministic_seeded in target.tags
+            or "empty" in target._schema.name
+            or node in returned
+        ):
+            continue
+        first = seen.setdefault((target, repr(node.args), repr(node.kwargs)), node)
+        if first is not node:
+            node.replace_all_uses_with(first)
+            graph.erase_node(node)

@@ -1,0 +1,42 @@
+"""Fixtures of all tests: each starts with no backend in the process, and quiet loggers."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
+import pytest
+import torch
+
+from fulgurite.backends import reset_backend
+
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+# Lightning and torch, not this project: each names what it is about
+FOREIGN = (
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+    r"The '.*_dataloader' does not have many workers",
+    r"The `srun` command is available",
+    r"GPU available but not used",
+    r"The number of training batches .* is smaller than the logging interval",
+    r"Starting from v1.9.0, `tensorboardX` has been removed",
+    r"Checkpoint directory .* exists and is not empty",
+    r"You defined a `validation_step` but have no `val_dataloader`",
+    r"You are trying to `self.log\(\)` but",
+)
+
+
+@pytest.fixture(autouse=True)
+def fresh_process() -> Iterator[None]:
+    """No backend lives, one seed, warnings are errors but for those of others."""
+    reset_backend()
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        for message in FOREIGN:
+            warnings.filterwarnings("ignore", message=message)
+        yield
+    reset_backend()
