@@ -87,6 +87,9 @@ def give_birth(optimizer: Optimizer) -> list[Tensor]:
             p.grad = torch.zeros_like(p) if id(p) in wanted else None
         for p in newborn:
             optimizer.state[p] = _Births({})
+        for group in optimizer.param_groups:
+            if "weight_decay" in group:  # SGD's buffer is born of the gradient, decay and all
+                group["weight_decay"] = 0.0
         step = inspect.unwrap(type(optimizer).step)  # without hooks and the schedulers' counter
         with torch.no_grad():
             step(optimizer)

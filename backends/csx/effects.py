@@ -21,6 +21,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torchmetrics import MaxMetric, Metric, MetricCollection, MinMetric
 from torchmetrics.aggregation import BaseAggregator
 
+from fulgurite.backends.csx.numbers import TracedNumber
+
 _stock_log = pl.LightningModule.log
 _KEPT_DTYPES = (torch.float32, torch.float64)  # others are converted to float32 by Lightning
 _LOG_SIGNATURE = inspect.signature(_stock_log)
@@ -116,6 +118,9 @@ def record_host_calls(trainer: pl.Trainer, schedulers: list[Any]) -> Iterator[li
         name, value = given.pop("name"), given.pop("value")
         if isinstance(value, Tensor):
             value = value.detach()
+        elif isinstance(value, (int, float)) and not isinstance(value, TracedNumber):
+            with DisableTorchFunction(), _disable_current_modes():
+                value = torch.tensor(value, dtype=torch.get_default_dtype())
         if not trainer.barebones:
             calls.append(LogCall(self, self._current_fx_name, name, value, given))
 

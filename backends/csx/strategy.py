@@ -176,7 +176,8 @@ class StaticGraph(Strategy):
         module = self.lightning_module
         assert module is not None
         results = module.trainer._results
-        loader = rest[1] if len(rest) > 1 else results and results.dataloader_idx
+        loader = results.dataloader_idx if results is not None else None
+        loader = rest[1] if len(rest) > 1 else loader
         step = self._evaluating.get((stage, loader))
         if step is None:
             name = stage if loader is None else f"{stage} {loader}"

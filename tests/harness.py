@@ -1,0 +1,159 @@
+"""Run one module under stock Lightning and under CSX from the same seed, and compare.
+
+Eager Lightning on the CPU is the reference. Tolerances are float32's: 1e-5 relative for losses and
+logged values, and for weights and optimizer state except where a gradient is rounding noise (a bias
+before BatchNorm, which Adam blows up).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor
+
+import fulgurite
+from fulgurite.backends import reset_backend
+
+QUIET: dict[str, Any] = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
+
+
+@dataclass
+class Run:
+    """What one run left behind."""
+
+    module: pl.LightningModule
+    trainer: pl.Trainer
+    losses: list[float]
+    outputs: list[dict[str, Any]]
+    metrics: list[dict[str, float]]
+    final: dict[str, float] = field(default_factory=dict)
+
+
+class Recorder(pl.Callback):
+    """Losses and metrics after every training step, as numbers."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.outputs: list[dict[str, Any]] = []
+        self.metrics: list[dict[str, float]] = []
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.outputs.append(outputs)
+        if "loss" in outputs:
+            self.losses.append(float(outputs["loss"]))
+        self.metrics.append(numbers(trainer.callback_metrics))
+
+
+def numbers(metrics: dict[str, Any]) -> dict[str, float]:
+    """Metrics as Python floats."""
+    return {key: float(value) for key, value in metrics.items()}
+
+
+def csx(policy: str = "disabled", **options: Any) -> fulgurite.backends.Backend:
+    """A CSX backend that compiles nothing, unless asked to."""
+    return fulgurite.backend("CSX", autogen_policy=policy, **options)
+
+
+def fit(
+    make: Callable[[], pl.LightningModule],
+    loaders: Callable[[], tuple[Any, ...]],
+    *,
+    static: bool,
+    policy: str = "disabled",
+    callbacks: tuple[pl.Callback, ...] = (),
+    backend: dict[str, Any] | None = None,
+    seed: int = 7,
+    **options: Any,
+) -> Run:
+    """Fit a fresh module on fresh loaders: on CSX if ``static``, else in stock Lightning."""
+    torch.manual_seed(0)
+    module = make()
+    recorder = Recorder()
+    options = {**QUIET, "max_epochs": 1, **options, "callbacks": [recorder, *callbacks]}
+    if static:
+        reset_backend()
+        options["backend"] = csx(policy, **(backend or {}))
+        trainer: pl.Trainer = fulgurite.Trainer(**options)
+    else:
+        trainer = pl.Trainer(accelerator="cpu", **options)
+    torch.manual_seed(seed)
+    trainer.fit(module, *loaders())
+    return Run(
+        module,
+        trainer,
+        recorder.losses,
+        recorder.outputs,
+        recorder.metrics,
+        numbers(trainer.callback_metrics),
+    )
+
+
+def both(
+    make: Callable[[], pl.LightningModule], loaders: Callable[[], tuple[Any, ...]], **options: Any
+) -> tuple[Run, Run]:
+    """(CSX, stock) of the same thing."""
+    return (
+        fit(make, loaders, static=True, **options),
+        fit(
+            make,
+            loaders,
+            static=False,
+            **{k: v for k, v in options.items() if k not in ("policy", "backend")},
+        ),
+    )
+
+
+def assert_close(got: Any, wanted: Any, tolerance: float = 1e-5, where: str = "") -> None:
+    """Compare numbers, tensors, and lists and dicts of them."""
+    if isinstance(wanted, dict):
+        assert list(got) == list(wanted), where
+        for key in wanted:
+            assert_close(got[key], wanted[key], tolerance, f"{where}[{key!r}]")
+    elif isinstance(wanted, (list, tuple)):
+        assert len(got) == len(wanted), where
+        for i, (a, b) in enumerate(zip(got, wanted, strict=True)):
+            assert_close(a, b, tolerance, f"{where}[{i}]")
+    elif isinstance(wanted, Tensor):
+        torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance, msg=where or None)
+    else:
+        assert got == wanted or abs(got - wanted) <= tolerance * max(abs(wanted), 1e-3), (
+            f"{where}: {got} instead of {wanted}"
+        )
+
+
+def assert_same_run(ours: Run, stock: Run, noise: tuple[str, ...] = ()) -> None:
+    """Losses, logged metrics, weights, optimizer state and counters are equal.
+
+    Args:
+        ours: the run on CSX.
+        stock: the reference.
+        noise: parameters whose gradient is rounding noise; they and their state are left out.
+    """
+    assert_close(ours.losses, stock.losses, where="losses")
+    assert_close(ours.metrics, stock.metrics, where="metrics")
+    assert_close(ours.final, stock.final, where="final")
+    assert ours.trainer.global_step == stock.trainer.global_step
+    mine, theirs = ours.module.state_dict(), stock.module.state_dict()
+    assert list(mine) == list(theirs)
+    for name, value in theirs.items():
+        if name not in noise:
+            assert_close(mine[name], value, 2e-5, name)
+    names = [name for name, _ in stock.module.named_parameters()]
+    for a, b in zip(ours.trainer.optimizers, stock.trainer.optimizers, strict=True):
+        left, right = a.state_dict(), b.state_dict()
+        assert list(left["state"]) == list(right["state"])
+        for index, values in right["state"].items():
+            if not noise or names[index] not in noise:
+                assert_close(left["state"][index], values, 2e-5, f"state of {names[index]}")
+        assert_close(left["param_groups"], right["param_groups"], where="param_groups")
