@@ -42,10 +42,10 @@ from fulgurite.backends.csx.effects import (
     record_host_calls,
     static_metrics,
 )
-from fulgurite.backends.csx.errors import DynamicShape, TraceError, UnsupportedState
+from fulgurite.backends.csx.errors import DynamicShape, UnsupportedInput, UnsupportedState
 from fulgurite.backends.csx.graph import Graph, Input, Kind, writes
-from fulgurite.backends.csx.inputs import BatchSpec
-from fulgurite.backends.csx.lines import UserLine, record_lines, user_line
+from fulgurite.backends.csx.inputs import WATCHED, BatchSpec
+from fulgurite.backends.csx.lines import UserLine, raised_at, record_lines, user_line
 from fulgurite.backends.csx.passes import lower
 from fulgurite.backends.csx.state import (
     Entry,
@@ -149,9 +149,15 @@ def capture(
     snapshot, random_states = Snapshot(world.objects()), rng.collect()
     try:
         return Trace(world, run, batch, clears_gradients, snapshot).result()
-    except BaseException:
+    except BaseException as error:
         snapshot.restore()
         rng.restore(random_states)
+        if isinstance(error, TypeError) and WATCHED in str(error):
+            raise UnsupportedInput(
+                "A number of the batch went to a function that takes only Python's own numbers.",
+                line=raised_at(error),
+                remedy="make it a tensor in the dataset; or int(n), float(n): a constant",
+            ) from None
         raise
 
 

@@ -10,6 +10,7 @@ import functools
 import platform
 import sysconfig
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +73,8 @@ class HostFabric:
                 how=f"run operation by operation ({missing})",
             )
         graph = lower(graph, COMPILER_PASSES)
-        with inductor.patch(_INDUCTOR), torch.no_grad():
+        with warnings.catch_warnings(), inductor.patch(_INDUCTOR), torch.no_grad():
+            warnings.filterwarnings("ignore", module=r"torch\.")  # its own deprecations
             call = standalone_compile(
                 graph.module,
                 [entry.example for entry in graph.inputs],

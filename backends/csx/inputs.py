@@ -7,6 +7,8 @@ strings in a batch are constants of the program; one that the step read may not 
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -53,6 +55,9 @@ class _WatchedStr(str):
         return str.__getattribute__(self, name)
 
 
+WATCHED = _Watched.__name__
+
+
 def unwatched(value: Any) -> Any:
     """A watched value as it is, noted as read; any other value unchanged."""
     if type(value) is _Watched:
@@ -61,20 +66,26 @@ def unwatched(value: Any) -> Any:
     return value
 
 
-def _forward(name: str) -> Callable[..., Any]:
+def _forward(function: Callable[..., Any], swapped: bool = False) -> Callable[..., Any]:
     def method(self: _Watched, *others: Any) -> Any:
-        value = unwatched(self)
-        return getattr(value, name)(*map(unwatched, others))
+        values = [unwatched(self), *map(unwatched, others)]
+        return function(*(reversed(values) if swapped else values))
 
     return method
 
 
-for _name in (
-    "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod divmod rdivmod pow rpow"
-    " lshift rlshift rshift rrshift and rand or ror xor rxor neg pos abs invert eq ne lt le gt ge"
-    " int float complex index bool round trunc floor ceil str repr format"
-).split():
-    setattr(_Watched, f"__{_name}__", _forward(f"__{_name}__"))
+for _function in (
+    [operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod]
+    + [operator.pow, divmod, operator.lshift, operator.rshift, operator.xor]
+):
+    setattr(_Watched, f"__{_function.__name__}__", _forward(_function))
+    setattr(_Watched, f"__r{_function.__name__}__", _forward(_function, swapped=True))
+for _function in (
+    [operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge, operator.neg]
+    + [operator.pos, operator.abs, operator.index, int, float, complex, bool, round, str, repr]
+    + [format, math.trunc, math.floor, math.ceil]
+):
+    setattr(_Watched, f"__{_function.__name__}__", _forward(_function))
 
 
 def _noting(name: str) -> Callable[..., Any]:
@@ -89,7 +100,8 @@ def _noting(name: str) -> Callable[..., Any]:
 
 for _name in "eq ne lt le gt ge hash add mul rmul mod len getitem contains iter str repr format".split():
     setattr(_WatchedStr, f"__{_name}__", _noting(f"__{_name}__"))
-_WatchedStr.__int__ = lambda self: int(str.__str__(self))  # type: ignore[attr-defined]
+for _convert in (int, float):
+    setattr(_WatchedStr, f"__{_convert.__name__}__", lambda self, to=_convert: to(self + ""))
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,17 @@ def user_line(boundary: CodeType | None = None) -> UserLine | None:
     return None
 
 
+def raised_at(error: BaseException) -> UserLine | None:
+    """The innermost line of the user's in an exception's traceback."""
+    found, traceback = None, error.__traceback__
+    while traceback is not None:
+        if not is_library(traceback.tb_frame):
+            code = traceback.tb_frame.f_code
+            found = UserLine(code.co_filename, traceback.tb_lineno, code.co_name)
+        traceback = traceback.tb_next
+    return found
+
+
 @contextlib.contextmanager
 def record_lines(boundary: CodeType, fallback: Callable[[], UserLine | None]) -> Iterator[None]:
     """Put the user's line on each node that is traced inside, as its ``stack_trace``.

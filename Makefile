@@ -1,0 +1,33 @@
+# make fit    train the digits example on CSX       make test   run the tests
+# make lint   ruff and mypy                          make bench  the step benchmark, on one core
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.installed
+
+.PHONY: fit test lint bench clean
+
+fit: $(READY)
+	$(BIN)/python examples/digits.py $(ARGS)
+
+test: $(READY)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python tests/check_types.py
+
+bench: $(READY)
+	taskset -c 0 $(BIN)/python tests/benchmarks/step.py $(ARGS)
+
+# torch first and alone: its plain wheel is gigabytes of CUDA, and .ci/constraints.txt names the
+# build that is wanted
+$(READY): pyproject.toml .ci/constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c .ci/constraints.txt torch
+	$(BIN)/python -m pip install -q -c .ci/constraints.txt -e ".[dev]"
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) build dist runs *.egg-info

@@ -1,0 +1,215 @@
+"""A small ConvNet on scikit-learn's handwritten digits, trained as one static program.
+
+    python examples/digits.py [--device CSX|CPU|GPU] [--compare] [--epochs 12] [--out runs/digits]
+
+1797 real pictures, 8 x 8 pixels, ten classes. Ends with the test accuracy, the steps per second, and
+where the checkpoint and a picture of the curves lie. With --compare the same module is trained by
+stock Lightning too, from the same seed.
+
+Shapes: B pictures of a batch, C classes; pictures [B, 1, 8, 8], logits [B, C].
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import logging
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics.classification import MulticlassAccuracy
+
+from fulgurite import Trainer, backend
+from fulgurite.callbacks import StepRate
+
+BATCH_SIZE = 32
+CLASSES = 10
+
+
+class Digits(pl.LightningModule):
+    """Two convolutions with BatchNorm and one hidden layer."""
+
+    def __init__(self, learning_rate: float = 0.05) -> None:
+        super().__init__()
+        self.learning_rate = learning_rate
+        self.net = nn.Sequential(
+            nn.Conv2d(1, 16, 3, padding=1, bias=False),
+            nn.BatchNorm2d(16),
+            nn.ReLU(),
+            nn.Conv2d(16, 32, 3, padding=1, bias=False),
+            nn.BatchNorm2d(32),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(32 * 4 * 4, 64),
+            nn.ReLU(),
+            nn.Dropout(0.2),
+            nn.Linear(64, CLASSES),
+        )
+        self.train_accuracy = MulticlassAccuracy(CLASSES, average="micro")
+        self.val_accuracy = MulticlassAccuracy(CLASSES, average="micro")
+        self.test_accuracy = MulticlassAccuracy(CLASSES, average="micro")
+
+    def training_step(self, batch: list[Tensor]) -> Tensor:
+        pictures, labels = batch
+        logits = self.net(pictures)
+        loss = nn.functional.cross_entropy(logits, labels)
+        self.train_accuracy(logits, labels)
+        self.log("loss", loss, prog_bar=True, on_step=True, on_epoch=True)
+        self.log("accuracy", self.train_accuracy, prog_bar=True, on_step=False, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch: list[Tensor]) -> None:
+        pictures, labels = batch
+        logits = self.net(pictures)
+        self.val_accuracy.update(logits, labels)
+        self.log("val_loss", nn.functional.cross_entropy(logits, labels))
+        self.log("val_accuracy", self.val_accuracy, prog_bar=True)
+
+    def test_step(self, batch: list[Tensor]) -> None:
+        pictures, labels = batch
+        self.test_accuracy.update(self.net(pictures), labels)
+        self.log("test_accuracy", self.test_accuracy)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(
+            self.parameters(), lr=self.learning_rate, momentum=0.9, weight_decay=1e-4
+        )
+        steps = int(self.trainer.estimated_stepping_batches)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def loaders() -> tuple[DataLoader[Any], DataLoader[Any], DataLoader[Any]]:
+    """Train, validation and test pictures, 1280 / 256 / 256: whole batches, as a program needs."""
+    data = load_digits()
+    pictures = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16
+    labels = torch.tensor(data.target)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    train, val, test = (
+        TensorDataset(pictures[part], labels[part])
+        for part in (order[:1280], order[1280:1536], order[1536:1792])
+    )
+    return (
+        DataLoader(train, BATCH_SIZE, shuffle=True, drop_last=True),
+        DataLoader(val, BATCH_SIZE, drop_last=True),
+        DataLoader(test, BATCH_SIZE, drop_last=True),
+    )
+
+
+class Losses(pl.Callback):
+    """The loss of every training step."""
+
+    def __init__(self) -> None:
+        self.steps: list[Tensor] = []
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *rest: Any
+    ) -> None:
+        self.steps.append(outputs["loss"])
+
+
+def compare(ours: Losses, our_rate: StepRate, seconds: float, epochs: int) -> None:
+    """Train the same module with stock Lightning and print both times."""
+    losses, rate = Losses(), StepRate()
+    pl.seed_everything(0, verbose=False)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        max_epochs=epochs,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[losses, rate],
+    )
+    train, val, _ = loaders()
+    print("\nThe same module in stock Lightning ...")
+    began = time.perf_counter()
+    trainer.fit(Digits(), train, val)
+    stock_seconds = time.perf_counter() - began
+    difference = (torch.stack(ours.steps) - torch.stack(losses.steps)).abs().max()
+    print(f"{'':16s}{'Fulgurite':>12s}{'Lightning':>12s}")
+    print(f"{'fit, seconds':16s}{seconds:12.1f}{stock_seconds:12.1f}   (building programs included)")
+    print(f"{'steps per s':16s}{our_rate.steps_per_s:12.0f}{rate.steps_per_s:12.0f}")
+    print(f"largest difference in loss over {len(losses.steps)} steps: {difference:.1e}")
+
+
+def plot(metrics: Path, picture: Path) -> None:
+    """Draw loss and accuracy of each epoch from the CSV logger's file."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    with metrics.open() as file:
+        rows = list(csv.DictReader(file))
+    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4))
+    for axis, names in zip(
+        axes, (("loss_epoch", "val_loss"), ("accuracy", "val_accuracy")), strict=True
+    ):
+        for name, label in zip(names, ("training", "validation"), strict=True):
+            points = [(int(r["epoch"]) + 1, float(r[name])) for r in rows if r.get(name)]
+            axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=label)
+        axis.set_xlabel("epoch")
+        axis.set_ylabel(names[0].removesuffix("_epoch"))
+        axis.grid(alpha=0.3)
+        axis.legend()
+    figure.tight_layout()
+    figure.savefig(picture, dpi=120)
+
+
+def main(arguments: list[str] | None = None) -> float:
+    """Train, test, and report; returns the test accuracy."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--device", default="CSX", help="CSX, CPU or GPU")
+    parser.add_argument("--compare", action="store_true", help="train in stock Lightning too")
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--out", type=Path, default=Path("runs/digits"), help="folder of results")
+    parser.add_argument("--autogen-policy", help="CSX only; 'disabled' compiles nothing")
+    options = parser.parse_args(arguments)
+
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
+    pl.seed_everything(0, verbose=False)
+    train, val, test = loaders()
+    losses, rate = Losses(), StepRate()
+    checkpoint = ModelCheckpoint(monitor="val_accuracy", mode="max", filename="best")
+    where: dict[str, Any] = {"device": options.device}
+    if options.autogen_policy:
+        where = {"backend": backend(options.device, autogen_policy=options.autogen_policy)}
+    trainer = Trainer(
+        **where,
+        max_epochs=options.epochs,
+        logger=CSVLogger(options.out.parent, name=options.out.name),
+        log_every_n_steps=10,
+        callbacks=[losses, rate, checkpoint],
+    )
+    module = Digits()
+    began = time.perf_counter()
+    trainer.fit(module, train, val)
+    seconds = time.perf_counter() - began
+    [results] = trainer.test(module, test, ckpt_path="best", verbose=False)
+
+    picture = Path(trainer.log_dir or ".") / "curves.png"
+    plot(Path(trainer.log_dir or ".") / "metrics.csv", picture)
+    accuracy = results["test_accuracy"]
+    print(f"\ntest accuracy  {accuracy:.1%}")
+    print(f"steps per s    {rate.steps_per_s:.0f}")
+    print(f"checkpoint     {checkpoint.best_model_path}")
+    print(f"curves         {picture}")
+    if options.compare:
+        compare(losses, rate, seconds, options.epochs)
+    return accuracy
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""The house: imports flow down, every folder ships, nothing else lies at the top."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("trainer", "loops", "callbacks", "backends")
+"""From the top down: a room imports from itself and from those to its right."""
+
+TOP = {"pyproject.toml", "README.md", "Makefile", "tests", "examples", "docs", *ROOMS}
+
+
+def files(*folders: str) -> list[Path]:
+    """The Python files of folders, relative to the root."""
+    found = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    return sorted(path.relative_to(ROOT) for path in found)
+
+
+def parsed(path: Path) -> ast.Module:
+    """A file's syntax tree."""
+    return ast.parse((ROOT / path).read_text(encoding="utf-8"))
+
+
+def imported(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of every import, at any depth; a relative one begins with a dot."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
+
+
+def room_of(name: str) -> str | None:
+    """The room of a dotted name of this package; the face and its own modules are ``trainer``."""
+    parts = name.split(".")
+    if parts[0] != "fulgurite":
+        return None
+    return parts[1] if len(parts) > 1 and parts[1] in ROOMS[1:] else "trainer"
+
+
+@pytest.mark.parametrize(
+    ("name", "room"),
+    [
+        ("fulgurite", "trainer"),
+        ("fulgurite.Trainer", "trainer"),
+        ("fulgurite.trainer.Trainer", "trainer"),
+        ("fulgurite.optim.schedules", "trainer"),
+        ("fulgurite.loops", "loops"),
+        ("fulgurite.backends.csx.graph.Graph", "backends"),
+        ("torch.nn", None),
+    ],
+)
+def test_a_name_belongs_to_a_room(name: str, room: str | None) -> None:
+    assert room_of(name) == room
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_imports_never_flow_up(room: str) -> None:
+    assert files(room), f"{room}/ holds no Python file"
+    above = ROOMS[: ROOMS.index(room)]
+    wrong = [
+        f"{path}:{line} imports {name}"
+        for path in files(room)
+        for line, name in imported(parsed(path))
+        if room_of(name) in above
+    ]
+    assert wrong == []
+
+
+def test_no_import_is_relative_or_by_a_rooms_folder() -> None:
+    wrong = [
+        f"{path}:{line} imports {name}"
+        for path in files(*ROOMS, "tests", "examples")
+        for line, name in imported(parsed(path))
+        if name.startswith(".") or name.split(".")[0] in ROOMS
+    ]
+    assert wrong == []
+
+
+def test_every_folder_of_the_rooms_ships_and_nothing_else_is_listed() -> None:
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    names = {"trainer": "fulgurite"} | {room: f"fulgurite.{room}" for room in ROOMS[1:]}
+    assert setuptools["package-dir"] == {name: room for room, name in names.items()}
+    folders = {path.parent for path in files(*ROOMS)}
+    packages = [".".join([names[folder.parts[0]], *folder.parts[1:]]) for folder in sorted(folders)]
+    assert sorted(setuptools["packages"]) == sorted(packages)
+    assert [str(folder) for folder in folders if not (ROOT / folder / "__init__.py").exists()] == []
+
+
+def test_every_file_opens_with_a_docstring() -> None:
+    paths = files(*ROOMS, "tests", "examples")
+    assert [str(path) for path in paths if not ast.get_docstring(parsed(path))] == []
+
+
+def test_only_the_agreed_files_and_folders_lie_at_the_top() -> None:
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout: what is tracked cannot be known")
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    tops = {name.split("/")[0] for name in listed.stdout.split("\0") if name}
+    assert {top for top in tops if not top.startswith(".")} - TOP == set()
