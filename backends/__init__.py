@@ -16,7 +16,7 @@ from fulgurite.backends.backend import (
     check_keys,
     current_backend,
     device_type,
-    forget_backend,
+    set_backend,
 )
 from fulgurite.backends.cpu import CPUBackend as CPUBackend
 from fulgurite.backends.csx.accelerator import CSXAccelerator
@@ -82,7 +82,7 @@ def backend_from(value: Backend | Mapping[str, Any]) -> Backend:
 
 def reset_backend() -> None:
     """Forget the live backend and the process's CSConfig. For tests, which start afresh with it."""
-    forget_backend()
+    set_backend(None)
     forget_config()
 
 

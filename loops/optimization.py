@@ -10,7 +10,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from lightning.pytorch.loops.optimization.automatic import Closure, _AutomaticOptimization
+from lightning.pytorch.loops.optimization.automatic import (
+    Closure,
+    ClosureResult,
+    _AutomaticOptimization,
+)
 from lightning.pytorch.loops.optimization.manual import _ManualOptimization
 from lightning.pytorch.loops.progress import _BaseProgress
 from lightning.pytorch.loops.utilities import _block_parallel_sync_behavior
@@ -57,7 +61,7 @@ class AutomaticOptimization(_AutomaticOptimization):
         arguments = OrderedDict(kwargs)
         window = self.trainer.accumulate_grad_batches
         closure = Closure(
-            step_fn=self._make_step_fn(arguments),
+            step_fn=lambda: self._step_with_loss(arguments),
             backward_fn=self._make_backward_fn(optimizer),
             # with a window, the "step" entry point leaves the gradients zero
             zero_grad_fn=self._make_zero_grad_fn(batch_idx, optimizer) if window == 1 else None,
@@ -68,14 +72,17 @@ class AutomaticOptimization(_AutomaticOptimization):
             else:
                 with _block_parallel_sync_behavior(self.trainer.strategy, block=True):
                     closure()
-        result = closure.consume_result()
-        if result.loss is None:
+        return closure.consume_result().asdict()
+
+    def _step_with_loss(self, kwargs: OrderedDict[str, Any]) -> ClosureResult:
+        result = self._training_step(kwargs)
+        if result.closure_loss is None:
             raise NoLoss(
                 "training_step returned None; under automatic optimization a static step has a"
                 " loss on every batch.",
                 remedy="return the loss; to weigh a batch with nothing, return loss * 0",
             )
-        return result.asdict()
+        return result
 
 
 class ManualOptimization(_ManualOptimization):

@@ -23,6 +23,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from fulgurite.backends import Backend, CSXBackend, backend_from
 from fulgurite.backends import backend as make_backend
+from fulgurite.backends.backend import current_backend, set_backend
 from fulgurite.backends.csx.accelerator import CSXAccelerator
 from fulgurite.backends.csx.strategy import CSXStrategy
 
@@ -34,14 +35,15 @@ def _with_env_defaults(init: _Init) -> _Init:
 
     Lightning's own decorator looks at the signature of the *sub*class, so it would hand
     ``PL_TRAINER_DEVICE`` to its own ``__init__``. Here our names are read too, and an argument that
-    is given overrides the variables of both ``device`` and ``backend``.
+    is given also overrides the variable of its other name (``device`` and ``backend``).
     """
 
     @functools.wraps(init)
     def with_defaults(self: Any, **given: Any) -> None:
         defaults = vars(_parse_env_variables(type(self)))
-        if given.get("device") is not None or given.get("backend") is not None:
-            defaults = {k: v for k, v in defaults.items() if k not in ("device", "backend")}
+        for names in (("device", "backend"), ("model_dir", "default_root_dir")):
+            if any(given.get(name) is not None for name in names):
+                defaults = {k: v for k, v in defaults.items() if k not in names}
         init(self, **{**defaults, **given})
 
     return with_defaults  # type: ignore[return-value]
@@ -127,10 +129,15 @@ class Trainer(pl.Trainer):
                 "Trainer takes exactly one of device ('CSX', 'CPU' or 'GPU') and backend"
                 " (fulgurite.backend('CSX', ...)); got neither."
             )
+        live = current_backend()
         self.backend = make_backend(device) if backend is None else backend_from(backend)
         kind = self.backend.backend_type
         given = f"device={device!r}" if backend is None else f"backend {kind}"
-        arguments |= _placement(self.backend, given, accelerator, strategy, devices)
+        try:
+            arguments |= _placement(self.backend, given, accelerator, strategy, devices)
+        except MisconfigurationException:
+            set_backend(live)  # a refused Trainer claims nothing
+            raise
         arguments["default_root_dir"] = _root(model_dir, default_root_dir)
         if logger is True or (logger is None and not barebones):
             arguments["logger"] = _default_logger(arguments["default_root_dir"])
@@ -157,6 +164,8 @@ def _placement(
         shown = value if isinstance(value, (str, int, list)) else type(value).__name__
         return MisconfigurationException(f"{given} contradicts {name}={shown!r}. {remedy}")
 
+    if isinstance(strategy, str):
+        strategy = strategy.lower()
     if not isinstance(backend, CSXBackend):
         wanted = {"CPU": ("cpu",), "GPU": ("gpu", "cuda", "mps")}[backend.backend_type]
         name = accelerator
@@ -172,14 +181,14 @@ def _placement(
         raise contradicts("accelerator", accelerator, "Leave accelerator out.")
     if strategy not in ("auto", "csx"):
         raise contradicts("strategy", strategy, "Leave strategy out.")
-    if devices not in ("auto", 1, "1"):
+    if devices not in ("auto", 1, "1", -1, "-1", [0]):
         raise contradicts("devices", devices, "CSX runs in one process here: leave devices out.")
     return {"accelerator": "auto", "strategy": CSXStrategy(backend), "devices": 1}
 
 
 def _root(model_dir: str | Path | None, default_root_dir: str | Path | None) -> str | Path | None:
     if model_dir is not None and default_root_dir is not None:
-        if os.fspath(model_dir) != os.fspath(default_root_dir):
+        if os.path.normpath(model_dir) != os.path.normpath(default_root_dir):
             raise ValueError(
                 f"model_dir={os.fspath(model_dir)!r} and"
                 f" default_root_dir={os.fspath(default_root_dir)!r} name the same thing and"

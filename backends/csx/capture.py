@@ -123,6 +123,7 @@ class Captured:
     gradients: dict[str, Tensor]  # fakes of p.grad, by parameter name
     numbers: tuple[numbers.NumberSlot, ...]
     guards: tuple[numbers.Guard, ...]
+    constants: tuple[Tensor, ...]
     batch: BatchSpec
     outputs: Outputs
 
@@ -253,6 +254,12 @@ class Trace:
         finally:
             Trace.current = None
         self._check_foreign_writes(module)
+        known = [entry for entry in self._inputs if entry.kind is not Kind.BATCH]
+        constants = _constants_as_inputs(module, position=len(known))
+        for i, constant in enumerate(constants):
+            fake = self._mode.from_tensor(constant.detach(), static_shapes=True)
+            known.append(Input(kind=Kind.CONSTANT, index=i, name=f"constant {i}", example=fake))
+        self._inputs = known + [entry for entry in self._inputs if entry.kind is Kind.BATCH]
         graph = lower(Graph(module=module, inputs=tuple(self._inputs), mode=self._mode))
         self._unbear(graph)
         now = numbers.read_numbers(self._number_slots, self._world.optimizers)
@@ -267,6 +274,7 @@ class Trace:
             },
             numbers=tuple(self._number_slots),
             guards=(*self._guards, *unused),
+            constants=tuple(constants),
             batch=self._batch_spec,
             outputs=self._outputs,
         )
@@ -533,6 +541,32 @@ class Trace:
         function = getattr(type(module), hook, None)
         code = getattr(function, "__code__", None)
         return None if code is None else UserLine.of_code(code)
+
+
+def _constants_as_inputs(module: fx.GraphModule, position: int) -> list[Tensor]:
+    """Turn the tensors that were read from outside into inputs, from ``position`` on.
+
+    As attributes of the graph they would be copied into the compiled program, and a change in place
+    on the host would go unseen.
+    """
+    graph = module.graph
+    before = list(graph.nodes)[position]  # placeholders come first
+    placeholders: dict[str, fx.Node] = {}
+    constants = []
+    for node in list(graph.find_nodes(op="get_attr")):
+        target = str(node.target)
+        value = getattr(module, target)
+        if not isinstance(value, Tensor):
+            continue
+        if target not in placeholders:
+            with graph.inserting_before(before):
+                placeholders[target] = graph.placeholder(f"constant_{len(constants)}")
+            placeholders[target].meta = dict(node.meta)
+            constants.append(value)
+        node.replace_all_uses_with(placeholders[target])
+        graph.erase_node(node)
+    module.recompile()
+    return constants
 
 
 def _used_numbers(graph: Graph) -> set[int]:

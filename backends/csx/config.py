@@ -37,7 +37,7 @@ class CSConfig:
     def __post_init__(self) -> None:
         for item in fields(self):
             value, least = getattr(self, item.name), 1 if item.name == "num_csx" else 0
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            if type(value) is not int or value < least:
                 raise ValueError(
                     f"CSConfig.{item.name} must be an integer of at least {least}; got {value!r}."
                 )
@@ -113,7 +113,7 @@ class CSXBackend(Backend):
             value, known = getattr(self, item.name), item.metadata.get("known")
             if known is not None and value not in known:
                 raise ValueError(f"{item.name} must be one of {known}; got {value!r}.")
-        if not isinstance(self.max_programs, int) or self.max_programs < 1:
+        if type(self.max_programs) is not int or self.max_programs < 1:
             raise ValueError(f"max_programs must be a positive integer; got {self.max_programs!r}.")
         _refuse_unbuilt(self, "")
         if self.cluster_config is not None:

@@ -57,6 +57,9 @@ class Ready:
                 zero = torch.empty_strided(example.shape, example.stride(), dtype=example.dtype)
                 self._gradients.append(gradients.setdefault(item.name, zero.zero_()))
         self._takes_numbers = any(item.kind is Kind.NUMBERS for item in graph.inputs)
+        self._constants = [
+            captured.constants[item.index] for item in graph.inputs if item.kind is Kind.CONSTANT
+        ]
         self._batch = [item.index for item in graph.inputs if item.kind is Kind.BATCH]
         offset = len(graph.inputs) - len(self._batch)
         written = graph.written()
@@ -82,6 +85,8 @@ class Ready:
         if self._takes_numbers:
             assert vector is not None
             inputs = [*inputs, vector]
+        if self._constants:
+            inputs = inputs + self._constants
         if self._written:
             self._check_writes(batch)
         storages = self._binding.storages

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -130,8 +131,10 @@ class Contract(TorchFunctionMode):
 
     def _refuse_move(self, tensor: Tensor, func: Any) -> None:
         """`.cpu()` is a host read where the user wrote it; libraries call it as a no-op."""
-        caller = sys._getframe(2)
-        if not is_library(caller) and isinstance(tensor, FakeTensor):
+        caller: FrameType | None = sys._getframe(1)
+        while caller is not None and caller.f_code.co_name == "__torch_function__":
+            caller = caller.f_back
+        if caller is not None and not is_library(caller) and isinstance(tensor, FakeTensor):
             done = "read by .cpu()" if func is Tensor.cpu else 'read by .to("cpu")'
             self._refuse(tensor, HostRead, done, READ_LATER)
 

@@ -1,0 +1,384 @@
+"""State: what a program works on, what a failed trace leaves, and what may change from outside."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+from harness import QUIET, assert_same_run, both, csx, fit
+from models import CLASSES, GAN, Classifier, Measured, convnet, loader, mlp, pictures
+from torch import Tensor, nn
+from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
+
+import fulgurite
+from fulgurite.backends.csx import rng
+from fulgurite.backends.csx.errors import StateChanged, UnsupportedState
+
+
+class Failing(Measured):
+    """Does everything a step can do, then fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.history: list[Any] = [1]
+        self.options = {"lr": 0.01, "momentum": 0.9}
+        self.optimizer = torch.optim.SGD
+        self.register_buffer("seen", torch.zeros(()))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.calls += 1
+        self.history.append(loss)
+        self.last = loss
+        self.seen = self.seen + 1
+        random.random()
+        np.random.rand()
+        torch.rand(1)
+        return loss
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        super().optimizer_step(*args, **kwargs)
+        self.net[0].eval()
+        raise RuntimeError("after everything")
+
+
+def test_a_failed_trace_leaves_everything_as_it_was() -> None:
+    module = Failing()
+    before = copy.deepcopy(module.state_dict())
+    trainer = fulgurite.Trainer(backend=csx(), max_epochs=1, **QUIET)
+    found: dict[str, Any] = {}
+
+    class Look(pl.Callback):
+        def on_train_batch_start(self, trainer: Any, module: Any, *args: Any) -> None:
+            found["rng"] = rng.collect()
+            found["vars"] = {name: dict(vars(m)) for name, m in module.named_modules()}
+            found["progress"] = copy.deepcopy(trainer.fit_loop.epoch_loop.automatic_optimization)
+            found["groups"] = [dict(g) for g in trainer.optimizers[0].param_groups]
+
+        def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
+            progress = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress
+            assert progress == found["progress"].optim_progress
+            assert trainer.global_step == 0
+            assert not trainer.optimizers[0].state
+            assert [dict(g) for g in trainer.optimizers[0].param_groups] == found["groups"]
+
+    trainer.callbacks.append(Look())
+    with pytest.raises(RuntimeError, match="after everything"):
+        trainer.fit(module, loader())
+    after = module.state_dict()
+    assert list(after) == list(before)
+    for name, value in before.items():
+        assert torch.equal(after[name], value), name
+        assert type(after[name]) is torch.Tensor
+    assert all(type(p) is nn.Parameter and p.grad is None for p in module.parameters())
+    assert module.history == [1]
+    assert module.calls == 0
+    assert not hasattr(module, "last")
+    assert module.net[0].training
+    assert module.train_accuracy._update_count == 0
+    for name, child in module.named_modules():
+        for key, value in found["vars"][name].items():
+            if key not in ("_trainer", "_current_fx_name", "_device"):
+                assert vars(child)[key] is value, (name, key)
+    now = rng.collect()
+    assert torch.equal(now["torch"], found["rng"]["torch"])
+    assert torch.equal(now["python"][1], found["rng"]["python"][1])
+    assert torch.equal(now["numpy"][1], found["rng"]["numpy"][1])
+
+
+def test_after_a_failed_trace_the_same_module_trains() -> None:
+    module = Failing()
+    with pytest.raises(RuntimeError, match="after everything"):
+        fulgurite.Trainer(backend=csx(), max_epochs=1, **QUIET).fit(module, loader())
+    type(module).optimizer_step, kept = Measured.optimizer_step, type(module).optimizer_step
+    try:
+        fulgurite.Trainer(backend=csx(), max_epochs=1, **QUIET).fit(module, loader())
+    finally:
+        type(module).optimizer_step = kept
+    assert module.seen == 50
+    assert len(module.history) == 51
+
+
+def test_tensors_keep_identity_and_memory() -> None:
+    module = Classifier(convnet())
+    before = [(id(t), t.data_ptr()) for t in [*module.parameters(), *module.buffers()]]
+    fulgurite.Trainer(backend=csx(), max_epochs=1, **QUIET).fit(module, pictures())
+    assert [(id(t), t.data_ptr()) for t in [*module.parameters(), *module.buffers()]] == before
+
+
+class Attributes(Classifier):
+    """A plain tensor, a rebound buffer, outputs in an attribute and a list."""
+
+    def __init__(self) -> None:
+        super().__init__(mlp())
+        self.scale = torch.tensor(0.5)
+        self.register_buffer("mean", torch.zeros(CLASSES))
+        self.last: Any = None
+        self.losses: list[Tensor] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        logits = self.net(batch[0])
+        self.mean = 0.9 * self.mean + 0.1 * logits.detach().mean(0)
+        loss = nn.functional.cross_entropy(logits - self.mean, batch[1]) * self.scale.clone()
+        self.last = logits.argmax(1)
+        self.losses.append(loss.detach())
+        self.scale.mul_(0.99)
+        return loss
+
+
+def test_attributes_that_a_step_reads_and_writes_are_state_or_outputs() -> None:
+    ours, stock = both(Attributes, lambda: (loader(),))
+    assert_same_run(ours, stock)
+    torch.testing.assert_close(ours.module.scale, stock.module.scale)
+    assert torch.equal(ours.module.last, stock.module.last)
+    assert len(ours.module.losses) == 50
+    torch.testing.assert_close(torch.stack(ours.module.losses), torch.stack(stock.module.losses))
+
+
+def test_state_that_changes_its_shape_is_refused() -> None:
+    class Grows(Classifier):
+        def __init__(self) -> None:
+            super().__init__(mlp())
+            self.register_buffer("seen", torch.zeros(0))
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            self.seen = torch.cat([self.seen, loss.detach()[None]])
+            return loss
+
+    with pytest.raises(UnsupportedState, match=r"replaced self\.seen, float32\[0\], by float32\[1\]"):
+        fit(Grows, lambda: (loader(),), static=True)
+
+
+class Views(Classifier):
+    """Two parameters over one storage, as ``.data`` ties them, and a buffer that is a view."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)))
+        self.net[2].weight.data = self.net[0].weight.data
+        self.register_buffer("corner", self.net[0].bias.detach()[:4])
+        self.register_buffer("counts", torch.zeros(6))
+        self.register_buffer("tail", self.counts[3:])
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.counts.add_(1)
+        self.tail.mul_(0.5)
+        loss = super().training_step(batch, batch_idx)
+        return loss + self.corner.sum() * self.tail.sum()
+
+
+def test_tensors_over_one_storage_are_one_state() -> None:
+    ours, stock = both(
+        lambda: Views(), lambda: (loader(),), limit_train_batches=10
+    )
+    assert_same_run(ours, stock)
+    a, b = ours.module.net[0].weight, ours.module.net[2].weight
+    assert a.data_ptr() == b.data_ptr()
+
+
+def test_unused_parameters_get_no_optimizer_state() -> None:
+    class Spare(Classifier):
+        def __init__(self) -> None:
+            super().__init__(mlp())
+            self.spare = nn.Linear(3, 3)
+
+    ours, stock = both(Spare, lambda: (loader(),), accumulate_grad_batches=2)
+    assert_same_run(ours, stock)
+    assert torch.equal(ours.module.spare.weight, stock.module.spare.weight)
+
+
+def test_gradient_hooks_on_parameters_are_kept() -> None:
+    class Hooked(Classifier):
+        def __init__(self) -> None:
+            super().__init__(mlp())
+            self.net[0].weight.register_hook(lambda g: g * 0.1)
+
+    ours, stock = both(Hooked, lambda: (loader(),))
+    assert_same_run(ours, stock)
+
+
+class Collected(Classifier):
+    """A MetricCollection, a confusion matrix and a MeanMetric, logged from the step."""
+
+    def __init__(self) -> None:
+        super().__init__(mlp())
+        self.scores = MetricCollection(
+            {"micro": MulticlassAccuracy(CLASSES, average="micro"), "macro": MulticlassAccuracy(CLASSES)},
+            prefix="train_",
+        )
+        self.confusion = MulticlassConfusionMatrix(CLASSES)
+        self.mean = MeanMetric()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        logits = self.net(batch[0])
+        loss = nn.functional.cross_entropy(logits, batch[1])
+        self.scores.update(logits, batch[1])
+        self.confusion.update(logits.argmax(1), batch[1])
+        self.mean(loss.detach())
+        self.log_dict(self.scores, on_step=False, on_epoch=True)
+        self.log("mean", self.mean, on_step=True, on_epoch=True)
+        return loss
+
+
+def test_metrics_accumulate_and_reset_as_in_stock() -> None:
+    ours, stock = both(Collected, lambda: (loader(),), max_epochs=3)
+    assert_same_run(ours, stock)
+    assert torch.equal(ours.module.confusion.compute(), stock.module.confusion.compute())
+    assert ours.module.confusion._update_count == stock.module.confusion._update_count == 150
+
+
+def test_gradients_that_accumulate_over_steps_by_hand_are_state() -> None:
+    class Piling(pl.LightningModule):
+        """Never clears its gradients."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+            self.net = mlp()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+            self.manual_backward(loss)
+            self.optimizers().step()
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+    ours, stock = both(Piling, lambda: (loader(),), limit_train_batches=10)
+    assert_same_run(ours, stock)
+
+
+def test_host_code_may_put_other_tensors_of_the_same_layout_into_place() -> None:
+    class Swap(pl.Callback):
+        def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+            module.mean = torch.full((CLASSES,), 0.25)
+            module.net[0].weight.data = module.net[0].weight.data * 0.5
+
+    ours, stock = both(Attributes, lambda: (loader(),), callbacks=(Swap(),), max_epochs=2)
+    assert_same_run(ours, stock)
+
+
+def change_layout(module: Any) -> None:
+    module.net[0].weight.data = module.net[0].weight.data.t().contiguous().t()
+
+
+def remove_buffer(module: Any) -> None:
+    module.mean = None
+
+
+def replace_module(module: Any) -> None:
+    module.net[0] = nn.Linear(8, 16)
+
+
+def freeze(module: Any) -> None:
+    module.net[0].requires_grad_(False)
+
+
+def evaluate(module: Any) -> None:
+    module.net[2].eval()
+
+
+CHANGES = [
+    (change_layout, r"self\.net\.0\.weight was float32\[16, 8\] with strides \(8, 1\)"),
+    (remove_buffer, r"self\.mean held a tensor when the program was built, and now is gone"),
+    (replace_module, r"modules of the model changed after the training program was built"),
+    (freeze, r"requires_grad of net\.0\.weight changed \(2 parameters"),
+    (evaluate, r"Dropout was in train mode when the training program was built"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), CHANGES, ids=lambda v: getattr(v, "__name__", ""))
+def test_a_model_that_changes_under_its_program_is_an_error(change: Any, message: str) -> None:
+    class Change(pl.Callback):
+        def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+            if trainer.current_epoch == 1:
+                change(module)
+
+    with pytest.raises(StateChanged, match=message):
+        fit(Attributes, lambda: (loader(),), static=True, callbacks=(Change(),), max_epochs=2)
+
+
+def test_freezing_works_with_two_programs() -> None:
+    class Freeze(pl.Callback):
+        def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+            module.net[0].requires_grad_(trainer.current_epoch != 1)
+
+    options: dict[str, Any] = {"callbacks": (Freeze(),), "max_epochs": 3}
+    ours, stock = both(
+        lambda: Classifier(mlp()), lambda: (loader(),), backend={"max_programs": 2}, **options
+    )
+    assert_same_run(ours, stock)
+
+
+def test_a_group_that_the_step_sets_from_python_is_an_error() -> None:
+    class WarmUp(Classifier):
+        def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+            self.trainer.optimizers[0].param_groups[0]["lr"] = 0.1 * (self.global_step + 1)
+            super().optimizer_step(*args, **kwargs)
+
+    with pytest.raises(UnsupportedState, match=r"set param_groups\['lr'\] from a Python value"):
+        fit(lambda: WarmUp(mlp()), lambda: (loader(),), static=True)
+
+
+def test_a_guard_on_a_number_that_no_longer_holds_is_an_error() -> None:
+    class Momentum(pl.Callback):
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, idx: int) -> None:
+            if idx == 3:
+                trainer.optimizers[0].param_groups[0]["momentum"] = 0.0
+
+    with pytest.raises(StateChanged, match=r"\['momentum'\] != 0 was True when traced"):
+        fit(
+            lambda: Classifier(mlp(), torch.optim.SGD, momentum=0.9),
+            lambda: (loader(),),
+            static=True,
+            callbacks=(Momentum(),),
+        )
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options", "message"),
+    [
+        (torch.optim.LBFGS, {}, "LBFGS evaluates the step again"),
+        (torch.optim.SparseAdam, {}, "SparseAdam takes sparse gradients"),
+        (torch.optim.SGD, {"momentum": 0.9, "dampening": 0.5}, "SGD with dampening"),
+    ],
+)
+def test_optimizers_that_cannot_be_static_are_refused(
+    optimizer: Any, options: Any, message: str
+) -> None:
+    with pytest.raises(UnsupportedState, match=message):
+        fit(lambda: Classifier(mlp(), optimizer, **options), lambda: (loader(),), static=True)
+
+
+class CountingSGD(torch.optim.Optimizer):
+    """Counts its steps in a Python number of its state."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = closure() if closure is not None else None
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                state["step"] = state.get("step", 0) + 1
+                p.add_(p.grad, alpha=-group["lr"] / state["step"])
+        return loss
+
+
+def test_python_numbers_in_optimizer_state_are_refused() -> None:
+    with pytest.raises(UnsupportedState, match=r"keeps state\['step'\] as a Python number"):
+        fit(lambda: Classifier(mlp(), CountingSGD), lambda: (loader(),), static=True)
+
+
+def test_the_gan_s_toggled_flags_are_restored() -> None:
+    run = fit(GAN, lambda: (loader(),), static=True, limit_train_batches=2)
+    assert all(p.requires_grad for p in run.module.parameters())
