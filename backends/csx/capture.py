@@ -43,7 +43,7 @@ from fulgurite.backends.csx.effects import (
     static_metrics,
 )
 from fulgurite.backends.csx.errors import DynamicShape, UnsupportedInput, UnsupportedState
-from fulgurite.backends.csx.graph import Graph, Input, Kind, writes
+from fulgurite.backends.csx.graph import Graph, Input, Kind
 from fulgurite.backends.csx.inputs import WATCHED, BatchSpec
 from fulgurite.backends.csx.lines import UserLine, raised_at, record_lines, user_line
 from fulgurite.backends.csx.passes import lower
@@ -194,7 +194,7 @@ class Trace:
         self._touched: set[str] = set()
         self._gradients: dict[str, Tensor] = {}
         self._guards: list[numbers.Guard] = []
-        self._constants = Constants()
+        self._constants = Constants(self._fallback_line)
 
     def _slots(self) -> Iterator[Slot]:
         yield from module_slots(self._world.module)
@@ -253,7 +253,6 @@ class Trace:
             ) from None
         finally:
             Trace.current = None
-        self._check_foreign_writes(module)
         known = [entry for entry in self._inputs if entry.kind is not Kind.BATCH]
         constants = _constants_as_inputs(module, position=len(known))
         for i, constant in enumerate(constants):
@@ -495,17 +494,6 @@ class Trace:
                     module._update_count = before
 
     # -- checks and names --------------------------------------------------------------------
-
-    def _check_foreign_writes(self, module: fx.GraphModule) -> None:
-        constants = list(module.graph.find_nodes(op="get_attr"))
-        for constant in constants:
-            for node in constant.users:
-                if writes(node, constant):
-                    raise UnsupportedState(
-                        "The step changes a tensor that no module holds (a global, a closure's).",
-                        line=node.meta.get("user_line"),
-                        remedy="self.register_buffer(name, tensor), changed in place",
-                    )
 
     def _unbear(self, graph: Graph) -> None:
         """Forget the newborn state of parameters that the step never updates."""

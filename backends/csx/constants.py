@@ -7,6 +7,7 @@ the traced operations.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
+from fulgurite.backends.csx.errors import UnsupportedState
+from fulgurite.backends.csx.lines import UserLine
+
 LARGEST = 1 << 22  # elements; larger constants are not followed (assumed: none is looked at)
 
 
@@ -24,10 +28,16 @@ class Constants(TorchDispatchMode):
 
     Constants are the results of deterministic operations whose tensor arguments all are constants.
     An in-place operation with another argument ends that for all tensors over the same memory.
+
+    Real tensors that no module holds are constants too, and may only be read.
+
+    Args:
+        line: the user's line that runs now.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, line: Callable[[], UserLine | None]) -> None:
         super().__init__()
+        self._line = line
         self._values: Any = WeakIdKeyDictionary()
         self._spoiled: set[int] = set()  # storages
         self._alive: list[Tensor] = []  # so that no storage's identity is used twice
@@ -42,9 +52,10 @@ class Constants(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        self._check_writes(func, args)
         known = all(self._value(t) is not None for t in tensors)
         result = func(*args, **kwargs)
-        if known and self._follows(func, tensors, result):
+        if known and self._follows(func, result):
             self._compute(func, args, kwargs, result)
         elif func._schema.is_mutable:
             for tensor in tensors:
@@ -53,19 +64,27 @@ class Constants(TorchDispatchMode):
                     self._spoiled.add(value.untyped_storage()._cdata)
         return result
 
+    def _check_writes(self, func: Any, args: Any) -> None:
+        for argument, value in zip(func._schema.arguments, args, strict=False):
+            writes = argument.alias_info is not None and argument.alias_info.is_write
+            if writes and isinstance(value, Tensor) and not isinstance(value, FakeTensor):
+                raise UnsupportedState(
+                    "The step changes a tensor that no module holds (a global, a closure's).",
+                    line=self._line(),
+                    remedy="self.register_buffer(name, tensor), changed in place",
+                )
+
     def _value(self, tensor: Tensor) -> Tensor | None:
         return self.value_of(tensor) if isinstance(tensor, FakeTensor) else tensor
 
     @staticmethod
-    def _follows(func: Any, tensors: list[Tensor], result: Any) -> bool:
+    def _follows(func: Any, result: Any) -> bool:
         outputs = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
         return (
             bool(outputs)
             and all(t.numel() <= LARGEST for t in outputs)
             and torch.Tag.nondeterministic_seeded not in func.tags
             and "empty" not in func._schema.name
-            # the user's own tensors are read, never written
-            and not (func._schema.is_mutable and any(not isinstance(t, FakeTensor) for t in tensors))
         )
 
     def _compute(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:

@@ -112,7 +112,6 @@ def record_lines(boundary: CodeType, fallback: Callable[[], UserLine | None]) ->
 def set_line(node: Node, line: UserLine | None) -> None:
     """Put a line on a node; as ``stack_trace``, torch's own passes carry it along."""
     if line is not None:
-        node.meta["user_line"] = line
         node.meta["stack_trace"] = (
             f'File "{line.file}", line {line.line}, in {line.function}\n    {line.source}'
         )
