@@ -136,11 +136,15 @@ def compare(ours: Losses, our_rate: StepRate, seconds: float, epochs: int) -> No
     began = time.perf_counter()
     trainer.fit(Digits(), train, val)
     stock_seconds = time.perf_counter() - began
-    difference = (torch.stack(ours.steps) - torch.stack(losses.steps)).abs().max()
+    difference = (torch.stack(ours.steps) - torch.stack(losses.steps)).abs()
     print(f"{'':16s}{'Fulgurite':>12s}{'Lightning':>12s}")
     print(f"{'fit, seconds':16s}{seconds:12.1f}{stock_seconds:12.1f}   (building programs included)")
     print(f"{'steps per s':16s}{our_rate.steps_per_s:12.0f}{rate.steps_per_s:12.0f}")
-    print(f"largest difference in loss over {len(losses.steps)} steps: {difference:.1e}")
+    # rounding noise grows: stock Lightning on one thread and on two differ by as much (measured)
+    print(
+        f"largest difference in loss: {difference[:100].max():.1e} in the first 100 steps,"
+        f" {difference.max():.1e} in all {len(difference)}"
+    )
 
 
 def plot(metrics: Path, picture: Path) -> None:
@@ -178,6 +182,7 @@ def main(arguments: list[str] | None = None) -> float:
     options = parser.parse_args(arguments)
 
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning 2.6 on torch 2.13
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
     pl.seed_everything(0, verbose=False)
     train, val, test = loaders()

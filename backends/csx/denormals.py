@@ -15,9 +15,13 @@ import ctypes.util
 import functools
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 
+# through torch's own library: a process may hold several OpenMP pools (scikit-learn brings one), and
+# two that take turns cost milliseconds a step
+_TORCH_CPU = str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
 _ENVIRONMENT_BYTES = 64  # fenv_t: 32 on x86-64, 8 on aarch64 (glibc)
 
 
@@ -28,7 +32,7 @@ class _Pool:
         libm = ctypes.CDLL(ctypes.util.find_library("m"))
         self._set, self._get = libm.fesetenv, libm.fegetenv
         self._address = ctypes.cast(self._set, ctypes.c_void_p)
-        self._parallel = ctypes.CDLL(_openmp_library()).GOMP_parallel
+        self._parallel = ctypes.CDLL(_TORCH_CPU).GOMP_parallel
         self._parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
         self._parallel.restype = None
         self._own = ctypes.create_string_buffer(_ENVIRONMENT_BYTES)
@@ -46,16 +50,6 @@ class _Pool:
     def restore(self, threads: int) -> None:
         """The main thread's own environment before ``flush``, in all of them."""
         self._parallel(self._address, ctypes.addressof(self._own), threads, 0)
-
-
-def _openmp_library() -> str:
-    """Path of the OpenMP library that this process has loaded."""
-    with open("/proc/self/maps") as maps:
-        for line in maps:
-            path = line.split()[-1]
-            if "/libgomp" in path or "/libomp" in path or "/libiomp" in path:
-                return path
-    raise OSError("no OpenMP library is loaded")
 
 
 @functools.cache

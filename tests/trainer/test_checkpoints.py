@@ -1,0 +1,181 @@
+"""Checkpoints: resume to the bit, and exchange with stock Lightning both ways."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+from harness import QUIET, csx
+from lightning.pytorch.callbacks import ModelCheckpoint
+from models import Classifier, loader, mlp, rows
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+import fulgurite
+
+SAVE = {**QUIET, "enable_checkpointing": True}
+
+
+class Seen(pl.Callback):
+    """First feature of every sample, and the loss, of each step; draws on the host too."""
+
+    def __init__(self) -> None:
+        self.data: list[list[float]] = []
+        self.losses: list[float] = []
+        self.drawn: list[float] = []
+
+    def on_train_batch_end(
+        self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.data.append(batch[0][:, 0].tolist())
+        self.losses.append(outputs["loss"].item())
+        self.drawn.append(random.random() + float(np.random.rand()))
+
+
+class Scheduled(Classifier):
+    """Dropout, a scheduler, validation."""
+
+    def __init__(self) -> None:
+        super().__init__(mlp(0.3))
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+def make(
+    static: bool, folder: Path, epochs: int = 3, **options: Any
+) -> tuple[pl.Trainer, Seen]:
+    """A trainer that keeps a checkpoint of every third step."""
+    seen = Seen()
+    options = {**SAVE, "max_epochs": epochs, **options}
+    options["callbacks"] = [
+        seen,
+        ModelCheckpoint(folder, every_n_train_steps=3, save_top_k=-1, filename="{step}"),
+    ]
+    if static:
+        return fulgurite.Trainer(backend=csx(), **options), seen
+    return pl.Trainer(accelerator="cpu", **options), seen
+
+
+def seeded(**options: Any) -> DataLoader[Any]:
+    """Ten shuffled batches an epoch, from torch's global seed."""
+    return DataLoader(rows(160), batch_size=16, shuffle=True, **options)
+
+
+def own_generator() -> DataLoader[Any]:
+    """The same from a generator of the loader's own."""
+    return seeded(generator=torch.Generator().manual_seed(5))
+
+
+def two_workers() -> DataLoader[Any]:
+    """The same with worker processes, which draw the order when the iterator is made."""
+    return seeded(num_workers=2)
+
+
+@pytest.mark.parametrize("make_loader", [seeded, own_generator, two_workers])
+@pytest.mark.parametrize("step", [3, 9, 12, 15])
+def test_resume_gives_the_same_batches_losses_and_draws(
+    tmp_path: Path, make_loader: Callable[[], DataLoader[Any]], step: int
+) -> None:
+    torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)
+    trainer, whole = make(True, tmp_path / "a")
+    first = Scheduled()
+    trainer.fit(first, make_loader(), loader(32))
+    torch.manual_seed(99)
+    random.seed(99)
+    trainer, rest = make(True, tmp_path / "b")
+    second = Scheduled()
+    trainer.fit(second, make_loader(), loader(32), ckpt_path=tmp_path / "a" / f"step={step}.ckpt")
+    assert trainer.global_step == 30
+    assert rest.data == whole.data[step:]
+    assert rest.losses == whole.losses[step:]
+    assert rest.drawn == whole.drawn[step:]
+    for name, value in first.state_dict().items():
+        assert torch.equal(second.state_dict()[name], value), name
+
+
+def test_resume_at_the_end_of_an_epoch(tmp_path: Path) -> None:
+    def options() -> dict[str, Any]:
+        keep = ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}")
+        return {**SAVE, "max_epochs": 3, "callbacks": [keep]}
+
+    losses = []
+    for path in (None, tmp_path / "epoch=0.ckpt"):
+        torch.manual_seed(1 if path is None else 50)
+        seen = Seen()
+        arguments = options()
+        arguments["callbacks"].append(seen)
+        trainer = fulgurite.Trainer(backend=csx(), **arguments)
+        trainer.fit(Scheduled(), seeded(), loader(32), ckpt_path=path)
+        losses.append(seen.losses)
+    assert losses[1] == losses[0][10:]
+
+
+@pytest.mark.parametrize("ours_first", [True, False])
+def test_checkpoints_interchange_with_stock(tmp_path: Path, ours_first: bool) -> None:
+    """Saved by one and resumed by the other, a run goes on as either alone would."""
+
+    def plain() -> Classifier:
+        return Classifier(mlp())
+
+    def data() -> DataLoader[Any]:
+        return loader(160)
+
+    torch.manual_seed(3)
+    trainer, whole = make(False, tmp_path / "whole", epochs=2)
+    reference = plain()
+    trainer.fit(reference, data())
+    torch.manual_seed(3)
+    trainer, _ = make(ours_first, tmp_path / "first", epochs=1)
+    trainer.fit(plain(), data())
+    trainer.save_checkpoint(tmp_path / "end.ckpt")
+    trainer, rest = make(not ours_first, tmp_path / "second", epochs=2)
+    resumed = plain()
+    trainer.fit(resumed, data(), ckpt_path=tmp_path / "end.ckpt")
+    assert trainer.global_step == 20
+    assert rest.losses == pytest.approx(whole.losses[10:], rel=1e-5)
+    for name, value in reference.state_dict().items():
+        torch.testing.assert_close(resumed.state_dict()[name], value, rtol=1e-5, atol=1e-5)
+
+
+def test_a_checkpoint_has_lightning_s_keys_and_loads_with_weights_only(tmp_path: Path) -> None:
+    states = []
+    for static in (True, False):
+        trainer, _ = make(static, tmp_path / str(static), epochs=1)
+        trainer.fit(Scheduled(), loader(160), loader(32))
+        trainer.save_checkpoint(tmp_path / f"{static}.ckpt")
+        states.append(torch.load(tmp_path / f"{static}.ckpt", weights_only=True))
+    ours, stock = states
+    assert set(ours) == {*stock, "fulgurite"}
+    assert list(ours["loops"]) == list(stock["loops"])
+    assert ours["loops"]["fit_loop"] == stock["loops"]["fit_loop"]
+    assert list(ours["optimizer_states"][0]["state"]) == list(stock["optimizer_states"][0]["state"])
+
+
+def test_the_best_checkpoint_is_used_for_test(tmp_path: Path) -> None:
+    class Tested(Scheduled):
+        def test_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("test_loss", nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
+
+        def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return self.net(batch[0])
+
+    keep = ModelCheckpoint(tmp_path, monitor="val_loss", mode="max", filename="worst")
+    trainer = fulgurite.Trainer(backend=csx(), max_epochs=3, **{**SAVE, "callbacks": [keep]})
+    module = Tested()
+    trainer.fit(module, loader(160), loader(32))
+    [result] = trainer.test(module, loader(32), ckpt_path="best", verbose=False)
+    assert result["test_loss"] == pytest.approx(float(keep.best_model_score), rel=1e-5)

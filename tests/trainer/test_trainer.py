@@ -1,0 +1,66 @@
+"""What a person sees of the Trainer: default logger, progress bar, environment."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import csx
+from lightning.pytorch.callbacks import RichProgressBar
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from models import Classifier, loader, mlp
+
+import fulgurite
+from fulgurite import trainer as trainer_module
+
+
+def test_csv_is_the_default_logger_and_holds_rows_of_logged_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_module, "_TENSORBOARD_AVAILABLE", False)
+    monkeypatch.setattr(trainer_module, "_TENSORBOARDX_AVAILABLE", False)
+    trainer = fulgurite.Trainer(
+        backend=csx(),
+        model_dir=tmp_path,
+        max_epochs=1,
+        log_every_n_steps=5,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    assert type(trainer.logger) is CSVLogger
+    trainer.fit(Classifier(mlp()), loader())
+    with Path(trainer.log_dir, "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    steps = [int(row["step"]) for row in rows if row["loss_step"]]
+    assert steps == list(range(4, 50, 5))
+    assert any(row["loss_epoch"] for row in rows)
+    assert Path(tmp_path) in Path(trainer.checkpoint_callback.best_model_path).parents
+
+
+def test_tensorboard_is_the_default_logger_where_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made: dict[str, Any] = {}
+
+    class Fake(TensorBoardLogger):
+        def __init__(self, save_dir: str) -> None:
+            made["save_dir"] = save_dir
+
+    monkeypatch.setattr(trainer_module, "_TENSORBOARD_AVAILABLE", True)
+    monkeypatch.setattr(trainer_module, "TensorBoardLogger", Fake)
+    trainer = fulgurite.Trainer(backend=csx(), model_dir=tmp_path)
+    assert isinstance(trainer.logger, Fake)
+    assert made == {"save_dir": str(tmp_path)}
+
+
+def test_the_progress_bar_is_rich_and_shows_loss(capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = fulgurite.Trainer(
+        backend=csx(), max_epochs=1, logger=False, enable_checkpointing=False
+    )
+    assert isinstance(trainer.progress_bar_callback, RichProgressBar)
+    trainer.fit(Classifier(mlp()), loader())
+    shown = capsys.readouterr().out
+    assert "training program" in shown
+    assert "loss_step" in shown
