@@ -31,16 +31,14 @@ class TrainingEpochLoop(_TrainingEpochLoop):
         """Start an epoch: at its beginning, or where a checkpoint left it."""
         strategy, fit_loop = self.trainer.strategy, self.trainer.fit_loop
         positions = strategy.data_position  # type: ignore[attr-defined]
-        restored = strategy.restored if self.restarting else None  # type: ignore[attr-defined]
         if self.trainer.current_epoch > 0 and not fit_loop.is_resuming and not self.restarting:
             loaders = data_fetcher.combined_loader.flattened
             positions[position.ITERATOR] = position.collect(loaders)
         super().on_run_start(data_fetcher)
+        restored = strategy.restored  # type: ignore[attr-defined]
         if restored is not None:
             strategy.restored = None  # type: ignore[attr-defined]
-            seen = self.batch_progress.current.ready
-            position.replay(restored, data_fetcher, seen)
-            positions.update({k: restored[k] for k in positions if k in restored and seen})
+            positions |= position.replay(restored, data_fetcher, self.batch_progress.current.ready)
 
     def advance(self, data_fetcher: _DataFetcher) -> None:
         """Run one batch; before the first of an epoch, remember the random states."""

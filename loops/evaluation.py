@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.loops.prediction_loop import _PredictionLoop
+from lightning.pytorch.utilities.seed import isolate_rng
 
 from fulgurite.loops.shapes import check_last_batch
 
@@ -16,6 +17,11 @@ class EvaluationLoop(_EvaluationLoop):
         super().setup_data()
         backend = self.trainer.strategy.backend  # type: ignore[attr-defined]
         check_last_batch(self._combined_loader, backend, str(self._stage.value), self._max_batches)
+
+    def increment_progress_to_evaluation_end(self) -> None:
+        """Skip a validation that was done before a checkpoint; it must not draw again."""
+        with isolate_rng(include_cuda=False):
+            super().increment_progress_to_evaluation_end()
 
 
 class PredictionLoop(_PredictionLoop):

@@ -27,16 +27,22 @@ def restore(states: dict[str, Any], loaders: list[Any]) -> None:
     rng.restore_loaders(loaders, states["generators"])
 
 
-def replay(restored: dict[str, Any], fetcher: _DataFetcher, seen: int) -> None:
-    """Make the fetcher's next batch the one after ``seen`` batches of the saved epoch."""
+def replay(restored: dict[str, Any], fetcher: _DataFetcher, seen: int) -> dict[str, Any]:
+    """Make the fetcher's next batch the one after ``seen`` batches of the saved epoch.
+
+    Returns:
+        The states of that epoch's moments, as a later checkpoint of it needs them.
+    """
     loaders = fetcher.combined_loader.flattened
-    if seen and ITERATOR in restored and FIRST_BATCH in restored:
-        restore(restored[ITERATOR], loaders)
-        iter(fetcher)
-        restore(restored[FIRST_BATCH], loaders)
-        for _ in range(seen):
-            next(fetcher)
+    if not seen or ITERATOR not in restored or FIRST_BATCH not in restored:
         restore(restored, loaders)
-    else:
-        restore(restored, loaders)
+        moments = {ITERATOR: collect(loaders)}
         iter(fetcher)
+        return moments
+    restore(restored[ITERATOR], loaders)
+    iter(fetcher)
+    restore(restored[FIRST_BATCH], loaders)
+    for _ in range(seen):
+        next(fetcher)
+    restore(restored, loaders)
+    return {moment: restored[moment] for moment in (ITERATOR, FIRST_BATCH)}

@@ -25,6 +25,7 @@ FOREIGN = (
     r"The number of training batches .* is smaller than the logging interval",
     r"Starting from v1.9.0, `tensorboardX` has been removed",
     r"Checkpoint directory .* exists and is not empty",
+    r"The dirpath has changed from",
     r"You defined a `validation_step` but have no `val_dataloader`",
     r"You are trying to `self.log\(\)` but",
 )

@@ -107,6 +107,8 @@ class StaticGraph(Strategy):
             self._evaluating.clear()
             self._traced_module = module
         self._training = None
+        if trainer.ckpt_path is None or trainer.state.fn != TrainerFn.FITTING:
+            self.restored = None
         super().setup(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
             world = World(
