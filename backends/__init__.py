@@ -1,7 +1,7 @@
 """Where a step runs.
 
-In reading order: ``backend`` (the base and the rule of one type per process), ``cpu`` and ``gpu`` (eager
-Lightning), ``csx`` (the static-graph backend). Importing this package registers strategy and
+In reading order: ``backend`` (the base and the rule of one type per process), ``cpu`` and ``gpu``
+(eager Lightning), ``csx`` (the static-graph backend). Importing this package registers strategy and
 accelerator "csx" with Lightning, so that ``lightning.Trainer(strategy="csx")`` works too.
 """
 

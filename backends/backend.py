@@ -1,7 +1,8 @@
 """The backend: what kind of machine a process computes on, and with which options.
 
-A process holds one backend *type*. The first backend that is made claims it; another of the same type
-may follow with other options, one of another type is refused. The last one made is the live one.
+A process holds one backend *type*. The first backend that is made claims it; another of the same
+type may follow with other options, one of another type is refused. The last one made is the live
+one.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python examples/digits.py [--device CSX|CPU|GPU] [--compare] [--epochs 12] [--out runs/digits]
 
-1797 real pictures, 8 x 8 pixels, ten classes. Ends with the test accuracy, the steps per second, and
-where the checkpoint and a picture of the curves lie. With --compare the same module is trained by
-stock Lightning too, from the same seed.
+1797 real pictures, 8 x 8 pixels, ten classes. Ends with the test accuracy, the steps per second,
+and where the checkpoint and a picture of the curves lie. With --compare the same module is trained
+by stock Lightning too, from the same seed.
 
 Shapes: B pictures of a batch, C classes; pictures [B, 1, 8, 8], logits [B, C].
 """
@@ -138,7 +138,9 @@ def compare(ours: Losses, our_rate: StepRate, seconds: float, epochs: int) -> No
     stock_seconds = time.perf_counter() - began
     difference = (torch.stack(ours.steps) - torch.stack(losses.steps)).abs()
     print(f"{'':16s}{'Fulgurite':>12s}{'Lightning':>12s}")
-    print(f"{'fit, seconds':16s}{seconds:12.1f}{stock_seconds:12.1f}   (building programs included)")
+    print(
+        f"{'fit, seconds':16s}{seconds:12.1f}{stock_seconds:12.1f}   (building programs included)"
+    )
     print(f"{'steps per s':16s}{our_rate.steps_per_s:12.0f}{rate.steps_per_s:12.0f}")
     # rounding noise grows: stock Lightning on one thread and on two differ by as much (measured)
     print(

@@ -1,4 +1,4 @@
-"""The loops of validation, test and predict: Lightning's, which refuse loaders that cannot be static."""
+"""Validation, test and predict: Lightning's loops, which refuse loaders that cannot be static."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.loops.prediction_loop import _PredictionLoop
 from lightning.pytorch.utilities.seed import isolate_rng
 
+from fulgurite.backends.csx.strategy import strategy_of
 from fulgurite.loops.shapes import check_last_batch
 
 
@@ -15,7 +16,7 @@ class EvaluationLoop(_EvaluationLoop):
     def setup_data(self) -> None:
         """Make the loaders."""
         super().setup_data()
-        backend = self.trainer.strategy.backend  # type: ignore[attr-defined]
+        backend = strategy_of(self.trainer).backend
         check_last_batch(self._combined_loader, backend, str(self._stage.value), self._max_batches)
 
     def increment_progress_to_evaluation_end(self) -> None:
@@ -30,5 +31,5 @@ class PredictionLoop(_PredictionLoop):
     def setup_data(self) -> None:
         """Make the loaders."""
         super().setup_data()
-        backend = self.trainer.strategy.backend  # type: ignore[attr-defined]
+        backend = strategy_of(self.trainer).backend
         check_last_batch(self._combined_loader, backend, "predict", self.max_batches)

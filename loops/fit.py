@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lightning.pytorch.loops.fit_loop import _FitLoop
 
+from fulgurite.backends.csx.strategy import strategy_of
 from fulgurite.loops import position
 from fulgurite.loops.shapes import check_last_batch
 
@@ -13,11 +14,11 @@ class FitLoop(_FitLoop):
 
     def setup_data(self) -> None:
         """Make the loader and its iterator, and remember the random states it was made from."""
-        strategy, fetcher = self.trainer.strategy, self._data_fetcher
+        strategy, fetcher = strategy_of(self.trainer), self._data_fetcher
         states = position.collect([])
-        strategy.loader_generators.clear()  # type: ignore[attr-defined]
+        strategy.loader_generators.clear()
         super().setup_data()
         if self._data_fetcher is not fetcher:
-            check_last_batch(self._combined_loader, strategy.backend, "training")  # type: ignore[attr-defined]
-            states["generators"] = list(strategy.loader_generators)  # type: ignore[attr-defined]
-            strategy.data_position[position.ITERATOR] = states  # type: ignore[attr-defined]
+            check_last_batch(self._combined_loader, strategy.backend, "training")
+            states["generators"] = list(strategy.loader_generators)
+            strategy.data_position[position.ITERATOR] = states

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 
 from fulgurite.backends.csx.errors import NoLoss
 from fulgurite.backends.csx.step import ACCUMULATE, STEP
+from fulgurite.backends.csx.strategy import strategy_of
 
 
 class AutomaticOptimization(_AutomaticOptimization):
@@ -36,12 +37,14 @@ class AutomaticOptimization(_AutomaticOptimization):
         accumulating = window > 1 and trainer.fit_loop._should_accumulate()
 
         def entry(steps: bool) -> Callable[[Any], Any]:
-            return lambda batch: self._trace(optimizer, batch_idx, {**kwargs, "batch": batch}, steps)
+            return lambda batch: self._trace(
+                optimizer, batch_idx, {**kwargs, "batch": batch}, steps
+            )
 
         entries = {STEP: entry(True)}
         if window > 1:
             entries = {ACCUMULATE: entry(False), STEP: entry(True)}
-        output: dict[str, Any] = trainer.strategy.train(  # type: ignore[attr-defined]
+        output: dict[str, Any] = strategy_of(trainer).train(
             kwargs["batch"], entries, ACCUMULATE if accumulating else STEP
         )
         progress = self.optim_progress.optimizer
@@ -98,9 +101,7 @@ class ManualOptimization(_ManualOptimization):
                 steps = self.optim_step_progress.total.completed - before
             return {"output": output, "steps": steps}
 
-        result = self.trainer.strategy.train(  # type: ignore[attr-defined]
-            kwargs["batch"], {STEP: trace}
-        )
+        result = strategy_of(self.trainer).train(kwargs["batch"], {STEP: trace})
         for _ in range(result["steps"]):
             self.optim_step_progress.increment_ready()
             self.optim_step_progress.increment_completed()

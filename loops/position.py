@@ -1,8 +1,8 @@
 """The data position of a run: which batch comes next, and from which random states.
 
-A shuffled loader gives the same order again when the random states of two moments are restored: when
-its iterator was made (with workers, the order is drawn then) and when its first batch was fetched
-(without, then). The batches already seen are then skipped. Holds for 0 and 2 workers (measured).
+A shuffled loader gives the same order again when the random states of two moments are restored:
+when its iterator was made (with workers, the order is drawn then) and when its first batch was
+fetched (without, then). The batches already seen are then skipped.
 """
 
 from __future__ import annotations

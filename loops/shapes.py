@@ -46,8 +46,8 @@ def check_last_batch(
         raise InputChanged(
             f"The last batch of the {which} would be smaller: {samples} samples in batches of"
             f" {batch_size} leave {last}, and a program has one batch size.",
-            remedy="DataLoader(drop_last=True), or padding; or backend('CSX', max_programs=2), which"
-            " builds a second program for it",
+            remedy="DataLoader(drop_last=True), or padding; or backend('CSX', max_programs=2),"
+            " which builds a second program for it",
         )
 
 

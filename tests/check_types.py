@@ -28,8 +28,11 @@ def main() -> int:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(Path(folder, "site"))
         return subprocess.run(
-            [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml")]
-            + ["--cache-dir", str(ROOT / ".mypy_cache"), "-p", "fulgurite"],
+            [
+                *(sys.executable, "-m", "mypy", "-p", "fulgurite"),
+                *("--config-file", str(ROOT / "pyproject.toml")),
+                *("--cache-dir", str(ROOT / ".mypy_cache")),
+            ],
             env={**os.environ, "MYPYPATH": str(Path(folder, "site"))},
             cwd=folder,
         ).returncode

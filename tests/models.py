@@ -68,9 +68,7 @@ class Classifier(pl.LightningModule):
 
 def mlp(dropout: float = 0.0) -> nn.Module:
     """8-16-CLASSES."""
-    return nn.Sequential(
-        nn.Linear(8, 16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, CLASSES)
-    )
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, CLASSES))
 
 
 def convnet() -> nn.Module:

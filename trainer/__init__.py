@@ -8,7 +8,7 @@ Names are imported when they are first used, so that ``import fulgurite`` costs 
 Trainer         Lightning's Trainer with ``device`` or ``backend`` (``fulgurite.trainer``)
 backend         makes a backend, or returns the live one (``fulgurite.backends``)
 CSConfig        the cluster's configuration (``fulgurite.backends``)
-TraceError      base of all errors about steps that are not static (``fulgurite.backends.csx.errors``)
+TraceError      base of the errors about steps that are not static (``backends.csx.errors``)
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _HOMES = {
     "TraceError": "fulgurite.backends.csx.errors",
 }
 
-__all__ = ["CSConfig", "TraceError", "Trainer", "__version__", "backend"]  # noqa: F822
+__all__ = ["CSConfig", "TraceError", "Trainer", "__version__", "backend"]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import lightning.pytorch as pl
+from lightning.fabric.loggers.tensorboard import _TENSORBOARD_AVAILABLE, _TENSORBOARDX_AVAILABLE
+from lightning.fabric.plugins.precision.precision import _PRECISION_INPUT
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.accelerators import Accelerator, CPUAccelerator
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
-from lightning.fabric.loggers.tensorboard import _TENSORBOARD_AVAILABLE, _TENSORBOARDX_AVAILABLE
 from lightning.pytorch.plugins import _PLUGIN_INPUT
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.strategies import Strategy
-from lightning.pytorch.trainer.connectors.accelerator_connector import _PRECISION_INPUT
 from lightning.pytorch.utilities.argparse import _parse_env_variables
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from fulgurite.backends import Backend, CSXBackend, backend_from
 from fulgurite.backends import backend as make_backend
@@ -187,14 +187,15 @@ def _placement(
 
 
 def _root(model_dir: str | Path | None, default_root_dir: str | Path | None) -> str | Path | None:
-    if model_dir is not None and default_root_dir is not None:
-        if os.path.normpath(model_dir) != os.path.normpath(default_root_dir):
-            raise ValueError(
-                f"model_dir={os.fspath(model_dir)!r} and"
-                f" default_root_dir={os.fspath(default_root_dir)!r} name the same thing and"
-                " differ. Give one."
-            )
-    return default_root_dir if model_dir is None else model_dir
+    if model_dir is None or default_root_dir is None:
+        return default_root_dir if model_dir is None else model_dir
+    if os.path.normpath(model_dir) != os.path.normpath(default_root_dir):
+        raise ValueError(
+            f"model_dir={os.fspath(model_dir)!r} and"
+            f" default_root_dir={os.fspath(default_root_dir)!r} name the same thing and differ."
+            " Give one."
+        )
+    return model_dir
 
 
 def _default_logger(root: str | Path | None) -> Logger:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.accelerators import Accelerator, AcceleratorRegistry
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 ACCELERATOR = "csx"
 

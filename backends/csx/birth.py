@@ -1,9 +1,9 @@
 """Optimizer state before the first step.
 
 A program's state must exist before it is traced, and torch's optimizers make theirs in their first
-``step``. So that step is run once on zero gradients, each state tensor is kept with the value it had
-*at birth*, and everything else is put back. (Running the step and zeroing the state instead gives
-wrong weights: NAdam 2 %, Adagrad 8 %, Rprop 36 %; measured, torch 2.13.)
+``step``. So that step is run once on zero gradients, each state tensor is kept with the value it
+had *at birth*, and everything else is put back. (Running the step and zeroing the state instead
+gives wrong weights: NAdam 2 %, Adagrad 8 %, Rprop 36 %; measured, torch 2.13.)
 """
 
 from __future__ import annotations

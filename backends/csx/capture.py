@@ -1,13 +1,13 @@
 """Capture: run one step of Lightning's own code once, on fakes, and keep the operations.
 
 The tensors of module, optimizers and metrics are swapped for fakes *in place* (the objects stay, so
-optimizers, ties and user references hold), Lightning's loop runs under ``make_fx``, and everything is
-put back. What the step left behind is sorted: tensors updated in place or put into a slot are
+optimizers, ties and user references hold), Lightning's loop runs under ``make_fx``, and everything
+is put back. What the step left behind is sorted: tensors updated in place or put into a slot are
 state; tensors in other attributes are outputs; logging and the like are host calls.
 
-Gradients: ``p.grad`` starts as an input of its own, zero before the first step. Where the step clears
-it first (``zero_grad``) nobody reads that input and it is dropped; where gradients accumulate over
-steps, it is state.
+Gradients: ``p.grad`` starts as an input of its own, zero before the first step. Where the step
+clears it first (``zero_grad``) nobody reads that input and it is dropped; where gradients
+accumulate over steps, it is state.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torchmetrics import Metric
 
-from fulgurite.backends.csx import numbers, rng
+from fulgurite.backends.csx import rng
 from fulgurite.backends.csx.birth import check_optimizer, give_birth
 from fulgurite.backends.csx.constants import Constants
 from fulgurite.backends.csx.effects import (
@@ -46,6 +46,16 @@ from fulgurite.backends.csx.errors import DynamicShape, UnsupportedInput, Unsupp
 from fulgurite.backends.csx.graph import Graph, Input, Kind
 from fulgurite.backends.csx.inputs import WATCHED, BatchSpec
 from fulgurite.backends.csx.lines import UserLine, raised_at, record_lines, user_line
+from fulgurite.backends.csx.numbers import (
+    Guard,
+    NumberSlot,
+    TracedNumber,
+    as_vector,
+    install,
+    number_slots,
+    read_numbers,
+    unused_guards,
+)
 from fulgurite.backends.csx.passes import lower
 from fulgurite.backends.csx.state import (
     Entry,
@@ -121,8 +131,8 @@ class Captured:
     graph: Graph
     entries: tuple[Entry, ...]  # state, by ``Input.index``
     gradients: dict[str, Tensor]  # fakes of p.grad, by parameter name
-    numbers: tuple[numbers.NumberSlot, ...]
-    guards: tuple[numbers.Guard, ...]
+    numbers: tuple[NumberSlot, ...]
+    guards: tuple[Guard, ...]
     constants: tuple[Tensor, ...]
     batch: BatchSpec
     outputs: Outputs
@@ -188,12 +198,12 @@ class Trace:
         self._names = {
             id(held.tensor): held.slots[0].name for entry in self._entries for held in entry.held
         }
-        self._number_slots = numbers.number_slots(world.optimizers)
+        self._number_slots = number_slots(world.optimizers)
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._inputs = list(self._make_inputs())
         self._touched: set[str] = set()
         self._gradients: dict[str, Tensor] = {}
-        self._guards: list[numbers.Guard] = []
+        self._guards: list[Guard] = []
         self._constants = Constants(self._fallback_line)
 
     def _slots(self) -> Iterator[Slot]:
@@ -217,9 +227,7 @@ class Trace:
                     label = f"{name}.grad"
                     yield Input(kind=Kind.GRADIENT, index=i, name=label, example=fake(zero))
         if self._number_slots:
-            vector = numbers.as_vector(
-                numbers.read_numbers(self._number_slots, self._world.optimizers)
-            )
+            vector = as_vector(read_numbers(self._number_slots, self._world.optimizers))
             yield Input(kind=Kind.NUMBERS, index=0, name="numbers", example=fake(vector))
         named = zip(
             self._batch_spec.tensor_names(), self._batch_spec.tensors(self._batch), strict=True
@@ -241,10 +249,12 @@ class Trace:
                 stack.enter_context(torch.inference_mode(False))
                 stack.enter_context(self._mode)
                 stack.enter_context(record_lines(boundary, self._fallback_line))
-                stack.enter_context(Contract(self._fallback_line, self.describe, self._constants.value_of))
-                module = make_fx(
-                    self._step, tracing_mode="fake", _allow_non_fake_inputs=True
-                )(*[entry.example for entry in self._inputs])
+                stack.enter_context(
+                    Contract(self._fallback_line, self.describe, self._constants.value_of)
+                )
+                module = make_fx(self._step, tracing_mode="fake", _allow_non_fake_inputs=True)(
+                    *[entry.example for entry in self._inputs]
+                )
         except (DynamicOutputShapeException, DataDependentOutputException) as error:
             raise DynamicShape(
                 f"{error.func} has a result whose shape depends on values.",
@@ -261,8 +271,8 @@ class Trace:
         self._inputs = known + [entry for entry in self._inputs if entry.kind is Kind.BATCH]
         graph = lower(Graph(module=module, inputs=tuple(self._inputs), mode=self._mode))
         self._unbear(graph)
-        now = numbers.read_numbers(self._number_slots, self._world.optimizers)
-        unused = numbers.unused_guards(self._number_slots, _used_numbers(graph), now)
+        now = read_numbers(self._number_slots, self._world.optimizers)
+        unused = unused_guards(self._number_slots, _used_numbers(graph), now)
         return Captured(
             graph=graph,
             entries=self._entries,
@@ -282,8 +292,8 @@ class Trace:
 
     def _step(self, *flat: Tensor) -> list[Tensor]:
         given: dict[Kind, list[Tensor]] = {kind: [] for kind in Kind}
-        for entry, tensor in zip(self._inputs, flat, strict=True):
-            given[entry.kind].append(tensor)
+        for item, tensor in zip(self._inputs, flat, strict=True):
+            given[item.kind].append(tensor)
         self._boundaries = {_storage(tensor) for tensor in flat}
         swapped: list[tuple[Tensor, Tensor]] = []
         groups = [dict(g) for o in self._world.optimizers for g in o.param_groups]
@@ -300,7 +310,7 @@ class Trace:
                 proxies[tensor] = proxies[stand_in]  # they go by the object, which stayed
             self._put_gradients(given[Kind.GRADIENT])
             if self._number_slots:
-                self._guards = numbers.install(
+                self._guards = install(
                     self._number_slots, given[Kind.NUMBERS][0], self._world.optimizers
                 )
             self._installed = [dict(g) for o in self._world.optimizers for g in o.param_groups]
@@ -332,7 +342,7 @@ class Trace:
     def _watch_gradient(self, stand_in: Tensor, held: Held) -> None:
         name = next((n for n, p in self._parameters.items() if p is held.tensor), None)
         if name is not None and self._world.trains:
-            stand_in.register_post_accumulate_grad_hook(lambda p: self._touched.add(name))
+            _on_gradient(stand_in, lambda p: self._touched.add(name))
 
     def _put_gradients(self, fakes: list[Tensor]) -> None:
         names = [name for name, p in self._parameters.items() if p.requires_grad]
@@ -387,7 +397,7 @@ class Trace:
         numbered: dict[int, Output] = {}
         kept: list[Any] = []
         for leaf in leaves:
-            if isinstance(leaf, numbers.TracedNumber):
+            if isinstance(leaf, TracedNumber):
                 leaf = leaf.tensor
             if isinstance(leaf, FakeTensor):
                 if id(leaf) not in numbered:
@@ -540,7 +550,7 @@ def _constants_as_inputs(module: fx.GraphModule, position: int) -> list[Tensor]:
     graph = module.graph
     before = list(graph.nodes)[position]  # placeholders come first
     placeholders: dict[str, fx.Node] = {}
-    constants = []
+    constants: list[Tensor] = []
     for node in list(graph.find_nodes(op="get_attr")):
         target = str(node.target)
         value = getattr(module, target)
@@ -578,12 +588,17 @@ def _stand_in(real: Tensor, fake: Tensor) -> Tensor:
     else:
         stand_in = fake.detach().requires_grad_(real.requires_grad)
     for hook in (real._backward_hooks or {}).values():
-        stand_in.register_hook(hook)
+        stand_in.register_hook(hook)  # type: ignore[no-untyped-call]
     for hook in (getattr(real, "_post_accumulate_grad_hooks", None) or {}).values():
-        stand_in.register_post_accumulate_grad_hook(hook)
+        _on_gradient(stand_in, hook)
     for key, value in vars(real).items():
         vars(stand_in).setdefault(key, value)
     return stand_in
+
+
+def _on_gradient(leaf: Tensor, hook: Callable[[Tensor], None]) -> None:
+    """Call ``hook`` whenever a backward pass has reached ``leaf``."""
+    leaf.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
 
 def _swap(a: Tensor, b: Tensor) -> None:
@@ -598,7 +613,7 @@ def _swap(a: Tensor, b: Tensor) -> None:
 
 
 def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _brief(value: Any) -> str:
@@ -631,7 +646,7 @@ def _eager_formulas(optimizers: list[Optimizer]) -> Iterator[None]:
     They read their step count with ``_get_value``, a host read; here it stays a tensor, in float64
     as Python's float is. The fused and foreach variants compute the same, and do not trace.
     """
-    modules = [
+    modules: list[Any] = [
         module
         for name, module in list(sys.modules.items())
         if name.startswith("torch.optim.") and hasattr(module, "_get_value")

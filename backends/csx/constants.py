@@ -1,8 +1,8 @@
 """Tensors that follow from constants alone keep their value while tracing.
 
 A mask built in the step from ``ones`` and ``triu`` does not depend on data. Python may look at it
-(torch's own TransformerEncoder compares its mask with a causal one), so its value is computed beside
-the traced operations.
+(torch's own TransformerEncoder compares its mask with a causal one), so its value is computed
+beside the traced operations.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fulgurite.backends.csx.lines import UserLine
 LARGEST = 1 << 22  # elements; larger constants are not followed (assumed: none is looked at)
 
 
-class Constants(TorchDispatchMode):
+class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follow constants through the operations of a trace.
 
     Constants are the results of deterministic operations whose tensor arguments all are constants.
@@ -36,7 +36,7 @@ class Constants(TorchDispatchMode):
     """
 
     def __init__(self, line: Callable[[], UserLine | None]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._line = line
         self._values: Any = WeakIdKeyDictionary()
         self._spoiled: set[int] = set()  # storages

@@ -1,10 +1,10 @@
 """Denormal numbers as zero while programs run, in every thread.
 
 Denormals in Adam's second moment slowed a step from 139 to 191 µs after some thousand steps
-(measured, MLP of DESIGN). The setting belongs to a thread's floating-point environment, and a thread
-of the OpenMP pool keeps its own, so that setting it in the main thread alone leaves half the values
-of a two-thread operation denormal. Here the pool runs C's ``fesetenv`` itself: 2 µs on two threads
-(measured).
+(measured, an MLP 64-128-128-10 under AdamW). The setting belongs to a thread's floating-point
+environment, and a thread of the OpenMP pool keeps its own, so that setting it in the main thread
+alone leaves half the values of a two-thread operation denormal. Here the pool runs C's ``fesetenv``
+itself: 2 µs on two threads (measured).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pathlib import Path
 
 import torch
 
-# through torch's own library: a process may hold several OpenMP pools (scikit-learn brings one), and
-# two that take turns cost milliseconds a step
+# through torch's own library: a process may hold several OpenMP pools (scikit-learn brings one),
+# and two that take turns cost 12 ms a step (measured)
 _TORCH_CPU = str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
 _ENVIRONMENT_BYTES = 64  # fenv_t: 32 on x86-64, 8 on aarch64 (glibc)
 
@@ -71,10 +71,15 @@ def switches() -> tuple[Callable[[], None], Callable[[], None]]:
     threads, pool = torch.get_num_threads(), _pool()
     if threads > 1 and pool is not None:
         return lambda: pool.flush(threads), lambda: pool.restore(threads)
-    return (
-        lambda: torch.set_flush_denormal(True) and None,
-        lambda: torch.set_flush_denormal(False) and None,
-    )
+    return _flush_here, _restore_here
+
+
+def _flush_here() -> None:
+    torch.set_flush_denormal(True)
+
+
+def _restore_here() -> None:
+    torch.set_flush_denormal(False)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """What goes wrong with a step that is not static.
 
-Each misuse has its own class under ``TraceError``. A message says what was done, where in the user's
-code, and what to do instead.
+Each misuse has its own class under ``TraceError``. A message says what was done, where in the
+user's code, and what to do instead.
 """
 
 from __future__ import annotations

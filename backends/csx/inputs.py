@@ -74,17 +74,16 @@ def _forward(function: Callable[..., Any], swapped: bool = False) -> Callable[..
     return method
 
 
-for _function in (
-    [operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod]
-    + [operator.pow, divmod, operator.lshift, operator.rshift, operator.xor]
-):
+_ARITHMETIC = (operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv)
+_INTEGER = (operator.mod, operator.pow, divmod, operator.lshift, operator.rshift, operator.xor)
+_COMPARISON = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
+_CONVERSION = (operator.index, int, float, complex, bool, str, repr, format)
+_UNARY = (operator.neg, operator.pos, operator.abs, round, math.trunc, math.floor, math.ceil)
+_function: Any
+for _function in (*_ARITHMETIC, *_INTEGER):
     setattr(_Watched, f"__{_function.__name__}__", _forward(_function))
     setattr(_Watched, f"__r{_function.__name__}__", _forward(_function, swapped=True))
-for _function in (
-    [operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge, operator.neg]
-    + [operator.pos, operator.abs, operator.index, int, float, complex, bool, round, str, repr]
-    + [format, math.trunc, math.floor, math.ceil]
-):
+for _function in (*_COMPARISON, *_CONVERSION, *_UNARY):
     setattr(_Watched, f"__{_function.__name__}__", _forward(_function))
 
 
@@ -98,7 +97,20 @@ def _noting(name: str) -> Callable[..., Any]:
     return method
 
 
-for _name in "eq ne lt le gt ge hash add mul rmul mod len getitem contains iter str repr format".split():
+_STRING = (
+    "add",
+    "mul",
+    "rmul",
+    "mod",
+    "len",
+    "getitem",
+    "contains",
+    "iter",
+    "str",
+    "repr",
+    "format",
+)
+for _name in ("eq", "ne", "lt", "le", "gt", "ge", "hash", *_STRING):
     setattr(_WatchedStr, f"__{_name}__", _noting(f"__{_name}__"))
 for _convert in (int, float):
     setattr(_WatchedStr, f"__{_convert.__name__}__", lambda self, to=_convert: to(self + ""))
@@ -247,8 +259,8 @@ def _leaf(name: str, value: Any) -> Leaf:
     if isinstance(value, _CONSTANTS):
         return Leaf(name, None, (), None, value)
     raise UnsupportedInput(
-        f"{name} is a {type(value).__name__}. A batch may hold tensors, numbers, strings and None in"
-        " lists, tuples, dicts and named tuples.",
+        f"{name} is a {type(value).__name__}. A batch may hold tensors, numbers, strings and None"
+        " in lists, tuples, dicts and named tuples.",
         remedy="turn it into a dict of tensors in collate_fn or on_after_batch_transfer",
     )
 

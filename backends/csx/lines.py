@@ -54,7 +54,7 @@ def is_library(frame: FrameType) -> bool:
 
 
 def user_line(boundary: CodeType | None = None) -> UserLine | None:
-    """The innermost line of the user's that runs now, above the frame whose code is ``boundary``."""
+    """The innermost line of the user's that runs now, above the frame of ``boundary``."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not boundary:
         if not is_library(frame):
@@ -102,7 +102,7 @@ def record_lines(boundary: CodeType, fallback: Callable[[], UserLine | None]) ->
             set_line(node, line or fallback())
         return node
 
-    PythonKeyTracer.create_node = create_node  # type: ignore[method-assign, assignment]
+    PythonKeyTracer.create_node = create_node  # type: ignore[method-assign]
     try:
         yield
     finally:

@@ -209,7 +209,7 @@ def install(slots: list[NumberSlot], vector: Tensor, optimizers: list[Optimizer]
     guards: list[Guard] = []
     for i, slot in enumerate(slots):
         value = slot.read(optimizers)
-        number = TracedNumber(value, vector[i], guards, lambda n, i=i: n[i], str(slot))
+        number = TracedNumber(value, vector[i], guards, _nth(i), str(slot))
         group = optimizers[slot.optimizer].param_groups[slot.group]
         if slot.index is None:
             group[slot.key] = number
@@ -230,13 +230,21 @@ def as_vector(numbers: list[float]) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64)
 
 
+def _nth(i: int) -> Callable[[list[float]], float]:
+    return lambda numbers: numbers[i]
+
+
+def _is_still(i: int, value: float) -> Callable[[list[float]], bool]:
+    return lambda numbers: numbers[i] == value
+
+
 def unused_guards(slots: list[NumberSlot], used: set[int], now: list[float]) -> list[Guard]:
     """Guards for numbers that no operation uses: they may have been read where nothing sees it.
 
     ``math.sqrt(group["lr"])`` takes a float's value without asking it.
     """
     return [
-        Guard(f"{slot} == {now[i]}", lambda n, i=i, value=now[i]: n[i] == value, True)
+        Guard(f"{slot} == {now[i]}", _is_still(i, now[i]), True)
         for i, slot in enumerate(slots)
         if i not in used
     ]

@@ -1,7 +1,8 @@
 """The program of a stage: what is built once and then only fed.
 
 A program is plain data. It has one entry point ("step"), or two when gradients are accumulated over
-batches: "accumulate" for the first batches of a window, "step" for its last. Both work on one state.
+batches: "accumulate" for the first batches of a window, "step" for its last. Both work on one
+state.
 """
 
 from __future__ import annotations
@@ -112,9 +113,7 @@ def make_program(stage: str, captured: Mapping[str, Captured]) -> Program:
                 written=i in written or (before is not None and before.written),
             )
         outputs = len(one.graph.module.graph.output_node().args[0])  # type: ignore[arg-type]
-        entries.append(
-            EntryPoint(name=name, graph=one.graph, state=tuple(used), outputs=outputs)
-        )
+        entries.append(EntryPoint(name=name, graph=one.graph, state=tuple(used), outputs=outputs))
     first = next(iter(captured.values()))
     return Program(
         stage=stage,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import lightning.pytorch as pl
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only
 
 from fulgurite.backends.csx.fabric import HostFabric, Loaded
 from fulgurite.backends.csx.program import Program
@@ -35,7 +35,7 @@ def announce(
     """Say that a program was built, above the progress bar if there is one."""
     line = headline(fabric, program, loads)
     bar = trainer.progress_bar_callback
-    if bar is not None and bar.is_enabled:
+    if bar is not None and getattr(bar, "is_enabled", False):
         bar.print(line)
     else:
         rank_zero_info(line)

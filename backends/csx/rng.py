@@ -15,7 +15,8 @@ import torch
 
 def collect() -> dict[str, Any]:
     """The states now."""
-    name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    legacy: Any = np.random.get_state(legacy=True)
+    name, keys, position, has_gauss, gauss = legacy
     version, state, next_gauss = random.getstate()
     return {
         "torch": torch.get_rng_state(),

@@ -1,8 +1,8 @@
 """The state of a program: the tensors that modules and optimizers already hold, in place.
 
-Words: a *slot* is a place that holds a tensor, a key of a module's or an optimizer's dict. An *entry*
-is one storage: the input of the program that all tensors over it share. Tied weights (one tensor in
-several slots) and views of one buffer are one entry each.
+Words: a *slot* is a place that holds a tensor, a key of a module's or an optimizer's dict. An
+*entry* is one storage: the input of the program that all tensors over it share. Tied weights (one
+tensor in several slots) and views of one buffer are one entry each.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from fulgurite.backends.csx.errors import StateChanged, UnsupportedState
@@ -41,7 +41,7 @@ class Layout:
     @classmethod
     def of(cls, tensor: Tensor) -> Layout:
         """The layout of a tensor; ``offset`` counts elements from its storage's begin."""
-        return cls(tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype)
+        return cls(tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype)
 
     def __str__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
@@ -101,7 +101,7 @@ def module_slots(root: nn.Module) -> Iterator[Slot]:
         owner = f"self.{path}" if path else "self"
         for container in (module._parameters, module._buffers, module.__dict__):
             for key, value in container.items():
-                if isinstance(value, UninitializedTensorMixin):
+                if is_lazy(value):
                     raise UnsupportedState(
                         f"{owner}.{key} has no shape yet: it belongs to a lazy module.",
                         remedy="run one batch through the model before fit, or give its sizes",

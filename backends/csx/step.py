@@ -1,9 +1,9 @@
 """The step of one stage as a function: traced and compiled on its first batch, then only fed.
 
-    batch -> which program? (shapes, requires_grad, param groups, guards)
-          -> first time: capture -> passes -> load
-          -> run: state inputs, gradients, numbers, batch
-          -> outputs into attributes, host calls done again, the step's result
+batch -> which program? (shapes, requires_grad, param groups, guards)
+      -> first time: capture -> passes -> load
+      -> run: state inputs, gradients, numbers, batch
+      -> outputs into attributes, host calls done again, the step's result
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from fulgurite.backends.csx import numbers
 from fulgurite.backends.csx.capture import Captured, Output, Outputs, World, capture
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.errors import InputChanged, StateChanged, TraceError, UnsupportedInput
 from fulgurite.backends.csx.fabric import HostFabric, Loaded
 from fulgurite.backends.csx.graph import Kind
 from fulgurite.backends.csx.inputs import BatchSpec
+from fulgurite.backends.csx.numbers import Guard, NumberSlot, as_vector, read_numbers
 from fulgurite.backends.csx.program import Program, make_program
 from fulgurite.backends.csx.state import Binding
 
@@ -117,8 +117,8 @@ class Built:
     program: Program
     conditions: Conditions
     batch: BatchSpec
-    numbers: tuple[numbers.NumberSlot, ...]
-    guards: tuple[numbers.Guard, ...]
+    numbers: tuple[NumberSlot, ...]
+    guards: tuple[Guard, ...]
     ready: dict[str, Ready]
     held_for: list[float] | None = None  # numbers for which the guards were found to hold
 
@@ -218,9 +218,7 @@ class StepFunction:
             self._settings(),
         )
 
-    def _select(
-        self, conditions: Conditions, batch: Any
-    ) -> tuple[Built | None, list[Tensor]]:
+    def _select(self, conditions: Conditions, batch: Any) -> tuple[Built | None, list[Tensor]]:
         """The program that fits; (None, []) where another one may be built."""
         why = ""
         for built in self._built:
@@ -283,14 +281,14 @@ class StepFunction:
         """Bring the numbers up to date; a text where a guard of ``built`` no longer holds."""
         if not built.numbers:
             return None
-        now = numbers.read_numbers(list(built.numbers), self._world.optimizers)
+        now = read_numbers(list(built.numbers), self._world.optimizers)
         if built.held_for != now:
             for guard in built.guards:
                 if guard.evaluate(now) != guard.result:
                     return f"{guard.text} was {guard.result} when traced, and now is not"
             built.held_for = now
         if self._vector is None or self._numbers != now:
-            self._numbers, self._vector = now, numbers.as_vector(now)
+            self._numbers, self._vector = now, as_vector(now)
         return None
 
     # -- building ----------------------------------------------------------------------------
@@ -347,8 +345,8 @@ def _builder(outputs: Outputs) -> Callable[[Sequence[Tensor]], tuple[Any, Any, A
     def build(tensors: Sequence[Tensor]) -> tuple[Any, Any, Any]:
         for owner, key, fill in attributes:
             owner[key] = fill(tensors)
-        for owner, fill in lists:
-            owner.extend(fill(tensors))
+        for grown, fill in lists:
+            grown.extend(fill(tensors))
         return result(tensors), calls, [fill(tensors) for fill in values]
 
     return build

@@ -14,13 +14,13 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
 from lightning.pytorch.strategies.strategy import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
@@ -149,9 +149,7 @@ class StaticGraph(Strategy):
 
     # -- steps ---------------------------------------------------------------------------------
 
-    def train(
-        self, batch: Any, entries: dict[str, Callable[[Any], Any]], entry: str = STEP
-    ) -> Any:
+    def train(self, batch: Any, entries: dict[str, Callable[[Any], Any]], entry: str = STEP) -> Any:
         """Run one training step (see ``StepFunction``)."""
         assert self._training is not None
         return self._training(batch, entries, entry)
@@ -231,6 +229,13 @@ class StaticGraph(Strategy):
         checkpoint = super().load_checkpoint(checkpoint_path, weights_only=weights_only)
         self.restored = checkpoint.get(CHECKPOINT_KEY)
         return checkpoint
+
+
+def strategy_of(trainer: pl.Trainer) -> StaticGraph:
+    """The strategy of a Trainer that runs on CSX."""
+    strategy = trainer.strategy
+    assert isinstance(strategy, StaticGraph)
+    return strategy
 
 
 class CSXStrategy(StaticGraph, SingleDeviceStrategy):

@@ -80,9 +80,7 @@ class Contract(TorchFunctionMode):
         super().__init__()
         self._line, self._describe, self._known = line, describe, known
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         misuse = _MISUSES.get(func)
         if misuse is not None:

@@ -53,9 +53,7 @@ def test_without_python_h_programs_run_operation_by_operation(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(fabric.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
-    ours = fit(
-        lambda: Classifier(mlp()), lambda: (loader(64),), static=True, policy="default"
-    )
+    ours = fit(lambda: Classifier(mlp()), lambda: (loader(64),), static=True, policy="default")
     built = ours.trainer.strategy.step_functions["training"]._built[0]
     assert "Python.h was not found" in built.ready["step"]._loaded.how
 
@@ -171,8 +169,12 @@ def count_denormals() -> int:
     return int((product.view(torch.int32) != 0).sum())
 
 
-@pytest.mark.parametrize("policy", ["disabled", pytest.param("default", marks=pytest.mark.compiler)])
-def test_denormals_are_flushed_in_every_thread_while_programs_run_and_only_then(policy: str) -> None:
+@pytest.mark.parametrize(
+    "policy", ["disabled", pytest.param("default", marks=pytest.mark.compiler)]
+)
+def test_denormals_are_flushed_in_every_thread_while_programs_run_and_only_then(
+    policy: str,
+) -> None:
     assert count_denormals() == 1 << 22
     between: list[int] = []
 
@@ -199,5 +201,3 @@ def test_a_process_that_flushes_itself_still_does_after() -> None:
         assert denormals.is_flushing()
     finally:
         torch.set_flush_denormal(False)
-
-

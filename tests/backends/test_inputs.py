@@ -53,9 +53,7 @@ def test_a_strided_batch_is_brought_to_the_traced_layout() -> None:
     wide = torch.randn(16, 16)
     strided = wide[:, ::2]
     transposed = torch.randn(8, 16).T
-    losses = feed(
-        lambda b: (b * torch.arange(8.0)).sum(), [X, strided, transposed, X.contiguous()]
-    )
+    losses = feed(lambda b: (b * torch.arange(8.0)).sum(), [X, strided, transposed, X.contiguous()])
     wanted = [float((x * torch.arange(8.0)).sum()) for x in (X, strided, transposed, X)]
     assert losses == pytest.approx(wanted, rel=1e-6)
 
@@ -73,9 +71,7 @@ def test_a_batch_of_another_structure_is_refused(other: Any) -> None:
 
 def test_two_views_of_one_storage_work() -> None:
     data = [torch.arange(12.0).reshape(3, 4) + i for i in range(3)]
-    losses = feed(
-        lambda b: (b[0] * 2 + b[1]).sum(), [(d[:, :-1], d[:, 1:]) for d in data]
-    )
+    losses = feed(lambda b: (b[0] * 2 + b[1]).sum(), [(d[:, :-1], d[:, 1:]) for d in data])
     assert losses == [float((d[:, :-1] * 2 + d[:, 1:]).sum()) for d in data]
 
 
@@ -187,7 +183,13 @@ def test_named_tuples_and_nested_batches_work() -> None:
 def test_a_smaller_last_batch_is_refused_before_step_0() -> None:
     with pytest.raises(InputChanged) as error:
         fit(lambda: Classifier(mlp()), lambda: (loader(50),), static=True)
-    for part in ("training loader", "50 samples", "batches of 16", "drop_last=True", "max_programs=2"):
+    for part in (
+        "training loader",
+        "50 samples",
+        "batches of 16",
+        "drop_last=True",
+        "max_programs=2",
+    ):
         assert part in str(error.value)
 
 
@@ -213,9 +215,7 @@ def test_a_smaller_last_validation_batch_is_refused_before_step_0(sanity: int) -
         return made[0]
 
     with pytest.raises(InputChanged, match="validate loader"):
-        fit(
-            make, lambda: (loader(64), loader(50)), static=True, num_sanity_val_steps=sanity
-        )
+        fit(make, lambda: (loader(64), loader(50)), static=True, num_sanity_val_steps=sanity)
     assert made[0].calls == 0
 
 

@@ -152,7 +152,9 @@ def test_state_that_changes_its_shape_is_refused() -> None:
             self.seen = torch.cat([self.seen, loss.detach()[None]])
             return loss
 
-    with pytest.raises(UnsupportedState, match=r"replaced self\.seen, float32\[0\], by float32\[1\]"):
+    with pytest.raises(
+        UnsupportedState, match=r"replaced self\.seen, float32\[0\], by float32\[1\]"
+    ):
         fit(Grows, lambda: (loader(),), static=True)
 
 
@@ -174,9 +176,7 @@ class Views(Classifier):
 
 
 def test_tensors_over_one_storage_are_one_state() -> None:
-    ours, stock = both(
-        lambda: Views(), lambda: (loader(),), limit_train_batches=10
-    )
+    ours, stock = both(lambda: Views(), lambda: (loader(),), limit_train_batches=10)
     assert_same_run(ours, stock)
     a, b = ours.module.net[0].weight, ours.module.net[2].weight
     assert a.data_ptr() == b.data_ptr()
@@ -209,7 +209,10 @@ class Collected(Classifier):
     def __init__(self) -> None:
         super().__init__(mlp())
         self.scores = MetricCollection(
-            {"micro": MulticlassAccuracy(CLASSES, average="micro"), "macro": MulticlassAccuracy(CLASSES)},
+            {
+                "micro": MulticlassAccuracy(CLASSES, average="micro"),
+                "macro": MulticlassAccuracy(CLASSES),
+            },
             prefix="train_",
         )
         self.confusion = MulticlassConfusionMatrix(CLASSES)

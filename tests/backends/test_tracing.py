@@ -102,7 +102,7 @@ def printed(x: Tensor, _: Any) -> Tensor:
 
 
 def formatted(x: Tensor, _: Any) -> Tensor:
-    f"{x.sum():.3f}"  # here
+    _ = f"{x.sum():.3f}"  # here
     return x.sum()
 
 
@@ -127,7 +127,7 @@ def of_weight(x: Tensor, module: Any) -> Tensor:
 
 
 def in_lambda(x: Tensor, _: Any) -> Tensor:
-    return sum(map(lambda row: row.sum() * row[0].item(), x))  # here
+    return (lambda row: row.sum() * row[0].item())(x[0])  # here
 
 
 def foreign(x: Tensor, _: Any) -> Tensor:
@@ -173,7 +173,9 @@ def line_of(body: Any) -> int:
     return first + next(i for i, line in enumerate(lines) if "# here" in line)
 
 
-@pytest.mark.parametrize(("body", "error", "remedy"), MISUSES, ids=lambda v: getattr(v, "__name__", ""))
+@pytest.mark.parametrize(
+    ("body", "error", "remedy"), MISUSES, ids=lambda v: getattr(v, "__name__", "")
+)
 def test_misuse_names_the_user_s_line_and_the_remedy(body: Any, error: Any, remedy: str) -> None:
     with pytest.raises(TraceError) as raised:
         fit(lambda: Step(body), lambda: (loader(),), static=True)
@@ -183,7 +185,10 @@ def test_misuse_names_the_user_s_line_and_the_remedy(body: Any, error: Any, reme
     assert raised.value.line.line == line_of(body)
     text = str(raised.value)
     assert remedy in text.partition("Remedy: ")[2]
-    assert inspect.getsource(body).splitlines()[line_of(body) - body.__code__.co_firstlineno].strip() in text
+    assert (
+        inspect.getsource(body).splitlines()[line_of(body) - body.__code__.co_firstlineno].strip()
+        in text
+    )
     assert len(text.splitlines()) <= 12
     assert GLOBAL.tolist() == [0.0] * 4
 

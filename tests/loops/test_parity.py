@@ -8,7 +8,6 @@ import pytest
 import torch
 from harness import assert_close, assert_same_run, both, fit
 from models import (
-
     GAN,
     Classifier,
     Measured,
@@ -143,12 +142,13 @@ class Watching(Classifier):
     """Writes down every hook of the module, and logs in those of the step."""
 
     HOOKS = (
-        "on_fit_start on_train_start on_train_epoch_start on_train_batch_start on_before_zero_grad"
-        " on_before_backward on_after_backward on_before_optimizer_step on_train_batch_end"
-        " on_validation_start on_validation_epoch_start on_validation_batch_start"
-        " on_validation_batch_end on_validation_epoch_end on_validation_end on_train_epoch_end"
-        " on_train_end on_fit_end"
-    ).split()
+        *("on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start"),
+        *("on_before_zero_grad", "on_before_backward", "on_after_backward"),
+        *("on_before_optimizer_step", "on_train_batch_end", "on_validation_start"),
+        *("on_validation_epoch_start", "on_validation_batch_start", "on_validation_batch_end"),
+        *("on_validation_epoch_end", "on_validation_end", "on_train_epoch_end", "on_train_end"),
+        "on_fit_end",
+    )
 
     def __init__(self) -> None:
         super().__init__(mlp())
@@ -220,5 +220,3 @@ def test_several_validation_loaders_equal_stock() -> None:
     )
     assert "val_loss/dataloader_idx_1" in ours.final
     assert_same_run(ours, stock)
-
-

@@ -53,9 +53,7 @@ class Scheduled(Classifier):
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
-def make(
-    static: bool, folder: Path, epochs: int = 3, **options: Any
-) -> tuple[pl.Trainer, Seen]:
+def make(static: bool, folder: Path, epochs: int = 3, **options: Any) -> tuple[pl.Trainer, Seen]:
     """A trainer that keeps a checkpoint of every third step."""
     seen = Seen()
     options = {**SAVE, "max_epochs": epochs, **options}

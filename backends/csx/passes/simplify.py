@@ -18,7 +18,7 @@ _ALIASES = {
 
 
 def simplify(graph: Graph) -> Graph:
-    """Drop ``detach`` and its kin (there is no autograd inside a program), repeated and dead operations.
+    """Drop ``detach`` and its kin, for there is no autograd inside, repeated and dead operations.
 
     Random operations stay even where their result is unused: they move the random state, as
     eagerly.
@@ -49,7 +49,7 @@ def _complete_lines(graph: fx.Graph) -> None:
 
 
 def _merge_repeated(graph: fx.Graph) -> None:
-    """Compute equal operations on equal arguments once: each parameter repeats its optimizer's scalars.
+    """Compute equal operations on equal arguments once: parameters repeat an optimizer's scalars.
 
     torch's own ``fx_graph_cse`` merges in-place random operations such as ``uniform_``.
     """
