@@ -4,24 +4,19 @@ The tensors of module, optimizers and metrics are swapped for fakes *in place* (
 optimizers, ties and user references hold), Lightning's loop runs under ``make_fx``, and everything
 is put back. What the step left behind is sorted: tensors updated in place or put into a slot are
 state; tensors in other attributes are outputs; logging and the like are host calls.
-
-Gradients: ``p.grad`` starts as an input of its own, zero before the first step. Where the step
-clears it first (``zero_grad``) nobody reads that input and it is dropped; where gradients
-accumulate over steps, it is state.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 import torch
 import torch.utils._pytree as pytree
-from torch import Tensor, fx, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -30,19 +25,18 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx.experimental.proxy_tensor import get_innermost_proxy_mode, make_fx
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torchmetrics import Metric
 
-from fulgurite.backends.csx import rng
 from fulgurite.backends.csx.birth import check_optimizer, give_birth
-from fulgurite.backends.csx.constants import Constants
+from fulgurite.backends.csx.constants import Constants, constants_as_inputs
 from fulgurite.backends.csx.effects import (
-    HostCall,
     MetricCall,
     record_host_calls,
     static_metrics,
 )
 from fulgurite.backends.csx.errors import DynamicShape, UnsupportedInput, UnsupportedState
+from fulgurite.backends.csx.formulas import eager_formulas, without_mkldnn
+from fulgurite.backends.csx.gradients import Gradients
 from fulgurite.backends.csx.graph import Graph, Input, Kind
 from fulgurite.backends.csx.inputs import WATCHED, BatchSpec
 from fulgurite.backends.csx.lines import UserLine, raised_at, record_lines, user_line
@@ -55,11 +49,13 @@ from fulgurite.backends.csx.numbers import (
     number_slots,
     read_numbers,
     unused_guards,
+    used_numbers,
 )
+from fulgurite.backends.csx.outputs import Output, Outputs, holds_traced
 from fulgurite.backends.csx.passes import lower
+from fulgurite.backends.csx.stand_ins import stand_in_for, storage_of, swap
 from fulgurite.backends.csx.state import (
     Entry,
-    Held,
     Slot,
     Snapshot,
     entries_of,
@@ -67,61 +63,7 @@ from fulgurite.backends.csx.state import (
     optimizer_slots,
 )
 from fulgurite.backends.csx.tracing import MASKS, Contract
-
-
-@dataclass(slots=True, kw_only=True)
-class World:
-    """What a step works on. Evaluation stages have no optimizers."""
-
-    trainer: pl.Trainer
-    module: pl.LightningModule
-    optimizers: list[Optimizer] = field(default_factory=list)
-    schedulers: list[Any] = field(default_factory=list)
-
-    @property
-    def trains(self) -> bool:
-        """Whether the step computes gradients."""
-        return bool(self.optimizers)
-
-    def parameters(self) -> dict[str, nn.Parameter]:
-        """Every parameter by its name: the module's, then those only an optimizer knows."""
-        found = dict(self.module.named_parameters())
-        known = {id(p) for p in found.values()}
-        for o, optimizer in enumerate(self.optimizers):
-            for g, group in enumerate(optimizer.param_groups):
-                for i, p in enumerate(group["params"]):
-                    if id(p) not in known:
-                        known.add(id(p))
-                        found[f"optimizers[{o}].param_groups[{g}]['params'][{i}]"] = p
-        return found
-
-    def objects(self) -> Iterator[object]:
-        """Whatever traced code may change on the host."""
-        yield from self.module.modules()
-        yield from self.optimizers
-        yield from self.schedulers
-        yield from self.trainer.callbacks  # type: ignore[attr-defined]
-        yield self.trainer
-        yield self.trainer._logger_connector
-        yield from self.trainer.strategy._lightning_optimizers
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outputs:
-    """Where the outputs of a program go, as a tree whose tensor leaves they are."""
-
-    tree: pytree.TreeSpec
-    leaves: tuple[Any, ...]  # an ``Output``, or a constant
-    attributes: tuple[tuple[dict[str, Any], str], ...]  # set to their value after every step
-    lists: tuple[list[Any], ...]  # grown by their values after every step
-    calls: tuple[HostCall, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """A leaf of ``Outputs``: the program's output number ``index``."""
-
-    index: int
+from fulgurite.backends.csx.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +72,6 @@ class Captured:
 
     graph: Graph
     entries: tuple[Entry, ...]  # state, by ``Input.index``
-    gradients: dict[str, Tensor]  # fakes of p.grad, by parameter name
     numbers: tuple[NumberSlot, ...]
     guards: tuple[Guard, ...]
     constants: tuple[Tensor, ...]
@@ -145,7 +86,7 @@ def capture(
     *,
     clears_gradients: bool = False,
 ) -> Captured:
-    """Trace ``run(batch)``.
+    """Trace ``run(batch)``; to be called inside ``undone_on_failure``.
 
     Args:
         world: what the step works on.
@@ -154,22 +95,18 @@ def capture(
         clears_gradients: the step ends an accumulation window: gradients are zero afterwards.
 
     Raises:
-        TraceError: the step is not static. Module, optimizers, counters and random states are then
-            as before.
+        TraceError: the step is not static.
     """
-    snapshot, random_states = Snapshot(world.objects()), rng.collect()
     try:
-        return Trace(world, run, batch, clears_gradients, snapshot).result()
-    except BaseException as error:
-        snapshot.restore()
-        rng.restore(random_states)
-        if isinstance(error, TypeError) and WATCHED in str(error):
-            raise UnsupportedInput(
-                "A number of the batch went to a function that takes only Python's own numbers.",
-                line=raised_at(error),
-                remedy="make it a tensor in the dataset; or int(n), float(n): a constant",
-            ) from None
-        raise
+        return Trace(world, run, batch, clears_gradients).result()
+    except TypeError as error:
+        if WATCHED not in str(error):
+            raise
+        raise UnsupportedInput(
+            "A number of the batch went to a function that takes only Python's own numbers.",
+            line=raised_at(error),
+            remedy="make it a tensor in the dataset; or int(n), float(n): a constant",
+        ) from None
 
 
 class Trace:
@@ -183,9 +120,9 @@ class Trace:
         run: Callable[[Any], Any],
         batch: Any,
         clears_gradients: bool,
-        snapshot: Snapshot,
     ) -> None:
-        self._world, self._run, self._snapshot = world, run, snapshot
+        self._world, self._run = world, run
+        self._snapshot = Snapshot(world.objects())
         self._clears_gradients = clears_gradients
         self._batch_spec = BatchSpec(batch)
         self._batch = batch
@@ -194,6 +131,7 @@ class Trace:
             check_optimizer(optimizer)
             self._newborn += [(optimizer, p) for p in give_birth(optimizer)]
         self._parameters = world.parameters()
+        self.gradients = Gradients(self._parameters if world.trains else {})
         self._entries = entries_of(self._slots())
         self._names = {
             id(held.tensor): held.slots[0].name for entry in self._entries for held in entry.held
@@ -201,8 +139,6 @@ class Trace:
         self._number_slots = number_slots(world.optimizers)
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._inputs = list(self._make_inputs())
-        self._touched: set[str] = set()
-        self._gradients: dict[str, Tensor] = {}
         self._guards: list[Guard] = []
         self._constants = Constants(self._fallback_line)
 
@@ -220,12 +156,9 @@ class Trace:
 
         for i, entry in enumerate(self._entries):
             yield Input(kind=Kind.STATE, index=i, name=entry.name, example=fake(entry.base()))
-        if self._world.trains:
-            for i, (name, p) in enumerate(self._parameters.items()):
-                if p.requires_grad:
-                    zero = torch.zeros_like(p, requires_grad=False)
-                    label = f"{name}.grad"
-                    yield Input(kind=Kind.GRADIENT, index=i, name=label, example=fake(zero))
+        for i, (name, p) in enumerate(self.gradients.parameters.items()):
+            zero = fake(torch.zeros_like(p, requires_grad=False))
+            yield Input(kind=Kind.GRADIENT, index=i, name=f"{name}.grad", example=zero)
         if self._number_slots:
             vector = as_vector(read_numbers(self._number_slots, self._world.optimizers))
             yield Input(kind=Kind.NUMBERS, index=0, name="numbers", example=fake(vector))
@@ -244,8 +177,8 @@ class Trace:
         try:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(static_metrics(self._world.module))
-                stack.enter_context(_eager_formulas(self._world.optimizers))
-                stack.enter_context(_without_mkldnn())
+                stack.enter_context(eager_formulas(self._world.optimizers))
+                stack.enter_context(without_mkldnn())
                 stack.enter_context(torch.inference_mode(False))
                 stack.enter_context(self._mode)
                 stack.enter_context(record_lines(boundary, self._fallback_line))
@@ -264,7 +197,7 @@ class Trace:
         finally:
             Trace.current = None
         known = [entry for entry in self._inputs if entry.kind is not Kind.BATCH]
-        constants = _constants_as_inputs(module, position=len(known))
+        constants = constants_as_inputs(module, position=len(known))
         for i, constant in enumerate(constants):
             fake = self._mode.from_tensor(constant.detach(), static_shapes=True)
             known.append(Input(kind=Kind.CONSTANT, index=i, name=f"constant {i}", example=fake))
@@ -272,15 +205,10 @@ class Trace:
         graph = lower(Graph(module=module, inputs=tuple(self._inputs), mode=self._mode))
         self._unbear(graph)
         now = read_numbers(self._number_slots, self._world.optimizers)
-        unused = unused_guards(self._number_slots, _used_numbers(graph), now)
+        unused = unused_guards(self._number_slots, used_numbers(graph), now)
         return Captured(
             graph=graph,
             entries=self._entries,
-            gradients={
-                entry.name.removesuffix(".grad"): entry.example
-                for entry in self._inputs
-                if entry.kind is Kind.GRADIENT
-            },
             numbers=tuple(self._number_slots),
             guards=(*self._guards, *unused),
             constants=tuple(constants),
@@ -294,21 +222,20 @@ class Trace:
         given: dict[Kind, list[Tensor]] = {kind: [] for kind in Kind}
         for item, tensor in zip(self._inputs, flat, strict=True):
             given[item.kind].append(tensor)
-        self._boundaries = {_storage(tensor) for tensor in flat}
+        self._boundaries = {storage_of(tensor) for tensor in flat}
         swapped: list[tuple[Tensor, Tensor]] = []
         groups = [dict(g) for o in self._world.optimizers for g in o.param_groups]
         try:
             for entry, base in zip(self._entries, given[Kind.STATE], strict=True):
                 for i, held in enumerate(entry.held):
-                    stand_in = _stand_in(held.tensor, entry.view(base, i))
-                    if held.tensor.requires_grad:
-                        self._watch_gradient(stand_in, held)
+                    stand_in = stand_in_for(held.tensor, entry.view(base, i))
+                    self.gradients.watch(held.tensor, stand_in)
                     swapped.append((held.tensor, stand_in))
             proxies = get_innermost_proxy_mode().tracer.tensor_tracker  # type: ignore[union-attr]
             for tensor, stand_in in swapped:
-                _swap(tensor, stand_in)
+                swap(tensor, stand_in)
                 proxies[tensor] = proxies[stand_in]  # they go by the object, which stayed
-            self._put_gradients(given[Kind.GRADIENT])
+            self.gradients.put(given[Kind.GRADIENT])
             if self._number_slots:
                 self._guards = install(
                     self._number_slots, given[Kind.NUMBERS][0], self._world.optimizers
@@ -324,7 +251,7 @@ class Trace:
             with (
                 record_host_calls(self._world.trainer, self._world.schedulers) as calls,
                 torch.set_grad_enabled(self._world.trains),
-                self._hidden_gradients(),
+                self.gradients.hidden_from_steps(self._world.module.automatic_optimization),
                 self._constants,
             ):
                 result = self._run(batch)
@@ -337,51 +264,13 @@ class Trace:
                 group.update(before)
             for tensor, stand_in in swapped:
                 if isinstance(tensor, FakeTensor):
-                    _swap(tensor, stand_in)
-
-    def _watch_gradient(self, stand_in: Tensor, held: Held) -> None:
-        name = next((n for n, p in self._parameters.items() if p is held.tensor), None)
-        if name is not None and self._world.trains:
-            _on_gradient(stand_in, lambda p: self._touched.add(name))
-
-    def _put_gradients(self, fakes: list[Tensor]) -> None:
-        names = [name for name, p in self._parameters.items() if p.requires_grad]
-        for name, gradient in zip(names if self._world.trains else [], fakes, strict=True):
-            gradient = gradient.detach()
-            self._gradients[name] = gradient
-            self._parameters[name].grad = gradient
-
-    def hide_untouched(self, parameters: list[Any] | None = None) -> None:
-        """Make ``p.grad`` None, as eagerly, where no backward has reached the parameter."""
-        wanted = None if parameters is None else {id(p) for p in parameters}
-        for name, gradient in self._gradients.items():
-            p = self._parameters[name]
-            if name in self._touched or p.grad is not gradient:
-                continue
-            if wanted is None or id(p) in wanted:
-                p.grad = None
-
-    @contextlib.contextmanager
-    def _hidden_gradients(self) -> Iterator[None]:
-        """Under manual optimization, hide untouched gradients from each optimizer's step."""
-        if self._world.module.automatic_optimization:
-            yield
-            return
-
-        def hide(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            self.hide_untouched([p for group in optimizer.param_groups for p in group["params"]])
-
-        handle = register_optimizer_step_pre_hook(hide)
-        try:
-            yield
-        finally:
-            handle.remove()
+                    swap(tensor, stand_in)
 
     # -- what the step left behind -----------------------------------------------------------
 
     def _collect(self, result: Any, calls: list[Any]) -> list[Tensor]:
         self._check_numbers()
-        self._keep_gradients()
+        self.gradients.keep(cleared=self._clears_gradients)
         held_slots = self._keep_state()
         attributes, lists, values = self._attribute_outputs(held_slots)
         counted = list(self._metric_calls())
@@ -402,7 +291,7 @@ class Trace:
             if isinstance(leaf, FakeTensor):
                 if id(leaf) not in numbered:
                     numbered[id(leaf)] = Output(len(outputs))
-                    alias = _storage(leaf) in self._boundaries
+                    alias = storage_of(leaf) in self._boundaries
                     outputs.append(leaf.detach().clone() if alias else leaf.detach())
                 kept.append(numbered[id(leaf)])
             else:
@@ -429,16 +318,6 @@ class Trace:
                         line=self._fallback_line(),
                         remedy="a learning-rate scheduler, which runs on the host between steps",
                     )
-
-    def _keep_gradients(self) -> None:
-        """Write each parameter's final gradient into its input; unread ones are pruned later."""
-        for name, gradient in self._gradients.items():
-            p = self._parameters[name]
-            if self._clears_gradients or p.grad is None:
-                gradient.copy_(torch.zeros(gradient.shape, dtype=gradient.dtype))
-            elif p.grad is not gradient:
-                gradient.copy_(p.grad)
-            p.grad = None
 
     def _keep_state(self) -> set[tuple[int, Any]]:
         """Write what the step put into a slot into the slot's own tensor; returns all slots."""
@@ -485,14 +364,17 @@ class Trace:
                 if value is before.get(key) and type(value) is list:
                     old = self._snapshot.before(value) or []
                     grown = value[len(old) :]
-                    if value[: len(old)] == old and _holds_traced(grown):
+                    if value[: len(old)] == old and holds_traced(grown):
                         lists.append(value)
                         values[1].append(grown)
                         del value[len(old) :]
-                elif value is not before.get(key) and _holds_traced(value):
+                elif value is not before.get(key) and holds_traced(value):
                     attributes.append((owner, key))
                     values[0].append(value)
-                    owner[key] = before.get(key)
+                    if key in before:
+                        owner[key] = before[key]
+                    else:
+                        del owner[key]
         return attributes, lists, values
 
     def _metric_calls(self) -> Iterator[MetricCall]:
@@ -541,133 +423,12 @@ class Trace:
         return None if code is None else UserLine.of_code(code)
 
 
-def _constants_as_inputs(module: fx.GraphModule, position: int) -> list[Tensor]:
-    """Turn the tensors that were read from outside into inputs, from ``position`` on.
-
-    As attributes of the graph they would be copied into the compiled program, and a change in place
-    on the host would go unseen.
-    """
-    graph = module.graph
-    before = list(graph.nodes)[position]  # placeholders come first
-    placeholders: dict[str, fx.Node] = {}
-    constants: list[Tensor] = []
-    for node in list(graph.find_nodes(op="get_attr")):
-        target = str(node.target)
-        value = getattr(module, target)
-        if not isinstance(value, Tensor):
-            continue
-        if target not in placeholders:
-            with graph.inserting_before(before):
-                placeholders[target] = graph.placeholder(f"constant_{len(constants)}")
-            placeholders[target].meta = dict(node.meta)
-            constants.append(value)
-        node.replace_all_uses_with(placeholders[target])
-        graph.erase_node(node)
-    module.recompile()
-    return constants
-
-
-def _used_numbers(graph: Graph) -> set[int]:
-    used = set()
-    for entry, node in zip(graph.inputs, graph.placeholders(), strict=True):
-        if entry.kind is Kind.NUMBERS:
-            used = {user.args[2] for user in node.users if len(user.args) > 2}
-    return used  # type: ignore[return-value]  # select(numbers, dim, index)
-
-
 def _is_users(module: pl.LightningModule, hook: str) -> bool:
     function = getattr(type(module), hook, None)
     return not str(getattr(function, "__module__", "lightning")).startswith("lightning")
-
-
-def _stand_in(real: Tensor, fake: Tensor) -> Tensor:
-    """A fake in the place of ``real``: a leaf of the same kind, with the user's hooks on it."""
-    stand_in: Tensor
-    if isinstance(real, nn.Parameter):
-        stand_in = nn.Parameter(fake.detach(), requires_grad=real.requires_grad)
-    else:
-        stand_in = fake.detach().requires_grad_(real.requires_grad)
-    for hook in (real._backward_hooks or {}).values():
-        stand_in.register_hook(hook)  # type: ignore[no-untyped-call]
-    for hook in (getattr(real, "_post_accumulate_grad_hooks", None) or {}).values():
-        _on_gradient(stand_in, hook)
-    for key, value in vars(real).items():
-        vars(stand_in).setdefault(key, value)
-    return stand_in
-
-
-def _on_gradient(leaf: Tensor, hook: Callable[[Tensor], None]) -> None:
-    """Call ``hook`` whenever a backward pass has reached ``leaf``."""
-    leaf.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-
-
-def _swap(a: Tensor, b: Tensor) -> None:
-    """Exchange two tensors behind their Python objects.
-
-    ``torch.utils.swap_tensors`` does this too, but refuses tensors with weak references, which
-    optimizers and schedulers hold. Checked against torch 2.13.
-    """
-    a.__class__, b.__class__ = b.__class__, a.__class__
-    a.__dict__, b.__dict__ = b.__dict__, a.__dict__
-    torch._C._swap_tensor_impl(a, b)
-
-
-def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _brief(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     return "nothing" if value is None else f"a {type(value).__name__}"
-
-
-def _holds_traced(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return any(map(_holds_traced, value))
-    return isinstance(value, FakeTensor)
-
-
-@contextlib.contextmanager
-def _without_mkldnn() -> Iterator[None]:
-    """nn.LSTM takes an opaque oneDNN path that does not trace."""
-    before = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        yield
-    finally:
-        torch._C._set_mkldnn_enabled(before)
-
-
-@contextlib.contextmanager
-def _eager_formulas(optimizers: list[Optimizer]) -> Iterator[None]:
-    """Let torch's optimizers run their eager formulas on traced numbers.
-
-    They read their step count with ``_get_value``, a host read; here it stays a tensor, in float64
-    as Python's float is. The fused and foreach variants compute the same, and do not trace.
-    """
-    modules: list[Any] = [
-        module
-        for name, module in list(sys.modules.items())
-        if name.startswith("torch.optim.") and hasattr(module, "_get_value")
-    ]
-    originals = [(module, module._get_value) for module in modules]
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    flags = [
-        (group, key, group[key]) for group in groups for key in ("foreach", "fused") if key in group
-    ]
-
-    def get_value(x: Any) -> Any:
-        return x.to(torch.float64) if isinstance(x, Tensor) else x
-
-    try:
-        for module in modules:
-            module._get_value = get_value
-        for group, key, _ in flags:
-            group[key] = False
-        yield
-    finally:
-        for module, original in originals:
-            module._get_value = original
-        for group, key, value in flags:
-            group[key] = value

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from torch import Tensor
+from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
@@ -98,3 +98,29 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(fake, FakeTensor):
                 self._values[fake] = value
                 self._alive.append(value)
+
+
+def constants_as_inputs(module: fx.GraphModule, position: int) -> list[Tensor]:
+    """Turn the tensors that were read from outside into inputs, from ``position`` on.
+
+    As attributes of the graph they would be copied into the compiled program, and a change in place
+    on the host would go unseen.
+    """
+    graph = module.graph
+    before = list(graph.nodes)[position]  # placeholders come first
+    placeholders: dict[str, fx.Node] = {}
+    constants: list[Tensor] = []
+    for node in list(graph.find_nodes(op="get_attr")):
+        target = str(node.target)
+        value = getattr(module, target)
+        if not isinstance(value, Tensor):
+            continue
+        if target not in placeholders:
+            with graph.inserting_before(before):
+                placeholders[target] = graph.placeholder(f"constant_{len(constants)}")
+            placeholders[target].meta = dict(node.meta)
+            constants.append(value)
+        node.replace_all_uses_with(placeholders[target])
+        graph.erase_node(node)
+    module.recompile()
+    return constants

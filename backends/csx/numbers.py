@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fulgurite.backends.csx.graph import Graph, Kind
+
 
 @dataclass(frozen=True, slots=True)
 class NumberSlot:
@@ -248,3 +250,12 @@ def unused_guards(slots: list[NumberSlot], used: set[int], now: list[float]) -> 
         for i, slot in enumerate(slots)
         if i not in used
     ]
+
+
+def used_numbers(graph: Graph) -> set[int]:
+    """Positions of the numbers that operations use."""
+    used = set()
+    for entry, node in zip(graph.inputs, graph.placeholders(), strict=True):
+        if entry.kind is Kind.NUMBERS:
+            used = {user.args[2] for user in node.users if len(user.args) > 2}
+    return used  # type: ignore[return-value]  # select(numbers, dim, index)

@@ -26,4 +26,4 @@ class CSXPrecision(Precision):
         """Differentiate; parameters that it does not reach keep ``grad`` None, as eagerly."""
         super().backward(tensor, model, optimizer, *args, **kwargs)
         if Trace.current is not None and model.automatic_optimization:
-            Trace.current.hide_untouched()
+            Trace.current.gradients.hide_unreached()

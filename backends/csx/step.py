@@ -8,24 +8,25 @@ batch -> which program? (shapes, requires_grad, param groups, guards)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
 
-from fulgurite.backends.csx.capture import Captured, Output, Outputs, World, capture
+from fulgurite.backends.csx.capture import Captured, capture
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.errors import InputChanged, StateChanged, TraceError, UnsupportedInput
 from fulgurite.backends.csx.fabric import HostFabric, Loaded
 from fulgurite.backends.csx.graph import Kind
 from fulgurite.backends.csx.inputs import BatchSpec
 from fulgurite.backends.csx.numbers import Guard, NumberSlot, as_vector, read_numbers
+from fulgurite.backends.csx.outputs import builder
 from fulgurite.backends.csx.program import Program, make_program
 from fulgurite.backends.csx.state import Binding
+from fulgurite.backends.csx.world import World, undone_on_failure
 
 STEP, ACCUMULATE = "step", "accumulate"
 
@@ -66,8 +67,7 @@ class Ready:
         self._written = [i for k, i in enumerate(self._batch) if offset + k in written]
         self._names = captured.batch.tensor_names()
         self._direct = self._batch == list(range(len(self._names)))
-        self._outputs = captured.outputs
-        self._result = _builder(captured.outputs)
+        self._result = builder(captured.outputs)
 
     def check(self) -> None:
         """Verify the state (see ``Binding.check``)."""
@@ -296,17 +296,14 @@ class StepFunction:
     def _build(
         self, conditions: Conditions, batch: Any, entries: dict[str, Callable[[Any], Any]]
     ) -> Built:
-        captured = {
-            name: capture(
-                self._world,
-                run,
-                batch,
-                clears_gradients=name == STEP and ACCUMULATE in entries,
-            )
-            for name, run in entries.items()
-        }
-        program = make_program(self.stage, captured)
-        loads = {name: self._fabric.load(one.graph) for name, one in captured.items()}
+        window = ACCUMULATE in entries
+        with undone_on_failure(self._world):
+            captured = {
+                name: capture(self._world, run, batch, clears_gradients=window and name == STEP)
+                for name, run in entries.items()
+            }
+            program = make_program(self.stage, captured)
+            loads = {name: self._fabric.load(one.graph) for name, one in captured.items()}
         first = next(iter(captured.values()))
         built = Built(
             program=program,
@@ -325,47 +322,3 @@ class StepFunction:
         self._vector = None
         self._announce(program, list(loads.values()))
         return built
-
-
-def _builder(outputs: Outputs) -> Callable[[Sequence[Tensor]], tuple[Any, Any, Any]]:
-    """A function that puts a program's outputs where they go; returns (result, calls, values)."""
-    template = pytree.tree_unflatten(list(outputs.leaves), outputs.tree)
-    result = _filler(template["result"])
-    values = [_filler(value) for value in template["calls"]]
-    attributes = [
-        (owner, key, _filler(value))
-        for (owner, key), value in zip(outputs.attributes, template["attributes"], strict=True)
-    ]
-    lists = [
-        (owner, _filler(value))
-        for owner, value in zip(outputs.lists, template["lists"], strict=True)
-    ]
-    calls = outputs.calls
-
-    def build(tensors: Sequence[Tensor]) -> tuple[Any, Any, Any]:
-        for owner, key, fill in attributes:
-            owner[key] = fill(tensors)
-        for grown, fill in lists:
-            grown.extend(fill(tensors))
-        return result(tensors), calls, [fill(tensors) for fill in values]
-
-    return build
-
-
-def _filler(template: Any) -> Callable[[Sequence[Tensor]], Any]:
-    """A function from a program's outputs to a copy of ``template`` with them in it."""
-    if isinstance(template, Output):
-        index = template.index
-        return lambda tensors: tensors[index]
-    if type(template) in (list, tuple):
-        kind = type(template)
-        items = [_filler(item) for item in template]
-        return lambda tensors: kind(fill(tensors) for fill in items)
-    if type(template) is dict:
-        pairs = [(key, _filler(value)) for key, value in template.items()]
-        return lambda tensors: {key: fill(tensors) for key, fill in pairs}
-    leaves, tree = pytree.tree_flatten(template)
-    if tree.is_leaf():
-        return lambda tensors: template
-    fillers = [_filler(leaf) for leaf in leaves]
-    return lambda tensors: pytree.tree_unflatten([fill(tensors) for fill in fillers], tree)

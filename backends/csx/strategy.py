@@ -27,12 +27,12 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from fulgurite.backends.backend import current_backend
 from fulgurite.backends.csx import report, rng
 from fulgurite.backends.csx.accelerator import CSXAccelerator
-from fulgurite.backends.csx.capture import World
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.fabric import HostFabric
 from fulgurite.backends.csx.precision import CSXPrecision
 from fulgurite.backends.csx.program import Program
 from fulgurite.backends.csx.step import STEP, StepFunction
+from fulgurite.backends.csx.world import World
 
 LOOPS = "fulgurite.loops:install"
 """Who puts the CSX loops into a Trainer: a room above this one, so it is named, not imported."""

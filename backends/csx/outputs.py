@@ -1,0 +1,82 @@
+"""What a program returns, and where it goes: the step's result, attributes, lists, host calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.utils._pytree as pytree
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from fulgurite.backends.csx.effects import HostCall
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """Where the outputs of a program go, as a tree whose tensor leaves they are."""
+
+    tree: pytree.TreeSpec
+    leaves: tuple[Any, ...]  # an ``Output``, or a constant
+    attributes: tuple[tuple[dict[str, Any], str], ...]  # set to their value after every step
+    lists: tuple[list[Any], ...]  # grown by their values after every step
+    calls: tuple[HostCall, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A leaf of ``Outputs``: the program's output number ``index``."""
+
+    index: int
+
+
+def holds_traced(value: Any) -> bool:
+    """Whether a value is a traced tensor, or a list or tuple with one in it."""
+    if isinstance(value, (list, tuple)):
+        return any(map(holds_traced, value))
+    return isinstance(value, FakeTensor)
+
+
+def builder(outputs: Outputs) -> Callable[[Sequence[Tensor]], tuple[Any, Any, Any]]:
+    """A function that puts a program's outputs where they go; returns (result, calls, values)."""
+    template = pytree.tree_unflatten(list(outputs.leaves), outputs.tree)
+    result = _filler(template["result"])
+    values = [_filler(value) for value in template["calls"]]
+    attributes = [
+        (owner, key, _filler(value))
+        for (owner, key), value in zip(outputs.attributes, template["attributes"], strict=True)
+    ]
+    lists = [
+        (owner, _filler(value))
+        for owner, value in zip(outputs.lists, template["lists"], strict=True)
+    ]
+    calls = outputs.calls
+
+    def build(tensors: Sequence[Tensor]) -> tuple[Any, Any, Any]:
+        for owner, key, fill in attributes:
+            owner[key] = fill(tensors)
+        for grown, fill in lists:
+            grown.extend(fill(tensors))
+        return result(tensors), calls, [fill(tensors) for fill in values]
+
+    return build
+
+
+def _filler(template: Any) -> Callable[[Sequence[Tensor]], Any]:
+    """A function from a program's outputs to a copy of ``template`` with them in it."""
+    if isinstance(template, Output):
+        index = template.index
+        return lambda tensors: tensors[index]
+    if type(template) in (list, tuple):
+        kind = type(template)
+        items = [_filler(item) for item in template]
+        return lambda tensors: kind(fill(tensors) for fill in items)
+    if type(template) is dict:
+        pairs = [(key, _filler(value)) for key, value in template.items()]
+        return lambda tensors: {key: fill(tensors) for key, fill in pairs}
+    leaves, tree = pytree.tree_flatten(template)
+    if tree.is_leaf():
+        return lambda tensors: template
+    fillers = [_filler(leaf) for leaf in leaves]
+    return lambda tensors: pytree.tree_unflatten([fill(tensors) for fill in fillers], tree)

@@ -1,0 +1,64 @@
+"""What a step works on: trainer, module, optimizers; and how a failed trace is undone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import lightning.pytorch as pl
+from torch import nn
+from torch.optim import Optimizer
+
+from fulgurite.backends.csx import rng
+from fulgurite.backends.csx.state import Snapshot
+
+
+@dataclass(slots=True, kw_only=True)
+class World:
+    """What a step works on. Evaluation stages have no optimizers."""
+
+    trainer: pl.Trainer
+    module: pl.LightningModule
+    optimizers: list[Optimizer] = field(default_factory=list)
+    schedulers: list[Any] = field(default_factory=list)
+
+    @property
+    def trains(self) -> bool:
+        """Whether the step computes gradients."""
+        return bool(self.optimizers)
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Every parameter by its name: the module's, then those only an optimizer knows."""
+        found = dict(self.module.named_parameters())
+        known = {id(p) for p in found.values()}
+        for o, optimizer in enumerate(self.optimizers):
+            for g, group in enumerate(optimizer.param_groups):
+                for i, p in enumerate(group["params"]):
+                    if id(p) not in known:
+                        known.add(id(p))
+                        found[f"optimizers[{o}].param_groups[{g}]['params'][{i}]"] = p
+        return found
+
+    def objects(self) -> Iterator[object]:
+        """Whatever traced code may change on the host."""
+        yield from self.module.modules()
+        yield from self.optimizers
+        yield from self.schedulers
+        yield from self.trainer.callbacks  # type: ignore[attr-defined]
+        yield self.trainer
+        yield self.trainer._logger_connector
+        yield from self.trainer.strategy._lightning_optimizers
+
+
+@contextlib.contextmanager
+def undone_on_failure(world: World) -> Iterator[None]:
+    """If the block raises, put module, optimizers, counters and random states back as they were."""
+    snapshot, random_states = Snapshot(world.objects()), rng.collect()
+    try:
+        yield
+    except BaseException:
+        snapshot.restore()
+        rng.restore(random_states)
+        raise
