@@ -65,7 +65,7 @@ def give_birth(optimizer: Optimizer) -> list[Tensor]:
 
     Raises:
         UnsupportedState: the optimizer keeps a Python number in its state, which one trace would
-            freeze.
+            freeze, or makes a state from the first gradient.
     """
     newborn = [
         p
@@ -75,16 +75,41 @@ def give_birth(optimizer: Optimizer) -> list[Tensor]:
     ]
     if not newborn:
         return []
+    born = _births(optimizer, newborn, gradient=0.0)
+    other = born if type(optimizer) is SGD else _births(optimizer, newborn, gradient=1.0)
+    name = type(optimizer).__name__
+    for p, values in born.items():
+        for key, value in values.items():
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                raise UnsupportedState(
+                    f"{name} keeps state['{key}'] as a Python number ({value!r}); the program would"
+                    " freeze it.",
+                    remedy=f"state['{key}'] = torch.tensor({float(value)!r}), changed in place",
+                )
+            if isinstance(value, Tensor) and not torch.equal(value, other[p][key]):
+                raise UnsupportedState(
+                    f"{name} makes state['{key}'] from the first gradient, which CSX does not"
+                    " support yet.",
+                    remedy=f"state['{key}'] = torch.zeros_like(p), then the usual update",
+                )
+        if values:
+            optimizer.state[p] = values
+    return newborn
+
+
+def _births(
+    optimizer: Optimizer, newborn: list[Tensor], gradient: float
+) -> dict[Tensor, dict[Any, Any]]:
+    """Each state as it was when the optimizer's first step made it; everything else put back."""
     everyone = [p for group in optimizer.param_groups for p in group["params"]]
     weights = [p.detach().clone() for p in newborn]
     gradients = [p.grad for p in everyone]
     state = {p: dict(values) for p, values in optimizer.state.items()}
     groups = [dict(group) for group in optimizer.param_groups]
-    born: dict[Tensor, dict[Any, Any]] = {}
     wanted = {id(p) for p in newborn}
     try:
         for p in everyone:
-            p.grad = torch.zeros_like(p) if id(p) in wanted else None
+            p.grad = torch.full_like(p, gradient) if id(p) in wanted else None
         for p in newborn:
             optimizer.state[p] = _Births({})
         for group in optimizer.param_groups:
@@ -93,7 +118,7 @@ def give_birth(optimizer: Optimizer) -> list[Tensor]:
         step = inspect.unwrap(type(optimizer).step)  # without hooks and the schedulers' counter
         with torch.no_grad():
             step(optimizer)
-        born = {p: optimizer.state[p].born for p in newborn}
+        return {p: optimizer.state[p].born for p in newborn}
     finally:
         optimizer.state.clear()
         optimizer.state.update(state)
@@ -103,16 +128,5 @@ def give_birth(optimizer: Optimizer) -> list[Tensor]:
         with torch.no_grad():
             for p, weight in zip(newborn, weights, strict=True):
                 p.copy_(weight)
-        for p, gradient in zip(everyone, gradients, strict=True):
-            p.grad = gradient
-    for p, values in born.items():
-        for key, value in values.items():
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
-                raise UnsupportedState(
-                    f"{type(optimizer).__name__} keeps state['{key}'] as a Python number"
-                    f" ({value!r}); the program would freeze it.",
-                    remedy=f"state['{key}'] = torch.tensor({float(value)!r}), changed in place",
-                )
-        if values:
-            optimizer.state[p] = values
-    return newborn
+        for p, before_p in zip(everyone, gradients, strict=True):
+            p.grad = before_p

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import lightning.pytorch as pl
 import torch
 import torch.utils._pytree as pytree
-from torch import Tensor
+from torch import Tensor, fx
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -25,20 +25,30 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx.experimental.proxy_tensor import get_innermost_proxy_mode, make_fx
 from torch.optim import Optimizer
-from torchmetrics import Metric
 
 from fulgurite.backends.csx.birth import check_optimizer, give_birth
-from fulgurite.backends.csx.constants import Constants, constants_as_inputs
+from fulgurite.backends.csx.constants import (
+    Constants,
+    Source,
+    constant_sources,
+    constants_as_inputs,
+)
 from fulgurite.backends.csx.effects import (
-    MetricCall,
     record_host_calls,
     static_metrics,
 )
 from fulgurite.backends.csx.errors import DynamicShape, UnsupportedInput, UnsupportedState
-from fulgurite.backends.csx.formulas import eager_formulas, without_mkldnn
+from fulgurite.backends.csx.formulas import eager_formulas, plain_library_code, without_mkldnn
 from fulgurite.backends.csx.gradients import Gradients
 from fulgurite.backends.csx.graph import Graph, Input, Kind
 from fulgurite.backends.csx.inputs import WATCHED, BatchSpec
+from fulgurite.backends.csx.leftovers import (
+    Leftovers,
+    collect_outputs,
+    metric_calls,
+    refuse_the_rest,
+    sort_state,
+)
 from fulgurite.backends.csx.lines import UserLine, raised_at, record_lines, user_line
 from fulgurite.backends.csx.numbers import (
     Guard,
@@ -48,16 +58,17 @@ from fulgurite.backends.csx.numbers import (
     install,
     number_slots,
     read_numbers,
-    unused_guards,
     used_numbers,
 )
-from fulgurite.backends.csx.outputs import Output, Outputs, holds_traced
+from fulgurite.backends.csx.outputs import Output, Outputs
 from fulgurite.backends.csx.passes import lower
 from fulgurite.backends.csx.stand_ins import stand_in_for, storage_of, swap
 from fulgurite.backends.csx.state import (
     Entry,
+    Held,
     Slot,
     Snapshot,
+    brief,
     entries_of,
     module_slots,
     optimizer_slots,
@@ -74,7 +85,8 @@ class Captured:
     entries: tuple[Entry, ...]  # state, by ``Input.index``
     numbers: tuple[NumberSlot, ...]
     guards: tuple[Guard, ...]
-    constants: tuple[Tensor, ...]
+    used_numbers: frozenset[int]
+    constants: tuple[Source, ...]
     batch: BatchSpec
     outputs: Outputs
 
@@ -141,6 +153,9 @@ class Trace:
         self._inputs = list(self._make_inputs())
         self._guards: list[Guard] = []
         self._constants = Constants(self._fallback_line)
+        self._modules = list(world.module.modules())
+        self._nodes: dict[int, fx.Node] = {}  # of each state tensor
+        self._rebound: list[Held] = []
 
     def _slots(self) -> Iterator[Slot]:
         yield from module_slots(self._world.module)
@@ -179,6 +194,7 @@ class Trace:
                 stack.enter_context(static_metrics(self._world.module))
                 stack.enter_context(eager_formulas(self._world.optimizers))
                 stack.enter_context(without_mkldnn())
+                stack.enter_context(plain_library_code())
                 stack.enter_context(torch.inference_mode(False))
                 stack.enter_context(self._mode)
                 stack.enter_context(record_lines(boundary, self._fallback_line))
@@ -196,22 +212,24 @@ class Trace:
             ) from None
         finally:
             Trace.current = None
+        refuse_the_rest(self._snapshot, self._modules, self._world.module)
+        self._release_rebound()
         known = [entry for entry in self._inputs if entry.kind is not Kind.BATCH]
         constants = constants_as_inputs(module, position=len(known))
+        sources = constant_sources(self._world.module, constants)
         for i, constant in enumerate(constants):
             fake = self._mode.from_tensor(constant.detach(), static_shapes=True)
             known.append(Input(kind=Kind.CONSTANT, index=i, name=f"constant {i}", example=fake))
         self._inputs = known + [entry for entry in self._inputs if entry.kind is Kind.BATCH]
         graph = lower(Graph(module=module, inputs=tuple(self._inputs), mode=self._mode))
         self._unbear(graph)
-        now = read_numbers(self._number_slots, self._world.optimizers)
-        unused = unused_guards(self._number_slots, used_numbers(graph), now)
         return Captured(
             graph=graph,
             entries=self._entries,
             numbers=tuple(self._number_slots),
-            guards=(*self._guards, *unused),
-            constants=tuple(constants),
+            guards=tuple(self._guards),
+            used_numbers=frozenset(used_numbers(graph)),
+            constants=tuple(sources),
             batch=self._batch_spec,
             outputs=self._outputs,
         )
@@ -235,6 +253,7 @@ class Trace:
             for tensor, stand_in in swapped:
                 swap(tensor, stand_in)
                 proxies[tensor] = proxies[stand_in]  # they go by the object, which stayed
+                self._nodes[id(tensor)] = proxies[stand_in].proxy.node
             self.gradients.put(given[Kind.GRADIENT])
             if self._number_slots:
                 self._guards = install(
@@ -271,14 +290,15 @@ class Trace:
     def _collect(self, result: Any, calls: list[Any]) -> list[Tensor]:
         self._check_numbers()
         self.gradients.keep(cleared=self._clears_gradients)
-        held_slots = self._keep_state()
-        attributes, lists, values = self._attribute_outputs(held_slots)
-        counted = list(self._metric_calls())
-        calls = counted + calls
+        module, left = self._world.module, Leftovers()
+        known = sort_state(self._entries, module, self._boundaries, left, self._fallback_line)
+        collect_outputs(module, self._snapshot, known, left)
+        calls = [*metric_calls(module, self._snapshot), *calls]
+        self._rebound = left.rebound
         payload = {
             "result": result,
-            "attributes": values[0],
-            "lists": values[1],
+            "attributes": left.attribute_values,
+            "lists": left.list_values,
             "calls": [call.value for call in calls],
         }
         leaves, tree = pytree.tree_flatten(payload)
@@ -299,8 +319,8 @@ class Trace:
         self._outputs = Outputs(
             tree=tree,
             leaves=tuple(kept),
-            attributes=tuple(attributes),
-            lists=tuple(lists),
+            attributes=tuple(left.attributes),
+            lists=tuple(left.lists),
             calls=tuple(calls),
         )
         for call in calls:
@@ -319,71 +339,21 @@ class Trace:
                         remedy="a learning-rate scheduler, which runs on the host between steps",
                     )
 
-    def _keep_state(self) -> set[tuple[int, Any]]:
-        """Write what the step put into a slot into the slot's own tensor; returns all slots."""
-        known = set()
-        for entry in self._entries:
-            for held in entry.held:
-                known |= {(id(slot.container), slot.key) for slot in held.slots}
-                now = [slot.container.get(slot.key) for slot in held.slots]
-                if all(value is held.tensor for value in now):
-                    continue
-                value, name = now[0], held.slots[0].name
-                if any(other is not value for other in now):
-                    names = " and ".join(slot.name for slot in held.slots)
-                    raise UnsupportedState(
-                        f"The step changed only some of {names}, which are one tensor.",
-                        remedy="change it in place (tensor.copy_(...)), or untie it before fit",
-                    )
-                if not isinstance(value, Tensor) or (value.shape, value.dtype) != (
-                    held.tensor.shape,
-                    held.tensor.dtype,
-                ):
-                    raise UnsupportedState(
-                        f"The step replaced {name}, {_brief(held.tensor)}, by {_brief(value)}."
-                        " State keeps its shape and dtype.",
-                        line=self._fallback_line(),
-                        remedy="a tensor of its final shape from the start, changed in place",
-                    )
-                held.tensor.copy_(value)
-                for slot in held.slots:
-                    slot.container[slot.key] = held.tensor
-        return known
-
-    def _attribute_outputs(self, held: set[tuple[int, Any]]) -> tuple[list[Any], list[Any], Any]:
-        """Traced tensors that the step left in attributes of modules, and appended to lists."""
-        attributes: list[Any] = []
-        lists: list[Any] = []
-        values: tuple[list[Any], list[Any]] = ([], [])
-        for module in self._world.module.modules():
-            owner = vars(module)
-            before = self._snapshot.before(owner) or {}
-            for key, value in list(owner.items()):
-                if (id(owner), key) in held:
-                    continue
-                if value is before.get(key) and type(value) is list:
-                    old = self._snapshot.before(value) or []
-                    grown = value[len(old) :]
-                    if value[: len(old)] == old and holds_traced(grown):
-                        lists.append(value)
-                        values[1].append(grown)
-                        del value[len(old) :]
-                elif value is not before.get(key) and holds_traced(value):
-                    attributes.append((owner, key))
-                    values[0].append(value)
-                    if key in before:
-                        owner[key] = before[key]
-                    else:
-                        del owner[key]
-        return attributes, lists, values
-
-    def _metric_calls(self) -> Iterator[MetricCall]:
-        for module in self._world.module.modules():
-            if isinstance(module, Metric):
-                before = self._snapshot.before(vars(module))["_update_count"]
-                if module._update_count != before:
-                    yield MetricCall(module, module._update_count - before)
-                    module._update_count = before
+    def _release_rebound(self) -> None:
+        """Take slots that get a new tensor after every step out of the memory they shared."""
+        for held in self._rebound:
+            [entry] = [entry for entry in self._entries if held in entry.held]
+            if len(entry.held) == 1:
+                continue
+            if any(user.op != "output" for user in self._nodes[id(held.tensor)].users):
+                others = [other.slots[0].name for other in entry.held if other is not held]
+                raise UnsupportedState(
+                    f"The step reads {held.slots[0].name}, which shares memory with"
+                    f" {' and '.join(others)}, and then replaces it.",
+                    remedy="give it memory of its own before fit (.clone())",
+                )
+            rest = Entry(tuple(other for other in entry.held if other is not held), entry.whole)
+            self._entries = tuple(rest if one is entry else one for one in self._entries)
 
     # -- checks and names --------------------------------------------------------------------
 
@@ -403,7 +373,7 @@ class Trace:
 
     def describe(self, tensor: Tensor) -> str:
         """The user's name of a tensor."""
-        return self._names.get(id(tensor)) or f"A tensor computed in the step ({_brief(tensor)})"
+        return self._names.get(id(tensor)) or f"A tensor computed in the step ({brief(tensor)})"
 
     def _fallback_line(self) -> UserLine | None:
         """Where the user wrote what now runs without a frame of theirs: by the current hook."""
@@ -426,9 +396,3 @@ class Trace:
 def _is_users(module: pl.LightningModule, hook: str) -> bool:
     function = getattr(type(module), hook, None)
     return not str(getattr(function, "__module__", "lightning")).startswith("lightning")
-
-
-def _brief(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    return "nothing" if value is None else f"a {type(value).__name__}"

@@ -8,17 +8,19 @@ beside the traced operations.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fulgurite.backends.csx.errors import UnsupportedState
+from fulgurite.backends.csx.errors import StateChanged, UnsupportedState
 from fulgurite.backends.csx.lines import UserLine
+from fulgurite.backends.csx.state import Layout
 
 LARGEST = 1 << 22  # elements; larger constants are not followed (assumed: none is looked at)
 
@@ -124,3 +126,78 @@ def constants_as_inputs(module: fx.GraphModule, position: int) -> list[Tensor]:
         graph.erase_node(node)
     module.recompile()
     return constants
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a constant comes from: a container in an attribute of a module, or nowhere we know."""
+
+    tensor: Tensor
+    name: str = ""
+    owner: dict[str, Any] | None = None
+    path: tuple[Any, ...] = ()
+
+    def now(self) -> Tensor:
+        """The tensor in that place now.
+
+        Raises:
+            StateChanged: there is none of the same shape, strides and dtype.
+        """
+        if self.owner is None:
+            return self.tensor
+        value: Any = self.owner  # then what is in it
+        try:
+            for key in self.path:
+                value = value[key]
+        except (KeyError, IndexError, TypeError):
+            value = None
+        if value is self.tensor:
+            return self.tensor
+        same = isinstance(value, Tensor) and Layout.of(value) == Layout.of(self.tensor)
+        if not isinstance(value, Tensor) or not same:
+            raise StateChanged(
+                f"{self.name} held another kind of tensor when the program was built.",
+                remedy="keep its shape and dtype, or register_buffer",
+            )
+        assert isinstance(value, Tensor)
+        return value
+
+
+def constant_sources(module: nn.Module, constants: list[Tensor]) -> list[Source]:
+    """Find each constant in the lists, tuples and dicts that are attributes of modules.
+
+    Raises:
+        UnsupportedState: the step computed a gradient for a tensor that no module holds.
+    """
+    found: dict[int, Source] = {}
+    wanted = {id(constant) for constant in constants}
+    for path, owner in module.named_modules():
+        for key, value in vars(owner).items():
+            if type(value) in (list, tuple, dict) and key not in ("_parameters", "_buffers"):
+                name = f"self.{path}.{key}" if path else f"self.{key}"
+                _search(value, (key,), name, vars(owner), wanted, found)
+    for constant in constants:
+        if isinstance(constant.grad, FakeTensor):
+            constant.grad = None
+            name = found[id(constant)].name if id(constant) in found else "A tensor of its own"
+            raise UnsupportedState(
+                f"{name} requires a gradient, but is no parameter of a module or an optimizer.",
+                remedy="nn.ParameterList, nn.ParameterDict, or an attribute of the module",
+            )
+    return [found.get(id(constant), Source(constant)) for constant in constants]
+
+
+def _search(
+    value: Any,
+    path: tuple[Any, ...],
+    name: str,
+    owner: dict[str, Any],
+    wanted: set[int],
+    found: dict[int, Source],
+) -> None:
+    if isinstance(value, Tensor):
+        if id(value) in wanted:
+            found[id(value)] = Source(value, name, owner, path)
+    elif type(value) in (list, tuple, dict) and len(path) < 4:
+        for key, inner in value.items() if type(value) is dict else enumerate(value):
+            _search(inner, (*path, key), f"{name}[{key!r}]", owner, wanted, found)

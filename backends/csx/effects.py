@@ -89,7 +89,8 @@ class SchedulerCall:
 
     def __call__(self, trainer: pl.Trainer, value: Any) -> None:
         """Step the scheduler."""
-        self.step(*value)
+        args, kwargs = value
+        self.step(*args, **kwargs)
 
 
 @dataclass(slots=True)
@@ -125,7 +126,7 @@ def record_host_calls(trainer: pl.Trainer, schedulers: list[Any]) -> Iterator[li
             calls.append(LogCall(self, self._current_fx_name, name, value, given))
 
     def record(step: Callable[..., None]) -> Callable[..., None]:
-        return lambda *args: calls.append(SchedulerCall(step, args))
+        return lambda *args, **kwargs: calls.append(SchedulerCall(step, (args, kwargs)))
 
     pl.LightningModule.log = log  # type: ignore[method-assign]
     originals = [(scheduler, scheduler.step) for scheduler in schedulers]

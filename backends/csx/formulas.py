@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
+from torch.distributions import Distribution
 from torch.optim import Optimizer
 
 
@@ -55,3 +57,35 @@ def eager_formulas(optimizers: list[Optimizer]) -> Iterator[None]:
             module._get_value = original
         for group, key, value in flags:
             group[key] = value
+
+
+@contextlib.contextmanager
+def plain_library_code() -> Iterator[None]:
+    """Run what only pays eagerly in its plain form.
+
+    ``torch.utils.checkpoint`` runs its function once and stores nothing twice: traced as it is, a
+    dropout inside would get two masks and silently wrong gradients. ``torch.distributions`` checks
+    the values of its arguments.
+    """
+
+    def plain(*args: Any, **kwargs: Any) -> Iterator[None]:
+        yield
+
+    class Plain:
+        @staticmethod
+        def apply(function: Any, preserve: bool, *args: Any) -> Any:
+            return function(*args)
+
+    checkpoint: Any = torch.utils.checkpoint
+    replaced = {"_checkpoint_without_reentrant_generator": plain, "CheckpointFunction": Plain}
+    originals = {name: getattr(checkpoint, name) for name in replaced}
+    validate = Distribution._validate_args
+    try:
+        for name, replacement in replaced.items():
+            setattr(checkpoint, name, replacement)
+        Distribution._validate_args = False
+        yield
+    finally:
+        Distribution._validate_args = validate
+        for name, original in originals.items():
+            setattr(checkpoint, name, original)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fulgurite.backends.csx.errors import StateChanged
 from fulgurite.backends.csx.graph import Graph, Kind
 
 
@@ -32,7 +33,14 @@ class NumberSlot:
     def read(self, optimizers: list[Optimizer]) -> float:
         """Its value now."""
         value = optimizers[self.optimizer].param_groups[self.group][self.key]
-        return float(value if self.index is None else value[self.index])
+        if self.index is not None and isinstance(value, tuple):
+            value = value[self.index]
+        if not is_number(value):
+            raise StateChanged(
+                f"{self} was a number when the program was built, and now is {value!r}.",
+                remedy="keep it a number",
+            )
+        return float(value)
 
     def __str__(self) -> str:
         part = "" if self.index is None else f"[{self.index}]"
@@ -51,6 +59,17 @@ class Guard:
 def is_number(value: object) -> bool:
     """Whether a param group's value is traced: a float or an int, not a bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def group_options(optimizers: list[Optimizer]) -> list[Any]:
+    """Everything in the param groups that is neither number nor tensor, in a fixed order."""
+    return [
+        value
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for value in group.values()
+        if value is None or isinstance(value, (bool, str))
+    ]
 
 
 def number_slots(optimizers: list[Optimizer]) -> list[NumberSlot]:
@@ -189,7 +208,16 @@ def _text(value: float) -> str:
     return value.text if isinstance(value, TracedNumber) else repr(value)
 
 
-for _name, _sign in {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "pow": "**"}.items():
+_SIGNS = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "truediv": "/",
+    "pow": "**",
+    "floordiv": "//",
+    "mod": "%",
+}
+for _name, _sign in _SIGNS.items():
     _arithmetic(_name, _sign, getattr(operator, _name))
 for _name, _sign in {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}.items():
     _comparison(_name, _sign, getattr(operator, _name))
@@ -240,7 +268,7 @@ def _is_still(i: int, value: float) -> Callable[[list[float]], bool]:
     return lambda numbers: numbers[i] == value
 
 
-def unused_guards(slots: list[NumberSlot], used: set[int], now: list[float]) -> list[Guard]:
+def unused_guards(slots: list[NumberSlot], used: frozenset[int], now: list[float]) -> list[Guard]:
     """Guards for numbers that no operation uses: they may have been read where nothing sees it.
 
     ``math.sqrt(group["lr"])`` takes a float's value without asking it.

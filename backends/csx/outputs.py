@@ -8,7 +8,6 @@ from typing import Any
 
 import torch.utils._pytree as pytree
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from fulgurite.backends.csx.effects import HostCall
 
@@ -19,8 +18,8 @@ class Outputs:
 
     tree: pytree.TreeSpec
     leaves: tuple[Any, ...]  # an ``Output``, or a constant
-    attributes: tuple[tuple[dict[str, Any], str], ...]  # set to their value after every step
-    lists: tuple[list[Any], ...]  # grown by their values after every step
+    attributes: tuple[tuple[dict[Any, Any], Any], ...]  # places, set after every step
+    lists: tuple[tuple[dict[Any, Any], Any], ...]  # places of lists, grown after every step
     calls: tuple[HostCall, ...]
 
 
@@ -29,13 +28,6 @@ class Output:
     """A leaf of ``Outputs``: the program's output number ``index``."""
 
     index: int
-
-
-def holds_traced(value: Any) -> bool:
-    """Whether a value is a traced tensor, or a list or tuple with one in it."""
-    if isinstance(value, (list, tuple)):
-        return any(map(holds_traced, value))
-    return isinstance(value, FakeTensor)
 
 
 def builder(outputs: Outputs) -> Callable[[Sequence[Tensor]], tuple[Any, Any, Any]]:
@@ -48,16 +40,16 @@ def builder(outputs: Outputs) -> Callable[[Sequence[Tensor]], tuple[Any, Any, An
         for (owner, key), value in zip(outputs.attributes, template["attributes"], strict=True)
     ]
     lists = [
-        (owner, _filler(value))
-        for owner, value in zip(outputs.lists, template["lists"], strict=True)
+        (owner, key, _filler(value))
+        for (owner, key), value in zip(outputs.lists, template["lists"], strict=True)
     ]
     calls = outputs.calls
 
     def build(tensors: Sequence[Tensor]) -> tuple[Any, Any, Any]:
         for owner, key, fill in attributes:
             owner[key] = fill(tensors)
-        for grown, fill in lists:
-            grown.extend(fill(tensors))
+        for owner, key, fill in lists:
+            owner[key].extend(fill(tensors))
         return result(tensors), calls, [fill(tensors) for fill in values]
 
     return build

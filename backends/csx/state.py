@@ -60,6 +60,7 @@ class Entry:
     """One storage and the tensors over it; ``held`` has one element unless tensors are views."""
 
     held: tuple[Held, ...]
+    whole: bool = False  # the input is the whole storage, whatever ``held`` is
 
     @property
     def name(self) -> str:
@@ -69,7 +70,7 @@ class Entry:
     def base(self) -> Tensor:
         """The program's input: the tensor itself, or for views their whole storage, flat."""
         tensors = [slot_tensor(held.slots[0]) for held in self.held]
-        if len(tensors) == 1:
+        if not self.whole:
             return tensors[0]
         first = tensors[0].detach()
         length = first.untyped_storage().nbytes() // first.element_size()
@@ -77,7 +78,7 @@ class Entry:
 
     def view(self, base: Tensor, i: int) -> Tensor:
         """Tensor ``i`` of this entry over ``base``."""
-        if len(self.held) == 1:
+        if not self.whole:
             return base
         tensor = self.held[i].tensor
         return base.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
@@ -140,7 +141,7 @@ def entries_of(slots: Iterable[Slot]) -> tuple[Entry, ...]:
                 f"{names} share memory under different dtypes.",
                 remedy="give each its own memory (.clone())",
             )
-    return tuple(Entry(tuple(group)) for group in storages.values())
+    return tuple(Entry(tuple(group), whole=len(group) > 1) for group in storages.values())
 
 
 def _storage_key(tensor: Tensor) -> Any:
@@ -149,6 +150,15 @@ def _storage_key(tensor: Tensor) -> Any:
     except (NotImplementedError, RuntimeError):  # sparse and other tensors without a storage
         pointer = 0
     return pointer or ("none", id(tensor))
+
+
+def brief(value: Any) -> str:
+    """A tensor by dtype and shape, anything else by its type; strings and numbers as they are."""
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if isinstance(value, (str, int)):
+        return repr(value)
+    return "nothing" if value is None else f"a {type(value).__name__}"
 
 
 class Binding:
@@ -167,9 +177,13 @@ class Binding:
             for held in entry.held
             for slot in held.slots
         ]
+        self._entry_of_place = [
+            i for i, entry in enumerate(entries) for held in entry.held for _ in held.slots
+        ]
         self._seen: list[Tensor] = []
         self._inputs: list[Tensor] = []
-        self.storages: frozenset[int] = frozenset()
+        self._pointers: list[Any] = []
+        self.storages: frozenset[Any] = frozenset()
 
     def inputs(self) -> list[Tensor]:
         """The program's state inputs, in order."""
@@ -177,8 +191,11 @@ class Binding:
             now = [container[key] for container, key in self._places]
         except KeyError:
             now = []
-        if len(now) != len(self._seen) or not all(map(is_, now, self._seen)):
+        if len(now) != len(self._seen):
             self.check()
+        elif not all(map(is_, now, self._seen)):
+            pairs = zip(self._entry_of_place, now, self._seen, strict=True)
+            self._rebind({i for i, tensor, seen in pairs if tensor is not seen})
         return self._inputs
 
     def check(self) -> None:
@@ -187,41 +204,51 @@ class Binding:
         Raises:
             StateChanged: a slot is empty, another layout is in it, or tensors are tied otherwise.
         """
-        for entry, layouts in zip(self._entries, self._layouts, strict=True):
-            for held, layout in zip(entry.held, layouts, strict=True):
-                tensor = slot_tensor(held.slots[0])
-                if tensor.is_inference() and not torch.is_inference_mode_enabled():
-                    tensor = tensor.clone()
-                    for slot in held.slots:
-                        slot.container[slot.key] = tensor
-                if any(slot_tensor(slot) is not tensor for slot in held.slots):
-                    names = " and ".join(slot.name for slot in held.slots)
-                    raise StateChanged(
-                        f"{names} were one tensor when the program was built, and no longer are.",
-                        remedy="tie them before fit, or leave them untied",
-                    )
-                now = Layout.of(tensor)
-                if now != layout:
-                    raise StateChanged(
-                        f"{held.slots[0].name} was {layout} with strides {layout.stride} when the"
-                        f" program was built, and now is {now} with strides {now.stride}.",
-                        remedy="change values in place (tensor.copy_(...))",
-                    )
-        self._inputs = [entry.base() for entry in self._entries]
-        pointers = [_storage_key(tensor) for tensor in self._inputs]
-        if len(set(pointers)) != len(pointers):
+        self._inputs = [entry.held[0].tensor for entry in self._entries]
+        self._pointers = [None] * len(self._entries)
+        self._rebind(range(len(self._entries)))
+
+    def _rebind(self, changed: Iterable[int]) -> None:
+        for i in changed:
+            entry = self._entries[i]
+            for held, layout in zip(entry.held, self._layouts[i], strict=True):
+                _check_held(held, layout)
+            self._inputs[i] = entry.base()
+            self._pointers[i] = _storage_key(self._inputs[i])
+        self.storages = frozenset(self._pointers)
+        if len(self.storages) != len(self._pointers):
             twins = [
                 entry.name
-                for entry, pointer in zip(self._entries, pointers, strict=True)
-                if pointers.count(pointer) > 1
+                for entry, pointer in zip(self._entries, self._pointers, strict=True)
+                if self._pointers.count(pointer) > 1
             ]
             raise StateChanged(
                 f"{' and '.join(twins)} share memory, which they did not when the program was"
                 " built.",
                 remedy="tie them before fit, or give each its own memory (.clone())",
             )
-        self.storages = frozenset(pointers)
         self._seen = [container[key] for container, key in self._places]
+
+
+def _check_held(held: Held, layout: Layout) -> None:
+    tensor = slot_tensor(held.slots[0])
+    if tensor.is_inference() and not torch.is_inference_mode_enabled():
+        tensor = tensor.clone()
+        for slot in held.slots:
+            slot.container[slot.key] = tensor
+    if any(slot_tensor(slot) is not tensor for slot in held.slots):
+        names = " and ".join(slot.name for slot in held.slots)
+        raise StateChanged(
+            f"{names} were one tensor when the program was built, and no longer are.",
+            remedy="tie them before fit, or leave them untied",
+        )
+    now = Layout.of(tensor)
+    if now != layout:
+        raise StateChanged(
+            f"{held.slots[0].name} was {layout} with strides {layout.stride} when the program was"
+            f" built, and now is {now} with strides {now.stride}.",
+            remedy="change values in place (tensor.copy_(...))",
+        )
 
 
 _CONTAINERS = (dict, list, set)
@@ -235,21 +262,28 @@ class Snapshot:
     """
 
     def __init__(self, objects: Iterable[object]) -> None:
-        self._before: dict[int, tuple[Any, Any]] = {}
+        self._before: dict[int, tuple[Any, Any, str, object]] = {}
         for item in objects:
-            self._keep(vars(item), levels=4)
+            self._keep(vars(item), 4, type(item).__name__, item)
 
-    def _keep(self, container: Any, levels: int) -> None:
+    def _keep(self, container: Any, levels: int, name: str, root: object) -> None:
         if id(container) in self._before or not levels:
             return
-        self._before[id(container)] = (container, container.copy())
-        for value in container.values() if isinstance(container, dict) else container:
+        self._before[id(container)] = (container, container.copy(), name, root)
+        items = container.items() if isinstance(container, dict) else enumerate(container)
+        for key, value in items:
             if isinstance(value, _CONTAINERS):
-                self._keep(value, levels - 1)
+                inner = f"{name}.{key}" if levels == 4 else f"{name}[{brief(key)}]"
+                self._keep(value, levels - 1, inner, root)
+
+    def containers(self) -> Iterator[tuple[Any, Any, str, object]]:
+        """Each container, its copy, its name, and the object that it belongs to."""
+        yield from self._before.values()
 
     def before(self, container: Any) -> Any:
         """The copy of a container, or None if it was not there."""
-        return self._before.get(id(container), (None, None))[1]
+        kept = self._before.get(id(container))
+        return None if kept is None else kept[1]
 
     def restore(self) -> None:
         """Make everything as it was."""
@@ -258,7 +292,7 @@ class Snapshot:
             list: list.extend,
             set: set.update,
         }
-        for container, copy in self._before.values():
+        for container, copy, _, _ in self._before.values():
             kind = next(kind for kind in _CONTAINERS if isinstance(container, kind))
             kind.clear(container)
             refill[kind](container, copy)

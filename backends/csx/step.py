@@ -22,7 +22,14 @@ from fulgurite.backends.csx.errors import InputChanged, StateChanged, TraceError
 from fulgurite.backends.csx.fabric import HostFabric, Loaded
 from fulgurite.backends.csx.graph import Kind
 from fulgurite.backends.csx.inputs import BatchSpec
-from fulgurite.backends.csx.numbers import Guard, NumberSlot, as_vector, read_numbers
+from fulgurite.backends.csx.numbers import (
+    Guard,
+    NumberSlot,
+    as_vector,
+    group_options,
+    read_numbers,
+    unused_guards,
+)
 from fulgurite.backends.csx.outputs import builder
 from fulgurite.backends.csx.program import Program, make_program
 from fulgurite.backends.csx.state import Binding
@@ -38,6 +45,8 @@ class Conditions:
     requires_grad: tuple[bool, ...]
     training: tuple[bool, ...]
     group_sizes: tuple[int, ...]
+    options: tuple[Any, ...]  # of param groups, that are no numbers
+    states: tuple[tuple[int, int], ...]  # identity and length of each optimizer's state
     settings: tuple[Any, ...]  # accumulation window, gradient clipping
 
 
@@ -86,7 +95,7 @@ class Ready:
             assert vector is not None
             inputs = [*inputs, vector]
         if self._constants:
-            inputs = inputs + self._constants
+            inputs = inputs + [source.now() for source in self._constants]
         if self._written:
             self._check_writes(batch)
         storages = self._binding.storages
@@ -215,6 +224,8 @@ class StepFunction:
             tuple(map(attrgetter("requires_grad"), self._parameters)),
             tuple(map(attrgetter("training"), self._modules)),
             tuple(len(g["params"]) for o in self._world.optimizers for g in o.param_groups),
+            tuple(group_options(self._world.optimizers)),
+            tuple((id(o.state), len(o.state)) for o in self._world.optimizers),
             self._settings(),
         )
 
@@ -264,6 +275,14 @@ class StepFunction:
                 f"the param groups had {list(before.group_sizes)} parameters, and now have"
                 f" {list(now.group_sizes)}"
             )
+        if before.states != now.states:
+            raise StateChanged(
+                "The state of an optimizer was replaced (load_state_dict, or cleared) while the"
+                " program works on it.",
+                remedy="fit(ckpt_path=...), or load it before fit",
+            )
+        if before.options != now.options:
+            return f"the param groups' options were {before.options}, and now are {now.options}"
         window = "(accumulate_grad_batches, gradient_clip_val, gradient_clip_algorithm)"
         return f"{window} was {before.settings}, and now is {now.settings}"
 
@@ -297,20 +316,26 @@ class StepFunction:
         self, conditions: Conditions, batch: Any, entries: dict[str, Callable[[Any], Any]]
     ) -> Built:
         window = ACCUMULATE in entries
+        modes = conditions.training
         with undone_on_failure(self._world):
             captured = {
                 name: capture(self._world, run, batch, clears_gradients=window and name == STEP)
                 for name, run in entries.items()
             }
+            if self._conditions().training != modes:
+                self._changed(conditions, self._conditions())
             program = make_program(self.stage, captured)
             loads = {name: self._fabric.load(one.graph) for name, one in captured.items()}
         first = next(iter(captured.values()))
+        used = frozenset().union(*(one.used_numbers for one in captured.values()))
+        now = read_numbers(list(first.numbers), self._world.optimizers)
+        unused = tuple(unused_guards(list(first.numbers), used, now))
         built = Built(
             program=program,
-            conditions=conditions,
+            conditions=self._conditions(),  # the optimizers' state may be new
             batch=first.batch,
             numbers=first.numbers,
-            guards=tuple(guard for one in captured.values() for guard in one.guards),
+            guards=tuple(guard for one in captured.values() for guard in one.guards) + unused,
             ready={
                 name: Ready(one, loads[name], self._fabric, self._gradients)
                 for name, one in captured.items()

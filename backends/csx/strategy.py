@@ -27,8 +27,11 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from fulgurite.backends.backend import current_backend
 from fulgurite.backends.csx import report, rng
 from fulgurite.backends.csx.accelerator import CSXAccelerator
+from fulgurite.backends.csx.capture import Trace
 from fulgurite.backends.csx.config import CSXBackend
+from fulgurite.backends.csx.errors import UnsupportedState
 from fulgurite.backends.csx.fabric import HostFabric
+from fulgurite.backends.csx.lines import user_line
 from fulgurite.backends.csx.precision import CSXPrecision
 from fulgurite.backends.csx.program import Program
 from fulgurite.backends.csx.step import STEP, StepFunction
@@ -64,6 +67,7 @@ class StaticGraph(Strategy):
         self.loader_generators: list[torch.Tensor] = []
         self.restored: dict[str, Any] | None = None
         self._install_loops = install_loops
+        self._handles: list[Any] = []
         self._training: StepFunction | None = None
         self._evaluating: dict[tuple[str, int | None], StepFunction] = {}
         self._traced_module: pl.LightningModule | None = None
@@ -116,6 +120,7 @@ class StaticGraph(Strategy):
                 module=module,
                 optimizers=self.optimizers,
                 schedulers=[config.scheduler for config in self.lr_scheduler_configs],
+                trains=True,
             )
             self._training = self._step_function("training", world)
 
@@ -141,6 +146,19 @@ class StaticGraph(Strategy):
     def programs(self) -> list[Program]:
         """Every program built so far."""
         return [program for step in self.step_functions.values() for program in step.programs]
+
+    def setup_optimizers(self, trainer: pl.Trainer) -> None:
+        """Make the optimizers; from here on only programs step them."""
+        super().setup_optimizers(trainer)
+        for optimizer in self.optimizers:
+            handle = optimizer.register_step_pre_hook(_refuse_host_step)
+            self._handles.append(handle)
+
+    def teardown(self) -> None:
+        """Give the optimizers back."""
+        while self._handles:
+            self._handles.pop().remove()
+        super().teardown()
 
     def process_dataloader(self, dataloader: object) -> object:
         """Remember the states of a loader's generators before its iterator draws from them."""
@@ -229,6 +247,16 @@ class StaticGraph(Strategy):
         checkpoint = super().load_checkpoint(checkpoint_path, weights_only=weights_only)
         self.restored = checkpoint.get(CHECKPOINT_KEY)
         return checkpoint
+
+
+def _refuse_host_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    if Trace.current is None:
+        raise UnsupportedState(
+            f"{type(optimizer).__name__}.step() was called on the host during fit. Gradients live"
+            " inside the program there, so it would do nothing.",
+            line=user_line(),
+            remedy="step it in training_step, under manual optimization",
+        )
 
 
 def strategy_of(trainer: pl.Trainer) -> StaticGraph:

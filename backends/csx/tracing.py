@@ -30,9 +30,11 @@ from fulgurite.backends.csx.errors import (
     HostRead,
     TensorPrinted,
     TraceError,
+    UnsupportedState,
 )
 from fulgurite.backends.csx.lines import UserLine, is_library
 from fulgurite.backends.csx.numbers import TracedNumber, tensors_of
+from fulgurite.backends.csx.state import brief
 
 WHERE = "compute both sides and choose with torch.where(condition, a, b)"
 READ_LATER = (
@@ -42,6 +44,7 @@ READ_LATER = (
 MASKS = "keep the shape and use a mask: torch.where(mask, x, 0), or a sum weighted by the mask"
 
 # torch function -> (error, what was done, remedy)
+_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 _MISUSES: dict[Any, tuple[type[TraceError], str, str]] = {
     Tensor.__bool__: (ConditionalOnTensor, "used as a Python condition", WHERE),
     Tensor.__contains__: (ConditionalOnTensor, "searched by Python's `in`", WHERE),
@@ -91,6 +94,8 @@ class Contract(TorchFunctionMode):
             self._refuse(args[0], *misuse)
         if func is Tensor.cpu or (func is Tensor.to and "cpu" in args[1:]):
             self._refuse_move(args[0], func)
+        if func is _SET_DATA:
+            return self._set_data(*args)
         static = _STATIC_TWINS.get(func)
         if static is not None:
             twin = static(args, kwargs)
@@ -126,6 +131,18 @@ class Contract(TorchFunctionMode):
             line=self._line(),
             remedy=remedy,
         )
+
+    def _set_data(self, tensor: Tensor, value: Tensor) -> None:
+        """``p.data = value``: a copy into it, for the memory of state does not move."""
+        if (tensor.shape, tensor.dtype) != (value.shape, value.dtype):
+            raise UnsupportedState(
+                f"The step gave {self._describe(tensor)} other .data, {brief(value)} for"
+                f" {brief(tensor)}.",
+                line=self._line(),
+                remedy="keep its shape and dtype",
+            )
+        with torch.no_grad():
+            tensor.detach().copy_(value)
 
     def _refuse_move(self, tensor: Tensor, func: Any) -> None:
         """`.cpu()` is a host read where the user wrote it; libraries call it as a no-op."""

@@ -23,11 +23,7 @@ class World:
     module: pl.LightningModule
     optimizers: list[Optimizer] = field(default_factory=list)
     schedulers: list[Any] = field(default_factory=list)
-
-    @property
-    def trains(self) -> bool:
-        """Whether the step computes gradients."""
-        return bool(self.optimizers)
+    trains: bool = False  # whether the step computes gradients
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Every parameter by its name: the module's, then those only an optimizer knows."""

@@ -17,6 +17,15 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fulgurite.backends.csx.graph import Graph
 
 
+def _decompositions() -> dict[Any, Any]:
+    """The compiler's table, but for random operations: their draws must be eager's."""
+    return {
+        operation: decomposition
+        for operation, decomposition in select_decomp_table().items()
+        if torch.Tag.nondeterministic_seeded not in getattr(operation, "tags", ())
+    }
+
+
 def functionalize(graph: Graph) -> Graph:
     """Replace in-place operations by pure ones and decompose for the compiler, lines kept."""
 
@@ -27,7 +36,7 @@ def functionalize(graph: Graph) -> Graph:
     with graph.mode, torch.no_grad(), traceback.preserve_node_meta():
         module = make_fx(
             torch.func.functionalize(run, remove="mutations"),
-            decomposition_table=select_decomp_table(),
+            decomposition_table=_decompositions(),
             tracing_mode="fake",
             _allow_non_fake_inputs=True,
         )(*examples)

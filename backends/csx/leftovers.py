@@ -1,0 +1,187 @@
+"""What a step left behind on the host while it was traced, and what becomes of it.
+
+A tensor in a slot (a place that held one before) is state. A tensor in another attribute of a
+module is an output, set after every step; tensors appended to a list are appended after every step.
+Anything else that holds a traced tensor, or a Python number that an optimizer counted up, would be
+frozen: an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim import Optimizer
+from torchmetrics import Metric
+
+from fulgurite.backends.csx.effects import MetricCall
+from fulgurite.backends.csx.errors import UnsupportedState
+from fulgurite.backends.csx.lines import UserLine
+from fulgurite.backends.csx.stand_ins import storage_of
+from fulgurite.backends.csx.state import Entry, Held, Snapshot, brief
+
+IN_PLACE = "change it in place (tensor.copy_(...)), or untie it before fit"
+
+
+@dataclass(slots=True)
+class Leftovers:
+    """Where values go after every step; ``values`` are in the order of ``places``."""
+
+    attributes: list[tuple[dict[Any, Any], Any]] = field(default_factory=list)
+    attribute_values: list[Any] = field(default_factory=list)
+    lists: list[tuple[dict[Any, Any], Any]] = field(default_factory=list)
+    list_values: list[Any] = field(default_factory=list)
+    rebound: list[Held] = field(default_factory=list)
+
+    def set_after(self, container: dict[Any, Any], key: Any, value: Any) -> None:
+        """``container[key]`` is ``value`` after every step."""
+        self.attributes.append((container, key))
+        self.attribute_values.append(value)
+
+
+def sort_state(
+    entries: Iterable[Entry],
+    module: nn.Module,
+    shared: set[int],
+    leftovers: Leftovers,
+    line: Callable[[], UserLine | None],
+) -> set[tuple[int, Any]]:
+    """Deal with slots that the step put another tensor into; returns all slots.
+
+    The slots of modules get a new tensor after every step, as eagerly, for host code may keep the
+    old one. Those of metrics and optimizers are written in place.
+
+    Args:
+        entries: the state.
+        module: its modules' attributes may be rebound.
+        shared: memory that belongs to inputs of the program.
+        leftovers: receives the slots that are set after every step.
+        line: the user's line that is to blame.
+    """
+    own = {
+        id(c) for m in module.modules() if not isinstance(m, Metric) for c in (vars(m), m._buffers)
+    }
+    known: set[tuple[int, Any]] = set()
+    writes: list[tuple[Tensor, Tensor]] = []
+    for held in [held for entry in entries for held in entry.held]:
+        known |= {(id(slot.container), slot.key) for slot in held.slots}
+        now: list[Any] = [slot.container.get(slot.key) for slot in held.slots]
+        if all(value is held.tensor for value in now):
+            continue
+        _check_replacement(held, now, line)
+        if all(id(slot.container) in own for slot in held.slots):
+            leftovers.rebound.append(held)
+            for slot in held.slots:
+                leftovers.set_after(slot.container, slot.key, now[0])
+        else:
+            aliased = storage_of(now[0]) in shared  # another state: read it before it is written
+            writes.append((held.tensor, now[0].clone() if aliased else now[0]))
+        for slot in held.slots:
+            slot.container[slot.key] = held.tensor
+    for tensor, value in writes:
+        tensor.copy_(value)
+    return known
+
+
+def _check_replacement(held: Held, now: list[Any], line: Callable[[], UserLine | None]) -> None:
+    value, name = now[0], held.slots[0].name
+    if any(other is not value for other in now):
+        names = " and ".join(slot.name for slot in held.slots)
+        raise UnsupportedState(
+            f"The step changed only some of {names}, which are one tensor.", remedy=IN_PLACE
+        )
+    same = isinstance(value, Tensor) and (value.shape, value.dtype) == (
+        held.tensor.shape,
+        held.tensor.dtype,
+    )
+    if not same:
+        raise UnsupportedState(
+            f"The step replaced {name}, {brief(held.tensor)}, by {brief(value)}. State keeps its"
+            " shape and dtype.",
+            line=line(),
+            remedy="a tensor of its final shape from the start, changed in place",
+        )
+
+
+def collect_outputs(
+    module: nn.Module, snapshot: Snapshot, known: set[tuple[int, Any]], leftovers: Leftovers
+) -> None:
+    """Find traced tensors in attributes of modules and at the ends of lists; undo their setting."""
+    for owner in map(vars, module.modules()):
+        before = snapshot.before(owner) or {}
+        for key, value in list(owner.items()):
+            if (id(owner), key) in known or not holds_traced(value):
+                continue
+            old: Any = before.get(key)
+            content = snapshot.before(old) if type(old) is list else None
+            if type(value) is list and content is not None:
+                if not _begins_with(value, content):
+                    continue  # an element was replaced: refused with the other leftovers
+                leftovers.lists.append((owner, key))
+                leftovers.list_values.append(value[len(content) :])
+                old[:] = content
+                owner[key] = old
+            elif value is not old:
+                leftovers.set_after(owner, key, value)
+                if key in before:
+                    owner[key] = old
+                else:
+                    del owner[key]
+
+
+def _begins_with(values: list[Any], start: list[Any]) -> bool:
+    return len(values) > len(start) and all(map(lambda a, b: a is b, values, start))
+
+
+def metric_calls(module: nn.Module, snapshot: Snapshot) -> Iterator[MetricCall]:
+    """The Python side of each metric's updates."""
+    for metric in module.modules():
+        if isinstance(metric, Metric):
+            before = snapshot.before(vars(metric))["_update_count"]
+            if metric._update_count != before:
+                yield MetricCall(metric, metric._update_count - before)
+                metric._update_count = before
+
+
+def refuse_the_rest(snapshot: Snapshot, modules: list[nn.Module], module: nn.Module) -> None:
+    """Raise where a traced tensor is kept elsewhere, or Python state of an optimizer changed.
+
+    Raises:
+        UnsupportedState: it names the place.
+    """
+    if list(map(id, module.modules())) != list(map(id, modules)):
+        raise UnsupportedState(
+            "The step added, removed or replaced a module; its parameters would be no state.",
+            remedy="make modules in __init__(), setup() or configure_model()",
+        )
+    for container, copy, name, root in snapshot.containers():
+        items = list(container.items() if isinstance(container, dict) else enumerate(container))
+        for key, value in items:
+            where = f"{name}.{key}" if container is vars(root) else f"{name}[{brief(key)}]"
+            if holds_traced(value):
+                raise UnsupportedState(
+                    f"The step left a traced tensor in {where}, where it would stay as it is.",
+                    remedy="keep it in an attribute of the module, or append it to a list that is"
+                    " one: both are filled after every step",
+                )
+            before = copy.get(key) if isinstance(copy, dict) else None
+            counts = type(value) in (int, float) and value != before
+            if isinstance(root, Optimizer) and isinstance(container, dict) and counts:
+                raise UnsupportedState(
+                    f"{type(root).__name__} changed a Python number in its step ({where}, from"
+                    f" {before!r} to {value!r}), which the program would freeze.",
+                    remedy="a tensor in optimizer.state[p], changed in place",
+                )
+
+
+def holds_traced(value: Any) -> bool:
+    """Whether a value is a traced tensor, or a list, tuple or dict with one in it."""
+    if isinstance(value, FakeTensor):
+        return True
+    if type(value) in (list, tuple, dict):
+        return any(isinstance(leaf, FakeTensor) for leaf in pytree.tree_leaves(value))
+    return False
