@@ -9,7 +9,7 @@ gives wrong weights: NAdam 2 %, Adagrad 8 %, Rprop 36 %; measured, torch 2.13.)
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ from fulgurite.backends.csx.errors import UnsupportedState
 
 class _Births(dict[Any, Any]):
     """A state dict that remembers each value as it was when its key was first set."""
+
+    happening: ClassVar[bool] = False
 
     def __init__(self, state: dict[Any, Any]) -> None:
         super().__init__(state)
@@ -32,6 +34,11 @@ class _Births(dict[Any, Any]):
 
 def _copy(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def giving_birth() -> bool:
+    """Whether an optimizer is run only to make its state."""
+    return _Births.happening
 
 
 def check_optimizer(optimizer: Optimizer) -> None:
@@ -107,6 +114,7 @@ def _births(
     state = {p: dict(values) for p, values in optimizer.state.items()}
     groups = [dict(group) for group in optimizer.param_groups]
     wanted = {id(p) for p in newborn}
+    _Births.happening = True
     try:
         for p in everyone:
             p.grad = torch.full_like(p, gradient) if id(p) in wanted else None
@@ -120,6 +128,7 @@ def _births(
             step(optimizer)
         return {p: optimizer.state[p].born for p in newborn}
     finally:
+        _Births.happening = False
         optimizer.state.clear()
         optimizer.state.update(state)
         for group, before in zip(optimizer.param_groups, groups, strict=True):

@@ -330,8 +330,8 @@ class Trace:
     def _check_numbers(self) -> None:
         now = [g for o in self._world.optimizers for g in o.param_groups]
         for group, installed in zip(now, self._installed, strict=True):
-            for key, value in installed.items():
-                if group.get(key) is not value and key != "params":
+            for key in {**installed, **group}:
+                if group.get(key) is not installed.get(key) and key != "params":
                     raise UnsupportedState(
                         f"The step set param_groups['{key}'] from a Python value, which the"
                         " program would freeze.",

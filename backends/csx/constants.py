@@ -151,16 +151,14 @@ class Source:
                 value = value[key]
         except (KeyError, IndexError, TypeError):
             value = None
-        if value is self.tensor:
-            return self.tensor
-        same = isinstance(value, Tensor) and Layout.of(value) == Layout.of(self.tensor)
-        if not isinstance(value, Tensor) or not same:
-            raise StateChanged(
-                f"{self.name} held another kind of tensor when the program was built.",
-                remedy="keep its shape and dtype, or register_buffer",
-            )
-        assert isinstance(value, Tensor)
-        return value
+        if isinstance(value, Tensor):
+            found: Tensor = value
+            if found is self.tensor or Layout.of(found) == Layout.of(self.tensor):
+                return found
+        raise StateChanged(
+            f"{self.name} held another kind of tensor when the program was built.",
+            remedy="keep its shape and dtype, or register_buffer",
+        )
 
 
 def constant_sources(module: nn.Module, constants: list[Tensor]) -> list[Source]:

@@ -162,7 +162,7 @@ def refuse_the_rest(snapshot: Snapshot, modules: list[nn.Module], module: nn.Mod
         items = list(container.items() if isinstance(container, dict) else enumerate(container))
         for key, value in items:
             where = f"{name}.{key}" if container is vars(root) else f"{name}[{brief(key)}]"
-            if holds_traced(value):
+            if snapshot.before(value) is None and holds_traced(value):
                 raise UnsupportedState(
                     f"The step left a traced tensor in {where}, where it would stay as it is.",
                     remedy="keep it in an attribute of the module, or append it to a list that is"

@@ -208,16 +208,8 @@ def _text(value: float) -> str:
     return value.text if isinstance(value, TracedNumber) else repr(value)
 
 
-_SIGNS = {
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "truediv": "/",
-    "pow": "**",
-    "floordiv": "//",
-    "mod": "%",
-}
-for _name, _sign in _SIGNS.items():
+_SIGNS = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%"}
+for _name, _sign in {**_SIGNS, "pow": "**"}.items():
     _arithmetic(_name, _sign, getattr(operator, _name))
 for _name, _sign in {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}.items():
     _comparison(_name, _sign, getattr(operator, _name))

@@ -27,6 +27,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from fulgurite.backends.backend import current_backend
 from fulgurite.backends.csx import report, rng
 from fulgurite.backends.csx.accelerator import CSXAccelerator
+from fulgurite.backends.csx.birth import giving_birth
 from fulgurite.backends.csx.capture import Trace
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.errors import UnsupportedState
@@ -250,7 +251,7 @@ class StaticGraph(Strategy):
 
 
 def _refuse_host_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    if Trace.current is None:
+    if Trace.current is None and not giving_birth():
         raise UnsupportedState(
             f"{type(optimizer).__name__}.step() was called on the host during fit. Gradients live"
             " inside the program there, so it would do nothing.",

@@ -94,7 +94,7 @@ class Contract(TorchFunctionMode):
             self._refuse(args[0], *misuse)
         if func is Tensor.cpu or (func is Tensor.to and "cpu" in args[1:]):
             self._refuse_move(args[0], func)
-        if func is _SET_DATA:
+        if func == _SET_DATA:  # a method-wrapper: equal, never the same
             return self._set_data(*args)
         static = _STATIC_TWINS.get(func)
         if static is not None:

@@ -1,0 +1,338 @@
+"""What a step leaves behind on the host: each idiom equals stock's, or is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from harness import assert_close, assert_same_run, both, fit
+from models import CLASSES, Classifier, loader, mlp
+from torch import Tensor, nn
+from torchmetrics import CatMetric
+
+from fulgurite.backends.csx.errors import StateChanged, UnsupportedState
+
+FEW: dict[str, Any] = {"limit_train_batches": 6, "max_epochs": 2}
+
+
+class Rows(Classifier):
+    """``leave`` does something with the loss of every step."""
+
+    def __init__(self) -> None:
+        super().__init__(mlp())
+        self.outs: list[Any] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        return self.leave(loss, batch)
+
+    def leave(self, loss: Tensor, batch: Any) -> Tensor:
+        raise NotImplementedError
+
+
+def test_swapped_buffers_are_read_before_they_are_written() -> None:
+    class Swaps(Rows):
+        def __init__(self) -> None:
+            super().__init__()
+            self.now, self.before = torch.zeros(()), torch.zeros(())
+
+        def leave(self, loss: Tensor, batch: Any) -> Tensor:
+            self.before = self.now
+            self.now = loss.detach()
+            return loss + self.before * 0.1
+
+    ours, stock = both(Swaps, lambda: (loader(),), **FEW)
+    assert_same_run(ours, stock)
+    torch.testing.assert_close(ours.module.before, stock.module.before)
+
+
+class Momentum(torch.optim.Optimizer):
+    """Keeps the last update in its state by handing tensors on."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = closure() if closure is not None else None
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state["new"], state["old"] = torch.zeros_like(p), torch.zeros_like(p)
+                state["old"] = state["new"]
+                state["new"] = p.grad.clone()
+                p.data = p.data - group["lr"] * (2 * state["new"] - state["old"])
+        return loss
+
+
+def test_state_that_an_optimizer_hands_on_and_data_that_it_sets_are_kept() -> None:
+    ours, stock = both(lambda: Classifier(mlp(), Momentum), lambda: (loader(),), **FEW)
+    assert_same_run(ours, stock)
+
+
+def test_references_that_host_code_keeps_are_not_overwritten() -> None:
+    class Average(Rows):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("average", torch.zeros(()))
+
+        def leave(self, loss: Tensor, batch: Any) -> Tensor:
+            self.average = 0.9 * self.average + 0.1 * loss.detach()
+            return loss
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            self.outs.append(self.average)
+
+    ours, stock = both(Average, lambda: (loader(),), **FEW)
+    torch.testing.assert_close(torch.stack(ours.module.outs), torch.stack(stock.module.outs))
+    assert len({float(value) for value in ours.module.outs}) == 12
+
+
+def test_dicts_appended_to_a_list_that_the_host_replaces_each_epoch() -> None:
+    class Collects(Rows):
+        def __init__(self) -> None:
+            super().__init__()
+            self.means: list[float] = []
+
+        def leave(self, loss: Tensor, batch: Any) -> Tensor:
+            self.outs.append({"loss": loss.detach(), "label": batch[1]})
+            return loss
+
+        def on_train_epoch_end(self) -> None:
+            self.means.append(float(torch.stack([o["loss"] for o in self.outs]).mean()))
+            self.outs = []
+
+    ours, stock = both(Collects, lambda: (loader(),), **FEW)
+    assert len(ours.module.means) == 2
+    assert_close(ours.module.means, stock.module.means)
+
+
+def test_a_metric_with_a_list_state_grows() -> None:
+    class Cats(Rows):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cat = CatMetric(nan_strategy="disable")
+
+        def leave(self, loss: Tensor, batch: Any) -> Tensor:
+            self.cat(loss.detach())
+            return loss
+
+    ours, stock = both(Cats, lambda: (loader(),), **FEW)
+    torch.testing.assert_close(ours.module.cat.compute(), stock.module.cat.compute())
+    assert ours.module.cat.compute().shape == (12,)
+
+
+def test_a_hidden_state_in_a_tuple_is_carried_on() -> None:
+    class Carries(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = nn.LSTM(8, 6, batch_first=True)
+            self.head = nn.Linear(6, CLASSES)
+            self.hidden = (torch.zeros(1, 16, 6), torch.zeros(1, 16, 6))
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            out, hidden = self.rnn(batch[0][:, None], self.hidden)
+            self.hidden = tuple(h.detach() for h in hidden)
+            return nn.functional.cross_entropy(self.head(out[:, -1]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    ours, stock = both(Carries, lambda: (loader(),), **FEW)
+    assert_same_run(ours, stock)
+    assert_close(list(ours.module.hidden), list(stock.module.hidden))
+
+
+def test_old_spectral_norm_leaves_its_weight_alone() -> None:
+    def make() -> Classifier:
+        return Classifier(nn.Sequential(nn.utils.spectral_norm(nn.Linear(8, 8)), nn.Linear(8, 4)))
+
+    ours, stock = both(make, lambda: (loader(),), **FEW)
+    assert_same_run(ours, stock)
+
+
+def test_accumulation_with_a_scheduler_equals_stock() -> None:
+    class Decays(Classifier):
+        def configure_optimizers(self) -> Any:
+            optimizer = super().configure_optimizers()
+            schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    ours, stock = both(
+        lambda: Decays(mlp()), lambda: (loader(),), accumulate_grad_batches=4, max_epochs=2
+    )
+    assert_same_run(ours, stock)
+
+
+def test_checkpointing_with_dropout_has_one_mask() -> None:
+    class Recomputes(Rows):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = mlp(0.3)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            from torch.utils.checkpoint import checkpoint
+
+            logits = checkpoint(self.net, batch[0], use_reentrant=False)
+            return nn.functional.cross_entropy(logits, batch[1])
+
+    ours, stock = both(Recomputes, lambda: (loader(),), **FEW)
+    assert_same_run(ours, stock)
+
+
+@pytest.mark.parametrize(
+    "policy", ["disabled", pytest.param("default", marks=pytest.mark.compiler)]
+)
+def test_draws_of_every_kind_equal_eager_s(policy: str) -> None:
+    class Draws(Rows):
+        def leave(self, loss: Tensor, batch: Any) -> Tensor:
+            x = batch[0]
+            noise = torch.empty_like(x).exponential_() + torch.rand_like(x) + torch.randn(16, 8)
+            noise = noise + nn.functional.rrelu(-x, training=True) + torch.empty(8).uniform_(-1, 1)
+            return loss + noise.mean() + torch.randint(0, 9, (4,)).float().mean()
+
+    ours, stock = both(Draws, lambda: (loader(),), policy=policy, **FEW)
+    assert_same_run(ours, stock)
+
+
+def in_a_dict(module: Any, loss: Tensor) -> None:
+    module.kept["loss"] = loss
+
+
+def replaced_in_a_list(module: Any, loss: Tensor) -> None:
+    module.ring[0] = loss.detach()
+
+
+def in_a_callback(module: Any, loss: Tensor) -> None:
+    module.trainer.callbacks[0].loss = loss
+
+
+def a_new_module(module: Any, loss: Tensor) -> None:
+    module.late = nn.Linear(2, 2)
+
+
+PLACES = [
+    (in_a_dict, r"traced tensor in Keeps\.kept\['loss'\]"),
+    (replaced_in_a_list, r"traced tensor in Keeps\.ring\[0\]"),
+    (in_a_callback, r"traced tensor in Recorder\.loss"),
+    (a_new_module, r"added, removed or replaced a module"),
+]
+
+
+@pytest.mark.parametrize(("keep", "message"), PLACES, ids=lambda v: getattr(v, "__name__", ""))
+def test_tensors_kept_elsewhere_are_refused_and_leave_nothing(keep: Any, message: str) -> None:
+    made: list[Any] = []
+
+    class Keeps(Rows):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kept: dict[str, Any] = {}
+            self.ring = [torch.zeros(())]
+            made.append(self)
+
+        def leave(self, loss: Tensor, batch: Any) -> Tensor:
+            keep(self, loss)
+            return loss
+
+    with pytest.raises(UnsupportedState, match=message):
+        fit(Keeps, lambda: (loader(),), static=True)
+    [module] = made
+    assert module.kept == {}
+    assert type(module.ring[0]) is Tensor
+    assert not hasattr(module, "late")
+
+
+class Counts(torch.optim.SGD):
+    """Counts in a group, in an attribute, in its state."""
+
+    where = "group"
+
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        if self.where == "group":
+            self.param_groups[0]["steps"] = self.param_groups[0].get("steps", 0) + 1
+        elif self.where == "attribute":
+            self.steps = getattr(self, "steps", 0) + 1
+        return loss
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [("group", r"set param_groups\['steps'\]"), ("attribute", r"Python number.*Counts\.steps")],
+)
+def test_an_optimizer_that_counts_in_python_is_refused(place: str, message: str) -> None:
+    with pytest.raises(UnsupportedState, match=message):
+        fit(
+            lambda: Classifier(mlp(), type("Counts", (Counts,), {"where": place})),
+            lambda: (loader(),),
+            static=True,
+        )
+
+
+class Averaging(torch.optim.Optimizer):
+    """Its average begins with the first gradient."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = closure() if closure is not None else None
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state["average"] = p.grad.clone()
+                state["average"].mul_(0.9).add_(p.grad, alpha=0.1)
+                p.add_(state["average"], alpha=-group["lr"])
+        return loss
+
+
+def test_state_born_of_the_first_gradient_is_refused() -> None:
+    with pytest.raises(UnsupportedState, match=r"makes state\['average'\] from the first gradient"):
+        fit(lambda: Classifier(mlp(), Averaging), lambda: (loader(),), static=True)
+
+
+def step_on_the_host(trainer: Any) -> None:
+    trainer.optimizers[0].step()
+
+
+def load_state(trainer: Any) -> None:
+    trainer.optimizers[0].load_state_dict(trainer.optimizers[0].state_dict())
+
+
+def flip(trainer: Any) -> None:
+    trainer.optimizers[0].param_groups[0]["maximize"] = True
+
+
+HOST = [
+    (step_on_the_host, UnsupportedState, r"AdamW\.step\(\) was called on the host"),
+    (load_state, StateChanged, "state of an optimizer was replaced"),
+    (flip, StateChanged, "param groups' options were"),
+]
+
+
+@pytest.mark.parametrize(
+    ("act", "error", "message"), HOST, ids=lambda v: getattr(v, "__name__", "")
+)
+def test_what_the_host_does_to_an_optimizer_is_never_ignored(
+    act: Any, error: Any, message: str
+) -> None:
+    class Acts(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, *args: Any) -> None:
+            if trainer.global_step == 3:
+                act(trainer)
+
+    with pytest.raises(error, match=message):
+        fit(lambda: Classifier(mlp()), lambda: (loader(),), static=True, callbacks=(Acts(),))
+
+
+def test_after_fit_an_optimizer_is_the_user_s_again() -> None:
+    run = fit(lambda: Classifier(mlp()), lambda: (loader(),), static=True, limit_train_batches=2)
+    before = run.module.net[0].weight.detach().clone()
+    nn.functional.cross_entropy(run.module.net(torch.ones(1, 8)), torch.zeros(1).long()).backward()
+    run.trainer.optimizers[0].step()
+    assert not torch.equal(run.module.net[0].weight, before)
