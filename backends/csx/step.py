@@ -22,6 +22,7 @@ from fulgurite.backends.csx.errors import InputChanged, StateChanged, TraceError
 from fulgurite.backends.csx.fabric import HostFabric, Loaded
 from fulgurite.backends.csx.graph import Kind
 from fulgurite.backends.csx.inputs import BatchSpec
+from fulgurite.backends.csx.lines import UserLine
 from fulgurite.backends.csx.numbers import (
     Guard,
     NumberSlot,
@@ -77,6 +78,11 @@ class Ready:
         self._names = captured.batch.tensor_names()
         self._direct = self._batch == list(range(len(self._names)))
         self._result = builder(captured.outputs)
+
+    @property
+    def writes_batch(self) -> bool:
+        """Whether the step changes a tensor of the batch in place."""
+        return bool(self._written)
 
     def check(self) -> None:
         """Verify the state (see ``Binding.check``)."""
@@ -180,22 +186,34 @@ class StepFunction:
         Raises:
             TraceError: the step is not static, or batch or model changed.
         """
-        conditions = self._conditions()
-        built, tensors = self._select(conditions, batch)
-        if built is None:
-            built = self._build(conditions, batch, entries)
-            accepted = built.batch.accept(batch)
-            assert accepted is not None
-            tensors = accepted
-            self._update_numbers(built)
-        given = built.batch.tensors(batch) if built.ready[entry]._written else tensors
-        result, calls, values = built.ready[entry].run(self._vector, tensors, given)
+        try:
+            conditions = self._conditions()
+            built, tensors = self._select(conditions, batch)
+            if built is None:
+                built = self._build(conditions, batch, entries)
+                accepted = built.batch.accept(batch)
+                assert accepted is not None
+                tensors = accepted
+                self._update_numbers(built)
+            given = built.batch.tensors(batch) if built.ready[entry].writes_batch else tensors
+            result, calls, values = built.ready[entry].run(self._vector, tensors, given)
+        except TraceError as error:
+            if error.line is not None:
+                raise
+            raise type(error)(error.what, line=self._line(), remedy=error.remedy) from None
         self.runs += 1
         if calls:
             trainer = self._world.trainer
             for call, value in zip(calls, values, strict=True):
                 call(trainer, value)
         return result
+
+    def _line(self) -> UserLine | None:
+        """Where the user's step begins: the line of errors that no other line is to blame for."""
+        hook = f"{self.stage.partition(' ')[0]}_step"
+        function = getattr(type(self._world.module), hook, None)
+        code = getattr(function, "__code__", None)
+        return None if code is None else UserLine.of_code(code)
 
     def check_state(self) -> None:
         """Verify that modules and tensors are those the programs were built on."""

@@ -127,6 +127,9 @@ def test_another_shape_is_an_error_that_names_tensor_shapes_and_remedies() -> No
     text = str(error.value)
     for part in ("batch['x']", "[5, 8]", "[16, 8]", "drop_last=True", "max_programs=2"):
         assert part in text
+    assert error.value.line is not None
+    assert error.value.line.file == __file__
+    assert error.value.line.source == "def training_step(self, batch: Any) -> Tensor:"
 
 
 def test_max_programs_allows_another_shape() -> None:
