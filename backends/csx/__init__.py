@@ -7,10 +7,12 @@ step          a stage's step: which program fits the batch, run it, hand out wha
 capture       run Lightning's own code once on fakes, in place
   world         what a step works on, and how a failed trace is undone
   state         the tensors that modules and optimizers hold; birth: optimizer state before step 0
-  inputs        the batch; numbers: the numbers of param groups; gradients: p.grad between steps
+  inputs        the batch; watched: its constants; gradients: p.grad between steps
+  numbers       the numbers of param groups
   stand_ins     fakes behind the user's objects; formulas: torch's code in the form that traces
   tracing       what the user's code sees; constants: tensors that keep their value
-  effects       what happens on the host after every step; outputs: where results go
+  effects       what happens on the host after every step; leftovers: what the step left there;
+                outputs: where results go
   lines         which line of the user's; errors: TraceError and its kinds
 graph         operations between capture and fabric; passes: what happens to them
 program       what was built, as plain data

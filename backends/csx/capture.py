@@ -41,7 +41,7 @@ from fulgurite.backends.csx.errors import DynamicShape, UnsupportedInput, Unsupp
 from fulgurite.backends.csx.formulas import eager_formulas, plain_library_code, without_mkldnn
 from fulgurite.backends.csx.gradients import Gradients
 from fulgurite.backends.csx.graph import Graph, Input, Kind
-from fulgurite.backends.csx.inputs import WATCHED, BatchSpec
+from fulgurite.backends.csx.inputs import BatchSpec
 from fulgurite.backends.csx.leftovers import (
     Leftovers,
     collect_outputs,
@@ -74,6 +74,7 @@ from fulgurite.backends.csx.state import (
     optimizer_slots,
 )
 from fulgurite.backends.csx.tracing import MASKS, Contract
+from fulgurite.backends.csx.watched import WATCHED
 from fulgurite.backends.csx.world import World
 
 

@@ -151,6 +151,7 @@ def test_max_programs_is_a_limit() -> None:
         (lambda b: b[0].sum() if b[1] == "yes" else -b[0].sum(), "yes", "no"),
         (lambda b: {"yes": 1, "no": 2}[b[1]] * b[0].sum(), "yes", "no"),
         (lambda b: int(b[1]) * b[0].sum(), "1", "2"),
+        (lambda b: b[0].sum() if b[1] else b[0].mean(), True, False),
     ],
 )
 def test_a_constant_that_the_step_read_may_not_change(
