@@ -27,10 +27,25 @@ def test_mlp_equals_stock() -> None:
     assert_same_run(ours, stock)
 
 
+CONV_NOISE = ("net.0.bias", "net.1.running_mean")
+# a key's bias cancels in the softmax, so that its gradient is rounding noise
+KEY_NOISE = tuple(f"encoder.layers.{i}.self_attn.in_proj_bias" for i in range(2))
+
+
 @pytest.mark.compiler
-def test_compiled_mlp_equals_stock() -> None:
-    ours, stock = both(lambda: Classifier(mlp(0.1)), lambda: (loader(),), policy="default")
-    assert_same_run(ours, stock)
+@pytest.mark.parametrize(
+    ("make", "data", "noise"),
+    [
+        (lambda: Classifier(mlp(0.1)), loader, ()),
+        (lambda: Classifier(convnet()), pictures, CONV_NOISE),
+        (Transformer, tokens, KEY_NOISE),
+        (GAN, loader, ()),
+    ],
+    ids=["mlp", "convnet", "transformer", "gan"],
+)
+def test_compiled_programs_equal_stock(make: Any, data: Any, noise: Any) -> None:
+    ours, stock = both(make, lambda: (data(),), policy="default")
+    assert_same_run(ours, stock, noise)
 
 
 def test_dropout_masks_equal_stock() -> None:
@@ -40,15 +55,13 @@ def test_dropout_masks_equal_stock() -> None:
 
 def test_convnet_with_batchnorm_equals_stock() -> None:
     ours, stock = both(lambda: Classifier(convnet()), lambda: (pictures(),))
-    assert_same_run(ours, stock, noise=("net.0.bias", "net.1.running_mean"))
+    assert_same_run(ours, stock, CONV_NOISE)
 
 
 def test_transformer_with_tied_weights_equals_stock() -> None:
     ours, stock = both(Transformer, lambda: (tokens(),))
     assert ours.module.head.weight is ours.module.embed.weight
-    # a key's bias cancels in the softmax, so that its gradient is rounding noise
-    noise = tuple(f"encoder.layers.{i}.self_attn.in_proj_bias" for i in range(2))
-    assert_same_run(ours, stock, noise)
+    assert_same_run(ours, stock, KEY_NOISE)
 
 
 def test_gan_under_manual_optimization_equals_stock() -> None:
