@@ -17,7 +17,8 @@ class EvaluationLoop(_EvaluationLoop):
         """Make the loaders."""
         super().setup_data()
         backend = strategy_of(self.trainer).backend
-        check_last_batch(self._combined_loader, backend, str(self._stage.value), self._max_batches)
+        stage = {"validate": "validation"}.get(str(self._stage.value), str(self._stage.value))
+        check_last_batch(self._combined_loader, backend, stage, self._max_batches)
 
     def increment_progress_to_evaluation_end(self) -> None:
         """Skip a validation that was done before a checkpoint; it must not draw again."""

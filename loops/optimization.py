@@ -21,6 +21,7 @@ from lightning.pytorch.loops.utilities import _block_parallel_sync_behavior
 from torch.optim import Optimizer
 
 from fulgurite.backends.csx.errors import NoLoss
+from fulgurite.backends.csx.frozen import frozen_index
 from fulgurite.backends.csx.step import ACCUMULATE, STEP
 from fulgurite.backends.csx.strategy import strategy_of
 
@@ -61,7 +62,7 @@ class AutomaticOptimization(_AutomaticOptimization):
         self, optimizer: Optimizer, batch_idx: int, kwargs: dict[str, Any], steps: bool
     ) -> dict[str, Any]:
         """Lightning's ``run``, with the entry point given instead of found out."""
-        arguments = OrderedDict(kwargs)
+        arguments = traced_arguments(kwargs)
         window = self.trainer.accumulate_grad_batches
         closure = Closure(
             step_fn=lambda: self._step_with_loss(arguments),
@@ -97,7 +98,8 @@ class ManualOptimization(_ManualOptimization):
         def trace(batch: Any) -> dict[str, Any]:
             before = self.optim_step_progress.total.completed
             with _Uncounted(self.optim_step_progress):
-                output = super(ManualOptimization, self).run(OrderedDict(kwargs, batch=batch))
+                arguments = traced_arguments({**kwargs, "batch": batch})
+                output = super(ManualOptimization, self).run(arguments)
                 steps = self.optim_step_progress.total.completed - before
             return {"output": output, "steps": steps}
 
@@ -107,6 +109,14 @@ class ManualOptimization(_ManualOptimization):
             self.optim_step_progress.increment_completed()
         output: dict[str, Any] = result["output"]
         return output
+
+
+def traced_arguments(kwargs: dict[str, Any]) -> OrderedDict[str, Any]:
+    """The arguments of ``training_step`` for a trace: reading ``batch_idx`` warns."""
+    arguments = OrderedDict(kwargs)
+    if "batch_idx" in arguments:
+        arguments["batch_idx"] = frozen_index(arguments["batch_idx"])
+    return arguments
 
 
 class _Uncounted:

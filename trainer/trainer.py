@@ -134,7 +134,7 @@ class Trainer(pl.Trainer):
         kind = self.backend.backend_type
         given = f"device={device!r}" if backend is None else f"backend {kind}"
         try:
-            arguments |= _placement(self.backend, given, accelerator, strategy, devices)
+            arguments |= _placement(self.backend, given, accelerator, strategy, devices, num_nodes)
         except MisconfigurationException:
             set_backend(live)  # a refused Trainer claims nothing
             raise
@@ -153,6 +153,7 @@ def _placement(
     accelerator: str | Accelerator,
     strategy: str | Strategy,
     devices: list[int] | str | int,
+    num_nodes: int,
 ) -> dict[str, Any]:
     """Lightning's accelerator, strategy and devices for a backend.
 
@@ -183,6 +184,8 @@ def _placement(
         raise contradicts("strategy", strategy, "Leave strategy out.")
     if devices not in ("auto", 1, "1", -1, "-1", [0]):
         raise contradicts("devices", devices, "CSX runs in one process here: leave devices out.")
+    if num_nodes != 1:
+        raise contradicts("num_nodes", num_nodes, "CSX runs in one process here: leave it out.")
     return {"accelerator": "auto", "strategy": CSXStrategy(backend), "devices": 1}
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.optim import LBFGS, SGD, Optimizer, SparseAdam
 
 from fulgurite.backends.csx.errors import UnsupportedState
+from fulgurite.backends.csx.lines import UserLine
 
 
 class _Births(dict[Any, Any]):
@@ -41,7 +42,7 @@ def giving_birth() -> bool:
     return _Births.happening
 
 
-def check_optimizer(optimizer: Optimizer) -> None:
+def check_optimizer(optimizer: Optimizer, line: UserLine | None = None) -> None:
     """Refuse optimizers that no static program can hold, or that are not supported yet.
 
     Raises:
@@ -51,11 +52,13 @@ def check_optimizer(optimizer: Optimizer) -> None:
     if isinstance(optimizer, LBFGS):
         raise UnsupportedState(
             f"{name} evaluates the step again and again, as often as values decide.",
+            line=line,
             remedy="an optimizer with one update per step, such as torch.optim.AdamW",
         )
     if isinstance(optimizer, SparseAdam):
         raise UnsupportedState(
             f"{name} takes sparse gradients, whose shape depends on values.",
+            line=line,
             remedy="nn.Embedding(sparse=False) and torch.optim.Adam",
         )
     for group in optimizer.param_groups if isinstance(optimizer, SGD) else ():
@@ -63,11 +66,12 @@ def check_optimizer(optimizer: Optimizer) -> None:
             raise UnsupportedState(
                 "SGD with dampening takes its buffer from the first gradient, which CSX does not"
                 " support yet.",
+                line=line,
                 remedy="dampening=0",
             )
 
 
-def give_birth(optimizer: Optimizer) -> list[Tensor]:
+def give_birth(optimizer: Optimizer, line: UserLine | None = None) -> list[Tensor]:
     """Make the state of every parameter that has none; returns those parameters.
 
     Raises:
@@ -91,12 +95,14 @@ def give_birth(optimizer: Optimizer) -> list[Tensor]:
                 raise UnsupportedState(
                     f"{name} keeps state['{key}'] as a Python number ({value!r}); the program would"
                     " freeze it.",
+                    line=line,
                     remedy=f"state['{key}'] = torch.tensor({float(value)!r}), changed in place",
                 )
             if isinstance(value, Tensor) and not torch.equal(value, other[p][key]):
                 raise UnsupportedState(
                     f"{name} makes state['{key}'] from the first gradient, which CSX does not"
                     " support yet.",
+                    line=line,
                     remedy=f"state['{key}'] = torch.zeros_like(p), then the usual update",
                 )
         if values:

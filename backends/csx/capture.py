@@ -39,6 +39,7 @@ from fulgurite.backends.csx.effects import (
 )
 from fulgurite.backends.csx.errors import DynamicShape, UnsupportedInput, UnsupportedState
 from fulgurite.backends.csx.formulas import eager_formulas, plain_library_code, without_mkldnn
+from fulgurite.backends.csx.frozen import warn_of_frozen_reads
 from fulgurite.backends.csx.gradients import Gradients
 from fulgurite.backends.csx.graph import Graph, Input, Kind
 from fulgurite.backends.csx.inputs import BatchSpec
@@ -140,9 +141,10 @@ class Trace:
         self._batch_spec = BatchSpec(batch)
         self._batch = batch
         self._newborn: list[tuple[Optimizer, Tensor]] = []
+        made_at = self._line_of("configure_optimizers")
         for optimizer in world.optimizers:
-            check_optimizer(optimizer)
-            self._newborn += [(optimizer, p) for p in give_birth(optimizer)]
+            check_optimizer(optimizer, made_at)
+            self._newborn += [(optimizer, p) for p in give_birth(optimizer, made_at)]
         self._parameters = world.parameters()
         self.gradients = Gradients(self._parameters if world.trains else {})
         self._entries = entries_of(self._slots())
@@ -196,6 +198,7 @@ class Trace:
                 stack.enter_context(eager_formulas(self._world.optimizers))
                 stack.enter_context(without_mkldnn())
                 stack.enter_context(plain_library_code())
+                stack.enter_context(warn_of_frozen_reads())
                 stack.enter_context(torch.inference_mode(False))
                 stack.enter_context(self._mode)
                 stack.enter_context(record_lines(boundary, self._fallback_line))
@@ -336,8 +339,9 @@ class Trace:
                     raise UnsupportedState(
                         f"The step set param_groups['{key}'] from a Python value, which the"
                         " program would freeze.",
-                        line=self._fallback_line(),
-                        remedy="a learning-rate scheduler, which runs on the host between steps",
+                        line=self._line_of("optimizer_step") or self._line_of("training_step"),
+                        remedy="a learning-rate scheduler, or set it in on_train_batch_start: both"
+                        " run on the host between steps",
                     )
 
     def _release_rebound(self) -> None:
@@ -389,9 +393,13 @@ class Trace:
             hook = {"test": "test_step", "predict": "predict_step"}.get(
                 str(trainer.state.stage), "training_step" if trainer.training else "validation_step"
             )
-        function = getattr(type(module), hook, None)
-        code = getattr(function, "__code__", None)
-        return None if code is None else UserLine.of_code(code)
+        return self._line_of(hook)
+
+    def _line_of(self, hook: str) -> UserLine | None:
+        """Where the user wrote a hook of the module; None if they did not."""
+        module = self._world.module
+        code = getattr(getattr(type(module), hook, None), "__code__", None)
+        return UserLine.of_code(code) if code is not None and _is_users(module, hook) else None
 
 
 def _is_users(module: pl.LightningModule, hook: str) -> bool:

@@ -22,6 +22,7 @@ from torchmetrics import MaxMetric, Metric, MetricCollection, MinMetric
 from torchmetrics.aggregation import BaseAggregator
 
 from fulgurite.backends.csx.numbers import TracedNumber
+from fulgurite.backends.csx.watched import unwatched
 
 _stock_log = pl.LightningModule.log
 _KEPT_DTYPES = (torch.float32, torch.float64)  # others are converted to float32 by Lightning
@@ -115,6 +116,7 @@ def record_host_calls(trainer: pl.Trainer, schedulers: list[Any]) -> Iterator[li
     def log(self: pl.LightningModule, *args: Any, **kwargs: Any) -> None:
         bound = _LOG_SIGNATURE.bind(self, *args, **kwargs)
         given = dict(list(bound.arguments.items())[1:])
+        given["value"] = unwatched(given["value"])
         _check_log(trainer, self, given)
         name, value = given.pop("name"), given.pop("value")
         if isinstance(value, Tensor):

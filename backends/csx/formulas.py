@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -80,12 +81,16 @@ def plain_library_code() -> Iterator[None]:
     replaced = {"_checkpoint_without_reentrant_generator": plain, "CheckpointFunction": Plain}
     originals = {name: getattr(checkpoint, name) for name in replaced}
     validate = Distribution._validate_args
+    log = logging.getLogger("torch._subclasses.fake_tensor")  # prints its own stack of user errors
+    level = log.level
     try:
         for name, replacement in replaced.items():
             setattr(checkpoint, name, replacement)
         Distribution._validate_args = False
+        log.setLevel(logging.CRITICAL)
         yield
     finally:
         Distribution._validate_args = validate
+        log.setLevel(level)
         for name, original in originals.items():
             setattr(checkpoint, name, original)

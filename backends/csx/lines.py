@@ -1,8 +1,8 @@
 """Lines of the user's code: which one runs now, and which one every node of a graph comes from.
 
-Words: a *library* frame belongs to torch, Lightning, torchmetrics, this package or the standard
-library; every other frame is the *user's*. The *boundary* is the frame where a trace began: frames
-below it (the script's call of ``fit``) are no part of the step.
+Words: a *library* frame belongs to torch, Lightning, torchmetrics, this package, the standard
+library or another installed package; every other frame is the *user's*. The *boundary* is the frame
+where a trace began: frames below it (the script's call of ``fit``) are no part of the step.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import linecache
 import os
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType
@@ -23,6 +24,8 @@ from torch.fx.experimental.proxy_tensor import PythonKeyTracer
 LIBRARIES = frozenset(
     {"torch", "lightning", "lightning_fabric", "pytorch_lightning", "torchmetrics", "fulgurite"}
 ) | (sys.stdlib_module_names - {"__main__"})
+
+_INSTALLED = (sysconfig.get_path("purelib") + os.sep, sysconfig.get_path("platlib") + os.sep)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +52,15 @@ class UserLine:
 
 
 def is_library(frame: FrameType) -> bool:
-    """Whether a frame belongs to a library rather than to the user."""
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in LIBRARIES
+    """Whether a frame belongs to a library rather than to the user: those named, or installed."""
+    if frame.f_code.co_filename.startswith(_INSTALLED):
+        return True
+    return top_package(frame) in LIBRARIES
+
+
+def top_package(frame: FrameType) -> str:
+    """The first part of the name of the module that a frame belongs to."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def user_line(boundary: CodeType | None = None) -> UserLine | None:

@@ -32,6 +32,7 @@ from fulgurite.backends.csx.capture import Trace
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.errors import UnsupportedState
 from fulgurite.backends.csx.fabric import HostFabric
+from fulgurite.backends.csx.frozen import frozen_index
 from fulgurite.backends.csx.lines import user_line
 from fulgurite.backends.csx.precision import CSXPrecision
 from fulgurite.backends.csx.program import Program
@@ -202,7 +203,9 @@ class StaticGraph(Strategy):
             name = stage if loader is None else f"{stage} {loader}"
             step = self._step_function(name, World(trainer=module.trainer, module=module))
             self._evaluating[stage, loader] = step
-        return step(batch, {STEP: lambda batch: run(batch, *rest)})
+        return step(
+            batch, {STEP: lambda batch: run(batch, *map(frozen_index, rest[:1]), *rest[1:])}
+        )
 
     def _check_evaluation(self) -> None:
         for step in self._evaluating.values():
@@ -289,9 +292,10 @@ def _refuse_unsupported(trainer: pl.Trainer, module: pl.LightningModule) -> None
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
     averaging = any(isinstance(callback, StochasticWeightAveraging) for callback in callbacks)
     window = trainer.accumulate_grad_batches > 1
+    nodes = trainer._accelerator_connector._num_nodes_flag
     refused = {
         f"{trainer.num_devices} devices; use devices=1": trainer.num_devices > 1,
-        f"{trainer.num_nodes} nodes; use num_nodes=1": trainer.num_nodes > 1,
+        f"{nodes} nodes; use num_nodes=1": nodes > 1,
         "Trainer(detect_anomaly=True); find the operation with device='CPU'": (
             trainer._detect_anomaly
         ),

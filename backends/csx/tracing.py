@@ -8,6 +8,7 @@ twins. Checked against torch 2.13.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -32,14 +33,14 @@ from fulgurite.backends.csx.errors import (
     TraceError,
     UnsupportedState,
 )
-from fulgurite.backends.csx.lines import UserLine, is_library
+from fulgurite.backends.csx.lines import UserLine, is_library, top_package
 from fulgurite.backends.csx.numbers import TracedNumber, tensors_of
 from fulgurite.backends.csx.state import brief
 
 WHERE = "compute both sides and choose with torch.where(condition, a, b)"
 READ_LATER = (
-    "return it from the step or self.log() it, and read it in on_train_batch_end, which runs on the"
-    " host after every step"
+    "return it from the step or self.log() it, and read it in on_train_batch_end (or the hook of"
+    " your stage), which runs on the host after every step"
 )
 MASKS = "keep the shape and use a mask: torch.where(mask, x, 0), or a sum weighted by the mask"
 
@@ -126,6 +127,13 @@ class Contract(TorchFunctionMode):
         return self._describe(tensors[0]) if tensors else "a tensor"
 
     def _refuse(self, tensor: Tensor, error: type[TraceError], done: str, remedy: str) -> None:
+        metric = _inside_torchmetrics()
+        if metric is not None:
+            done += f" inside torchmetrics ({metric})"
+            remedy = (
+                "metric.update(...) in the step, and metric.compute() in on_train_epoch_end (or"
+                " the hook of your stage)"
+            )
         raise error(
             f"{self._describe(tensor)} was {done}, but it has no value while the step is traced.",
             line=self._line(),
@@ -152,6 +160,16 @@ class Contract(TorchFunctionMode):
         if caller is not None and not is_library(caller) and isinstance(tensor, FakeTensor):
             done = "read by .cpu()" if func is Tensor.cpu else 'read by .to("cpu")'
             self._refuse(tensor, HostRead, done, READ_LATER)
+
+
+def _inside_torchmetrics() -> str | None:
+    """File and line of torchmetrics' code, if that is what asked."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and top_package(frame) in ("torch", "fulgurite"):
+        frame = frame.f_back
+    if frame is None or top_package(frame) != "torchmetrics":
+        return None
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def _name(func: Any) -> str:

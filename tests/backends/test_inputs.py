@@ -218,7 +218,7 @@ def test_a_smaller_last_validation_batch_is_refused_before_step_0(sanity: int) -
         made.append(Validated(mlp()))
         return made[0]
 
-    with pytest.raises(InputChanged, match="validate loader"):
+    with pytest.raises(InputChanged, match="validation loader"):
         fit(make, lambda: (loader(64), loader(50)), static=True, num_sanity_val_steps=sanity)
     assert made[0].calls == 0
 
