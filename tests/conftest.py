@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fulgurite.backends import reset_backend
+from fulgurite.backends.csx.fabric import toolchain_missing
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
@@ -41,3 +42,11 @@ def fresh_process() -> Iterator[None]:
             warnings.filterwarnings("ignore", message=message)
         yield
     reset_backend()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what compiles kernels where nothing can be compiled, and say what is missing."""
+    missing = toolchain_missing()
+    for item in items if missing else ():
+        if item.get_closest_marker("compiler"):
+            item.add_marker(pytest.mark.skip(reason=f"needs a C++ toolchain: {missing}"))

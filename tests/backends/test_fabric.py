@@ -52,6 +52,7 @@ def test_without_a_compiler_programs_run_operation_by_operation(tmp_path: Path) 
 def test_without_python_h_programs_run_operation_by_operation(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setattr(fabric, "get_cpp_compiler", lambda: "c++")
     monkeypatch.setattr(fabric.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
     ours = fit(lambda: Classifier(mlp()), lambda: (loader(64),), static=True, policy="default")
     built = ours.trainer.strategy.step_functions["training"]._built[0]
