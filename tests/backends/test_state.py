@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import warnings
 from typing import Any
 
 import lightning.pytorch as pl
@@ -19,6 +20,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionM
 import fulgurite
 from fulgurite.backends.csx import rng
 from fulgurite.backends.csx.errors import StateChanged, UnsupportedState
+from fulgurite.backends.csx.frozen import FrozenValueWarning
 
 
 class Failing(Measured):
@@ -326,8 +328,13 @@ def test_a_group_that_the_step_sets_from_python_is_an_error() -> None:
             self.trainer.optimizers[0].param_groups[0]["lr"] = 0.1 * (self.global_step + 1)
             super().optimizer_step(*args, **kwargs)
 
-    with pytest.raises(UnsupportedState, match=r"set param_groups\['lr'\] from a Python value"):
+    match = r"set param_groups\['lr'\] from a Python value"
+    with warnings.catch_warnings(), pytest.raises(UnsupportedState, match=match) as error:
+        warnings.simplefilter("ignore", FrozenValueWarning)
         fit(lambda: WarmUp(mlp()), lambda: (loader(),), static=True)
+    assert error.value.line is not None
+    assert error.value.line.function == "optimizer_step"
+    assert "on_train_batch_start" in str(error.value)
 
 
 def test_a_guard_on_a_number_that_no_longer_holds_is_an_error() -> None:
