@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import random
-import warnings
 from typing import Any
 
 import lightning.pytorch as pl
@@ -20,7 +19,6 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionM
 import fulgurite
 from fulgurite.backends.csx import rng
 from fulgurite.backends.csx.errors import StateChanged, UnsupportedState
-from fulgurite.backends.csx.frozen import FrozenValueWarning
 
 
 class Failing(Measured):
@@ -322,6 +320,7 @@ def test_freezing_works_with_two_programs() -> None:
     assert_same_run(ours, stock)
 
 
+@pytest.mark.filterwarnings("ignore:global_step was read")
 def test_a_group_that_the_step_sets_from_python_is_an_error() -> None:
     class WarmUp(Classifier):
         def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
@@ -329,8 +328,7 @@ def test_a_group_that_the_step_sets_from_python_is_an_error() -> None:
             super().optimizer_step(*args, **kwargs)
 
     match = r"set param_groups\['lr'\] from a Python value"
-    with warnings.catch_warnings(), pytest.raises(UnsupportedState, match=match) as error:
-        warnings.simplefilter("ignore", FrozenValueWarning)
+    with pytest.raises(UnsupportedState, match=match) as error:
         fit(lambda: WarmUp(mlp()), lambda: (loader(),), static=True)
     assert error.value.line is not None
     assert error.value.line.function == "optimizer_step"
