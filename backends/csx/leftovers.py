@@ -37,10 +37,19 @@ class Leftovers:
     list_values: list[Any] = field(default_factory=list)
     rebound: list[Held] = field(default_factory=list)
 
-    def set_after(self, container: dict[Any, Any], key: Any, value: Any) -> None:
-        """``container[key]`` is ``value`` after every step."""
-        self.attributes.append((container, key))
-        self.attribute_values.append(value)
+    def set_after(self, places: list[tuple[dict[Any, Any], Any]], value: Any) -> None:
+        """Every ``container[key]`` of ``places`` is ``value`` after every step.
+
+        They share it; what another call was given for other places gets memory of its own.
+        """
+        taken = {id(leaf) for leaf in pytree.tree_leaves(self.attribute_values)}
+
+        def own(leaf: Any) -> Any:
+            return leaf.clone() if isinstance(leaf, Tensor) and id(leaf) in taken else leaf
+
+        value = pytree.tree_map(own, value)
+        self.attributes += places
+        self.attribute_values += [value] * len(places)
 
 
 def sort_state(
@@ -75,8 +84,7 @@ def sort_state(
         _check_replacement(held, now, line)
         if all(id(slot.container) in own for slot in held.slots):
             leftovers.rebound.append(held)
-            for slot in held.slots:
-                leftovers.set_after(slot.container, slot.key, now[0])
+            leftovers.set_after([(slot.container, slot.key) for slot in held.slots], now[0])
         else:
             aliased = storage_of(now[0]) in shared  # another state: read it before it is written
             writes.append((held.tensor, now[0].clone() if aliased else now[0]))
@@ -126,7 +134,7 @@ def collect_outputs(
                 old[:] = content
                 owner[key] = old
             elif value is not old:
-                leftovers.set_after(owner, key, value)
+                leftovers.set_after([(owner, key)], value)
                 if key in before:
                     owner[key] = old
                 else:

@@ -48,6 +48,38 @@ def test_swapped_buffers_are_read_before_they_are_written() -> None:
     torch.testing.assert_close(ours.module.before, stock.module.before)
 
 
+def test_one_value_in_two_buffers_gives_each_its_own_memory() -> None:
+    class Doubles(Rows):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("one", torch.zeros(()))
+            self.register_buffer("two", torch.zeros(()))
+
+        def leave(self, loss: Tensor, batch: Any) -> Tensor:
+            total = self.one + self.two
+            self.one = self.two = loss.detach()
+            return loss + total * 0.1
+
+    ours, stock = both(Doubles, lambda: (loader(),), **FEW)
+    assert_same_run(ours, stock)
+
+
+def test_tied_buffers_stay_tied() -> None:
+    class Tied(Rows):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("one", torch.zeros(()))
+            self.register_buffer("two", self.one)
+
+        def leave(self, loss: Tensor, batch: Any) -> Tensor:
+            self.one = self.two = 0.5 * self.one + loss.detach()
+            return loss + self.two * 0.1
+
+    ours, stock = both(Tied, lambda: (loader(),), **FEW)
+    assert_same_run(ours, stock)
+    assert ours.module.one is ours.module.two
+
+
 class Momentum(torch.optim.Optimizer):
     """Keeps the last update in its state by handing tensors on."""
 
