@@ -171,3 +171,21 @@ class GAN(pl.LightningModule):
         first = torch.optim.Adam(self.generator.parameters(), lr=1e-2)
         second = torch.optim.SGD(self.critic.parameters(), lr=1e-2, momentum=0.9)
         return [first, second], [torch.optim.lr_scheduler.StepLR(second, 10, 0.5)]
+
+
+class PerParameter(torch.optim.Optimizer):
+    """An optimizer in tensor operations: ``update`` changes one parameter and its state."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    def update(self, p: Tensor, state: dict[str, Any], lr: float) -> None:
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = closure() if closure is not None else None
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.update(p, self.state[p], group["lr"])
+        return loss

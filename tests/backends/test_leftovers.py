@@ -8,7 +8,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from harness import assert_close, assert_same_run, both, fit
-from models import CLASSES, Classifier, loader, mlp
+from models import CLASSES, Classifier, PerParameter, loader, mlp
 from torch import Tensor, nn
 from torchmetrics import CatMetric
 
@@ -80,24 +80,15 @@ def test_tied_buffers_stay_tied() -> None:
     assert ours.module.one is ours.module.two
 
 
-class Momentum(torch.optim.Optimizer):
+class Momentum(PerParameter):
     """Keeps the last update in its state by handing tensors on."""
 
-    def __init__(self, params: Any, lr: float) -> None:
-        super().__init__(params, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        loss = closure() if closure is not None else None
-        for group in self.param_groups:
-            for p in group["params"]:
-                state = self.state[p]
-                if not state:
-                    state["new"], state["old"] = torch.zeros_like(p), torch.zeros_like(p)
-                state["old"] = state["new"]
-                state["new"] = p.grad.clone()
-                p.data = p.data - group["lr"] * (2 * state["new"] - state["old"])
-        return loss
+    def update(self, p: Tensor, state: dict[str, Any], lr: float) -> None:
+        if not state:
+            state["new"], state["old"] = torch.zeros_like(p), torch.zeros_like(p)
+        state["old"] = state["new"]
+        state["new"] = p.grad.clone()
+        p.data = p.data - lr * (2 * state["new"] - state["old"])
 
 
 def test_state_that_an_optimizer_hands_on_and_data_that_it_sets_are_kept() -> None:
@@ -304,23 +295,14 @@ def test_an_optimizer_that_counts_in_python_is_refused(place: str, message: str)
         )
 
 
-class Averaging(torch.optim.Optimizer):
+class Averaging(PerParameter):
     """Its average begins with the first gradient."""
 
-    def __init__(self, params: Any, lr: float) -> None:
-        super().__init__(params, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        loss = closure() if closure is not None else None
-        for group in self.param_groups:
-            for p in group["params"]:
-                state = self.state[p]
-                if not state:
-                    state["average"] = p.grad.clone()
-                state["average"].mul_(0.9).add_(p.grad, alpha=0.1)
-                p.add_(state["average"], alpha=-group["lr"])
-        return loss
+    def update(self, p: Tensor, state: dict[str, Any], lr: float) -> None:
+        if not state:
+            state["average"] = p.grad.clone()
+        state["average"].mul_(0.9).add_(p.grad, alpha=0.1)
+        p.add_(state["average"], alpha=-lr)
 
 
 def test_state_born_of_the_first_gradient_is_refused() -> None:

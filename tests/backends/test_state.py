@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from harness import QUIET, assert_same_run, both, csx, fit
-from models import CLASSES, GAN, Classifier, Measured, convnet, loader, mlp, pictures
+from models import CLASSES, GAN, Classifier, Measured, PerParameter, convnet, loader, mlp, pictures
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
@@ -365,21 +365,12 @@ def test_optimizers_that_cannot_be_static_are_refused(
         fit(lambda: Classifier(mlp(), optimizer, **options), lambda: (loader(),), static=True)
 
 
-class CountingSGD(torch.optim.Optimizer):
+class CountingSGD(PerParameter):
     """Counts its steps in a Python number of its state."""
 
-    def __init__(self, params: Any, lr: float) -> None:
-        super().__init__(params, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        loss = closure() if closure is not None else None
-        for group in self.param_groups:
-            for p in group["params"]:
-                state = self.state[p]
-                state["step"] = state.get("step", 0) + 1
-                p.add_(p.grad, alpha=-group["lr"] / state["step"])
-        return loss
+    def update(self, p: Tensor, state: dict[str, Any], lr: float) -> None:
+        state["step"] = state.get("step", 0) + 1
+        p.add_(p.grad, alpha=-lr / state["step"])
 
 
 def test_python_numbers_in_optimizer_state_are_refused() -> None:
