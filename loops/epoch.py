@@ -11,6 +11,7 @@ from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
+from fulgurite.backends.csx.rng import collect_with
 from fulgurite.backends.csx.strategy import strategy_of
 from fulgurite.loops import position
 
@@ -34,7 +35,7 @@ class TrainingEpochLoop(_TrainingEpochLoop):
         positions = strategy.data_position
         if self.trainer.current_epoch > 0 and not fit_loop.is_resuming and not self.restarting:
             loaders = data_fetcher.combined_loader.flattened
-            positions[position.ITERATOR] = position.collect(loaders)
+            positions[position.ITERATOR] = collect_with(loaders)
         super().on_run_start(data_fetcher)
         restored = strategy.restored
         if restored is not None:
@@ -45,9 +46,8 @@ class TrainingEpochLoop(_TrainingEpochLoop):
         """Run one batch; before the first of an epoch, remember the random states."""
         if self.batch_progress.current.ready == 0:
             loaders = data_fetcher.combined_loader.flattened
-            strategy_of(self.trainer).data_position[position.FIRST_BATCH] = position.collect(
-                loaders
-            )
+            positions = strategy_of(self.trainer).data_position
+            positions[position.FIRST_BATCH] = collect_with(loaders)
         super().advance(data_fetcher)
 
     def _build_kwargs(

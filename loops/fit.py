@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lightning.pytorch.loops.fit_loop import _FitLoop
 
+from fulgurite.backends.csx.rng import collect_with
 from fulgurite.backends.csx.strategy import strategy_of
 from fulgurite.loops import position
 from fulgurite.loops.shapes import check_last_batch
@@ -15,7 +16,7 @@ class FitLoop(_FitLoop):
     def setup_data(self) -> None:
         """Make the loader and its iterator, and remember the random states it was made from."""
         strategy, fetcher = strategy_of(self.trainer), self._data_fetcher
-        states = position.collect([])
+        states = collect_with([])
         strategy.loader_generators.clear()
         super().setup_data()
         if self._data_fetcher is not fetcher:

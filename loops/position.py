@@ -11,20 +11,9 @@ from typing import Any
 
 from lightning.pytorch.loops.fetchers import _DataFetcher
 
-from fulgurite.backends.csx import rng
+from fulgurite.backends.csx.rng import collect_with, restore_with
 
 ITERATOR, FIRST_BATCH = "iterator", "first_batch"
-
-
-def collect(loaders: list[Any]) -> dict[str, Any]:
-    """The random states of the process, and of the generators that loaders own."""
-    return {"rng": rng.collect(), "generators": rng.collect_loaders(loaders)}
-
-
-def restore(states: dict[str, Any], loaders: list[Any]) -> None:
-    """Put back what ``collect`` returned."""
-    rng.restore(states["rng"])
-    rng.restore_loaders(loaders, states["generators"])
 
 
 def replay(restored: dict[str, Any], fetcher: _DataFetcher, seen: int) -> dict[str, Any]:
@@ -35,14 +24,14 @@ def replay(restored: dict[str, Any], fetcher: _DataFetcher, seen: int) -> dict[s
     """
     loaders = fetcher.combined_loader.flattened
     if not seen or ITERATOR not in restored or FIRST_BATCH not in restored:
-        restore(restored, loaders)
-        moments = {ITERATOR: collect(loaders)}
+        restore_with(restored, loaders)
+        moments = {ITERATOR: collect_with(loaders)}
         iter(fetcher)
         return moments
-    restore(restored[ITERATOR], loaders)
+    restore_with(restored[ITERATOR], loaders)
     iter(fetcher)
-    restore(restored[FIRST_BATCH], loaders)
+    restore_with(restored[FIRST_BATCH], loaders)
     for _ in range(seen):
         next(fetcher)
-    restore(restored, loaders)
+    restore_with(restored, loaders)
     return {moment: restored[moment] for moment in (ITERATOR, FIRST_BATCH)}

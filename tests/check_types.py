@@ -8,6 +8,7 @@ Builds the wheel, unpacks it, and runs mypy on what users would import.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ ROOT = Path(__file__).parents[1]
 
 def main() -> int:
     """Return mypy's exit status."""
+    shutil.rmtree(ROOT / "build", ignore_errors=True)  # setuptools would ship what lies there
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(
             [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder, str(ROOT)],

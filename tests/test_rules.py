@@ -1,4 +1,4 @@
-"""Device and backend: the rules of SEMANTICS.md, section 1, a behaviour a test."""
+"""Device and backend: every rule of the contract, a behaviour a test."""
 
 from __future__ import annotations
 

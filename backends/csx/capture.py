@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import lightning.pytorch as pl
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, fx
@@ -139,7 +138,6 @@ class Trace:
         self._snapshot = Snapshot(world.objects())
         self._clears_gradients = clears_gradients
         self._batch_spec = BatchSpec(batch)
-        self._batch = batch
         self._newborn: list[tuple[Optimizer, Tensor]] = []
         made_at = self._line_of("configure_optimizers")
         for optimizer in world.optimizers:
@@ -180,13 +178,10 @@ class Trace:
         if self._number_slots:
             vector = as_vector(read_numbers(self._number_slots, self._world.optimizers))
             yield Input(kind=Kind.NUMBERS, index=0, name="numbers", example=fake(vector))
-        named = zip(
-            self._batch_spec.tensor_names(), self._batch_spec.tensors(self._batch), strict=True
-        )
-        for i, (name, tensor) in enumerate(named):
-            stride = self._batch_spec.leaves[self._batch_spec._tensors[i]].stride
-            laid_out = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype)
-            yield Input(kind=Kind.BATCH, index=i, name=name, example=fake(laid_out))
+        for i, leaf in enumerate(self._batch_spec.tensor_leaves()):
+            assert leaf.shape is not None
+            laid_out = torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype)
+            yield Input(kind=Kind.BATCH, index=i, name=leaf.name, example=fake(laid_out))
 
     def result(self) -> Captured:
         """Trace, lower, and sort what the step left behind."""
@@ -246,7 +241,7 @@ class Trace:
             given[item.kind].append(tensor)
         self._boundaries = {storage_of(tensor) for tensor in flat}
         swapped: list[tuple[Tensor, Tensor]] = []
-        groups = [dict(g) for o in self._world.optimizers for g in o.param_groups]
+        groups = [dict(group) for group in self._world.groups()]
         try:
             for entry, base in zip(self._entries, given[Kind.STATE], strict=True):
                 for i, held in enumerate(entry.held):
@@ -263,14 +258,14 @@ class Trace:
                 self._guards = install(
                     self._number_slots, given[Kind.NUMBERS][0], self._world.optimizers
                 )
-            self._installed = [dict(g) for o in self._world.optimizers for g in o.param_groups]
+            self._installed = [dict(group) for group in self._world.groups()]
             self._names |= {
-                id(tensor): name
-                for tensor, name in zip(
-                    given[Kind.BATCH], self._batch_spec.tensor_names(), strict=True
+                id(tensor): leaf.name
+                for tensor, leaf in zip(
+                    given[Kind.BATCH], self._batch_spec.tensor_leaves(), strict=True
                 )
             }
-            batch = self._batch_spec.rebuild(given[Kind.BATCH], self._batch)
+            batch = self._batch_spec.rebuild(given[Kind.BATCH])
             with (
                 record_host_calls(self._world.trainer, self._world.schedulers) as calls,
                 torch.set_grad_enabled(self._world.trains),
@@ -281,8 +276,7 @@ class Trace:
             with torch.no_grad():
                 return self._collect(result, calls)
         finally:
-            all_groups = [g for o in self._world.optimizers for g in o.param_groups]
-            for group, before in zip(all_groups, groups, strict=True):
+            for group, before in zip(self._world.groups(), groups, strict=True):
                 group.clear()
                 group.update(before)
             for tensor, stand_in in swapped:
@@ -332,8 +326,7 @@ class Trace:
         return outputs
 
     def _check_numbers(self) -> None:
-        now = [g for o in self._world.optimizers for g in o.param_groups]
-        for group, installed in zip(now, self._installed, strict=True):
+        for group, installed in zip(self._world.groups(), self._installed, strict=True):
             for key in {**installed, **group}:
                 if group.get(key) is not installed.get(key) and key != "params":
                     raise UnsupportedState(
@@ -387,21 +380,11 @@ class Trace:
             return line
         module, trainer = self._world.module, self._world.trainer
         hook = module._current_fx_name or ""
-        if hook == "optimizer_step" and _is_users(module, "configure_optimizers"):
-            hook = "configure_optimizers"
-        if not _is_users(module, hook):
-            hook = {"test": "test_step", "predict": "predict_step"}.get(
-                str(trainer.state.stage), "training_step" if trainer.training else "validation_step"
-            )
-        return self._line_of(hook)
+        stage = {"test": "test_step", "predict": "predict_step"}.get(
+            str(trainer.state.stage), "training_step" if trainer.training else "validation_step"
+        )
+        made_at = self._line_of("configure_optimizers") if hook == "optimizer_step" else None
+        return made_at or self._line_of(hook) or self._line_of(stage)
 
     def _line_of(self, hook: str) -> UserLine | None:
-        """Where the user wrote a hook of the module; None if they did not."""
-        module = self._world.module
-        code = getattr(getattr(type(module), hook, None), "__code__", None)
-        return UserLine.of_code(code) if code is not None and _is_users(module, hook) else None
-
-
-def _is_users(module: pl.LightningModule, hook: str) -> bool:
-    function = getattr(type(module), hook, None)
-    return not str(getattr(function, "__module__", "lightning")).startswith("lightning")
+        return UserLine.of_method(type(self._world.module), hook)

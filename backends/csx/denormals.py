@@ -9,12 +9,11 @@ itself: 2 µs on two threads (measured).
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import ctypes.util
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -66,9 +65,10 @@ def is_flushing() -> bool:
     return sys.float_info.min / 2.0 == 0.0
 
 
-def switches() -> tuple[Callable[[], None], Callable[[], None]]:
-    """Two functions for the threads there are now: flush denormals, and stop flushing."""
-    threads, pool = torch.get_num_threads(), _pool()
+@functools.cache
+def switches(threads: int) -> tuple[Callable[[], None], Callable[[], None]]:
+    """Two functions for a pool of ``threads``: flush denormals; the process's own setting again."""
+    pool = _pool()
     if threads > 1 and pool is not None:
         return lambda: pool.flush(threads), lambda: pool.restore(threads)
     return _flush_here, _restore_here
@@ -80,17 +80,3 @@ def _flush_here() -> None:
 
 def _restore_here() -> None:
     torch.set_flush_denormal(False)
-
-
-@contextlib.contextmanager
-def flushed() -> Iterator[None]:
-    """Flush denormals inside; the process's own setting holds again after it."""
-    if is_flushing():
-        yield
-        return
-    flush, restore = switches()
-    flush()
-    try:
-        yield
-    finally:
-        restore()

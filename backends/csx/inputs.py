@@ -15,6 +15,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from fulgurite.backends.csx.errors import InputChanged, UnsupportedInput
+from fulgurite.backends.csx.state import dtype_and_shape
 from fulgurite.backends.csx.watched import watch
 
 _CONSTANTS = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -30,10 +31,15 @@ class Leaf:
     dtype: torch.dtype | None
     value: Any
 
+    @property
+    def kind(self) -> str:
+        """What it is, in words."""
+        if self.shape is None or self.dtype is None:
+            return f"constant {self.value!r}"
+        return dtype_and_shape(self.dtype, self.shape)
+
     def __str__(self) -> str:
-        if self.shape is None:
-            return f"{self.name}: constant {self.value!r}"
-        return f"{self.name}: {str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
+        return f"{self.name}: {self.kind}"
 
 
 class BatchSpec:
@@ -63,12 +69,12 @@ class BatchSpec:
         leaves = pytree.tree_leaves(batch)
         return [leaves[i] for i in self._tensors]
 
-    def tensor_names(self) -> list[str]:
-        """Names of the tensor leaves, in order."""
-        return [self.leaves[i].name for i in self._tensors]
+    def tensor_leaves(self) -> list[Leaf]:
+        """What is expected of the tensors, in order."""
+        return [self.leaves[i] for i in self._tensors]
 
-    def rebuild(self, tensors: list[Tensor], batch: Any) -> Any:
-        """``batch`` with other tensors in it, and its constants watched."""
+    def rebuild(self, tensors: list[Tensor]) -> Any:
+        """The traced batch with other tensors in it, and its constants watched."""
         given = iter(tensors)
         leaves = [
             next(given) if leaf.shape is not None else self._watch(i, leaf.value)
@@ -103,8 +109,8 @@ class BatchSpec:
             tensor = leaves[i]
             if not isinstance(tensor, Tensor) or tensor.dtype is not dtype:
                 raise InputChanged(
-                    f"{self.leaves[i].name} was {self.leaves[i]!s:.60} when the program was built,"
-                    f" and now is {_kind_of(tensor)}.".replace(f"{self.leaves[i].name}: ", ""),
+                    f"{self.leaves[i].name} was {self.leaves[i].kind} when the program was built,"
+                    f" and now is {_kind_of(tensor)}.",
                     remedy=f"bring it to {dtype} in the dataset or collate_fn",
                 )
             if tensor.shape != shape:
@@ -168,7 +174,7 @@ def _leaf(name: str, value: Any) -> Leaf:
 
 def _kind_of(value: Any) -> str:
     if isinstance(value, Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+        return dtype_and_shape(value.dtype, value.shape)
     return f"{type(value).__name__} {value!r}"
 
 

@@ -37,8 +37,12 @@ class UserLine:
     function: str
 
     @classmethod
-    def of_code(cls, code: CodeType) -> UserLine:
-        """Where a function begins."""
+    def of_method(cls, owner: type, name: str) -> UserLine | None:
+        """Where the user wrote a method of a class; None if they did not."""
+        function = getattr(owner, name, None)
+        code = getattr(function, "__code__", None)
+        if code is None or str(function.__module__).startswith("lightning"):
+            return None
         return cls(code.co_filename, code.co_firstlineno, code.co_name)
 
     @property

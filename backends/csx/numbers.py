@@ -9,7 +9,7 @@ holds only as long as all its guards would come out the same.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -226,7 +226,9 @@ def tensors_of(args: Any) -> Any:
     return args
 
 
-def install(slots: list[NumberSlot], vector: Tensor, optimizers: list[Optimizer]) -> list[Guard]:
+def install(
+    slots: Sequence[NumberSlot], vector: Tensor, optimizers: list[Optimizer]
+) -> list[Guard]:
     """Put traced numbers into the param groups; returns the list that guards are recorded in."""
     guards: list[Guard] = []
     for i, slot in enumerate(slots):
@@ -242,7 +244,7 @@ def install(slots: list[NumberSlot], vector: Tensor, optimizers: list[Optimizer]
     return guards
 
 
-def read_numbers(slots: list[NumberSlot], optimizers: list[Optimizer]) -> list[float]:
+def read_numbers(slots: Sequence[NumberSlot], optimizers: list[Optimizer]) -> list[float]:
     """The values now, in the order of ``slots``."""
     return [slot.read(optimizers) for slot in slots]
 
@@ -260,7 +262,9 @@ def _is_still(i: int, value: float) -> Callable[[list[float]], bool]:
     return lambda numbers: numbers[i] == value
 
 
-def unused_guards(slots: list[NumberSlot], used: frozenset[int], now: list[float]) -> list[Guard]:
+def unused_guards(
+    slots: Sequence[NumberSlot], used: frozenset[int], now: list[float]
+) -> list[Guard]:
     """Guards for numbers that no operation uses: they may have been read where nothing sees it.
 
     ``math.sqrt(group["lr"])`` takes a float's value without asking it.

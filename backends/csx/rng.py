@@ -57,3 +57,14 @@ def restore_loaders(loaders: list[Any], states: list[torch.Tensor]) -> None:
     if len(generators) == len(states):
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
+
+
+def collect_with(loaders: list[Any]) -> dict[str, Any]:
+    """The random states of the process, and of the generators that loaders own."""
+    return {"rng": collect(), "generators": collect_loaders(loaders)}
+
+
+def restore_with(states: dict[str, Any], loaders: list[Any]) -> None:
+    """Put back what ``collect_with`` returned."""
+    restore(states["rng"])
+    restore_loaders(loaders, states["generators"])

@@ -29,6 +29,11 @@ class Slot:
     name: str
 
 
+def dtype_and_shape(dtype: torch.dtype, shape: torch.Size) -> str:
+    """``float32[16, 8]``, as in every message."""
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """What the program relies on in a tensor."""
@@ -44,7 +49,7 @@ class Layout:
         return cls(tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype)
 
     def __str__(self) -> str:
-        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
+        return dtype_and_shape(self.dtype, self.shape)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,7 +160,7 @@ def _storage_key(tensor: Tensor) -> Any:
 def brief(value: Any) -> str:
     """A tensor by dtype and shape, anything else by its type; strings and numbers as they are."""
     if isinstance(value, Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+        return dtype_and_shape(value.dtype, value.shape)
     if isinstance(value, (str, int)):
         return repr(value)
     return "nothing" if value is None else f"a {type(value).__name__}"

@@ -75,7 +75,7 @@ class Ready:
         offset = len(graph.inputs) - len(self._batch)
         written = graph.written()
         self._written = [i for k, i in enumerate(self._batch) if offset + k in written]
-        self._names = captured.batch.tensor_names()
+        self._names = [leaf.name for leaf in captured.batch.tensor_leaves()]
         self._direct = self._batch == list(range(len(self._names)))
         self._result = builder(captured.outputs)
 
@@ -211,9 +211,7 @@ class StepFunction:
     def _line(self) -> UserLine | None:
         """Where the user's step begins: the line of errors that no other line is to blame for."""
         hook = f"{self.stage.partition(' ')[0]}_step"
-        function = getattr(type(self._world.module), hook, None)
-        code = getattr(function, "__code__", None)
-        return None if code is None else UserLine.of_code(code)
+        return UserLine.of_method(type(self._world.module), hook)
 
     def check_state(self) -> None:
         """Verify that modules and tensors are those the programs were built on."""
@@ -241,7 +239,7 @@ class StepFunction:
         return Conditions(
             tuple(map(attrgetter("requires_grad"), self._parameters)),
             tuple(map(attrgetter("training"), self._modules)),
-            tuple(len(g["params"]) for o in self._world.optimizers for g in o.param_groups),
+            tuple(len(group["params"]) for group in self._world.groups()),
             tuple(group_options(self._world.optimizers)),
             tuple((id(o.state), len(o.state)) for o in self._world.optimizers),
             self._settings(),
@@ -318,7 +316,7 @@ class StepFunction:
         """Bring the numbers up to date; a text where a guard of ``built`` no longer holds."""
         if not built.numbers:
             return None
-        now = read_numbers(list(built.numbers), self._world.optimizers)
+        now = read_numbers(built.numbers, self._world.optimizers)
         if built.held_for != now:
             for guard in built.guards:
                 if guard.evaluate(now) != guard.result:
@@ -346,8 +344,8 @@ class StepFunction:
             loads = {name: self._fabric.load(one.graph) for name, one in captured.items()}
         first = next(iter(captured.values()))
         used = frozenset().union(*(one.used_numbers for one in captured.values()))
-        now = read_numbers(list(first.numbers), self._world.optimizers)
-        unused = tuple(unused_guards(list(first.numbers), used, now))
+        now = read_numbers(first.numbers, self._world.optimizers)
+        unused = tuple(unused_guards(first.numbers, used, now))
         built = Built(
             program=program,
             conditions=self._conditions(),  # the optimizers' state may be new

@@ -196,8 +196,8 @@ class StaticGraph(Strategy):
         module = self.lightning_module
         assert module is not None
         results = module.trainer._results
-        loader = results.dataloader_idx if results is not None else None
-        loader = rest[1] if len(rest) > 1 else loader
+        known = results.dataloader_idx if results is not None else None
+        loader = rest[1] if len(rest) > 1 else known
         step = self._evaluating.get((stage, loader))
         if step is None:
             name = stage if loader is None else f"{stage} {loader}"
@@ -238,8 +238,7 @@ class StaticGraph(Strategy):
         assert self.lightning_module is not None
         loader = self.lightning_module.trainer.fit_loop._combined_loader
         checkpoint[CHECKPOINT_KEY] = {
-            "rng": rng.collect(),
-            "generators": rng.collect_loaders(loader.flattened if loader is not None else []),
+            **rng.collect_with(loader.flattened if loader is not None else []),
             **self.data_position,
         }
         super().save_checkpoint(checkpoint, filepath, storage_options)

@@ -37,6 +37,10 @@ class World:
                         found[f"optimizers[{o}].param_groups[{g}]['params'][{i}]"] = p
         return found
 
+    def groups(self) -> list[dict[str, Any]]:
+        """The param groups of all optimizers."""
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
     def objects(self) -> Iterator[object]:
         """Whatever traced code may change on the host."""
         yield from self.module.modules()

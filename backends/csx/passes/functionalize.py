@@ -1,7 +1,8 @@
 """Make a captured graph functional: every state is read once and written once, at the end.
 
 Views are kept (``remove="mutations"``): removing them too copies transposed weights, 143 against
-110-119 µs a step on the MLP of DESIGN, and twice the compile time on a GPT (measured, torch 2.13).
+110-119 µs a step on an MLP 64-128-128-10, and twice the compile time on a GPT (measured, torch
+2.13).
 """
 
 from __future__ import annotations
