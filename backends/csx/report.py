@@ -34,13 +34,18 @@ def announce(
 ) -> None:
     """Say that a program was built, above the progress bar if there is one."""
     line = headline(fabric, program, loads)
+    say(trainer, line)
+    if artifact_dir is not None:
+        _write(Path(artifact_dir), program, line)
+
+
+def say(trainer: pl.Trainer, line: str) -> None:
+    """Print a line above the progress bar, or, where there is none, to the log."""
     bar = trainer.progress_bar_callback
     if bar is not None and getattr(bar, "is_enabled", False):
         bar.print(line)
     else:
         rank_zero_info(line)
-    if artifact_dir is not None:
-        _write(Path(artifact_dir), program, line)
 
 
 @rank_zero_only
