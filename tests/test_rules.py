@@ -53,7 +53,6 @@ OPTIONS = {
 """Every argument of CSX, with its default."""
 
 NOT_BUILT = {
-    "compile_dir": "programs",
     "compile_only": True,
     "validate_only": True,
     "retrace_every_iteration": True,

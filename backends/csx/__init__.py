@@ -19,6 +19,7 @@ graph         operations between capture and fabric; passes: what happens to the
 program       what was built, as plain data
 fabric        runs it on the host's CPU; denormals
   compiler      from graph to machine code; wrapper: the compiler's Python made static
-report        what was built, on the screen and as text
+  cache         compiled programs in a folder; fingerprint: the key of each
+report        what was built, on the screen and as text; waiting: what is being built
 rng           random states
 """

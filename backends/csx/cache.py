@@ -120,8 +120,8 @@ class CompileCache:
 
     def _make_room(self) -> None:
         """Remove what dead processes were building, and entries past the limit, oldest first."""
-        for part in self.folder.glob(f"*{_PART}"):
-            self._remove_unless_locked(part.name.partition(".")[0], entry_too=False)
+        for key in {path.name.partition(".")[0] for path in self.folder.glob("*.*")}:
+            self._remove_unless_locked(key, entry_too=False)
         entries = sorted(self._entries())
         total = sum(size for _, size, _ in entries)
         for _, size, key in entries:
@@ -146,6 +146,7 @@ class CompileCache:
                 self._sweep(key)
                 if entry_too:
                     _remove(self.folder / key)
+                if not (self.folder / key).exists():
                     self._lock_file(key).unlink(missing_ok=True)
         except BlockingIOError:
             return False
@@ -162,11 +163,15 @@ class CompileCache:
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> Iterator[None]:
         while True:
-            with open(self._lock_file(key), "a") as file:
+            with open(self._lock_file(key), "a", opener=_private) as file:
                 _flock(file.fileno(), how, waiting)
                 if _is_still(file.fileno(), self._lock_file(key)):
                     yield
                     return
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)  # who can open a file can lock it
 
 
 def _flock(file: int, how: int, waiting: Callable[[], AbstractContextManager[None]]) -> None:

@@ -73,7 +73,8 @@ class CSXBackend(Backend):
 
     Args:
         artifact_dir: folder that receives each program as text when it is built; None writes none.
-        compile_dir: folder of compiled programs.
+        compile_dir: folder of compiled programs, which later runs load; None is the user's cache
+            folder (docs/backends.md).
         compile_only: trace and compile, then stop.
         validate_only: run the checks, then stop.
         retrace_every_iteration: run the step's Python on every iteration.
@@ -95,7 +96,7 @@ class CSXBackend(Backend):
     backend_type: ClassVar[str] = "CSX"
 
     artifact_dir: str | Path | None = None
-    compile_dir: str | Path | None = field(default=None, metadata={"built": ()})
+    compile_dir: str | Path | None = None
     compile_only: bool = field(default=False, metadata={"built": ()})
     validate_only: bool = field(default=False, metadata={"built": ()})
     retrace_every_iteration: bool = field(default=False, metadata={"built": ()})

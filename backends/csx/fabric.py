@@ -1,7 +1,7 @@
 """Fabrics: what runs a program. Here the host's CPU.
 
-A graph is compiled, or, without a compiler or with ``autogen_policy="disabled"``, run operation by
-operation by torch's own kernels.
+A graph is compiled, or found compiled in the cache, or, without a compiler or with
+``autogen_policy="disabled"``, run operation by operation by torch's own kernels.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 import platform
 import sysconfig
-import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,17 +22,27 @@ from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import InvalidCxxCompiler
 
 from fulgurite.backends.csx import denormals
+from fulgurite.backends.csx.cache import CompileCache
 from fulgurite.backends.csx.compiler import Call, compile_graph, load_program
 from fulgurite.backends.csx.config import CSXBackend
+from fulgurite.backends.csx.fingerprint import program_key
 from fulgurite.backends.csx.graph import Graph
+
+
+class NoToolchain(Exception):
+    """Generated kernels cannot be made on this machine; the text says what it lacks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A graph that can be run: ``call`` takes its inputs in order and returns its outputs."""
+    """A graph that can be run: ``call`` takes its inputs in order and returns its outputs.
+
+    ``built`` is whether it was compiled now, rather than found compiled in the cache.
+    """
 
     call: Call
     compiled: bool
+    built: bool
     seconds: float
     how: str
 
@@ -46,6 +56,12 @@ class HostFabric:
 
     def __init__(self, backend: CSXBackend) -> None:
         self._backend = backend
+        if backend.compiles and backend.compile_dir is not None:
+            self._cache  # noqa: B018  # so that a folder that cannot be used is known at once
+
+    @functools.cached_property
+    def _cache(self) -> CompileCache:
+        return CompileCache(self._backend.compile_dir)
 
     @property
     def description(self) -> str:
@@ -53,23 +69,42 @@ class HostFabric:
         threads = torch.get_num_threads()
         return f"host fabric ({cpu_name()}, {threads} thread{'s' * (threads > 1)})"
 
-    def load(self, graph: Graph) -> Loaded:
-        """Make a graph runnable."""
-        missing = toolchain_missing() if self._backend.compiles else "autogen_policy='disabled'"
+    def load(
+        self,
+        graph: Graph,
+        shown: Callable[[str], AbstractContextManager[None]] = lambda doing: nullcontext(),
+    ) -> Loaded:
+        """Make a graph runnable.
+
+        Args:
+            graph: the graph.
+            shown: entered with what is done ("compiling") where that may take long.
+        """
         began = time.perf_counter()
-        if missing is not None:
-            call = _flat(graph.module.forward)
+        try:
+            if not self._backend.compiles:
+                raise NoToolchain("autogen_policy='disabled'")
+            found = self._cache.fetch(
+                program_key(graph),
+                build=lambda folder: _compile(graph, folder, shown),
+                load=load_program,
+                waiting=lambda: shown("waiting for another process that compiles"),
+            )
+        except NoToolchain as missing:
             return Loaded(
-                call=call,
+                call=_flat(graph.module),
                 compiled=False,
+                built=False,
                 seconds=time.perf_counter() - began,
                 how=f"run operation by operation ({missing})",
             )
-        with tempfile.TemporaryDirectory() as folder:
-            compile_graph(graph, Path(folder))
-            call = load_program(Path(folder))
-        seconds = time.perf_counter() - began
-        return Loaded(call=call, compiled=True, seconds=seconds, how=f"compiled in {seconds:.1f} s")
+        return Loaded(
+            call=found.value,
+            compiled=True,
+            built=found.built,
+            seconds=time.perf_counter() - began,
+            how="compiled" if found.built else "loaded from the cache",
+        )
 
     def run(self, loaded: Loaded, inputs: list[Tensor]) -> Sequence[Tensor]:
         """Run a graph once: its state inputs are updated in place."""
@@ -86,6 +121,16 @@ class HostFabric:
             if not flushes:
                 restore()
             torch._C._set_grad_enabled(gradients)
+
+
+def _compile(
+    graph: Graph, folder: Path, shown: Callable[[str], AbstractContextManager[None]]
+) -> None:
+    missing = toolchain_missing()  # asked only here: to ask starts a process
+    if missing is not None:
+        raise NoToolchain(missing)
+    with shown("compiling"):
+        compile_graph(graph, folder)
 
 
 def _flat(forward: Callable[..., Any]) -> Call:

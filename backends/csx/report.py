@@ -16,9 +16,9 @@ def headline(fabric: HostFabric, program: Program, loads: list[Loaded]) -> str:
     names = {"accumulate": "accumulate", "step": "accumulate and step"}
     several = len(program.entries) > 1
     entries = " and ".join(repr(names[entry.name]) for entry in program.entries)
-    how = loads[0].how
+    how = max(loads, key=lambda load: load.built).how
     if loads[0].compiled:
-        how = f"compiled in {sum(load.seconds for load in loads):.1f} s"
+        how += f" in {sum(load.seconds for load in loads):.1f} s"
     return (
         f"CSX on {fabric.description}: {program.stage} program, {program.operations} operations"
         f"{f' in entry points {entries}' if several else ''}, {how}"

@@ -34,6 +34,7 @@ from fulgurite.backends.csx.numbers import (
 from fulgurite.backends.csx.outputs import builder
 from fulgurite.backends.csx.program import Program, make_program
 from fulgurite.backends.csx.state import Binding
+from fulgurite.backends.csx.waiting import shown
 from fulgurite.backends.csx.world import World, undone_on_failure
 
 STEP, ACCUMULATE = "step", "accumulate"
@@ -341,7 +342,13 @@ class StepFunction:
             if self._conditions().training != modes:
                 self._changed(conditions, self._conditions())
             program = make_program(self.stage, captured)
-            loads = {name: self._fabric.load(one.graph) for name, one in captured.items()}
+            what = f"the {self.stage} program, {program.operations} operations"
+            loads = {
+                name: self._fabric.load(
+                    one.graph, lambda doing: shown(self._world.trainer, f"{doing} {what}")
+                )
+                for name, one in captured.items()
+            }
         first = next(iter(captured.values()))
         used = frozenset().union(*(one.used_numbers for one in captured.values()))
         now = read_numbers(first.numbers, self._world.optimizers)

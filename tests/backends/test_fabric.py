@@ -144,7 +144,13 @@ def test_passes_are_pure(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(capture, "lower", watched)
     fit(lambda: Classifier(mlp()), lambda: (loader(16),), static=True)
-    assert [name for name, _, _ in seen] == ["functionalize", "simplify", "prune"]
+    assert [name for name, _, _ in seen] == [
+        "drop_renames",
+        "functionalize",
+        "drop_renames",
+        "simplify",
+        "prune",
+    ]
 
 
 class Denormal(pl.LightningModule):

@@ -1,7 +1,9 @@
 """Passes: pure functions Graph -> Graph, one a file, run in the order of ``PASSES``.
 
+drop_renames    no operations that only rename
 functionalize   no in-place operations but the final write of each state; decomposed
-simplify        no operations that only rename, no dead ones
+drop_renames    none that this added
+simplify        none that repeat another, no dead ones
 prune           no inputs that nothing reads
 
 and for compiled programs those of ``COMPILER_PASSES``:
@@ -17,9 +19,16 @@ from fulgurite.backends.csx.graph import Graph
 from fulgurite.backends.csx.passes.functionalize import functionalize
 from fulgurite.backends.csx.passes.prune import prune
 from fulgurite.backends.csx.passes.realize import realize_scalars
+from fulgurite.backends.csx.passes.rename import drop_renames
 from fulgurite.backends.csx.passes.simplify import simplify
 
-PASSES: tuple[Callable[[Graph], Graph], ...] = (functionalize, simplify, prune)
+PASSES: tuple[Callable[[Graph], Graph], ...] = (
+    drop_renames,
+    functionalize,
+    drop_renames,
+    simplify,
+    prune,
+)
 COMPILER_PASSES: tuple[Callable[[Graph], Graph], ...] = (realize_scalars,)
 
 

@@ -7,6 +7,7 @@ Views are kept (``remove="mutations"``): removing them too copies transposed wei
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -41,4 +42,4 @@ def functionalize(graph: Graph) -> Graph:
             tracing_mode="fake",
             _allow_non_fake_inputs=True,
         )(*examples)
-    return graph.with_module(module)
+    return replace(graph, module=module)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 
 import torch
@@ -13,8 +12,7 @@ from fulgurite.backends.csx.graph import Graph, Kind, writes
 
 def prune(graph: Graph) -> Graph:
     """Drop inputs without a reader; a gradient that is only ever overwritten is no state."""
-    module = copy.copy(graph.module)
-    module.graph = fresh = copy.deepcopy(graph.module.graph)
+    fresh = graph.copied()
     kept = []
     for entry, node in zip(graph.inputs, list(fresh.find_nodes(op="placeholder")), strict=True):
         if entry.kind is Kind.GRADIENT and all(_overwrites(user, node) for user in node.users):
@@ -26,8 +24,7 @@ def prune(graph: Graph) -> Graph:
         else:
             fresh.erase_node(node)
     fresh.eliminate_dead_code()
-    module.recompile()
-    return replace(graph, module=module, inputs=tuple(kept))
+    return replace(graph.with_operations(fresh), inputs=tuple(kept))
 
 
 def _overwrites(user: fx.Node, node: fx.Node) -> bool:

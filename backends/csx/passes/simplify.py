@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import fx
 
 from fulgurite.backends.csx.graph import Graph
-
-_ALIASES = {
-    torch.ops.aten.detach.default,
-    torch.ops.aten.detach_copy.default,
-    torch.ops.aten.alias.default,
-    torch.ops.aten.lift_fresh.default,
-}
 
 
 def simplify(graph: Graph) -> Graph:
@@ -23,20 +14,14 @@ def simplify(graph: Graph) -> Graph:
     Random operations stay even where their result is unused: they move the random state, as
     eagerly.
     """
-    module = copy.copy(graph.module)
-    module.graph = fresh = copy.deepcopy(graph.module.graph)
+    fresh = graph.copied()
     for node in reversed(list(fresh.nodes)):
         if getattr(node.target, "namespace", "") == "profiler":  # Optimizer.step's time span
-            fresh.erase_node(node)
-    for node in list(fresh.nodes):
-        if node.target in _ALIASES:
-            node.replace_all_uses_with(node.args[0])
             fresh.erase_node(node)
     _merge_repeated(fresh)
     fresh.eliminate_dead_code()
     _complete_lines(fresh)
-    module.recompile()
-    return graph.with_module(module)
+    return graph.with_operations(fresh)
 
 
 def _complete_lines(graph: fx.Graph) -> None:
