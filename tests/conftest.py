@@ -33,6 +33,17 @@ FOREIGN = (
 
 
 @pytest.fixture(autouse=True)
+def cache_folder(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """Compiled programs are kept for the session, not in the user's folder."""
+    if request.node.get_closest_marker("packaging") is None:  # pip keeps its own there
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp()))
+
+
+@pytest.fixture(autouse=True)
 def fresh_process() -> Iterator[None]:
     """No backend lives, one seed, warnings are errors but for those of others."""
     reset_backend()

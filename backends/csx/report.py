@@ -18,7 +18,8 @@ def headline(fabric: HostFabric, program: Program, loads: list[Loaded]) -> str:
     entries = " and ".join(repr(names[entry.name]) for entry in program.entries)
     how = max(loads, key=lambda load: load.built).how
     if loads[0].compiled:
-        how += f" in {sum(load.seconds for load in loads):.1f} s"
+        seconds = sum(load.seconds for load in loads)
+        how += f" in {seconds:.1f} s" if seconds >= 0.1 else f" in {seconds:.2f} s"
     return (
         f"CSX on {fabric.description}: {program.stage} program, {program.operations} operations"
         f"{f' in entry points {entries}' if several else ''}, {how}"

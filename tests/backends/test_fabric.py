@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +14,14 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from harness import assert_same_run, both, fit
+from harness import Run, assert_same_run, both, fit
 from models import Classifier, Measured, loader, mlp
 
+import fulgurite
 from fulgurite.backends.csx import denormals, fabric
-from fulgurite.backends.csx.fabric import cpu_name
+from fulgurite.backends.csx.fabric import Loaded, cpu_name
 from fulgurite.backends.csx.passes import PASSES
+from fulgurite.backends.csx.report import headline
 
 SCRIPT = """
 import sys, torch, logging
@@ -31,10 +35,10 @@ print(len(run.losses), "steps")
 
 
 def run_script(tmp_path: Path, **environment: str) -> str:
-    """What a script prints in its own process and with an empty compiler cache."""
+    """What a script prints in its own process and with empty caches."""
     result = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", SCRIPT.format(tests=str(Path(__file__).parents[1]))],
-        env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), **environment},
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path), **environment},
         capture_output=True,
         text=True,
     )
@@ -54,39 +58,145 @@ def test_without_python_h_programs_run_operation_by_operation(
 ) -> None:
     monkeypatch.setattr(fabric, "get_cpp_compiler", lambda: "c++")
     monkeypatch.setattr(fabric.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
-    ours = fit(lambda: Classifier(mlp()), lambda: (loader(64),), static=True, policy="default")
+    ours = fit(
+        lambda: Classifier(mlp()),
+        lambda: (loader(64),),
+        static=True,
+        policy="default",
+        backend={"compile_dir": tmp_path / "programs"},
+    )
     built = ours.trainer.strategy.step_functions["training"]._built[0]
     assert "Python.h was not found" in built.ready["step"]._loaded.how
 
 
-@pytest.mark.compiler
-def test_compiled_programs_say_how_long_it_took() -> None:
-    lines: list[str] = []
+class Bar(pl.callbacks.ProgressBar):
+    """Keeps the lines that are printed above it."""
 
-    class Bar(pl.callbacks.ProgressBar):
-        is_enabled = True
+    is_enabled = True
 
-        def disable(self) -> None: ...
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
 
-        def enable(self) -> None: ...
+    def disable(self) -> None: ...
 
-        def print(self, *text: Any) -> None:
-            lines.append(" ".join(map(str, text)))
+    def enable(self) -> None: ...
 
+    def print(self, *text: Any) -> None:
+        self.lines.append(" ".join(map(str, text)))
+
+
+def compiled(folder: Path) -> tuple[Run, str]:
+    """A compiled run with a cache in ``folder``, and the line that says what was built."""
+    bar = Bar()
     run = fit(
         lambda: Classifier(mlp()),
         lambda: (loader(64),),
         static=True,
         policy="medium",
-        callbacks=(Bar(),),
+        callbacks=(bar,),
         enable_progress_bar=True,
+        backend={"compile_dir": folder},
     )
+    return run, bar.lines[-1]
+
+
+@pytest.mark.compiler
+def test_programs_say_where_they_come_from_and_how_long_it_took(tmp_path: Path) -> None:
+    run, line = compiled(tmp_path / "programs")
     count = run.trainer.strategy.programs[0].operations
     threads = torch.get_num_threads()
     where = f"CSX on host fabric ({cpu_name()}, {threads} thread{'s' * (threads > 1)})"
-    [line] = lines
-    assert line.startswith(f"{where}: training program, {count} operations, compiled in ")
-    assert line.endswith(" s")
+    assert re.fullmatch(
+        rf"{re.escape(where)}: training program, {count} operations, compiled in \d+\.\d s", line
+    )
+    again, line = compiled(tmp_path / "programs")
+    assert re.search(r", loaded from the cache in \d+\.\d+ s$", line)
+    assert again.losses == run.losses
+
+
+@pytest.fixture
+def programs(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float]]:
+    """A cache with the one program of ``compiled``, and its losses; compiled once a session."""
+    session = tmp_path_factory.getbasetemp() / "programs"
+    run, _ = compiled(session)
+    shutil.copytree(session, tmp_path / "programs")
+    return tmp_path / "programs", run.losses
+
+
+@pytest.mark.compiler
+def test_one_flipped_bit_in_any_file_of_a_program_compiles_it_again(
+    programs: tuple[Path, list[float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, losses = programs
+    [entry] = (path for path in folder.iterdir() if path.is_dir())
+    whole = entry.rename(tmp_path / "whole")
+    compiles: list[Path] = []
+
+    def compile_graph(graph: Any, folder: Path) -> None:
+        compiles.append(folder)
+        for path in whole.iterdir():
+            if path.name != "manifest":
+                shutil.copy(path, folder)
+
+    monkeypatch.setattr(fabric, "compile_graph", compile_graph)
+    names = {path.name for path in whole.iterdir()}
+    assert {"manifest", "program.py", "kernel_0.so"} <= names
+    for name in sorted(names):
+        shutil.rmtree(
+            entry, ignore_errors=True
+        )  # not in place: this process has mapped the kernels
+        shutil.copytree(whole, entry)
+        data = bytearray((entry / name).read_bytes())
+        data[len(data) // 2] ^= 4
+        (entry / name).write_bytes(data)
+        again, line = compiled(folder)
+        assert "compiled in" in line, name
+        assert again.losses == losses
+    assert len(compiles) == len(names)
+
+
+@pytest.mark.compiler
+def test_a_program_that_is_found_starts_no_process_and_needs_no_compiler(
+    programs: tuple[Path, list[float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, losses = programs
+    started: list[Any] = []
+    monkeypatch.setattr(fabric, "toolchain_missing", lambda: pytest.fail("asked for a compiler"))
+    monkeypatch.setattr(fabric, "compile_graph", lambda *args: pytest.fail("compiled"))
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **_: started.append(args))
+    again, line = compiled(folder)
+    assert "loaded from the cache" in line
+    assert started == []
+    assert again.losses == losses
+
+
+@pytest.mark.parametrize(
+    ("built", "how"),
+    [
+        ((False, False), "loaded from the cache in 1.0 s"),
+        ((False, True), "compiled in 1.0 s"),
+        ((True, False), "compiled in 1.0 s"),
+    ],
+)
+def test_a_program_was_compiled_if_one_of_its_entry_points_was(
+    built: tuple[bool, bool], how: str
+) -> None:
+    run = fit(
+        lambda: Classifier(mlp()), lambda: (loader(16),), static=True, accumulate_grad_batches=2
+    )
+    words = {True: "compiled", False: "loaded from the cache"}
+    loads = [
+        Loaded(call=list, compiled=True, built=now, seconds=0.5, how=words[now]) for now in built
+    ]
+    strategy = run.trainer.strategy
+    assert headline(strategy.fabric, strategy.programs[0], loads).endswith(f", {how}")
+
+
+def test_a_compile_dir_that_cannot_be_used_is_known_before_step_0(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PermissionError, match=r"compile_dir='.*file' cannot be written"):
+        fulgurite.Trainer(backend={"backend_type": "CSX", "compile_dir": tmp_path / "file"})
 
 
 @pytest.mark.compiler
