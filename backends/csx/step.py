@@ -37,6 +37,8 @@ from fulgurite.backends.csx.state import Binding
 from fulgurite.backends.csx.world import World, undone_on_failure
 
 STEP, ACCUMULATE = "step", "accumulate"
+Entries = Callable[[], dict[str, Callable[[Any], Any]]]
+"""Makes Lightning's own code for each entry point, asked when it is traced."""
 _requires_grad, _training = attrgetter("requires_grad"), attrgetter("training")
 
 
@@ -177,14 +179,12 @@ class StepFunction:
         """The programs built so far."""
         return [built.program for built in self._built]
 
-    def __call__(
-        self, batch: Any, entries: dict[str, Callable[[Any], Any]], entry: str = STEP
-    ) -> Any:
+    def __call__(self, batch: Any, entries: Entries, entry: str = STEP) -> Any:
         """Run the step on a batch.
 
         Args:
             batch: the batch.
-            entries: Lightning's own code for each entry point, run when it is traced.
+            entries: makes Lightning's own code for each entry point.
             entry: which of them to run.
 
         Raises:
@@ -194,7 +194,7 @@ class StepFunction:
             conditions = self._conditions()
             built, tensors = self._select(conditions, batch)
             if built is None:
-                built = self._build(conditions, batch, entries)
+                built = self._build(conditions, batch, entries())
                 accepted = built.batch.accept(batch)
                 assert accepted is not None
                 tensors = accepted
