@@ -23,6 +23,7 @@ from fulgurite.backends.csx.fabric import HostFabric, Loaded
 from fulgurite.backends.csx.graph import Kind
 from fulgurite.backends.csx.inputs import BatchSpec
 from fulgurite.backends.csx.lines import UserLine
+from fulgurite.backends.csx.logs import LogCall, begin_step
 from fulgurite.backends.csx.numbers import (
     Guard,
     NumberSlot,
@@ -80,6 +81,7 @@ class Ready:
         self._names = [leaf.name for leaf in captured.batch.tensor_leaves()]
         self._takes_all = self._batch == list(range(len(self._names)))
         self._result = builder(captured.outputs)
+        self.logs = [call for call in captured.outputs.calls if isinstance(call, LogCall)]
 
     @property
     def writes_batch(self) -> bool:
@@ -199,8 +201,11 @@ class StepFunction:
                 assert accepted is not None
                 tensors = accepted
                 self._update_numbers(built)
-            given = built.batch.tensors(batch) if built.ready[entry].writes_batch else tensors
-            result, calls, values = built.ready[entry].run(self._vector, tensors, given)
+            ready = built.ready[entry]
+            given = built.batch.tensors(batch) if ready.writes_batch else tensors
+            if ready.logs:
+                begin_step(self._world.trainer, ready.logs)
+            result, calls, values = ready.run(self._vector, tensors, given)
         except TraceError as error:
             if error.line is not None:
                 raise
