@@ -62,7 +62,7 @@ def record_host_calls(trainer: pl.Trainer, schedulers: list[Any]) -> Iterator[li
     calls: list[Any] = []
 
     def log(self: pl.LightningModule, *args: Any, **kwargs: Any) -> None:
-        call = record_log(trainer, self, *args, **kwargs)
+        call = record_log(calls, trainer, self, *args, **kwargs)
         if call is not None:
             calls.append(call)
 

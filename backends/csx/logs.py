@@ -120,13 +120,22 @@ def begin_step(trainer: pl.Trainer, calls: Iterable[LogCall]) -> None:
 
 
 def record_log(
-    trainer: pl.Trainer, module: pl.LightningModule, *args: Any, **kwargs: Any
+    earlier: list[Any], trainer: pl.Trainer, module: pl.LightningModule, *args: Any, **kwargs: Any
 ) -> LogCall | None:
-    """``self.log(...)`` while the step is traced; None where Lightning logs nothing (barebones)."""
+    """``self.log(...)`` while the step is traced; None where Lightning logs nothing (barebones).
+
+    Args:
+        earlier: the step's calls so far: one name has one result.
+        trainer: whose result collection is meant.
+        module: who logs.
+        args: those of ``log``.
+        kwargs: those of ``log``.
+    """
     bound = _SIGNATURE.bind(module, *args, **kwargs)
     given = dict(list(bound.arguments.items())[1:])
     value = given["value"] = unwatched(given["value"])
-    registered = _register(trainer, module, given)
+    pending = {call.key: call.result for call in earlier if isinstance(call, LogCall)}
+    registered = _register(trainer, module, given, pending)
     if registered is None:
         return None
     key, result = registered
@@ -147,7 +156,10 @@ def record_log(
 
 
 def _register(
-    trainer: pl.Trainer, module: pl.LightningModule, given: dict[str, Any]
+    trainer: pl.Trainer,
+    module: pl.LightningModule,
+    given: dict[str, Any],
+    pending: dict[str, _ResultMetric],
 ) -> tuple[str, _ResultMetric] | None:
     """Let Lightning check the call now, on the user's line, with a stand-in for the value.
 
@@ -172,7 +184,7 @@ def _register(
             [(key, result)] = owner._results.items()
         finally:
             owner._results, connector._current_fx = results, current_fx
-        known = results.get(key)
+        known = pending.get(key, results.get(key))
         if known is None:
             result = _ResultMetric(result.meta, result.is_tensor)
         elif known.meta == result.meta:
