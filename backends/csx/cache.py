@@ -14,6 +14,7 @@ Locks are ``flock``'s: the system releases them when a process dies. Linux and m
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import functools
@@ -85,9 +86,8 @@ class CompileCache:
             waiting: entered while another process builds the same entry.
         """
         assert _KEY.fullmatch(key)
-        entry = self.folder / key
+        entry = _own_folder(self.folder) / key  # which may be gone, or have other rights by now
         self._used.add(key)
-        _make(self.folder)  # the user may have removed it
         with self._locked(key, fcntl.LOCK_SH, waiting):
             if is_whole(entry):
                 os.utime(entry)
@@ -264,13 +264,13 @@ def _default_folder() -> Path:
 @functools.cache
 def _folder_of_this_process(why: str) -> Path:
     warnings.warn(
-        f"Compiled programs are not kept: the default compile_dir cannot be written ({why})."
+        f"Compiled programs are not kept: the default compile_dir cannot be used ({why})."
         " Remedy: backend('CSX', compile_dir=...), a folder of your own.",
         stacklevel=2,
     )
-    folder = tempfile.TemporaryDirectory(prefix="fulgurite-")
-    _folder_of_this_process.folder = folder  # type: ignore[attr-defined]  # until the process ends
-    return Path(folder.name)
+    folder = tempfile.mkdtemp(prefix="fulgurite-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 def _own_folder(folder: Path) -> Path:
@@ -280,7 +280,7 @@ def _own_folder(folder: Path) -> Path:
         _make(folder)
     except OSError as error:
         raise PermissionError(
-            f"compile_dir={str(folder)!r} cannot be written ({error}). Give a folder of your own."
+            f"compile_dir={str(folder)!r} cannot be used ({error}). Give a folder of your own."
         ) from None
     folder = folder.resolve()
     refused = f"compile_dir={str(folder)!r} holds code that will be run, and"
@@ -302,6 +302,11 @@ def _make(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not os.access(folder, os.W_OK | os.X_OK):
         raise PermissionError(f"no permission to write {str(folder)!r}")
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # some network file systems have none
+    finally:
+        os.close(file)
 
 
 def _is_ours(path: Path) -> bool:

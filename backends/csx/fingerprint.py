@@ -88,7 +88,7 @@ def _text(value: Any, numbers: dict[fx.Node, str]) -> str:
         return f"slice{_text((value.start, value.stop, value.step), numbers)}"
     if isinstance(value, Tensor):
         content = value.detach().contiguous().reshape(-1).view(torch.uint8)
-        return f"{_layout(value)} {hashlib.sha256(content.numpy()).hexdigest()}"
+        return f"{_layout(value)} {hashlib.sha256(content.numpy().tobytes()).hexdigest()}"
     if isinstance(value, (OpOverload, HigherOrderOperator)):
         return str(value)
     if isinstance(value, (FunctionType, BuiltinFunctionType)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -202,29 +203,38 @@ def test_the_default_folder_is_the_users_cache(
     assert CompileCache().folder == tmp_path / "elsewhere" / "fulgurite"
 
 
-@pytest.fixture
-def unwritable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A home on a read-only disk; also for root, who may write everywhere else."""
+@pytest.fixture(params=["read-only", "no locks"])
+def unusable(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Path:
+    """A home on a read-only disk (also for root), or on one without locks."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    if request.param == "no locks":
+
+        def flock(file: int, how: int) -> None:
+            raise OSError(errno.ENOLCK, "No locks available")
+
+        monkeypatch.setattr(cache.fcntl, "flock", flock)
+        return tmp_path
     monkeypatch.setattr(
         cache.os, "access", lambda path, mode: not str(path).startswith(str(tmp_path))
     )
     return tmp_path
 
 
-def test_a_default_folder_that_cannot_be_written_is_one_warning_and_a_temporary_one(
-    unwritable: Path,
+def test_a_default_folder_that_cannot_be_used_is_one_warning_and_a_temporary_one(
+    unusable: Path,
 ) -> None:
     with pytest.warns(UserWarning, match=r"not kept.*backend\('CSX', compile_dir=...\)") as caught:
         first, second = CompileCache(), CompileCache()
     assert len(caught) == 1
     assert first.folder == second.folder
-    assert unwritable not in first.folder.parents
+    assert unusable not in first.folder.parents
 
 
-def test_a_given_folder_that_cannot_be_written_is_an_error_that_names_it(unwritable: Path) -> None:
-    with pytest.raises(PermissionError, match=re.escape(f"compile_dir={str(unwritable)!r} cannot")):
-        CompileCache(unwritable)
+def test_a_given_folder_that_cannot_be_used_is_an_error_that_names_it(unusable: Path) -> None:
+    with pytest.raises(PermissionError, match=re.escape(f"compile_dir={str(unusable)!r} cannot")):
+        CompileCache(unusable)
 
 
 def test_a_given_folder_that_is_a_file_is_an_error_that_names_it(folder: Path) -> None:

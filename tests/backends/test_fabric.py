@@ -195,7 +195,7 @@ def test_a_program_was_compiled_if_one_of_its_entry_points_was(
 
 def test_a_compile_dir_that_cannot_be_used_is_known_before_step_0(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(PermissionError, match=r"compile_dir='.*file' cannot be written"):
+    with pytest.raises(PermissionError, match=r"compile_dir='.*file' cannot be used"):
         fulgurite.Trainer(backend={"backend_type": "CSX", "compile_dir": tmp_path / "file"})
 
 
