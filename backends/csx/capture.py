@@ -197,7 +197,7 @@ class Trace:
                 stack.enter_context(warn_of_frozen_reads())
                 stack.enter_context(torch.inference_mode(False))
                 stack.enter_context(self._mode)
-                stack.enter_context(record_lines(boundary, self._fallback_line))
+                stack.enter_context(record_lines(boundary, self._line_of_hook))
                 stack.enter_context(
                     Contract(self._fallback_line, self.describe, self._constants.value_of)
                 )
@@ -379,10 +379,11 @@ class Trace:
         return self._names.get(id(tensor)) or f"A tensor computed in the step ({brief(tensor)})"
 
     def _fallback_line(self) -> UserLine | None:
+        """The user's line that runs now, or where they wrote the hook that does."""
+        return user_line(Trace._step.__code__) or self._line_of_hook()
+
+    def _line_of_hook(self) -> UserLine | None:
         """Where the user wrote what now runs without a frame of theirs: by the current hook."""
-        line = user_line(Trace._step.__code__)
-        if line is not None:
-            return line
         module, trainer = self._world.module, self._world.trainer
         hook = module._current_fx_name or ""
         stage = {"test": "test_step", "predict": "predict_step"}.get(
