@@ -23,12 +23,14 @@ class TrainingEpochLoop(_TrainingEpochLoop):
     """Lightning's ``_TrainingEpochLoop``."""
 
     _hooks: BatchHooks
+    _validates: bool | None = None  # in this epoch; None outside of it
 
     def run(self, data_fetcher: _DataFetcher) -> None:
         """Run an epoch; whatever ends it, the last step's values can be read afterwards."""
         try:
             super().run(data_fetcher)
         finally:
+            self._validates = None
             store_step_metrics(self.trainer, self._results)
 
     def reset(self) -> None:
@@ -48,6 +50,7 @@ class TrainingEpochLoop(_TrainingEpochLoop):
             positions[position.ITERATOR] = collect_with(loaders)
         super().on_run_start(data_fetcher)
         self._find_hooks()
+        self._validates = super()._should_check_val_epoch()
         restored = strategy.restored
         if restored is not None:
             strategy.restored = None
@@ -55,6 +58,11 @@ class TrainingEpochLoop(_TrainingEpochLoop):
 
     def _find_hooks(self) -> None:
         self._hooks = BatchHooks(self.trainer, "on_train_batch_start", "on_train_batch_end")
+
+    def _should_check_val_epoch(self) -> bool:
+        """Lightning's, which looks on every batch whether there is a validation; here once."""
+        validates = self._validates
+        return super()._should_check_val_epoch() if validates is None else validates
 
     def advance(self, data_fetcher: _DataFetcher) -> None:
         """Run one batch; before the first of an epoch, remember the random states.

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from fulgurite.backends.csx.strategy import strategy_of
-from fulgurite.loops.lean import BatchHooks, announce_batch, store_step_metrics
+from fulgurite.loops.lean import BatchHooks, announce_batch, enter_hook, store_step_metrics
 from fulgurite.loops.shapes import check_last_batch
 
 _takes = functools.lru_cache(maxsize=8)(is_param_in_hook_signature)
@@ -95,10 +95,10 @@ class EvaluationLoop(_EvaluationLoop):
         module, name = self.trainer.lightning_module, self._step_name
         step = getattr(module, name)
         takes = _takes(getattr(step, "__func__", step), "batch_idx", min_args=2)
-        before, module._current_fx_name = module._current_fx_name, name
+        before = enter_hook(module, name)
         arguments = (batch, batch_idx, *loader) if takes else (batch, *loader)
         output = getattr(self.trainer.strategy, name)(*arguments)
-        module._current_fx_name = before
+        enter_hook(module, before)
         return output
 
 

@@ -1,7 +1,7 @@
 """The random states of a process: torch's on the CPU, Python's and numpy's.
 
-The form that ``collect`` returns is made of tensors and plain Python values, so that checkpoints
-which hold it load with ``weights_only=True``.
+``collect`` is quick, for every epoch asks. ``portable`` makes of what it returns tensors and plain
+Python values, so that checkpoints which hold it load with ``weights_only=True``.
 """
 
 from __future__ import annotations
@@ -15,23 +15,41 @@ import torch
 
 def collect() -> dict[str, Any]:
     """The states now."""
-    legacy: Any = np.random.get_state(legacy=True)
-    name, keys, position, has_gauss, gauss = legacy
-    version, state, next_gauss = random.getstate()
     return {
         "torch": torch.get_rng_state(),
-        "python": (version, torch.tensor(state, dtype=torch.int64), next_gauss),
-        "numpy": (name, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, gauss),
+        "python": random.getstate(),
+        "numpy": np.random.get_state(legacy=False),
     }
 
 
 def restore(states: dict[str, Any]) -> None:
-    """Put back what ``collect`` returned."""
+    """Put back what ``collect`` returned, portable or not."""
     torch.set_rng_state(states["torch"])
     version, state, next_gauss = states["python"]
-    random.setstate((version, tuple(state.tolist()), next_gauss))
-    name, keys, position, has_gauss, gauss = states["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
+    state = tuple(state.tolist()) if isinstance(state, torch.Tensor) else state
+    random.setstate((version, state, next_gauss))
+    numpy = states["numpy"]
+    if not isinstance(numpy, dict):
+        name, keys, position, has_gauss, gauss = numpy
+        numpy = (name, keys.numpy().astype(np.uint32), position, has_gauss, gauss)
+    np.random.set_state(numpy)
+
+
+def portable(states: dict[str, Any]) -> dict[str, Any]:
+    """What ``collect`` or ``collect_with`` returned, in tensors and plain Python values."""
+    if "rng" in states:
+        return {**states, "rng": portable(states["rng"])}
+    version, state, next_gauss = states["python"]
+    numpy = states["numpy"]
+    if isinstance(numpy, dict):
+        keys, position = numpy["state"]["key"], numpy["state"]["pos"]
+        keys = torch.from_numpy(keys.astype(np.int64))
+        numpy = (numpy["bit_generator"], keys, position, numpy["has_gauss"], numpy["gauss"])
+    return {
+        "torch": states["torch"],
+        "python": (version, torch.as_tensor(state, dtype=torch.int64), next_gauss),
+        "numpy": numpy,
+    }
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:

@@ -239,8 +239,8 @@ class StaticGraph(Strategy):
         assert self.lightning_module is not None
         loader = self.lightning_module.trainer.fit_loop._combined_loader
         checkpoint[CHECKPOINT_KEY] = {
-            **rng.collect_with(loader.flattened if loader is not None else []),
-            **self.data_position,
+            **rng.portable(rng.collect_with(loader.flattened if loader is not None else [])),
+            **{moment: rng.portable(states) for moment, states in self.data_position.items()},
         }
         super().save_checkpoint(checkpoint, filepath, storage_options)
 

@@ -56,7 +56,7 @@ def test_a_failed_trace_leaves_everything_as_it_was() -> None:
 
     class Look(pl.Callback):
         def on_train_batch_start(self, trainer: Any, module: Any, *args: Any) -> None:
-            found["rng"] = rng.collect()
+            found["rng"] = rng.portable(rng.collect())
             found["vars"] = {name: dict(vars(m)) for name, m in module.named_modules()}
             found["progress"] = copy.deepcopy(trainer.fit_loop.epoch_loop.automatic_optimization)
             found["groups"] = [dict(g) for g in trainer.optimizers[0].param_groups]
@@ -86,7 +86,7 @@ def test_a_failed_trace_leaves_everything_as_it_was() -> None:
         for key, value in found["vars"][name].items():
             if key not in ("_trainer", "_current_fx_name", "_device"):
                 assert vars(child)[key] is value, (name, key)
-    now = rng.collect()
+    now = rng.portable(rng.collect())
     assert torch.equal(now["torch"], found["rng"]["torch"])
     assert torch.equal(now["python"][1], found["rng"]["python"][1])
     assert torch.equal(now["numpy"][1], found["rng"]["numpy"][1])

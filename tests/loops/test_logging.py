@@ -146,7 +146,9 @@ def test_every_way_to_log_equals_stock() -> None:
         val_check_interval=0.5,
     )
     assert len(rows) > 20
-    assert {"loss", "both_step", "inner_step", "outside_step"} <= set().union(*(row for _, row in rows))
+    assert {"loss", "both_step", "inner_step", "outside_step"} <= set().union(
+        *(row for _, row in rows)
+    )
 
 
 def test_logging_with_accumulation_equals_stock() -> None:
