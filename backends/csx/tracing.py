@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor
 from torch._C import DisableTorchFunction
 from torch._subclasses.fake_tensor import (
@@ -178,6 +179,36 @@ def _name(func: Any) -> str:
 
 
 def _with_numbers(func: Any, args: Any, kwargs: Any) -> Any:
+    """Call ``func`` with traced numbers as tensors, and round its result as eagerly."""
+    narrow = _narrow_dtype(args, kwargs)
+    if narrow is None:
+        return _multiplied_out(func, args, kwargs)
+
+    def widened(tensor: Tensor) -> Tensor:
+        return tensor.to(torch.float32) if tensor.dtype is narrow else tensor
+
+    wide_args, wide_kwargs = pytree.tree_map_only(Tensor, widened, (args, kwargs))
+    result = _multiplied_out(func, wide_args, wide_kwargs)
+    if result is wide_args[0]:  # in place
+        return args[0].copy_(result)
+    return result.to(narrow) if result.is_floating_point() else result
+
+
+def _narrow_dtype(args: Any, kwargs: Any) -> torch.dtype | None:
+    """bfloat16 or float16, where a number meets tensors of that type alone.
+
+    Eager kernels compute such an operation in float32 and round its result once. Multiplied out in
+    the narrow type it would be rounded twice, and the compiler would round the number too.
+    """
+    leaves = [*args, *kwargs.values()]
+    if not any(_number(leaf) is not None for leaf in leaves):
+        return None
+    tensors = [t for t in leaves if isinstance(t, Tensor) and _number(t) is None]
+    dtypes = {t.dtype for t in tensors if t.is_floating_point()}
+    return dtypes.pop() if dtypes in ({torch.bfloat16}, {torch.float16}) else None
+
+
+def _multiplied_out(func: Any, args: Any, kwargs: Any) -> Any:
     """Call ``func`` with traced numbers as tensors; scalar-only arguments are multiplied out."""
     name = getattr(func, "__name__", "")
     factor = _number(kwargs.get("alpha", kwargs.get("value")))
