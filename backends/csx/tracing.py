@@ -15,7 +15,6 @@ from types import FrameType
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
 from torch._C import DisableTorchFunction
 from torch._subclasses.fake_tensor import (
@@ -181,17 +180,27 @@ def _name(func: Any) -> str:
 def _with_numbers(func: Any, args: Any, kwargs: Any) -> Any:
     """Call ``func`` with traced numbers as tensors, and round its result as eagerly."""
     narrow = _narrow_dtype(args, kwargs)
-    if narrow is None:
+    writes_elsewhere = func is Tensor.__setitem__ or "out" in kwargs
+    if narrow is None or writes_elsewhere:
         return _multiplied_out(func, args, kwargs)
+    rounds_number = getattr(func, "__name__", "").strip("_") in _ROUND_THEIR_NUMBER
 
-    def widened(tensor: Tensor) -> Tensor:
-        return tensor.to(torch.float32) if tensor.dtype is narrow else tensor
+    def widened(leaf: Any) -> Any:
+        number = _number(leaf)
+        if number is not None:
+            return number.to(narrow).to(number.dtype) if rounds_number else leaf
+        is_narrow = isinstance(leaf, Tensor) and leaf.dtype is narrow
+        return leaf.to(torch.float32) if is_narrow else leaf
 
-    wide_args, wide_kwargs = pytree.tree_map_only(Tensor, widened, (args, kwargs))
-    result = _multiplied_out(func, wide_args, wide_kwargs)
-    if result is wide_args[0]:  # in place
+    wide = [widened(arg) for arg in args]
+    result = _multiplied_out(func, wide, {key: widened(arg) for key, arg in kwargs.items()})
+    if result is wide[0]:  # in place
         return args[0].copy_(result)
     return result.to(narrow) if result.is_floating_point() else result
+
+
+_ROUND_THEIR_NUMBER = ("add", "radd", "iadd", "sub", "rsub", "isub", "pow", "ipow")
+"""Whose eager kernels round a Python number to the tensor's type first (measured, torch 2.13)."""
 
 
 def _narrow_dtype(args: Any, kwargs: Any) -> torch.dtype | None:
