@@ -8,7 +8,7 @@ capture       run Lightning's own code once on fakes, in place
   world         what a step works on, and how a failed trace is undone
   state         the tensors that modules and optimizers hold; birth: optimizer state before step 0
   inputs        the batch; watched: its constants; gradients: p.grad between steps
-  numbers       the numbers of param groups
+  numbers       the numbers of param groups; rounding: where eager kernels round narrow floats
   stand_ins     fakes behind the user's objects; formulas: torch's code in the form that traces
   tracing       what the user's code sees; constants: tensors that keep their value;
                 default_dtype: the one they were made with; frozen: Python values that stay

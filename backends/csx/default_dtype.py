@@ -28,7 +28,7 @@ def with_explicit_dtype(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
                 dtype = func(*args, **{**kwargs, "device": "meta"}).dtype
             return args, {**kwargs, "dtype": dtype}
     elif _promotes(func, tensors) and _result_dtype(func, args, kwargs) is default:
-        return pytree.tree_map_only(Tensor, lambda t: t.to(default), (args, kwargs))
+        args, kwargs = pytree.tree_map_only(Tensor, lambda t: t.to(default), (args, kwargs))
     return args, kwargs
 
 

@@ -35,6 +35,7 @@ from fulgurite.backends.csx.errors import (
 )
 from fulgurite.backends.csx.lines import UserLine, is_library, top_package
 from fulgurite.backends.csx.numbers import TracedNumber, tensors_of
+from fulgurite.backends.csx.rounding import call_rounding_once, number_of
 from fulgurite.backends.csx.state import brief
 
 WHERE = "compute both sides and choose with torch.where(condition, a, b)"
@@ -103,7 +104,7 @@ class Contract(TorchFunctionMode):
             if twin is not NotImplemented:
                 return twin
         try:
-            return _with_numbers(func, args, kwargs)
+            return call_rounding_once(_with_numbers, func, args, kwargs)
         except DynamicOutputShapeException:
             raise DynamicShape(
                 f"The shape of the result of {_name(func)} depends on the values of"
@@ -178,49 +179,9 @@ def _name(func: Any) -> str:
 
 
 def _with_numbers(func: Any, args: Any, kwargs: Any) -> Any:
-    """Call ``func`` with traced numbers as tensors, and round its result as eagerly."""
-    narrow = _narrow_dtype(args, kwargs)
-    writes_elsewhere = func is Tensor.__setitem__ or "out" in kwargs
-    if narrow is None or writes_elsewhere:
-        return _multiplied_out(func, args, kwargs)
-    rounds_number = getattr(func, "__name__", "").strip("_") in _ROUND_THEIR_NUMBER
-
-    def widened(leaf: Any) -> Any:
-        number = _number(leaf)
-        if number is not None:
-            return number.to(narrow).to(number.dtype) if rounds_number else leaf
-        is_narrow = isinstance(leaf, Tensor) and leaf.dtype is narrow
-        return leaf.to(torch.float32) if is_narrow else leaf
-
-    wide = [widened(arg) for arg in args]
-    result = _multiplied_out(func, wide, {key: widened(arg) for key, arg in kwargs.items()})
-    if result is wide[0]:  # in place
-        return args[0].copy_(result)
-    return result.to(narrow) if result.is_floating_point() else result
-
-
-_ROUND_THEIR_NUMBER = ("add", "radd", "iadd", "sub", "rsub", "isub", "pow", "ipow")
-"""Whose eager kernels round a Python number to the tensor's type first (measured, torch 2.13)."""
-
-
-def _narrow_dtype(args: Any, kwargs: Any) -> torch.dtype | None:
-    """bfloat16 or float16, where a number meets tensors of that type alone.
-
-    Eager kernels compute such an operation in float32 and round its result once. Multiplied out in
-    the narrow type it would be rounded twice, and the compiler would round the number too.
-    """
-    leaves = [*args, *kwargs.values()]
-    if not any(_number(leaf) is not None for leaf in leaves):
-        return None
-    tensors = [t for t in leaves if isinstance(t, Tensor) and _number(t) is None]
-    dtypes = {t.dtype for t in tensors if t.is_floating_point()}
-    return dtypes.pop() if dtypes in ({torch.bfloat16}, {torch.float16}) else None
-
-
-def _multiplied_out(func: Any, args: Any, kwargs: Any) -> Any:
     """Call ``func`` with traced numbers as tensors; scalar-only arguments are multiplied out."""
     name = getattr(func, "__name__", "")
-    factor = _number(kwargs.get("alpha", kwargs.get("value")))
+    factor = number_of(kwargs.get("alpha", kwargs.get("value")))
     if factor is not None:
         base = args[0]
         rest = [tensors_of(arg) for arg in args[1:]]
@@ -241,17 +202,6 @@ def _multiplied_out(func: Any, args: Any, kwargs: Any) -> Any:
             moved = end - (end - start) * (1 - weight.tensor)
         return start.copy_(moved) if name.endswith("_") else moved
     return func(*tensors_of(args), **tensors_of(kwargs))
-
-
-def _number(value: Any) -> Tensor | None:
-    """The tensor of a traced number, or of what was computed from one with a tensor.
-
-    These are the only float64 scalars there are: no other float64 can be in a program.
-    """
-    if isinstance(value, TracedNumber):
-        return value.tensor
-    is_number = isinstance(value, Tensor) and not value.ndim and value.dtype is torch.float64
-    return value if is_number else None
 
 
 def _static_bincount(args: Any, kwargs: Any) -> Any:
