@@ -68,7 +68,7 @@ def csx_precision(plugin: Precision) -> CSXPrecision:
     if kind is None:
         known = ", ".join(repr(precision) for _, precision in _PLUGINS)
         raise MisconfigurationException(
-            f"CSX does not support precision {plugin.precision!r} yet ({type(plugin).__name__})."
-            f" Use precision= one of {known}."
+            f"CSX does not support {type(plugin).__name__} of precision {plugin.precision!r}. Use"
+            f" one of Lightning's own: precision={known}."
         )
     return kind()
