@@ -32,15 +32,20 @@ def announce(
     program: Program,
     loads: list[Loaded],
 ) -> None:
-    """Say that a program was built, above the progress bar if there is one."""
+    """Say that a program was built, and write it down where asked to."""
     line = headline(fabric, program, loads)
+    say(trainer, line)
+    if artifact_dir is not None:
+        _write(Path(artifact_dir), program, line)
+
+
+def say(trainer: pl.Trainer, line: str) -> None:
+    """Put a line on the screen, above the progress bar if there is one."""
     bar = trainer.progress_bar_callback
     if bar is not None and getattr(bar, "is_enabled", False):
         bar.print(line)
     else:
         rank_zero_info(line)
-    if artifact_dir is not None:
-        _write(Path(artifact_dir), program, line)
 
 
 @rank_zero_only
