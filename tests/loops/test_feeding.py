@@ -111,7 +111,7 @@ def test_a_loader_slower_than_the_program_is_told_once_with_the_numbers(
     train(lambda: slow(time, 400), max_epochs=3)
     [hint] = hints()
     assert hint.startswith("DataLoader: fetching a batch took 400 µs, the program 100 µs. ")
-    assert "num_workers=2" in hint
+    assert hint.endswith(indexed_fetch("SequentialSampler"))
 
 
 def test_a_loader_that_keeps_up_is_not_told(time: Time, hints: Any) -> None:
@@ -224,27 +224,40 @@ class OwnRows(TensorDataset):
     """Takes one index, for all that is known."""
 
 
-@pytest.mark.parametrize("dataset", [OwnRows(*rows(64).tensors), Subset(rows(64), range(32))])
-def test_another_map_style_dataset_gets_both_remedies(dataset: Any) -> None:
+OTHER = [OwnRows(*rows(64).tensors), Subset(rows(64), range(32))]
+
+
+@pytest.mark.parametrize("dataset", OTHER, ids=["own", "subset"])
+def test_another_map_style_dataset_gets_it_with_its_condition(dataset: Any) -> None:
     hint = str(feeding.hint(times(), [DataLoader(dataset, batch_size=BATCH)]))
-    assert "num_workers=2" in hint
-    assert "if dataset[[0, 1]] gives a batch of two" in hint
+    assert "Where dataset[[0, 1]] gives a batch of two, one indexed fetch costs less" in hint
     assert hint.endswith(indexed_fetch("SequentialSampler"))
 
 
+OWN_WAY = [
+    {"batch_size": None},
+    {"batch_size": BATCH, "collate_fn": torch.stack},
+    {"batch_sampler": BatchSampler(range(64), BATCH, True)},
+    {"batch_size": BATCH, "sampler": range(32)},
+]
+
+
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"batch_size": None},
-        {"batch_size": BATCH, "collate_fn": torch.stack},
-        {"batch_sampler": BatchSampler(range(64), BATCH, True)},
-        {"batch_size": BATCH, "sampler": range(32)},
-    ],
-    ids=["one indexed fetch", "own collate_fn", "batch_sampler", "own sampler"],
+    "options", OWN_WAY, ids=["indexed", "collate_fn", "batch_sampler", "sampler"]
 )
-def test_a_loader_that_does_not_simply_collate_gets_workers(options: Any) -> None:
-    hint = str(feeding.hint(times(), [DataLoader(rows(64), **options)]))
-    assert hint.endswith("num_workers=2, persistent_workers=True) fetches beside the program.")
+def test_a_loader_that_does_more_than_collate_gets_no_indexed_fetch(options: Any) -> None:
+    one = DataLoader(rows(64), **options)
+    assert str(feeding.hint(times(), [one])).endswith(feeding.AHEAD)
+    assert str(feeding.hint(times(2000.0), [one])).endswith("fetches beside the program.")
+
+
+@pytest.mark.parametrize("dataset", [rows(64), *OTHER], ids=["tensors", "own", "subset"])
+def test_workers_are_a_remedy_only_where_a_batch_costs_more_than_handing_it_over(
+    dataset: Any,
+) -> None:
+    one = DataLoader(dataset, batch_size=BATCH)
+    assert "num_workers=2" not in str(feeding.hint(times(900.0), [one]))
+    assert "num_workers=2" in str(feeding.hint(times(1100.0), [one]))
 
 
 def test_a_loader_with_workers_is_told_otherwise() -> None:
