@@ -129,7 +129,7 @@ def _remedy(loaders: list[Any], fetch_us: float) -> str:
 
 
 def _indexed_fetch(loader: DataLoader[Any]) -> str:
-    """One fetch of all samples of a batch, as code; empty where the loader does not just collate."""
+    """One fetch for all samples of a batch, as code; empty where the loader does something else."""
     sampler = _SAMPLERS.get(type(loader.sampler))
     if sampler is None or loader.batch_size is None or loader.collate_fn is not default_collate:
         return ""

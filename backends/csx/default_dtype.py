@@ -24,12 +24,20 @@ def with_explicit_dtype(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     if not tensors:
         names = [argument.name for argument in func._schema.arguments]
         if "dtype" in names and kwargs.get("dtype") is None:
-            with _disable_current_modes():  # its result has it: ``full((2,), 1)`` is int64
-                dtype = func(*args, **{**kwargs, "device": "meta"}).dtype
-            return args, {**kwargs, "dtype": dtype}
+            return args, {**kwargs, "dtype": _dtype_of_factory(func, args, kwargs)}
     elif _promotes(func, tensors) and _result_dtype(func, args, kwargs) is default:
         args, kwargs = pytree.tree_map_only(Tensor, lambda t: t.to(default), (args, kwargs))
     return args, kwargs
+
+
+def _dtype_of_factory(func: Any, args: Any, kwargs: Any) -> torch.dtype:
+    """By its result, for arguments decide too: ``full((2,), 1)`` is int64."""
+    options = {**kwargs, "device": "meta"}
+    if "generator" in options:
+        options["generator"] = None  # it would have to be of the device
+    with _disable_current_modes():
+        dtype: torch.dtype = func(*args, **options).dtype
+    return dtype
 
 
 def _promotes(func: Any, tensors: list[Tensor]) -> bool:

@@ -66,7 +66,7 @@ def csx_precision(plugin: Precision) -> CSXPrecision:
         return plugin
     kind = _PLUGINS.get((type(plugin), str(plugin.precision)))
     if kind is None:
-        known = ", ".join(repr(precision) for _, precision in _PLUGINS)
+        known = " or ".join(repr(precision) for _, precision in _PLUGINS)
         raise MisconfigurationException(
             f"CSX does not support {type(plugin).__name__} of precision {plugin.precision!r}. Use"
             f" one of Lightning's own: precision={known}."

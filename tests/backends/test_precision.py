@@ -239,6 +239,7 @@ class Defaults(Classifier):
     def __init__(self) -> None:
         super().__init__(mlp())
         self.dtypes: list[torch.dtype] = []
+        self.generator = torch.Generator().manual_seed(4)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, y = batch
@@ -246,7 +247,7 @@ class Defaults(Classifier):
             *(torch.rand(8), torch.zeros(8), torch.full((8,), 0.5), torch.linspace(0, 1, 8)),
             *(torch.arange(8), torch.arange(8) / 7, torch.tensor(0.25)),
             *((y * 0.5).mean(), (y > 1) * 1.5, torch.where(y > 1, 1.0, 0.0), y.sqrt()),
-            *(y // 2, y + 1, y.float() / 2),
+            *(y // 2, y + 1, y.float() / 2, torch.randn(8, generator=self.generator)),
         ]
         self.dtypes = [t.dtype for t in made]
         noise = sum(t.mean(dtype=x.dtype) for t in made)
@@ -258,6 +259,22 @@ def test_operations_without_a_type_take_that_of_the_step(precision: str) -> None
     ours, stock = both(Defaults, lambda: (loader(),), precision=precision)
     assert ours.module.dtypes == stock.module.dtypes
     assert_same_run(ours, stock, **tolerance(precision))
+
+
+class PartlyFull(Classifier):
+    """Keeps its last part out of the autocast of the run."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        hidden = self.net[:-1](batch[0])
+        with torch.autocast("cpu", enabled=False):
+            logits = self.net[-1](hidden.float())
+        assert (hidden.dtype, logits.dtype) == (torch.bfloat16, torch.float32)
+        return nn.functional.cross_entropy(logits, batch[1])
+
+
+def test_a_part_without_autocast_equals_stock() -> None:
+    ours, stock = both(lambda: PartlyFull(mlp()), lambda: (loader(),), precision="bf16-mixed")
+    assert_same_run(ours, stock, **MIXED)
 
 
 class OwnAutocast(Classifier):
