@@ -1,4 +1,4 @@
-"""The epoch loop: Lightning's, which also resumes in the middle of a shuffled epoch."""
+"""The epoch loop: Lightning's, lean around the step, which also resumes in a shuffled epoch."""
 
 from __future__ import annotations
 
@@ -14,12 +14,24 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from fulgurite.backends.csx.rng import collect_with
 from fulgurite.backends.csx.strategy import strategy_of
 from fulgurite.loops import position
+from fulgurite.loops.lean import BatchHooks, announce_batch, store_step_metrics
 
 _takes = functools.lru_cache(maxsize=8)(is_param_in_hook_signature)
 
 
 class TrainingEpochLoop(_TrainingEpochLoop):
     """Lightning's ``_TrainingEpochLoop``."""
+
+    _hooks: BatchHooks
+    _validates: bool | None = None  # in this epoch; None outside of it
+
+    def run(self, data_fetcher: _DataFetcher) -> None:
+        """Run an epoch; whatever ends it, the last step's values can be read afterwards."""
+        try:
+            super().run(data_fetcher)
+        finally:
+            self._validates = None
+            store_step_metrics(self.trainer, self._results)
 
     def reset(self) -> None:
         """Reset; Lightning's warning that the data position is lost does not hold here."""
@@ -37,18 +49,87 @@ class TrainingEpochLoop(_TrainingEpochLoop):
             loaders = data_fetcher.combined_loader.flattened
             positions[position.ITERATOR] = collect_with(loaders)
         super().on_run_start(data_fetcher)
+        self._find_hooks()
+        self._validates = super()._should_check_val_epoch()
         restored = strategy.restored
         if restored is not None:
             strategy.restored = None
             positions |= position.replay(restored, data_fetcher, self.batch_progress.current.ready)
 
+    def _find_hooks(self) -> None:
+        self._hooks = BatchHooks(self.trainer, "on_train_batch_start", "on_train_batch_end")
+
+    def _should_check_val_epoch(self) -> bool:
+        """Lightning's, which looks on every batch whether there is a validation; here once."""
+        validates = self._validates
+        return super()._should_check_val_epoch() if validates is None else validates
+
     def advance(self, data_fetcher: _DataFetcher) -> None:
-        """Run one batch; before the first of an epoch, remember the random states."""
+        """Run one batch; before the first of an epoch, remember the random states.
+
+        What Lightning's method does, in its order; that method itself where more is asked for.
+        """
         if self.batch_progress.current.ready == 0:
             loaders = data_fetcher.combined_loader.flattened
             positions = strategy_of(self.trainer).data_position
             positions[position.FIRST_BATCH] = collect_with(loaders)
-        super().advance(data_fetcher)
+        if self._hooks.callbacks != self.trainer.callbacks:
+            self._find_hooks()
+        if self.restarting or not self._hooks.suffice(data_fetcher):
+            super().advance(data_fetcher)
+            return
+        self.val_loop._restarting = False
+        batch, _, _ = next(data_fetcher)
+        progress, batch_idx = self.batch_progress, self.batch_progress.current.ready
+        progress.is_last_batch = data_fetcher.done
+        batch = self._hooks.transfer(batch, 0)
+        progress.increment_ready()
+        announce_batch(self.trainer, self._results, batch)
+        output = None
+        if batch is None:
+            self._warning_cache.warn("The training dataloader yielded None: no step here.")
+        else:
+            response = self._hooks.before(batch, batch_idx)
+            if batch_idx == 0:
+                self.trainer.strategy.on_train_batch_start(batch, batch_idx)
+            if response == -1:
+                self._skip_the_rest()
+            progress.increment_started()
+            output = self._step(batch, batch_idx)
+        progress.increment_processed()
+        self._step_schedulers()
+        self._hooks.after(output, batch, batch_idx)
+        self._results.batch = self._results.batch_size = None
+        progress.increment_completed()
+        self._log()
+
+    def _skip_the_rest(self) -> None:
+        """A hook returned -1: this batch is not trained, and is the epoch's last."""
+        self.batch_progress.increment_by(0, is_last_batch=True)
+        self.batch_progress.increment_processed()
+        self._step_schedulers()
+        raise StopIteration
+
+    def _step(self, batch: Any, batch_idx: int) -> Any:
+        trainer = self.trainer
+        kwargs = self._build_kwargs(OrderedDict(), batch, batch_idx)
+        if trainer.lightning_module.automatic_optimization:
+            return self.automatic_optimization.run(trainer.optimizers[0], batch_idx, kwargs)
+        return self.manual_optimization.run(kwargs)
+
+    def _step_schedulers(self) -> None:
+        if self.trainer.lr_scheduler_configs:
+            self.update_lr_schedulers("step", update_plateau_schedulers=False)
+            if self._num_ready_batches_reached():
+                self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+
+    def _log(self) -> None:
+        """Send the step's values to the loggers, when it is time."""
+        trainer = self.trainer
+        every = trainer.log_every_n_steps
+        due = every and (self._batches_that_stepped + 1) % every == 0
+        if trainer.loggers and (due or trainer.should_stop or trainer.fast_dev_run):
+            trainer._logger_connector.update_train_step_metrics()
 
     def _build_kwargs(
         self, kwargs: OrderedDict[str, Any], batch: Any, batch_idx: int

@@ -1,20 +1,32 @@
-"""Validation, test and predict: Lightning's loops, which refuse loaders that cannot be static."""
+"""Validation, test and predict: Lightning's loops, lean around the step."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
+from typing import Any
+
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.loops.prediction_loop import _PredictionLoop
+from lightning.pytorch.trainer.connectors.logger_connector.result import _OUT_DICT
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.seed import isolate_rng
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from fulgurite.backends.csx.strategy import strategy_of
+from fulgurite.loops.lean import BatchHooks, announce_batch, enter_hook, store_step_metrics
 from fulgurite.loops.shapes import check_last_batch
+
+_takes = functools.lru_cache(maxsize=8)(is_param_in_hook_signature)
 
 
 class EvaluationLoop(_EvaluationLoop):
     """Lightning's ``_EvaluationLoop``."""
 
+    _hooks: BatchHooks
+
     def setup_data(self) -> None:
-        """Make the loaders."""
+        """Make the loaders, and refuse those that cannot be static."""
         super().setup_data()
         backend = strategy_of(self.trainer).backend
         stage = {"validate": "validation"}.get(str(self._stage.value), str(self._stage.value))
@@ -24,6 +36,70 @@ class EvaluationLoop(_EvaluationLoop):
         """Skip a validation that was done before a checkpoint; it must not draw again."""
         with isolate_rng(include_cuda=False):
             super().increment_progress_to_evaluation_end()
+
+    def run(self) -> list[_OUT_DICT]:
+        """Run over all loaders; within a fit, the values of its last step can be read from here."""
+        store_step_metrics(self.trainer, self.trainer.fit_loop.epoch_loop._results)
+        results: list[_OUT_DICT] = super().run()
+        return results
+
+    def on_run_start(self) -> None:
+        """Call the hooks of the start, and find those around the batches."""
+        super().on_run_start()
+        self._find_hooks()
+
+    def _find_hooks(self) -> None:
+        stage = "test" if self.trainer.testing else "validation"
+        names = f"on_{stage}_batch_start", f"on_{stage}_batch_end"
+        self._hooks = BatchHooks(self.trainer, *names)
+        self._step_name = f"{stage}_step"
+        self._several = self._is_sequential and self.num_dataloaders > 1
+
+    def _evaluation_step(
+        self, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_iter: Iterator[Any] | None
+    ) -> None:
+        """Run one batch: what Lightning's method does, in its order."""
+        trainer = self.trainer
+        if self._hooks.callbacks != trainer.callbacks:  # type: ignore[attr-defined]
+            self._find_hooks()
+        hooks = self._hooks
+        if not hooks.suffice(self._data_fetcher):
+            super()._evaluation_step(batch, batch_idx, dataloader_idx, dataloader_iter)
+            return
+        progress, results = self.batch_progress, self._results
+        batch = hooks.transfer(batch, dataloader_idx)
+        loader = (dataloader_idx,) if self._several else ()
+        progress.increment_ready()
+        announce_batch(trainer, results, batch, *loader)
+        hooks.before(batch, batch_idx, *loader)
+        progress.increment_started()
+        output = self._run_step(batch, batch_idx, *loader)
+        progress.increment_processed()
+        hooks.after(output, batch, batch_idx, *loader)
+        logs = any(metric.meta.on_step for metric in results.values())
+        if logs:
+            trainer._logger_connector.on_batch_end()
+        results.batch = results.batch_size = None
+        progress.increment_completed()
+        if not trainer.sanity_checking:
+            self._has_run = True
+            if logs:
+                step = self._seen_batches_per_dataloader[dataloader_idx]
+                trainer._logger_connector.update_eval_step_metrics(step)
+            self._seen_batches_per_dataloader[dataloader_idx] += 1
+        if trainer.received_sigterm and not progress.is_last_batch:
+            raise SIGTERMException
+
+    def _run_step(self, batch: Any, batch_idx: int, *loader: int) -> Any:
+        """``strategy.validation_step`` or ``test_step`` with the arguments it takes."""
+        module, name = self.trainer.lightning_module, self._step_name
+        step = getattr(module, name)
+        takes = _takes(getattr(step, "__func__", step), "batch_idx", min_args=2)
+        before = enter_hook(module, name)
+        arguments = (batch, batch_idx, *loader) if takes else (batch, *loader)
+        output = getattr(self.trainer.strategy, name)(*arguments)
+        enter_hook(module, before)
+        return output
 
 
 class PredictionLoop(_PredictionLoop):

@@ -37,14 +37,21 @@ class AutomaticOptimization(_AutomaticOptimization):
         window = trainer.accumulate_grad_batches
         accumulating = window > 1 and trainer.fit_loop._should_accumulate()
 
-        def entry(steps: bool) -> Callable[[Any], Any]:
-            return lambda batch: self._trace(
-                optimizer, batch_idx, {**kwargs, "batch": batch}, steps
+        def entries() -> dict[str, Callable[[Any], Any]]:
+            def entry(steps: bool) -> Callable[[Any], Any]:
+                return lambda batch: self._trace(
+                    optimizer, batch_idx, {**kwargs, "batch": batch}, steps
+                )
+
+            return (
+                {STEP: entry(True)}
+                if window == 1
+                else {
+                    ACCUMULATE: entry(False),
+                    STEP: entry(True),
+                }
             )
 
-        entries = {STEP: entry(True)}
-        if window > 1:
-            entries = {ACCUMULATE: entry(False), STEP: entry(True)}
         output: dict[str, Any] = strategy_of(trainer).train(
             kwargs["batch"], entries, ACCUMULATE if accumulating else STEP
         )
@@ -103,7 +110,7 @@ class ManualOptimization(_ManualOptimization):
                 steps = self.optim_step_progress.total.completed - before
             return {"output": output, "steps": steps}
 
-        result = strategy_of(self.trainer).train(kwargs["batch"], {STEP: trace})
+        result = strategy_of(self.trainer).train(kwargs["batch"], lambda: {STEP: trace})
         for _ in range(result["steps"]):
             self.optim_step_progress.increment_ready()
             self.optim_step_progress.increment_completed()

@@ -50,7 +50,7 @@ class Recorder(pl.Callback):
         self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self.outputs.append(outputs)
-        if "loss" in outputs:
+        if outputs and "loss" in outputs:
             self.losses.append(float(outputs["loss"]))
         self.metrics.append(numbers(trainer.callback_metrics))
 

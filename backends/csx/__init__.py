@@ -18,6 +18,7 @@ capture       run Lightning's own code once on fakes, in place
 graph         operations between capture and fabric; passes: what happens to them
 program       what was built, as plain data
 fabric        runs it on the host's CPU; denormals
+  compiler      from graph to machine code; wrapper: the compiler's Python made static
 report        what was built, on the screen and as text
 rng           random states
 """

@@ -50,6 +50,7 @@ from fulgurite.backends.csx.leftovers import (
     sort_state,
 )
 from fulgurite.backends.csx.lines import UserLine, raised_at, record_lines, user_line
+from fulgurite.backends.csx.logs import Accumulator, LogCall
 from fulgurite.backends.csx.numbers import (
     Guard,
     NumberSlot,
@@ -88,7 +89,7 @@ class Captured:
     numbers: tuple[NumberSlot, ...]
     guards: tuple[Guard, ...]
     used_numbers: frozenset[int]
-    constants: tuple[Source, ...]
+    constants: tuple[Source | Accumulator, ...]
     batch: BatchSpec
     outputs: Outputs
 
@@ -217,7 +218,7 @@ class Trace:
         self._release_rebound()
         known = [entry for entry in self._inputs if entry.kind is not Kind.BATCH]
         constants = constants_as_inputs(module, position=len(known))
-        sources = constant_sources(self._world.module, constants)
+        sources = constant_sources(self._world.module, constants, self._accumulators)
         for i, constant in enumerate(constants):
             fake = self._mode.from_tensor(constant.detach(), static_shapes=True)
             known.append(Input(kind=Kind.CONSTANT, index=i, name=f"constant {i}", example=fake))
@@ -295,6 +296,10 @@ class Trace:
         collect_outputs(module, self._snapshot, known, left)
         calls = [*metric_calls(module, self._snapshot), *calls]
         self._rebound = left.rebound
+        self._accumulators: dict[int, Accumulator] = {}
+        for call in calls:
+            if isinstance(call, LogCall):
+                self._accumulators |= call.reduce()
         payload = {
             "result": result,
             "attributes": left.attribute_values,

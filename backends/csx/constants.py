@@ -21,6 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from fulgurite.backends.csx.default_dtype import with_explicit_dtype
 from fulgurite.backends.csx.errors import StateChanged, UnsupportedState
 from fulgurite.backends.csx.lines import UserLine
+from fulgurite.backends.csx.logs import Accumulator
 from fulgurite.backends.csx.state import Layout
 
 LARGEST = 1 << 22  # elements; larger constants are not followed (assumed: none is looked at)
@@ -111,19 +112,19 @@ def constants_as_inputs(module: fx.GraphModule, position: int) -> list[Tensor]:
     """
     graph = module.graph
     before = list(graph.nodes)[position]  # placeholders come first
-    placeholders: dict[str, fx.Node] = {}
+    placeholders: dict[int, fx.Node] = {}  # one for each tensor, however often it was read
     constants: list[Tensor] = []
     for node in list(graph.find_nodes(op="get_attr")):
         target = str(node.target)
         value = getattr(module, target)
         if not isinstance(value, Tensor):
             continue
-        if target not in placeholders:
+        if id(value) not in placeholders:
             with graph.inserting_before(before):
-                placeholders[target] = graph.placeholder(f"constant_{len(constants)}")
-            placeholders[target].meta = dict(node.meta)
+                placeholders[id(value)] = graph.placeholder(f"constant_{len(constants)}")
+            placeholders[id(value)].meta = dict(node.meta)
             constants.append(value)
-        node.replace_all_uses_with(placeholders[target])
+        node.replace_all_uses_with(placeholders[id(value)])
         graph.erase_node(node)
     module.recompile()
     return constants
@@ -162,13 +163,20 @@ class Source:
         )
 
 
-def constant_sources(module: nn.Module, constants: list[Tensor]) -> list[Source]:
+def constant_sources(
+    module: nn.Module, constants: list[Tensor], known: dict[int, Accumulator]
+) -> list[Source | Accumulator]:
     """Find each constant in the lists, tuples and dicts that are attributes of modules.
+
+    Args:
+        module: where to look.
+        constants: the tensors.
+        known: sources of some of them, by the tensor's identity.
 
     Raises:
         UnsupportedState: the step computed a gradient for a tensor that no module holds.
     """
-    found: dict[int, Source] = {}
+    found: dict[int, Any] = dict(known)
     wanted = {id(constant) for constant in constants}
     for path, owner in module.named_modules():
         for key, value in vars(owner).items():

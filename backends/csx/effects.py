@@ -7,26 +7,18 @@ update: none of them computes inside the program, all of them must happen on eve
 from __future__ import annotations
 
 import contextlib
-import inspect
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
-from torch._C import DisableTorchFunction
-from torch.utils._python_dispatch import _disable_current_modes
 from torchmetrics import MaxMetric, Metric, MetricCollection, MinMetric
 from torchmetrics.aggregation import BaseAggregator
 
-from fulgurite.backends.csx.numbers import TracedNumber
-from fulgurite.backends.csx.watched import unwatched
-
-_stock_log = pl.LightningModule.log
-_KEPT_DTYPES = (torch.float32, torch.float64)  # others are converted to float32 by Lightning
-_LOG_SIGNATURE = inspect.signature(_stock_log)
+from fulgurite.backends.csx.logs import record_log, stock_log
 
 
 class HostCall(Protocol):
@@ -35,50 +27,6 @@ class HostCall(Protocol):
     value: Any
 
     def __call__(self, trainer: pl.Trainer, value: Any) -> None: ...
-
-
-@dataclass(slots=True)
-class LogCall:
-    """One ``self.log``.
-
-    The first of an epoch goes through Lightning's own ``log``, which makes and resets the result
-    object. The others write into that object, which costs a tenth (measured, Lightning 2.6.6).
-    """
-
-    module: pl.LightningModule
-    hook: str | None
-    name: str
-    value: Any
-    options: dict[str, Any]
-    _direct: tuple[Any, Any, int] | None = field(default=None, init=False)
-
-    def __call__(self, trainer: pl.Trainer, value: Any) -> None:
-        """Log ``value``, a tensor with a value or a Metric."""
-        results, connector = trainer._results, trainer._logger_connector
-        if connector._first_loop_iter is False and self._direct is not None:
-            owner, metric, batch_size = self._direct
-            if owner is results:
-                if metric.is_tensor and not metric.meta.on_epoch and value.dtype in _KEPT_DTYPES:
-                    # what its update comes to for a value that is ours alone
-                    metric._forward_cache = metric.value = value
-                    metric._update_count += 1
-                    metric._computed = None
-                else:
-                    metric.forward(value, batch_size)
-                metric.has_reset = False
-                connector._current_fx = self.hook
-                return
-        before = self.module._current_fx_name
-        self.module._current_fx_name = self.hook
-        try:
-            _stock_log(self.module, self.name, value, **self.options)
-        finally:
-            self.module._current_fx_name = before
-        key = f"{self.hook}.{self.name}"
-        if results is not None and results.dataloader_idx is None and key in results:
-            metric = results[key]
-            size = self.options.get("batch_size")
-            self._direct = results, metric, results._extract_batch_size(metric, size, metric.meta)
 
 
 @dataclass(slots=True)
@@ -114,18 +62,9 @@ def record_host_calls(trainer: pl.Trainer, schedulers: list[Any]) -> Iterator[li
     calls: list[Any] = []
 
     def log(self: pl.LightningModule, *args: Any, **kwargs: Any) -> None:
-        bound = _LOG_SIGNATURE.bind(self, *args, **kwargs)
-        given = dict(list(bound.arguments.items())[1:])
-        given["value"] = unwatched(given["value"])
-        _check_log(trainer, self, given)
-        name, value = given.pop("name"), given.pop("value")
-        if isinstance(value, Tensor):
-            value = value.detach()
-        elif isinstance(value, (int, float)) and not isinstance(value, TracedNumber):
-            with DisableTorchFunction(), _disable_current_modes():
-                value = torch.tensor(value, dtype=torch.get_default_dtype())
-        if not trainer.barebones:
-            calls.append(LogCall(self, self._current_fx_name, name, value, given))
+        call = record_log(calls, trainer, self, *args, **kwargs)
+        if call is not None:
+            calls.append(call)
 
     def record(step: Callable[..., None]) -> Callable[..., None]:
         return lambda *args, **kwargs: calls.append(SchedulerCall(step, (args, kwargs)))
@@ -137,34 +76,12 @@ def record_host_calls(trainer: pl.Trainer, schedulers: list[Any]) -> Iterator[li
             scheduler.step = record(step)
         yield calls
     finally:
-        pl.LightningModule.log = _stock_log  # type: ignore[method-assign]
+        pl.LightningModule.log = stock_log  # type: ignore[method-assign]
         for scheduler, step in originals:
             if getattr(step, "__self__", None) is scheduler:
                 vars(scheduler).pop("step", None)
             else:
                 scheduler.step = step
-
-
-def _check_log(trainer: pl.Trainer, module: pl.LightningModule, given: dict[str, Any]) -> None:
-    """Let Lightning check the call now, on the user's line, with a stand-in for the value."""
-    loop = trainer._active_loop
-    if loop is None or trainer._results is None or trainer.barebones:
-        _stock_log(module, **given)
-        return
-    owner: Any = loop.epoch_loop if hasattr(loop, "epoch_loop") else loop
-    results, connector = owner._results, trainer._logger_connector
-    current_fx = connector._current_fx
-    with DisableTorchFunction(), _disable_current_modes():
-        value = given["value"]
-        if isinstance(value, Tensor):
-            given = {**given, "value": torch.zeros(value.shape, dtype=value.dtype)}
-        owner._results = type(results)(training=results.training)
-        owner._results.batch_size = 1
-        owner._results.dataloader_idx = results.dataloader_idx
-        try:
-            _stock_log(module, **given)
-        finally:
-            owner._results, connector._current_fx = results, current_fx
 
 
 def _where_branch(tensor: Tensor, normalization: str | None) -> Tensor:

@@ -1,7 +1,7 @@
-"""Fabrics: what runs a program. Here the host's CPU; the only file that touches the compiler.
+"""Fabrics: what runs a program. Here the host's CPU.
 
-A graph is compiled by torch's Inductor into one C++ module, or, without a compiler or with
-``autogen_policy="disabled"``, run operation by operation by torch's own kernels.
+A graph is compiled, or, without a compiler or with ``autogen_policy="disabled"``, run operation by
+operation by torch's own kernels.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 import platform
 import sysconfig
+import tempfile
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,34 +18,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._inductor import config as inductor
 from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import InvalidCxxCompiler
-from torch._inductor.standalone_compile import standalone_compile
 
 from fulgurite.backends.csx import denormals
+from fulgurite.backends.csx.compiler import Call, compile_graph, load_program
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.graph import Graph
-from fulgurite.backends.csx.passes import COMPILER_PASSES, lower
-
-# size_asserts: inputs are checked before (BatchSpec, Binding). combo_kernels: small independent
-# kernels in one call. Together 100-106 against 110-119 µs a step on an MLP 64-128-128-10.
-# fallback_random: random operations stay torch's own, so that dropout masks equal eager's.
-# emulate_precision_casts: bfloat16 results are rounded where eager rounds them, also inside a fused
-# loop: optimizers under "bf16-true" then equal eager's bit for bit.
-_INDUCTOR = {
-    "fallback_random": True,
-    "size_asserts": False,
-    "combo_kernels": True,
-    "emulate_precision_casts": True,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
     """A graph that can be run: ``call`` takes its inputs in order and returns its outputs."""
 
-    call: Callable[..., Sequence[Tensor]]
+    call: Call
     compiled: bool
     seconds: float
     how: str
@@ -79,36 +65,34 @@ class HostFabric:
                 seconds=time.perf_counter() - began,
                 how=f"run operation by operation ({missing})",
             )
-        graph = lower(graph, COMPILER_PASSES)
-        with warnings.catch_warnings(), inductor.patch(_INDUCTOR), torch.no_grad():
-            warnings.filterwarnings("ignore", module=r"torch\.")  # its own deprecations
-            call = standalone_compile(
-                graph.module,
-                [entry.example for entry in graph.inputs],
-                dynamic_shapes="from_example_inputs",
-                options={},
-            )
+        with tempfile.TemporaryDirectory() as folder:
+            compile_graph(graph, Path(folder))
+            call = load_program(Path(folder))
         seconds = time.perf_counter() - began
         return Loaded(call=call, compiled=True, seconds=seconds, how=f"compiled in {seconds:.1f} s")
 
     def run(self, loaded: Loaded, inputs: list[Tensor]) -> Sequence[Tensor]:
         """Run a graph once: its state inputs are updated in place."""
-        if denormals.is_flushing():
-            return loaded.call(*inputs)
+        gradients = torch.is_grad_enabled()
+        flushes = denormals.is_flushing()
         flush, restore = denormals.switches(torch.get_num_threads())
-        flush()
+        # the bare setter: as a context manager it costs 2 µs (measured)
+        torch._C._set_grad_enabled(False)
+        if not flushes:
+            flush()
         try:
-            return loaded.call(*inputs)
+            return loaded.call(inputs)
         finally:
-            restore()
+            if not flushes:
+                restore()
+            torch._C._set_grad_enabled(gradients)
 
 
-def _flat(forward: Callable[..., Any]) -> Callable[..., Sequence[Tensor]]:
+def _flat(forward: Callable[..., Any]) -> Call:
     """A graph's Python function; a graph of one output returns it bare."""
 
-    def call(*inputs: Tensor) -> Sequence[Tensor]:
-        with torch.no_grad():
-            outputs = forward(*inputs)
+    def call(inputs: list[Tensor]) -> Sequence[Tensor]:
+        outputs = forward(*inputs)
         return outputs if isinstance(outputs, (list, tuple)) else [outputs]
 
     return call

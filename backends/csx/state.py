@@ -201,7 +201,7 @@ class Binding:
         elif not all(map(is_, now, self._seen)):
             pairs = zip(self._entry_of_place, now, self._seen, strict=True)
             self._rebind({i for i, tensor, seen in pairs if tensor is not seen})
-        return self._inputs
+        return self._inputs.copy()
 
     def check(self) -> None:
         """Verify every slot and bind anew.

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from operator import attrgetter
-from typing import Any
+from operator import attrgetter, is_
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from fulgurite.backends.csx.fabric import HostFabric, Loaded
 from fulgurite.backends.csx.graph import Kind
 from fulgurite.backends.csx.inputs import BatchSpec
 from fulgurite.backends.csx.lines import UserLine
+from fulgurite.backends.csx.logs import LogCall, begin_step
 from fulgurite.backends.csx.numbers import (
     Guard,
     NumberSlot,
@@ -37,10 +38,12 @@ from fulgurite.backends.csx.state import Binding
 from fulgurite.backends.csx.world import World, undone_on_failure
 
 STEP, ACCUMULATE = "step", "accumulate"
+Entries = Callable[[], dict[str, Callable[[Any], Any]]]
+"""Makes Lightning's own code for each entry point, asked when it is traced."""
+_requires_grad, _training = attrgetter("requires_grad"), attrgetter("training")
 
 
-@dataclass(frozen=True, slots=True)
-class Conditions:
+class Conditions(NamedTuple):
     """What a program was built on, besides the batch."""
 
     requires_grad: tuple[bool, ...]
@@ -76,8 +79,9 @@ class Ready:
         written = graph.written()
         self._written = [i for k, i in enumerate(self._batch) if offset + k in written]
         self._names = [leaf.name for leaf in captured.batch.tensor_leaves()]
-        self._direct = self._batch == list(range(len(self._names)))
+        self._takes_all = self._batch == list(range(len(self._names)))
         self._result = builder(captured.outputs)
+        self.logs = [call for call in captured.outputs.calls if isinstance(call, LogCall)]
 
     @property
     def writes_batch(self) -> bool:
@@ -99,14 +103,15 @@ class Ready:
         inputs = self._binding.inputs() + self._gradients
         if self._takes_numbers:
             assert vector is not None
-            inputs = [*inputs, vector]
+            inputs.append(vector)
         if self._constants:
-            inputs = inputs + [source.now() for source in self._constants]
+            inputs += [source.now() for source in self._constants]
         if self._written:
             self._check_writes(batch)
         storages = self._binding.storages
-        batch = [t.clone() if t.untyped_storage().data_ptr() in storages else t for t in batch]
-        inputs = inputs + (batch if self._direct else [batch[i] for i in self._batch])
+        if not storages.isdisjoint([t.untyped_storage().data_ptr() for t in batch]):
+            batch = [t.clone() if t.untyped_storage().data_ptr() in storages else t for t in batch]
+        inputs += batch if self._takes_all else [batch[i] for i in self._batch]
         outputs = self._fabric.run(self._loaded, inputs)
         for i in self._written:
             if given[i] is not batch[i]:
@@ -164,7 +169,10 @@ class StepFunction:
         self._announce, self._settings = announce, settings
         self._built: list[Built] = []
         self._gradients: dict[str, Tensor] = {}
+        self._group_values: list[Any] = []  # of all param groups, when they were last read
+        self._options: tuple[Any, ...] = ()
         self._numbers: list[float] = []
+        self._numbers_are_read = False
         self._vector: Tensor | None = None
         self._collect_conditions()
 
@@ -173,14 +181,12 @@ class StepFunction:
         """The programs built so far."""
         return [built.program for built in self._built]
 
-    def __call__(
-        self, batch: Any, entries: dict[str, Callable[[Any], Any]], entry: str = STEP
-    ) -> Any:
+    def __call__(self, batch: Any, entries: Entries, entry: str = STEP) -> Any:
         """Run the step on a batch.
 
         Args:
             batch: the batch.
-            entries: Lightning's own code for each entry point, run when it is traced.
+            entries: makes Lightning's own code for each entry point.
             entry: which of them to run.
 
         Raises:
@@ -190,13 +196,16 @@ class StepFunction:
             conditions = self._conditions()
             built, tensors = self._select(conditions, batch)
             if built is None:
-                built = self._build(conditions, batch, entries)
+                built = self._build(conditions, batch, entries())
                 accepted = built.batch.accept(batch)
                 assert accepted is not None
                 tensors = accepted
                 self._update_numbers(built)
-            given = built.batch.tensors(batch) if built.ready[entry].writes_batch else tensors
-            result, calls, values = built.ready[entry].run(self._vector, tensors, given)
+            ready = built.ready[entry]
+            given = built.batch.tensors(batch) if ready.writes_batch else tensors
+            if ready.logs:
+                begin_step(self._world.trainer, ready.logs)
+            result, calls, values = ready.run(self._vector, tensors, given)
         except TraceError as error:
             if error.line is not None:
                 raise
@@ -236,12 +245,22 @@ class StepFunction:
         self._parameters = list(self._world.module.parameters()) if self._world.trains else []
 
     def _conditions(self) -> Conditions:
+        groups = [group for o in self._world.optimizers for group in o.param_groups]
+        values = [value for group in groups for value in group.values()]
+        if len(values) != len(self._group_values) or not all(map(is_, values, self._group_values)):
+            # another object somewhere: a scheduler's new number, or an option
+            fixed = not any(
+                type(v) in (list, dict) for g in groups for k, v in g.items() if k != "params"
+            )
+            self._group_values = values if fixed else []
+            self._options = tuple(group_options(self._world.optimizers))
+            self._numbers_are_read = False
         return Conditions(
-            tuple(map(attrgetter("requires_grad"), self._parameters)),
-            tuple(map(attrgetter("training"), self._modules)),
-            tuple(len(group["params"]) for group in self._world.groups()),
-            tuple(group_options(self._world.optimizers)),
-            tuple((id(o.state), len(o.state)) for o in self._world.optimizers),
+            tuple(map(_requires_grad, self._parameters)),
+            tuple(map(_training, self._modules)),
+            tuple([len(group["params"]) for group in groups]),
+            self._options,
+            tuple([(id(o.state), len(o.state)) for o in self._world.optimizers]),
             self._settings(),
         )
 
@@ -316,14 +335,16 @@ class StepFunction:
         """Bring the numbers up to date; a text where a guard of ``built`` no longer holds."""
         if not built.numbers:
             return None
+        if self._numbers_are_read and self._vector is not None and built.held_for is self._numbers:
+            return None
         now = read_numbers(built.numbers, self._world.optimizers)
         if built.held_for != now:
             for guard in built.guards:
                 if guard.evaluate(now) != guard.result:
                     return f"{guard.text} was {guard.result} when traced, and now is not"
-            built.held_for = now
         if self._vector is None or self._numbers != now:
             self._numbers, self._vector = now, as_vector(now)
+        built.held_for, self._numbers_are_read = self._numbers, True
         return None
 
     # -- building ----------------------------------------------------------------------------

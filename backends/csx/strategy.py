@@ -36,7 +36,7 @@ from fulgurite.backends.csx.frozen import frozen_index
 from fulgurite.backends.csx.lines import user_line
 from fulgurite.backends.csx.precision import CSXPrecision, csx_precision
 from fulgurite.backends.csx.program import Program
-from fulgurite.backends.csx.step import STEP, StepFunction
+from fulgurite.backends.csx.step import STEP, Entries, StepFunction
 from fulgurite.backends.csx.world import World
 
 LOOPS = "fulgurite.loops:install"
@@ -164,7 +164,7 @@ class StaticGraph(Strategy):
 
     # -- steps ---------------------------------------------------------------------------------
 
-    def train(self, batch: Any, entries: dict[str, Callable[[Any], Any]], entry: str = STEP) -> Any:
+    def train(self, batch: Any, entries: Entries, entry: str = STEP) -> Any:
         """Run one training step (see ``StepFunction``)."""
         assert self._training is not None
         return self._training(batch, entries, entry)
@@ -199,7 +199,8 @@ class StaticGraph(Strategy):
             step = self._step_function(name, World(trainer=module.trainer, module=module))
             self._evaluating[stage, loader] = step
         return step(
-            batch, {STEP: lambda batch: run(batch, *map(frozen_index, rest[:1]), *rest[1:])}
+            batch,
+            lambda: {STEP: lambda batch: run(batch, *map(frozen_index, rest[:1]), *rest[1:])},
         )
 
     def _check_evaluation(self) -> None:

@@ -1,0 +1,124 @@
+"""The lean batch does what Lightning's does: every hook that somebody overrides, in its order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+from harness import assert_close, assert_same_run, both, fit
+from lightning.pytorch.profilers import SimpleProfiler
+from models import Classifier, Measured, loader, mlp
+from torch import nn
+from torch.utils.data import DataLoader
+
+
+class Skip(pl.Callback):
+    """Counts the batches that it sees."""
+
+    def __init__(self) -> None:
+        self.started, self.ended = 0, 0
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        assert module._current_fx_name == "on_train_batch_start"
+        self.started += 1
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.ended += 1
+
+
+def test_a_hook_that_returns_minus_one_skips_the_rest_of_the_epoch() -> None:
+    class Skipping(Classifier):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+            return -1 if batch_idx == 3 else None
+
+    counted = []
+    for static in (True, False):
+        skip = Skip()
+        run = fit(
+            lambda: Skipping(mlp()),
+            lambda: (loader(),),
+            static=static,
+            callbacks=(skip,),
+            max_epochs=2,
+        )
+        progress = run.trainer.fit_loop.epoch_loop.batch_progress.state_dict()
+        counted.append((skip.started, skip.ended, run.losses, progress))
+    assert counted[0][:2] == counted[1][:2] == (8, 6)
+    assert_close(counted[0][2], counted[1][2])
+    assert counted[0][3] == counted[1][3]
+
+
+def test_a_callback_that_is_added_in_the_middle_of_an_epoch_is_called() -> None:
+    class Adding(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+            if trainer.global_step == 4:
+                trainer.callbacks.append(late)
+
+    for static in (True, False):
+        late = Skip()
+        fit(
+            lambda: Classifier(mlp()),
+            lambda: (loader(160),),
+            static=static,
+            callbacks=(Adding(),),
+        )
+        assert late.started == 6, static
+
+
+class Moved(Classifier):
+    """Changes the batch on its way to the device."""
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return [batch[0] * 2, batch[1]]
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return {"x": batch[0] + 1, "y": batch[1]}
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return nn.functional.cross_entropy(self.net(batch["x"]), batch["y"])
+
+
+def test_transfer_hooks_of_the_module_change_the_batch() -> None:
+    ours, stock = both(lambda: Moved(mlp()), lambda: (loader(160),))
+    assert_same_run(ours, stock)
+
+
+def test_transfer_hooks_of_a_datamodule_change_the_batch() -> None:
+    class Data(pl.LightningDataModule):
+        def train_dataloader(self) -> Any:
+            return loader(160)
+
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            return [batch[0] * 3, batch[1]]
+
+    ours, stock = both(lambda: Classifier(mlp()), lambda: (Data(),))
+    assert_same_run(ours, stock)
+
+
+def test_a_profiler_gets_lightning_s_own_batches() -> None:
+    profilers = {True: SimpleProfiler(), False: SimpleProfiler()}
+    runs = {
+        static: fit(
+            Measured,
+            lambda: (loader(160), loader(48)),
+            static=static,
+            profiler=profilers[static],
+        )
+        for static in (True, False)
+    }
+    assert_same_run(runs[True], runs[False])
+    seen = {static: profiler.recorded_durations for static, profiler in profilers.items()}
+    assert len(seen[True]["run_training_batch"]) == len(seen[False]["run_training_batch"]) == 10
+
+
+def test_a_batch_of_none_is_left_out() -> None:
+    rows: list[Any] = [[*batch] for batch in loader(160)]
+    rows[4] = None
+    runs = []
+    for static in (True, False):
+        data = DataLoader(rows, batch_size=None, collate_fn=lambda batch: batch)
+        with pytest.warns(UserWarning, match="yielded None"):
+            runs.append(fit(lambda: Classifier(mlp()), lambda: (data,), static=static))  # noqa: B023
+    assert [run.trainer.global_step for run in runs] == [9, 9]
+    assert_close(runs[0].losses, runs[1].losses)

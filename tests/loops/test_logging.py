@@ -1,0 +1,258 @@
+"""What is logged on CSX is what stock Lightning logs: every dict, every row of every logger."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from harness import QUIET, assert_close, both, csx, fit, numbers
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.loggers.logger import DummyLogger
+from models import CLASSES, Classifier, Measured, loader, mlp
+from torch import Tensor, nn
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
+
+import fulgurite
+from fulgurite.backends import reset_backend
+
+
+class Rows(DummyLogger):
+    """Keeps every row that a Trainer logs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[tuple[int | None, dict[str, float]]] = []
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self.rows.append((step, dict(metrics)))
+
+
+class Reader(pl.Callback):
+    """Reads all dicts of metrics wherever a callback may."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, dict[str, Any]]] = []
+
+
+def _read(name: str) -> Any:
+    def hook(self: Reader, trainer: Any, *args: Any, **kwargs: Any) -> None:
+        for kind in ("callback_metrics", "logged_metrics", "progress_bar_metrics"):
+            self.seen.append((f"{name}: {kind}", numbers(getattr(trainer, kind))))
+
+    return hook
+
+
+for _name in (
+    "on_train_batch_start",
+    "on_train_batch_end",
+    "on_train_epoch_end",
+    "on_validation_start",
+    "on_validation_batch_end",
+    "on_validation_epoch_end",
+    "on_validation_end",
+    "on_train_end",
+    "on_exception",
+):
+    setattr(Reader, _name, _read(_name))
+
+
+class Talkative(Classifier):
+    """Logs in every way there is."""
+
+    def __init__(self) -> None:
+        super().__init__(mlp())
+        self.accuracy = MulticlassAccuracy(CLASSES, average="micro")
+        self.scores = MetricCollection(
+            [MulticlassAccuracy(CLASSES), MulticlassF1Score(CLASSES)], prefix="m/"
+        )
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        logits = self.net(batch[0])
+        loss = nn.functional.cross_entropy(logits, batch[1])
+        self.log("loss", loss, prog_bar=True)
+        self.log("both", loss * 2, on_step=True, on_epoch=True)
+        self.log("least", loss, on_step=False, on_epoch=True, reduce_fx="min")
+        self.log("most", loss, on_step=False, on_epoch=True, reduce_fx=torch.max)
+        self.log("all", loss[None], on_epoch=True, reduce_fx="sum", prog_bar=True)
+        self.log("weighted", loss, on_step=False, on_epoch=True, batch_size=3)
+        self.log("number", 2.5, on_step=True, on_epoch=True)
+        self.log("hits", (logits.argmax(1) == batch[1]).sum().double(), on_epoch=True)
+        self.accuracy(logits, batch[1])
+        self.log("accuracy", self.accuracy, on_step=True, on_epoch=True)
+        self.scores.update(logits, batch[1])
+        self.log_dict(self.scores, on_step=False, on_epoch=True)
+        self.log_dict({"a": loss.sqrt(), "b": loss + 1}, logger=False)
+        return loss
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.log("inner", self.net[0].weight.grad.norm(), on_epoch=True)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if batch_idx % 4 == 3:
+            self.log("outside", float(batch_idx), on_step=True, on_epoch=True)
+
+    def on_train_epoch_end(self) -> None:
+        self.log("epoch_end", float(self.current_epoch))
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        self.log("val_loss", loss, prog_bar=True)
+        self.log("val_most", loss, on_step=True, on_epoch=True, reduce_fx="max")
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("val_end", 1.5)
+
+
+class TwoLoaders(Classifier):
+    """Validates on two loaders."""
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        self.log("val_loss", loss * (dataloader_idx + 1), on_step=True, on_epoch=True)
+        self.log(f"own_{dataloader_idx}", loss, add_dataloader_idx=False)
+
+
+def compare(make: Any, loaders: Any, **options: Any) -> list[Any]:
+    """Run both, compare every row and every dict that could be read; returns the rows."""
+    found = []
+    for static in (True, False):
+        rows, reader = Rows(), Reader()
+        fit(
+            make,
+            loaders,
+            static=static,
+            callbacks=(reader,),
+            **{**options, "logger": rows},
+        )
+        found.append((rows.rows, reader.seen))
+    (our_rows, our_seen), (stock_rows, stock_seen) = found
+    assert [step for step, _ in our_rows] == [step for step, _ in stock_rows]
+    assert_close([row for _, row in our_rows], [row for _, row in stock_rows], where="rows")
+    assert [where for where, _ in our_seen] == [where for where, _ in stock_seen]
+    for (where, ours), (_, stock) in zip(our_seen, stock_seen, strict=True):
+        assert_close(ours, stock, where=where)
+    return our_rows
+
+
+def test_every_way_to_log_equals_stock() -> None:
+    rows = compare(
+        Talkative,
+        lambda: (loader(16 * 10), loader(16 * 3, seed=5)),
+        max_epochs=3,
+        log_every_n_steps=3,
+        val_check_interval=0.5,
+    )
+    assert len(rows) > 20
+    assert {"loss", "both_step", "inner_step", "outside_step"} <= set().union(
+        *(row for _, row in rows)
+    )
+
+
+def test_logging_with_accumulation_equals_stock() -> None:
+    compare(
+        Talkative,
+        lambda: (loader(16 * 9), loader(16)),
+        accumulate_grad_batches=4,
+        log_every_n_steps=1,
+        max_epochs=2,
+    )
+
+
+def test_logging_with_two_validation_loaders_equals_stock() -> None:
+    compare(
+        lambda: TwoLoaders(mlp()),
+        lambda: (loader(16 * 4), [loader(32), loader(64, seed=3)]),
+        max_epochs=2,
+        log_every_n_steps=2,
+    )
+
+
+def test_logging_with_two_programs_equals_stock() -> None:
+    ours, stock = both(
+        Talkative, lambda: (loader(16 * 4 + 5), loader(16)), backend={"max_programs": 2}
+    )
+    assert_close(ours.final, stock.final, where="final")
+    assert len(ours.trainer.strategy.step_functions["training"].programs) == 2
+
+
+class Stop(pl.Callback):
+    """Raises in the middle of an epoch."""
+
+    def on_train_batch_end(self, trainer: Any, module: Any, *args: Any) -> None:
+        if trainer.global_step == 5:
+            raise KeyError("stop")
+
+
+def test_the_last_values_can_be_read_after_an_exception() -> None:
+    found = []
+    for static in (True, False):
+        reader, trainers = Reader(), []
+
+        class Keep(pl.Callback):
+            def setup(self, trainer: Any, module: Any, stage: str) -> None:
+                trainers.append(trainer)  # noqa: B023
+
+        with pytest.raises(KeyError):
+            fit(
+                lambda: Classifier(mlp()),
+                lambda: (loader(),),
+                static=static,
+                callbacks=(Keep(), Stop(), reader),
+            )
+        found.append((reader.seen[-3:], numbers(trainers[0].callback_metrics)))
+    (ours, ours_after), (stock, stock_after) = found
+    assert ours[0][0] == "on_exception: callback_metrics"
+    for (where, mine), (_, theirs) in zip(ours, stock, strict=True):
+        assert_close(mine, theirs, where=where)
+    assert "loss" in ours_after
+    assert_close(ours_after, stock_after)
+
+
+def test_fit_validate_and_test_again_with_one_trainer_equal_stock() -> None:
+    found = []
+    for static in (True, False):
+        torch.manual_seed(0)
+        module, rows = Measured(), Rows()
+        options: dict[str, Any] = {**QUIET, "logger": rows, "max_epochs": 2}
+        if static:
+            reset_backend()
+            trainer: pl.Trainer = fulgurite.Trainer(backend=csx(), **options)
+        else:
+            trainer = pl.Trainer(accelerator="cpu", **options)
+        torch.manual_seed(7)
+        first = trainer.validate(module, loader(48, seed=5), verbose=False)
+        trainer.fit(module, loader(160), loader(48, seed=5))
+        second = trainer.validate(module, loader(48, seed=6), verbose=False)
+        trainer.fit_loop.max_epochs = 3
+        trainer.fit(module, loader(160), loader(48, seed=5))
+        found.append((first, second, numbers(trainer.callback_metrics), [r for _, r in rows.rows]))
+    for ours, stock in zip(*found, strict=True):
+        assert_close(ours, stock)
+
+
+def test_one_key_with_different_arguments_is_lightning_s_error() -> None:
+    class Twice(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            self.log("twice", loss, on_epoch=True)
+            self.log("twice", loss, on_epoch=False, on_step=True)
+            return loss
+
+    with pytest.raises(MisconfigurationException, match="twice"):
+        fit(lambda: Twice(mlp()), lambda: (loader(),), static=True)
+
+
+def test_one_key_logged_twice_alike_counts_twice() -> None:
+    class Twice(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+            self.log("twice", loss, on_epoch=True)
+            self.log("twice", loss * 3, on_epoch=True)
+            return loss
+
+    ours, stock = both(lambda: Twice(mlp()), lambda: (loader(160),), max_epochs=2)
+    assert_close(ours.metrics, stock.metrics)
+    assert_close(ours.final, stock.final)
