@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._inductor import config as inductor
 from torch._inductor.decomposition import select_decomp_table
 from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -61,7 +62,9 @@ def functionalize(graph: Graph) -> Graph:
         return fx.Interpreter(graph.module).run(*inputs)
 
     examples = [entry.example for entry in graph.inputs]
-    with graph.mode, torch.no_grad(), traceback.preserve_node_meta():
+    # the flag marks the operations that eagerly are kernels, after which the compiler then rounds
+    rounding = inductor.patch(emulate_precision_casts=True)
+    with graph.mode, torch.no_grad(), traceback.preserve_node_meta(), rounding:
         module = make_fx(
             torch.func.functionalize(run, remove="mutations"),
             decomposition_table=_decompositions(),
