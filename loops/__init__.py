@@ -1,8 +1,9 @@
 """The order of events: what runs on the host each time, and what is traced once.
 
 ``position`` (data and random states for resume), ``shapes`` (loaders that cannot be static),
-``fit``, ``epoch``, ``optimization`` (the step), ``evaluation``. Each class is Lightning's with a
-few methods changed; their state keeps Lightning's keys, so checkpoints interchange.
+``feeding`` (whether the loader keeps up), ``fit``, ``epoch``, ``optimization`` (the step),
+``evaluation``. Each class is Lightning's with a few methods changed; their state keeps Lightning's
+keys, so checkpoints interchange.
 
     fit                                                        host
       sanity check: two validation batches                     host, programs

@@ -1,12 +1,13 @@
-"""The fit loop: Lightning's, which also refuses loaders that cannot be static."""
+"""The fit loop: Lightning's, which also refuses loaders that cannot be static, and times them."""
 
 from __future__ import annotations
 
 from lightning.pytorch.loops.fit_loop import _FitLoop
 
+from fulgurite.backends.csx import report
 from fulgurite.backends.csx.rng import collect_with
 from fulgurite.backends.csx.strategy import strategy_of
-from fulgurite.loops import position
+from fulgurite.loops import feeding, position
 from fulgurite.loops.shapes import check_last_batch
 
 
@@ -23,3 +24,15 @@ class FitLoop(_FitLoop):
             check_last_batch(self._combined_loader, strategy.backend, "training")
             states["generators"] = list(strategy.loader_generators)
             strategy.data_position[position.ITERATOR] = states
+
+    def advance(self) -> None:
+        """Run one epoch; after the first, say if the program waits for the loader."""
+        if self.trainer.current_epoch:
+            super().advance()
+            return
+        assert self._data_fetcher is not None
+        with feeding.timed(self._data_fetcher, strategy_of(self.trainer).fabric) as times:
+            super().advance()
+        hint = feeding.hint(times, self._data_fetcher.combined_loader.flattened)
+        if hint is not None:
+            report.say(self.trainer, hint)

@@ -16,7 +16,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.accelerators import CPUAccelerator
-from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.plugins.precision import DoublePrecision, HalfPrecision, MixedPrecision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
@@ -474,18 +474,56 @@ def test_precision_32_is_accepted_on_csx() -> None:
         assert Trainer(device="CSX", precision=precision).precision == "32-true"
 
 
-@pytest.mark.filterwarnings("ignore:.*GradScaler is enabled, but .* not available")
 @pytest.mark.parametrize(
-    "precision", ["bf16-mixed", "16-mixed", "bf16-true", "16-true", "64-true", 64]
+    ("precision", "plugin"), [("bf16-mixed", MixedPrecision), ("bf16-true", HalfPrecision)]
 )
+def test_precision_bf16_is_accepted_on_csx_by_name_and_by_plugin(
+    precision: Any, plugin: type[Any]
+) -> None:
+    options = {"device": "cpu"} if plugin is MixedPrecision else {}
+    given = plugin(precision, **options)
+    for trainer in (
+        Trainer(device="CSX", precision=precision),
+        Trainer(device="CSX", plugins=given),
+        Trainer(device="CSX", plugins=[given]),
+        pl.Trainer(strategy="csx", precision=precision),
+        pl.Trainer(strategy=CSXStrategy(precision_plugin=given)),
+    ):
+        assert trainer.precision == trainer.precision_plugin.precision == precision
+        assert isinstance(trainer.precision_plugin, plugin)
+
+
+def test_bf16_alone_is_mixed_as_in_lightning() -> None:
+    with pytest.warns(UserWarning, match="historical reasons"):
+        assert Trainer(device="CSX", precision="bf16").precision == "bf16-mixed"
+
+
+@pytest.mark.filterwarnings("ignore:.*GradScaler is enabled, but .* not available")
+@pytest.mark.parametrize("precision", ["16-mixed", "16-true", "64-true", 64])
 def test_another_precision_is_refused_on_csx(precision: Any) -> None:
-    with refused(MisconfigurationException, str(precision), "32-true"):
+    with refused(MisconfigurationException, str(precision), "32-true", "bf16-mixed", "bf16-true"):
         Trainer(device="CSX", precision=precision)
 
 
-def test_a_plugin_of_another_precision_is_refused_on_csx() -> None:
-    with refused(MisconfigurationException, "MixedPrecision", "32-true"):
-        Trainer(device="CSX", plugins=MixedPrecision("bf16-mixed", "cpu"))
+class OwnPrecision(MixedPrecision):
+    """A plugin of the user's."""
+
+
+@pytest.mark.parametrize(
+    "plugin", [HalfPrecision("16-true"), DoublePrecision(), OwnPrecision("bf16-mixed", "cpu")]
+)
+def test_another_plugin_is_refused_on_csx(plugin: Any) -> None:
+    name = type(plugin).__name__
+    with refused(MisconfigurationException, name, "32-true", "bf16-mixed", "bf16-true"):
+        Trainer(device="CSX", plugins=plugin)
+
+
+@pytest.mark.parametrize(
+    ("device", "precision"), [("CPU", "bf16-mixed"), ("CPU", "bf16-true"), ("CPU", "64-true")]
+)
+def test_other_devices_have_lightnings_own_precision(device: str, precision: Any) -> None:
+    plugin = Trainer(device=device, precision=precision).precision_plugin
+    assert type(plugin).__module__.startswith("lightning.")
 
 
 @pytest.mark.parametrize("device", ["CSX", "CPU"])

@@ -8,10 +8,10 @@ capture       run Lightning's own code once on fakes, in place
   world         what a step works on, and how a failed trace is undone
   state         the tensors that modules and optimizers hold; birth: optimizer state before step 0
   inputs        the batch; watched: its constants; gradients: p.grad between steps
-  numbers       the numbers of param groups
+  numbers       the numbers of param groups; rounding: where eager kernels round narrow floats
   stand_ins     fakes behind the user's objects; formulas: torch's code in the form that traces
-  tracing       what the user's code sees; constants: tensors that keep their value; frozen:
-                Python values that the program keeps
+  tracing       what the user's code sees; constants: tensors that keep their value;
+                default_dtype: the one they were made with; frozen: Python values that stay
   effects       what happens on the host after every step; leftovers: what the step left there;
                 outputs: where results go
   lines         which line of the user's; errors: TraceError and its kinds

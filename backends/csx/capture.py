@@ -63,6 +63,7 @@ from fulgurite.backends.csx.numbers import (
 )
 from fulgurite.backends.csx.outputs import Output, Outputs
 from fulgurite.backends.csx.passes import lower
+from fulgurite.backends.csx.rounding import fused_rounding
 from fulgurite.backends.csx.stand_ins import stand_in_for, storage_of, swap
 from fulgurite.backends.csx.state import (
     Entry,
@@ -191,6 +192,7 @@ class Trace:
         try:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(static_metrics(self._world.module))
+                stack.enter_context(fused_rounding(self._world.optimizers))
                 stack.enter_context(eager_formulas(self._world.optimizers))
                 stack.enter_context(without_mkldnn())
                 stack.enter_context(plain_library_code())

@@ -27,11 +27,14 @@ from fulgurite.backends.csx.wrapper import make_static
 # size_asserts: inputs are checked before (BatchSpec, Binding). combo_kernels: small independent
 # kernels in one call. Together 100-106 against 110-119 µs a step on an MLP 64-128-128-10.
 # fallback_random: random operations stay torch's own, so that dropout masks equal eager's.
+# emulate_precision_casts: bfloat16 results are rounded where eager rounds them, also inside a fused
+# loop: optimizers under "bf16-true" then equal eager's bit for bit.
 # fx_graph_cache: the folders are our cache.
 FLAGS = {
     "fallback_random": True,
     "size_asserts": False,
     "combo_kernels": True,
+    "emulate_precision_casts": True,
     "fx_graph_cache": False,
 }
 _PROGRAM, _CONSTANTS = "program.py", "constants.pt"

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
+from fulgurite.backends.csx.default_dtype import with_explicit_dtype
 from fulgurite.backends.csx.errors import StateChanged, UnsupportedState
 from fulgurite.backends.csx.lines import UserLine
 from fulgurite.backends.csx.logs import Accumulator
@@ -53,7 +54,7 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return None if value.untyped_storage()._cdata in self._spoiled else value
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        args, kwargs = with_explicit_dtype(func, args, kwargs or {})
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         self._check_writes(func, args)
         known = all(self._value(t) is not None for t in tensors)

@@ -33,7 +33,7 @@ def announce(
     program: Program,
     loads: list[Loaded],
 ) -> None:
-    """Say that a program was built, above the progress bar if there is one."""
+    """Say that a program was built, and write it down where asked to."""
     line = headline(fabric, program, loads)
     say(trainer, line)
     if artifact_dir is not None:

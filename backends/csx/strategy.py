@@ -34,7 +34,7 @@ from fulgurite.backends.csx.errors import UnsupportedState
 from fulgurite.backends.csx.fabric import HostFabric
 from fulgurite.backends.csx.frozen import frozen_index
 from fulgurite.backends.csx.lines import user_line
-from fulgurite.backends.csx.precision import CSXPrecision
+from fulgurite.backends.csx.precision import CSXPrecision, csx_precision
 from fulgurite.backends.csx.program import Program
 from fulgurite.backends.csx.step import STEP, Entries, StepFunction
 from fulgurite.backends.csx.world import World
@@ -89,17 +89,12 @@ class StaticGraph(Strategy):
 
     @property
     def precision_plugin(self) -> Precision:
-        """CSX's own; Lightning's choice is checked when it is set."""
+        """CSX's own, of the precision that Lightning chose."""
         return self._precision_plugin or CSXPrecision()
 
     @precision_plugin.setter
     def precision_plugin(self, plugin: Precision | None) -> None:
-        if plugin is not None and type(plugin) not in (Precision, CSXPrecision):
-            raise MisconfigurationException(
-                f"CSX does not support precision {plugin.precision!r} yet"
-                f" ({type(plugin).__name__}). Use precision='32-true'."
-            )
-        self._precision_plugin = CSXPrecision() if plugin is not None else None
+        self._precision_plugin = None if plugin is None else csx_precision(plugin)
 
     # -- setting up ----------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ from fulgurite.backends.csx.errors import (
 )
 from fulgurite.backends.csx.lines import UserLine, is_library, top_package
 from fulgurite.backends.csx.numbers import TracedNumber, tensors_of
+from fulgurite.backends.csx.rounding import call_rounding_once, number_of
 from fulgurite.backends.csx.state import brief
 
 WHERE = "compute both sides and choose with torch.where(condition, a, b)"
@@ -103,7 +104,7 @@ class Contract(TorchFunctionMode):
             if twin is not NotImplemented:
                 return twin
         try:
-            return _with_numbers(func, args, kwargs)
+            return call_rounding_once(_with_numbers, func, args, kwargs)
         except DynamicOutputShapeException:
             raise DynamicShape(
                 f"The shape of the result of {_name(func)} depends on the values of"
@@ -180,7 +181,7 @@ def _name(func: Any) -> str:
 def _with_numbers(func: Any, args: Any, kwargs: Any) -> Any:
     """Call ``func`` with traced numbers as tensors; scalar-only arguments are multiplied out."""
     name = getattr(func, "__name__", "")
-    factor = _number(kwargs.get("alpha", kwargs.get("value")))
+    factor = number_of(kwargs.get("alpha", kwargs.get("value")))
     if factor is not None:
         base = args[0]
         rest = [tensors_of(arg) for arg in args[1:]]
@@ -201,17 +202,6 @@ def _with_numbers(func: Any, args: Any, kwargs: Any) -> Any:
             moved = end - (end - start) * (1 - weight.tensor)
         return start.copy_(moved) if name.endswith("_") else moved
     return func(*tensors_of(args), **tensors_of(kwargs))
-
-
-def _number(value: Any) -> Tensor | None:
-    """The tensor of a traced number, or of what was computed from one with a tensor.
-
-    These are the only float64 scalars there are: no other float64 can be in a program.
-    """
-    if isinstance(value, TracedNumber):
-        return value.tensor
-    is_number = isinstance(value, Tensor) and not value.ndim and value.dtype is torch.float64
-    return value if is_number else None
 
 
 def _static_bincount(args: Any, kwargs: Any) -> Any:

@@ -1,0 +1,109 @@
+"""Where eager kernels round narrow floats (bfloat16, float16), done in the same places.
+
+An eager kernel computes in float32 and rounds its result once. What stands for one here, a number
+of a param group multiplied out or a fused optimizer in its plain formulas, is several operations,
+and each would round. Checked bit for bit against torch 2.13 on CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer, adagrad, adam, sgd
+
+from fulgurite.backends.csx.numbers import TracedNumber
+
+NARROW = (torch.bfloat16, torch.float16)
+_ROUND_THEIR_NUMBER = ("add", "radd", "iadd", "sub", "rsub", "isub", "pow", "ipow")
+"""Whose kernels first round a Python number to the tensor's type; the others take it in float32."""
+
+
+def number_of(value: Any) -> Tensor | None:
+    """The tensor of a traced number, or of what was computed from one with a tensor.
+
+    These are the only float64 scalars there are: no other float64 can be in a program.
+    """
+    if isinstance(value, TracedNumber):
+        return value.tensor
+    is_number = isinstance(value, Tensor) and not value.ndim and value.dtype is torch.float64
+    return value if is_number else None
+
+
+def call_rounding_once(call: Callable[..., Any], func: Any, args: Any, kwargs: Any) -> Any:
+    """``call(func, args, kwargs)``; where numbers meet narrow floats, in float32, rounded once."""
+    narrow = _narrow_dtype(args, kwargs)
+    writes_elsewhere = func is Tensor.__setitem__ or "out" in kwargs
+    if narrow is None or writes_elsewhere:
+        return call(func, args, kwargs)
+    rounds_number = getattr(func, "__name__", "").strip("_") in _ROUND_THEIR_NUMBER
+
+    def operand(leaf: Any) -> Any:
+        number = number_of(leaf)
+        if number is not None and rounds_number:
+            return number.to(narrow).to(number.dtype)
+        return _widened(leaf)
+
+    wide = [operand(arg) for arg in args]
+    result = call(func, wide, {key: operand(arg) for key, arg in kwargs.items()})
+    if result is wide[0]:  # in place
+        return args[0].copy_(result)
+    return result.to(narrow) if result.is_floating_point() else result
+
+
+def _narrow_dtype(args: Any, kwargs: Any) -> torch.dtype | None:
+    """The narrow type of a call's tensors, if a number is among its arguments."""
+    leaves = [*args, *kwargs.values()]
+    if not any(number_of(leaf) is not None for leaf in leaves):
+        return None
+    tensors = [t for t in leaves if isinstance(t, Tensor) and number_of(t) is None]
+    dtypes = {t.dtype for t in tensors if t.is_floating_point()}
+    return dtypes.pop() if len(dtypes) == 1 and dtypes <= set(NARROW) else None
+
+
+def _widened(leaf: Any) -> Any:
+    is_narrow = isinstance(leaf, Tensor) and leaf.dtype in NARROW
+    return leaf.to(torch.float32) if is_narrow else leaf
+
+
+@contextlib.contextmanager
+def fused_rounding(optimizers: list[Optimizer]) -> Iterator[None]:
+    """Let the plain formulas of ``fused=True`` optimizers round as their fused kernels: at the end.
+
+    To be entered before the groups' ``fused`` is changed.
+    """
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    fused = {id(p) for group in groups if group.get("fused") for p in group["params"]}
+    places: list[tuple[Any, str]] = [
+        (adam, "_single_tensor_adam"),
+        (sgd, "_single_tensor_sgd"),
+        (adagrad, "_single_tensor_adagrad"),
+    ]
+    originals = [getattr(module, name) for module, name in places]
+    try:
+        for (module, name), formula in zip(places, originals, strict=True):
+            setattr(module, name, _rounding_at_the_end(formula, fused))
+        yield
+    finally:
+        for (module, name), formula in zip(places, originals, strict=True):
+            setattr(module, name, formula)
+
+
+def _rounding_at_the_end(formula: Callable[..., None], fused: set[int]) -> Callable[..., None]:
+    @functools.wraps(formula)
+    def rounding(params: list[Tensor], grads: list[Tensor], *rest: Any, **options: Any) -> None:
+        if not params or id(params[0]) not in fused or params[0].dtype not in NARROW:
+            return formula(params, grads, *rest, **options)
+        states = [item for item in rest if isinstance(item, list)]
+        wide = {id(held): [_widened(t) for t in held] for held in (params, grads, *states)}
+        formula(*(wide.get(id(item), item) for item in (params, grads, *rest)), **options)
+        for held in (params, *states):
+            for t, result in zip(held, wide[id(held)], strict=True):
+                if result is not t:
+                    t.copy_(result)
+
+    return rounding
