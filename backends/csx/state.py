@@ -119,15 +119,24 @@ def module_slots(root: nn.Module) -> Iterator[Slot]:
 def optimizer_slots(optimizers: list[Optimizer], names: dict[int, str]) -> Iterator[Slot]:
     """The state of all optimizers, and tensors among their groups' numbers (a tensor ``lr``)."""
     for o, optimizer in enumerate(optimizers):
-        for parameter, state in optimizer.state.items():
-            owner = names.get(id(parameter), "?")
-            for key, value in state.items():
-                if isinstance(value, Tensor):
-                    yield Slot(state, key, f"optimizers[{o}].state[{owner}]['{key}']")
+        for key, values in optimizer.state.items():
+            name = f"optimizers[{o}].state[{names.get(id(key)) or brief(key)}]"
+            if isinstance(values, Tensor):
+                yield Slot(optimizer.state, key, name)
+            elif isinstance(values, dict):
+                yield from _dict_slots(values, name)
         for g, group in enumerate(optimizer.param_groups):
             for key, value in group.items():
                 if isinstance(value, Tensor):
                     yield Slot(group, key, f"optimizers[{o}].param_groups[{g}]['{key}']")
+
+
+def _dict_slots(container: dict[Any, Any], name: str) -> Iterator[Slot]:
+    for key, value in container.items():
+        if isinstance(value, Tensor):
+            yield Slot(container, key, f"{name}[{key!r}]")
+        elif isinstance(value, dict):
+            yield from _dict_slots(value, f"{name}[{key!r}]")
 
 
 def entries_of(slots: Iterable[Slot]) -> tuple[Entry, ...]:

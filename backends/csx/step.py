@@ -319,8 +319,9 @@ class StepFunction:
         now = read_numbers(built.numbers, self._world.optimizers)
         if built.held_for != now:
             for guard in built.guards:
-                if guard.evaluate(now) != guard.result:
-                    return f"{guard.text} was {guard.result} when traced, and now is not"
+                broken = guard.broken(now)
+                if broken is not None:
+                    return broken
             built.held_for = now
         if self._vector is None or self._numbers != now:
             self._numbers, self._vector = now, as_vector(now)
