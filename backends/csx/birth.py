@@ -148,8 +148,8 @@ def give_birth(optimizer: Optimizer, line: UserLine | None = None) -> Newborn | 
         # its first update is then the same from a buffer of zeros
         born = dict(_buffers_of_zeros(optimizer, parameters))
     else:
-        born, seen = _trial(optimizer, parameters, seed=1)
-        of_gradient = not seen or not _equal(born, _trial(optimizer, parameters, seed=2)[0])
+        born, seen = _trial(optimizer, seed=1)
+        of_gradient = not seen or not _equal(born, _trial(optimizer, seed=2)[0])
     for values in born.values():
         _check(optimizer, values, line)
     born = {key: values for key, values in born.items() if values is not None and not _empty(values)}
@@ -208,12 +208,12 @@ def _equal(a: Any, b: Any) -> bool:
         return same and bool(torch.eq(a, b).logical_or(a.ne(a) & b.ne(b)).all())
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
-    return type(a) is type(b) and (isinstance(a, Tensor) or a == b)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    return type(a) is type(b) and bool(a == b)
 
 
-def _trial(
-    optimizer: Optimizer, parameters: list[Tensor], seed: int
-) -> tuple[dict[Any, Any], bool]:
+def _trial(optimizer: Optimizer, seed: int) -> tuple[dict[Any, Any], bool]:
     """New states as they were when the optimizer's first step made them (``_States.born``).
 
     Everything else is put back.
@@ -221,15 +221,14 @@ def _trial(
     everyone = [p for group in optimizer.param_groups for p in group["params"]]
     gradients = [p.grad for p in everyone]
     snapshot = Snapshot([optimizer])
-    values = [(t, t.detach().clone()) for t in _tensors(snapshot)]
+    values = [(t, t.detach().clone()) for t in snapshot.tensors()]
     known = {key: values for key, values in optimizer.state.items() if not _empty(values)}
     generator = torch.Generator().manual_seed(seed)
     _Births.happening = True
     try:
         for p in everyone:
-            p.grad = None
-        for p in parameters:
-            p.grad = torch.empty_like(p).copy_(torch.randn(p.shape, generator=generator)).detach()
+            made_up = torch.randn(p.shape, generator=generator)
+            p.grad = torch.empty_like(p).copy_(made_up).detach() if p.requires_grad else None
         optimizer.state = states = _States(known)
         step = inspect.unwrap(type(optimizer).step)  # without hooks and the schedulers' counter
         with torch.random.fork_rng(devices=[]), torch.no_grad(), plain_options([optimizer]):
@@ -243,11 +242,3 @@ def _trial(
                 tensor.copy_(value)
         for p, gradient in zip(everyone, gradients, strict=True):
             p.grad = gradient
-
-
-def _tensors(snapshot: Snapshot) -> Iterator[Tensor]:
-    """The tensors that an optimizer holds, its parameters among them."""
-    for container, _, _, _ in snapshot.containers():
-        for value in container.values() if isinstance(container, dict) else container:
-            if isinstance(value, Tensor):
-                yield value

@@ -137,10 +137,10 @@ class Trace:
         clears_gradients: bool,
     ) -> None:
         self._world, self._run = world, run
-        self._snapshot = Snapshot(world.objects())
         self._clears_gradients = clears_gradients
         self._batch_spec = BatchSpec(batch)
         self._newborn = list(self._births())
+        self._snapshot = Snapshot(world.objects())
         world.unborn = [one for one in world.unborn if one.waits()]
         world.unborn += [Unborn(newborn) for newborn in self._newborn if newborn.of_gradient]
         self._parameters = world.parameters()

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from fulgurite.backends.csx.birth import Newborn
 from fulgurite.backends.csx.errors import UnsupportedState
-from fulgurite.backends.csx.state import Slot, brief
+from fulgurite.backends.csx.state import Slot, Snapshot, brief
 
 FLAG = "updated"
 
@@ -80,28 +80,20 @@ class _BothUpdates:
         if self._depth > 1:
             return None
         closure = self._evaluated(*args[1:], **kwargs)
-        states = dict(optimizer.state)
-        weights = [p.detach().clone() for p in self._everyone]
+        snapshot = Snapshot([optimizer])
+        values = [(t, t.detach().clone()) for t in snapshot.tensors()]
         gradients = [None if p.grad is None else p.grad.clone() for p in self._everyone]
-        kept = {
-            id(value): (value, value.clone())
-            for values in states.values()
-            for value in (values.values() if isinstance(values, dict) else [values])
-            if isinstance(value, Tensor)
-        }
-        optimizer.state.clear()
-        optimizer.state.update({k: v for k, v in states.items() if id(k) not in self._keys})
+        for key in [key for key in optimizer.state if id(key) in self._keys]:
+            del optimizer.state[key]
         with torch.no_grad():
             inspect.unwrap(type(optimizer).step)(optimizer, closure=closure)
             self._weights = {id(p): p.detach().clone() for p in self._parameters}
             self._states = {k: v for k, v in optimizer.state.items() if id(k) in self._keys}
-            optimizer.state.clear()
-            optimizer.state.update(states)
-            for p, weight, gradient in zip(self._everyone, weights, gradients, strict=True):
-                p.copy_(weight)
-                p.grad = gradient
-            for value, before in kept.values():
-                value.copy_(before)
+            snapshot.restore()
+            for tensor, value in values:
+                tensor.copy_(value)
+        for p, gradient in zip(self._everyone, gradients, strict=True):
+            p.grad = gradient
         self._versions = self._versions_now()
         return (optimizer,), {"closure": closure}
 

@@ -1,7 +1,7 @@
 """Python's ``math`` on traced numbers: ``math.sqrt(group["lr"])`` is a traced number too.
 
 C functions take a float's value without asking it, so the functions of ``math`` are replaced while
-a trace lasts: in ``math``, and under their own name in modules (``from math import sqrt``). Those
+a trace lasts: in ``math``, and in modules that took them from there (``from math import sqrt``). Those
 that torch does not have take the value, with a guard.
 """
 
@@ -12,10 +12,12 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import torch
 
+from fulgurite.backends.csx.lines import LIBRARIES
 from fulgurite.backends.csx.numbers import TracedNumber, plain
 
 _ON_TENSORS: dict[str, Callable[..., Any]] = {
@@ -63,17 +65,25 @@ def traced_math() -> Iterator[None]:
         for name, function in vars(math).items()
         if callable(function) and not name.startswith("_") and name not in _ASKS
     }
+    replacements = {id(f): _traced(name, f) for name, f in originals.items()}
     places = [
-        (vars(module), name)
-        for module in list(sys.modules.values())
-        for name in originals.keys() & getattr(module, "__dict__", {}).keys()
-        if vars(module)[name] is originals[name]
+        (namespace, name, value)
+        for namespace in map(vars, [math, *_modules_of_users()])
+        for name, value in namespace.items()
+        if id(value) in replacements
     ]
-    replacements = {name: _traced(name, function) for name, function in originals.items()}
     try:
-        for namespace, name in places:
-            namespace[name] = replacements[name]
+        for namespace, name, value in places:
+            namespace[name] = replacements[id(value)]
         yield
     finally:
-        for namespace, name in places:
-            namespace[name] = originals[name]
+        for namespace, name, value in places:
+            namespace[name] = value
+
+
+def _modules_of_users() -> list[ModuleType]:
+    return [
+        module
+        for name, module in list(sys.modules.items())
+        if isinstance(module, ModuleType) and name.partition(".")[0] not in LIBRARIES
+    ]

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.optim import Optimizer
+from torch.optim import Optimizer, Rprop
 
 from fulgurite.backends.csx.errors import StateChanged
 from fulgurite.backends.csx.graph import Graph, Kind
@@ -368,15 +368,22 @@ def as_vector(numbers: Numbers) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64)
 
 
-def unused_guards(slots: Sequence[NumberSlot], used: frozenset[int], now: Numbers) -> list[Guard]:
+def unused_guards(
+    slots: Sequence[NumberSlot],
+    used: frozenset[int],
+    now: Numbers,
+    optimizers: list[Optimizer],
+) -> list[Guard]:
     """Guards for numbers that no operation uses: they may have been read where nothing sees it.
 
-    A C function that takes a float takes its value without asking it.
+    A C function that takes a float takes its value without asking it. (Rprop reads ``lr`` only for
+    the birth of its state.)
     """
     return [
         Guard(str(slot), operator.itemgetter(i), now[i])
         for i, slot in enumerate(slots)
         if i not in used
+        and not (slot.key == "lr" and isinstance(optimizers[slot.optimizer], Rprop))
     ]
 
 

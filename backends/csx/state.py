@@ -294,6 +294,11 @@ class Snapshot:
         """Each container, its copy, its name, and the object that it belongs to."""
         yield from self._before.values()
 
+    def tensors(self) -> list[Tensor]:
+        """The tensors that the containers hold."""
+        values = [c.values() if isinstance(c, dict) else c for _, c, _, _ in self._before.values()]
+        return [value for items in values for value in items if isinstance(value, Tensor)]
+
     def before(self, container: Any) -> Any:
         """The copy of a container, or None if it was not there."""
         kept = self._before.get(id(container))

@@ -47,7 +47,7 @@ class Conditions:
     training: tuple[bool, ...]
     group_sizes: tuple[int, ...]
     options: tuple[Any, ...]  # of param groups, that are no numbers
-    states: tuple[tuple[int, int], ...]  # identity and length of each optimizer's state
+    states: tuple[int, ...]  # identity of each optimizer's state
     settings: tuple[Any, ...]  # accumulation window, gradient clipping
 
 
@@ -241,7 +241,7 @@ class StepFunction:
             tuple(map(attrgetter("training"), self._modules)),
             tuple(len(group["params"]) for group in self._world.groups()),
             tuple(group_options(self._world.optimizers)),
-            tuple((id(o.state), len(o.state)) for o in self._world.optimizers),
+            tuple(id(o.state) for o in self._world.optimizers),
             self._settings(),
         )
 
@@ -346,7 +346,7 @@ class StepFunction:
         first = next(iter(captured.values()))
         used = frozenset().union(*(one.used_numbers for one in captured.values()))
         now = read_numbers(first.numbers, self._world.optimizers)
-        unused = tuple(unused_guards(first.numbers, used, now))
+        unused = tuple(unused_guards(first.numbers, used, now, self._world.optimizers))
         built = Built(
             program=program,
             conditions=self._conditions(),  # the optimizers' state may be new
