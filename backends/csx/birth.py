@@ -24,7 +24,7 @@ from torch.optim import LBFGS, SGD, Optimizer, SparseAdam
 from fulgurite.backends.csx.errors import UnsupportedState
 from fulgurite.backends.csx.formulas import plain_options
 from fulgurite.backends.csx.lines import UserLine
-from fulgurite.backends.csx.state import Snapshot
+from fulgurite.backends.csx.state import Held, Snapshot
 
 
 class _Births(dict[Any, Any]):
@@ -60,7 +60,7 @@ class _States(defaultdict[Any, Any]):
         self.given: dict[Any, Any] = {}
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self.given[key] = _copy(value)
+        self.given.setdefault(key, _copy(value))
         super().__setitem__(key, value)
 
     def born(self, known: dict[Any, Any]) -> tuple[dict[Any, Any], bool]:
@@ -126,6 +126,22 @@ class Newborn:
     keys: list[Any]
     of_gradient: bool
 
+    def forget_unused(self, live: list[Held]) -> None:
+        """Delete the state of what no program updates.
+
+        Args:
+            live: the tensors that a program works on.
+        """
+        places = {id(slot.container) for held in live for slot in held.slots}
+        tensors = {id(held.tensor) for held in live}
+        for key in self.keys:
+            values = self.optimizer.state.get(key)
+            if isinstance(values, dict):
+                inner = [values, *(value for value in values.values() if isinstance(value, dict))]
+                used = any(id(c) in places for c in inner) if values else id(key) in tensors
+                if not used:
+                    del self.optimizer.state[key]
+
 
 def give_birth(optimizer: Optimizer, line: UserLine | None = None) -> Newborn | None:
     """Make the state of every parameter that has none; None where there is no such parameter.
@@ -152,7 +168,6 @@ def give_birth(optimizer: Optimizer, line: UserLine | None = None) -> Newborn | 
         of_gradient = not seen or not _equal(born, _trial(optimizer, seed=2)[0])
     for values in born.values():
         _check(optimizer, values, line)
-    born = {key: values for key, values in born.items() if values is not None and not _empty(values)}
     optimizer.state.update(born)
     return Newborn(optimizer, parameters, list(born), of_gradient)
 

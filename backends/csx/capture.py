@@ -370,21 +370,11 @@ class Trace:
     def _unbear(self, graph: Graph) -> None:
         """Forget the newborn state of parameters that the step never updates."""
         used = {entry.index for entry in graph.inputs if entry.kind is Kind.STATE}
-        live = {
-            id(slot.container)
-            for i, entry in enumerate(self._entries)
-            if i in used
-            for held in entry.held
-            for slot in held.slots
-        }
+        live = [held for i, entry in enumerate(self._entries) if i in used for held in entry.held]
         for newborn in self._newborn:
-            state = newborn.optimizer.state
-            for key in newborn.keys:
-                if isinstance(state.get(key), dict) and id(state[key]) not in live:
-                    del state[key]
-        self._world.unborn = [
-            one for one in self._world.unborn if any(map(one.state.__contains__, one.newborn.keys))
-        ]
+            newborn.forget_unused(live)
+        unborn = self._world.unborn
+        self._world.unborn = [one for one in unborn if one.state.keys() & set(one.newborn.keys)]
 
     def describe(self, tensor: Tensor) -> str:
         """The user's name of a tensor."""

@@ -48,6 +48,21 @@ class Unborn:
 
 
 @contextlib.contextmanager
+def hidden(unborn: list[Unborn]) -> Iterator[None]:
+    """Keep state that still waits for the first gradient out of a checkpoint."""
+    before = [(one.state, dict(one.state)) for one in unborn if one.waits()]
+    try:
+        for one in unborn:
+            for key in one.newborn.keys if one.waits() else ():
+                one.state.pop(key, None)
+        yield
+    finally:
+        for state, values in before:
+            state.clear()
+            state.update(values)
+
+
+@contextlib.contextmanager
 def first_updates(unborn: list[Unborn]) -> Iterator[None]:
     """Let the optimizers of ``unborn`` run their first update beside a later one."""
     optimizers = {id(one.newborn.optimizer): one.newborn.optimizer for one in unborn}
@@ -58,7 +73,8 @@ def first_updates(unborn: list[Unborn]) -> Iterator[None]:
             # around the step itself: inside the hooks of users
             before = optimizer.register_step_pre_hook(both.first)
             after = optimizer.register_step_post_hook(both.choose)
-            optimizer._optimizer_step_post_hooks.move_to_end(after.id, last=False)
+            hooks: Any = optimizer._optimizer_step_post_hooks
+            hooks.move_to_end(after.id, last=False)
             stack.callback(before.remove)
             stack.callback(after.remove)
         yield

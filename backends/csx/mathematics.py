@@ -1,8 +1,8 @@
 """Python's ``math`` on traced numbers: ``math.sqrt(group["lr"])`` is a traced number too.
 
 C functions take a float's value without asking it, so the functions of ``math`` are replaced while
-a trace lasts: in ``math``, and in modules that took them from there (``from math import sqrt``). Those
-that torch does not have take the value, with a guard.
+a trace lasts: in ``math``, and in modules that took them from there (``from math import sqrt``).
+Those that torch does not have take the value, with a guard.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def _traced(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
             return args[0] ** args[1]
         if name == "log":
             return _log(original, *args)
-        return original(*map(plain, args), **{key: plain(arg) for key, arg in kwargs.items()})
+        values = [plain(arg, f"math.{name}") for arg in args]
+        return original(*values, **kwargs)
 
     return function
 

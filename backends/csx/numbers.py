@@ -49,7 +49,7 @@ class NumberSlot:
 
     def value(self, optimizers: list[Optimizer]) -> Any:
         """What is in its place now; None where there is no place."""
-        value = optimizers[self.optimizer].param_groups[self.group].get(self.key)
+        value: Any = optimizers[self.optimizer].param_groups[self.group].get(self.key)
         if self.index is None:
             return value
         inside = isinstance(value, (list, tuple)) and self.index < len(value)
@@ -174,10 +174,10 @@ class TracedNumber(float):
         self.guards.append(Guard(text, lambda numbers: look(compute(numbers)), result))
         return result
 
-    def plain(self) -> float:
+    def plain(self, reader: str = "Python") -> float:
         """The value as Python's own number, which the program keeps: a guard."""
         kind = int if isinstance(self.value, int) else float
-        return kind(self.seen("{}", float))
+        return kind(self.seen(f"{{}}, read by {reader},", float))
 
     def apply(
         self, text: str, on_tensor: Callable[[Tensor], Any], on_value: Callable[[float], float]
@@ -195,10 +195,10 @@ class TracedNumber(float):
     def __index__(self) -> int:
         if self.value != int(self.value):
             raise TypeError(f"{self.text} is {self.value}, which is no integer")
-        return int(self.plain())
+        return int(self.plain("int()"))
 
     def __float__(self) -> float:
-        return float(self.plain())
+        return float(self.plain("float()"))
 
     def __int__(self) -> int:
         return int(self.seen("int({})", int))
@@ -215,7 +215,7 @@ class TracedNumber(float):
     def __ceil__(self) -> int:
         return int(self.seen("ceil({})", math.ceil))
 
-    def __round__(self, digits: int | None = None) -> Any:
+    def __round__(self, digits: Any = None) -> Any:
         return self.seen(f"round({{}}, {digits})", lambda value: round(value, digits))
 
     def __neg__(self) -> TracedNumber:
@@ -232,7 +232,8 @@ class TracedNumber(float):
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         """numpy's functions take the value, so it is seen."""
-        return getattr(ufunc, method)(*map(plain, inputs), **options)
+        values = [plain(item, f"numpy.{ufunc.__name__}") for item in inputs]
+        return getattr(ufunc, method)(*values, **options)
 
     def __hash__(self) -> int:
         return hash(self.value)
@@ -265,9 +266,9 @@ def is_traced(value: object) -> bool:
     )
 
 
-def plain(value: Any) -> Any:
+def plain(value: Any, reader: str = "Python") -> Any:
     """A traced number as Python's own number, with a guard; any other value unchanged."""
-    return value.plain() if isinstance(value, TracedNumber) else value
+    return value.plain(reader) if isinstance(value, TracedNumber) else value
 
 
 def _arithmetic(name: str, sign: str, operation: Callable[[Any, Any], Any]) -> None:
@@ -320,7 +321,8 @@ def computation(value: Any) -> Callable[[Numbers], float]:
 
 
 def _value(value: Any) -> float:
-    return value.value if isinstance(value, TracedNumber) else value  # type: ignore[no-any-return]
+    found: float = value.value if isinstance(value, TracedNumber) else value
+    return found
 
 
 def tensor_or_value(value: Any) -> Any:

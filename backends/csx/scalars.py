@@ -1,8 +1,10 @@
 """torch functions on traced numbers.
 
-Words: a *number* is a ``TracedNumber``, or a float64 scalar computed from one. Eagerly a number is a Python float, which never widens what it meets, and ``alpha=``
-and ``value=`` take only that. Here a number is an operand: brought to the dtype that the function
-would compute in eagerly, and multiplied out where the function takes only Python's numbers.
+Words: a *number* is a ``TracedNumber``, or a float64 scalar computed from one. Eagerly a number is
+a Python float, which never widens what it meets, and ``alpha=`` and ``value=`` take only that. Here
+a number is an operand: brought to the dtype that the function would compute in eagerly, and
+multiplied out where the function takes only Python's numbers. What has no such form takes the
+number's value, with a guard.
 """
 
 from __future__ import annotations
@@ -15,7 +17,13 @@ import torch.utils._pytree as pytree
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
 
-from fulgurite.backends.csx.numbers import TracedNumber, as_number, is_traced, plain, tensor_or_value
+from fulgurite.backends.csx.numbers import (
+    TracedNumber,
+    as_number,
+    is_traced,
+    plain,
+    tensor_or_value,
+)
 
 
 def call_with_numbers(func: Any, args: Any, kwargs: Any) -> Any:
@@ -66,7 +74,11 @@ def _with_operands(func: Any, args: Any, kwargs: Any) -> Any:
     except (TypeError, DataDependentOutputException):
         if not any(isinstance(leaf, TracedNumber) for leaf in pytree.tree_leaves((args, kwargs))):
             raise
-    return func(*pytree.tree_map(plain, args), **pytree.tree_map(plain, kwargs))
+
+    def value(leaf: Any) -> Any:
+        return plain(leaf, f"{getattr(func, '__name__', func)}()")
+
+    return func(*pytree.tree_map(value, args), **pytree.tree_map(value, kwargs))
 
 
 def forget_failed_reads(graph: fx.Graph) -> None:
@@ -177,7 +189,9 @@ def _filled(name: str, *args: Any, dtype: Any = None, **options: Any) -> Any:
         return NotImplemented
     like = place[0] if isinstance(place[0], Tensor) else None
     dtype = dtype or (like.dtype if like is not None else _natural_dtype(number))
-    make = {"full": torch.empty, "full_like": torch.empty_like, "new_full": Tensor.new_empty}[name]
+    make: Any = {"full": torch.empty, "full_like": torch.empty_like, "new_full": Tensor.new_empty}[
+        name
+    ]
     return make(*place, dtype=dtype, **options).copy_(tensor_or_value(number))
 
 

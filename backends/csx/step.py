@@ -20,6 +20,7 @@ from fulgurite.backends.csx.capture import Captured, capture
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.errors import InputChanged, StateChanged, TraceError, UnsupportedInput
 from fulgurite.backends.csx.fabric import HostFabric, Loaded
+from fulgurite.backends.csx.first_update import Unborn
 from fulgurite.backends.csx.graph import Kind
 from fulgurite.backends.csx.inputs import BatchSpec
 from fulgurite.backends.csx.lines import UserLine
@@ -172,6 +173,11 @@ class StepFunction:
     def programs(self) -> list[Program]:
         """The programs built so far."""
         return [built.program for built in self._built]
+
+    @property
+    def unborn(self) -> list[Unborn]:
+        """Optimizer state that waits for the first gradient."""
+        return self._world.unborn
 
     def __call__(
         self, batch: Any, entries: dict[str, Callable[[Any], Any]], entry: str = STEP

@@ -7,14 +7,17 @@ from math import exp as exponential
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import pytest
 import torch
-from harness import assert_close, assert_same_run, both, fit
+from harness import QUIET, assert_close, assert_same_run, both, csx, fit
 from models import Classifier, PerParameter, loader, mlp
 from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 
-from fulgurite.backends.csx.errors import StateChanged, TraceError, UnsupportedState
+import fulgurite
+from fulgurite.backends import reset_backend
+from fulgurite.backends.csx.errors import StateChanged, UnsupportedState
 
 
 class Moving(pl.Callback):
@@ -24,17 +27,16 @@ class Moving(pl.Callback):
     MORE = ("momentum_decay", "beta2_decay", "d", "t0")
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
-        step = trainer.global_step
         for optimizer in trainer.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] *= 0.8 if step % 3 else 1.4
+                group["lr"] *= 0.8 if batch_idx % 3 else 1.4
                 for key in (*self.KEYS, *self.MORE):
                     if isinstance(group.get(key), float) and group[key]:
-                        group[key] *= 0.98 if step % 2 else 1.01
+                        group[key] *= 0.98 if batch_idx % 2 else 1.01
                 for key in ("betas", "etas"):
                     if key in group:
                         first, second = group[key]
-                        group[key] = (first * 0.99, second * (0.9995 if step % 2 else 1.0002))
+                        group[key] = (first * 0.99, second * (0.9995 if batch_idx % 2 else 1.0002))
 
 
 def assert_equals_stock(
@@ -190,7 +192,9 @@ class Lamb(Optimizer):
     """You et al. 2020: a trust ratio for each parameter, bias corrections from a tensor."""
 
     def __init__(self, params: Any, lr: float = 1e-2) -> None:
-        super().__init__(params, {"lr": lr, "betas": [0.9, 0.999], "eps": 1e-6, "weight_decay": 0.1})
+        super().__init__(
+            params, {"lr": lr, "betas": [0.9, 0.999], "eps": 1e-6, "weight_decay": 0.1}
+        )
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -342,14 +346,23 @@ def test_every_function_takes_a_number_that_changes() -> None:
     assert_same_run(ours, stock)
 
 
+def _shrunk(lr: Any) -> Tensor:
+    return nn.functional.softshrink(torch.ones(()), lr)
+
+
 @pytest.mark.parametrize(
     ("look", "message"),
     [
         (lambda lr, k: round(lr, 2), r"round\(.*, 2\) was 0.01 when traced, and now is 0.02"),
-        (lambda lr, k: float(lr), r"\['lr'\] was 0.01 when traced"),
-        (lambda lr, k: math.hypot(lr, 1.0), r"\['lr'\] was 0.01 when traced"),
-        (lambda lr, k: len(range(k)), r"\['k'\] was 3.0 when traced, and now is 4.0"),
-        (lambda lr, k: isinstance(k, int) * k.__index__(), r"\['k'\] was 3.0 when traced"),
+        (lambda lr, k: float(lr), r"\['lr'\], read by float\(\), was 0.01 when traced"),
+        (lambda lr, k: math.hypot(lr, 1.0), r"\['lr'\], read by math.hypot, was 0.01"),
+        (lambda lr, k: float(np.sqrt(lr)), r"\['lr'\], read by numpy.sqrt, was 0.01"),
+        (
+            lambda lr, k: len(range(k)),
+            r"\['k'\], read by int\(\), was 3.0 when traced, and now is 4",
+        ),
+        (lambda lr, k: [0, 0, 0, 1, 1][k] if isinstance(k, int) else 5, r"\['k'\], read by int"),
+        (lambda lr, k: _shrunk(lr), r"\['lr'\], read by softshrink\(\), was 0.01"),
         (lambda lr, k: 1.0 if lr < 0.015 else 2.0, r"\['lr'\] < 0.015 was True when traced"),
     ],
 )
@@ -363,7 +376,8 @@ def test_what_python_sees_of_a_number_may_not_change(look: Any, message: str) ->
             loss = closure() if closure is not None else None
             for group in self.param_groups:
                 for p in group["params"]:
-                    p.add_(p.grad, alpha=-look(group["lr"], group["k"]) * group["lr"] / group["k"])
+                    scale = look(group["lr"], group["k"]) * group["lr"] / group["k"]
+                    p.add_(p.grad, alpha=-scale)
             return loss
 
     class Move(pl.Callback):
@@ -381,7 +395,7 @@ def test_what_python_sees_of_a_number_may_not_change(look: Any, message: str) ->
 
 
 class FirstGradient(Optimizer):
-    """Heavy ball as users write it: the buffer begins as the first gradient; another mean beside."""
+    """Heavy ball as users write it: the buffer begins as the first gradient."""
 
     def __init__(self, params: Any, lr: float) -> None:
         super().__init__(params, {"lr": lr, "momentum": 0.9, "weight_decay": 0.01})
@@ -441,24 +455,18 @@ def test_state_of_the_first_gradient_under_manual_optimization_equals_stock() ->
 def test_a_resumed_run_equals_the_uninterrupted_one(optimizer: Any, tmp_path: Any) -> None:
     options = {"momentum": 0.9, "dampening": 0.5} if optimizer is torch.optim.SGD else {}
 
+    def make() -> Classifier:
+        return Classifier(mlp(), optimizer, **options)
+
     def run(**more: Any) -> Any:
-        make = lambda: Classifier(mlp(), optimizer, **options)  # noqa: E731
         return fit(make, lambda: (loader(160),), static=True, **more)
 
     whole = run(max_epochs=2)
     first = run(max_epochs=1)
     first.trainer.save_checkpoint(tmp_path / "middle.ckpt")
 
-    class Resumed(Classifier):
-        pass
-
-    from harness import QUIET, csx
-
-    import fulgurite
-    from fulgurite.backends import reset_backend
-
     reset_backend()
-    module = Resumed(mlp(), optimizer, **options)
+    module = make()
     trainer = fulgurite.Trainer(backend=csx(), max_epochs=2, **QUIET)
     trainer.fit(module, loader(160), ckpt_path=tmp_path / "middle.ckpt")
     for name, value in whole.module.state_dict().items():
@@ -512,6 +520,113 @@ def test_preinitialize_gives_birth_where_an_optimizer_defines_it() -> None:
         average = run.trainer.optimizers[0].state[p]["average"]
         torch.testing.assert_close(average, 0.9 * 0.25 + 0.1 * before.grad)
         torch.testing.assert_close(p, before - 0.01 * average)
+
+
+def test_a_checkpoint_before_the_first_update_holds_no_state_of_it(tmp_path: Any) -> None:
+    class Save(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+            if trainer.global_step == 0:
+                trainer.save_checkpoint(tmp_path / "early.ckpt")
+
+    fit(
+        lambda: Classifier(mlp(), FirstGradient),
+        lambda: (loader(64),),
+        static=True,
+        callbacks=(Save(),),
+        accumulate_grad_batches=2,
+    )
+    saved = torch.load(tmp_path / "early.ckpt", weights_only=False)
+    assert saved["optimizer_states"][0]["state"] == {}
+
+
+class Keyed(PerParameter):
+    """State under a name, a tensor alone, and dicts in dicts; the norm is the first gradient's."""
+
+    def update(self, p: Tensor, state: dict[str, Any], lr: float) -> None:
+        shared = self.state["shared"]
+        if not shared:
+            shared["norms"] = {"first": p.grad.norm()}
+            self.state["count"] = torch.zeros(())
+        self.state["count"] += 1
+        shared["norms"]["first"].mul_(0.9)
+        p.sub_(p.grad * lr / (self.state["count"] + shared["norms"]["first"]))
+
+
+class Chained(PerParameter):
+    """Fills a dict of its own that is already in the state."""
+
+    def update(self, p: Tensor, state: dict[str, Any], lr: float) -> None:
+        if not state:
+            state = self.state[p] = {}
+            state["step"], state["average"] = torch.tensor(0.0), torch.zeros_like(p)
+        state["step"] += 1
+        state["average"].lerp_(p.grad, 0.1)
+        p.sub_(state["average"] * (lr / (1 - 0.9 ** state["step"])))
+
+
+@pytest.mark.parametrize("optimizer", [Keyed, Chained])
+def test_state_in_any_place_equals_stock(optimizer: Any) -> None:
+    ours, stock = both(
+        lambda: Classifier(mlp(), optimizer), lambda: (loader(160),), callbacks=(Moving(),)
+    )
+    assert_close(ours.losses, stock.losses)
+    mine, theirs = (run.trainer.optimizers[0].state_dict()["state"] for run in (ours, stock))
+    assert mine.keys() == theirs.keys()
+    for key, values in theirs.items():
+        assert_close(mine[key], values, 2e-5, str(key))
+
+
+class NoGroupNumbers(Optimizer):
+    """Has no numbers at all, but a function, a list and a dict among its options."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        options = {"sign": torch.sign, "names": ["a"], "scales": {"all": 0.01}, "bounds": (None, 1)}
+        super().__init__(params, options)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = closure() if closure is not None else None
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(group["sign"](p.grad) * group["scales"]["all"])
+        return loss
+
+
+def test_options_that_are_no_numbers_may_not_change() -> None:
+    class Change(pl.Callback):
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, idx: int) -> None:
+            if idx == 2:
+                trainer.optimizers[0].param_groups[0]["scales"]["all"] = 0.1
+
+    assert_equals_stock(NoGroupNumbers, moving=())
+    with pytest.raises(StateChanged, match="the param groups' options were"):
+        assert_equals_stock(NoGroupNumbers, moving=(Change(),))
+
+
+def test_two_optimizers_that_share_parameters_equal_stock() -> None:
+    class Shared(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+            self.net = mlp()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            for optimizer in self.optimizers():
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+                self.manual_backward(loss)
+                optimizer.step()
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            buffered = {"momentum": 0.9, "dampening": 0.5}
+            return [
+                torch.optim.Adam(self.parameters(), lr=0.01),
+                torch.optim.SGD(self.net[0].parameters(), lr=0.1, **buffered),
+            ]
+
+    ours, stock = both(Shared, lambda: (loader(160),), callbacks=(Moving(),))
+    assert_same_run(ours, stock)
 
 
 # -- schedules and groups that change ------------------------------------------------------------
@@ -603,9 +718,7 @@ def test_a_group_that_is_added_needs_another_program(optimizer: Any, options: An
         return Head(mlp(), optimizer, **options)
 
     common: dict[str, Any] = {"callbacks": (Unfreeze(),), "max_epochs": 3}
-    ours, stock = both(
-        make, lambda: (loader(64),), backend={"max_programs": 3}, **common
-    )
+    ours, stock = both(make, lambda: (loader(64),), backend={"max_programs": 3}, **common)
     assert_same_run(ours, stock)
     with pytest.raises(StateChanged, match=r"max_programs=2"):
         fit(make, lambda: (loader(64),), static=True, **common)
@@ -687,6 +800,37 @@ class OwnTensor(PerParameter):
         p.sub_(p.grad * lr)
 
 
+class Wrapping(PerParameter):
+    """Holds another optimizer, as Lookahead does."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr)
+        self.inner = torch.optim.Adam(self.param_groups[0]["params"], lr=lr)
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inner.step(closure)
+
+
+class Sharpness(Optimizer):
+    """Evaluates the step twice, and keeps a state that is the first gradient's."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        closure = torch.enable_grad()(closure)
+        loss = closure()
+        params = self.param_groups[0]["params"]
+        for p in params:
+            self.state[p]["move"] = 0.05 * p.grad / p.grad.norm()
+            p.add_(self.state[p]["move"])
+        closure()
+        for p in params:
+            p.sub_(self.state[p]["move"] + self.param_groups[0]["lr"] * p.grad)
+        return loss
+
+
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
@@ -694,6 +838,8 @@ class OwnTensor(PerParameter):
         (EverySecond, r"EverySecond changed a Python value in its step \(EverySecond.calls"),
         (Flipping, r"Flipping changed a Python value in its step"),
         (Listing, r"keeps tensors in a list, state\['history'\]"),
+        (Wrapping, r"changes a tensor that no module holds"),
+        (Sharpness, r"changes parameters before it evaluates its closure"),
         (OwnTensor, r"left a traced tensor in OwnTensor.norm"),
     ],
 )
