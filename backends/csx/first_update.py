@@ -85,7 +85,7 @@ class _BothUpdates:
 
     def __init__(self, optimizer: Optimizer, unborn: list[Unborn]) -> None:
         self._optimizer, self._unborn = optimizer, unborn
-        self._keys = {id(key) for one in unborn for key in one.newborn.keys}
+        self._keys = {key for one in unborn for key in one.newborn.keys}
         self._parameters = [p for one in unborn for p in one.newborn.parameters]
         self._everyone = [p for group in optimizer.param_groups for p in group["params"]]
         self._depth = 0  # a step may call its parent class's, which has hooks too
@@ -99,12 +99,12 @@ class _BothUpdates:
         snapshot = Snapshot([optimizer])
         values = [(t, t.detach().clone()) for t in snapshot.tensors()]
         gradients = [None if p.grad is None else p.grad.clone() for p in self._everyone]
-        for key in [key for key in optimizer.state if id(key) in self._keys]:
+        for key in self._keys & optimizer.state.keys():
             del optimizer.state[key]
         with torch.no_grad():
             inspect.unwrap(type(optimizer).step)(optimizer, closure=closure)
             self._weights = {id(p): p.detach().clone() for p in self._parameters}
-            self._states = {k: v for k, v in optimizer.state.items() if id(k) in self._keys}
+            self._states = {k: v for k, v in optimizer.state.items() if k in self._keys}
             snapshot.restore()
             for tensor, value in values:
                 tensor.copy_(value)

@@ -180,8 +180,9 @@ def refuse_the_rest(snapshot: Snapshot, modules: list[nn.Module], module: nn.Mod
             before = copy.get(key) if isinstance(copy, dict) else None
             counts = type(value) in (int, float, bool) and value != before and key != _TORCHS
             if isinstance(root, Optimizer) and isinstance(container, dict) and counts:
+                kind = "flag" if type(value) is bool else "number"
                 raise UnsupportedState(
-                    f"{type(root).__name__} changed a Python value in its step ({where}, from"
+                    f"{type(root).__name__} changed a Python {kind} in its step ({where}, from"
                     f" {before!r} to {value!r}), which the program would freeze.",
                     remedy="a tensor in optimizer.state[p], changed in place",
                 )

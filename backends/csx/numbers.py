@@ -40,6 +40,8 @@ class NumberSlot:
     def read(self, optimizers: list[Optimizer]) -> float:
         """Its value now."""
         value = self.value(optimizers)
+        if type(value) is float:
+            return value
         if not is_number(value):
             raise StateChanged(
                 f"{self} was a number when the program was built, and now is {value!r}.",
@@ -81,20 +83,28 @@ def is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-_SIMPLE = (bool, str, type(None))
 _NAMES = ("params", "param_names")
+_SIMPLE = frozenset({bool, str, type(None)})
+_NUMBERS = frozenset({float, int})
 
 
 def group_options(optimizers: list[Optimizer]) -> list[Any]:
-    """Everything in the param groups that is neither number nor tensor, in a fixed order."""
-    return [
-        value if isinstance(value, _SIMPLE) else _option(value)
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-        for key, value in group.items()
-        if type(value) is not float and key not in _NAMES
-        if isinstance(value, _SIMPLE) or not is_number(value)
-    ]
+    """Everything in the param groups that is neither number nor tensor, in a fixed order.
+
+    Every step asks for it, so what groups mostly hold comes first.
+    """
+    options: list[Any] = []
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for key, value in group.items():
+                kind = type(value)
+                if kind in _SIMPLE:
+                    options.append(value)
+                elif kind is tuple and _NUMBERS.issuperset(map(type, value)):
+                    options.append(len(value))
+                elif kind not in _NUMBERS and key not in _NAMES and not is_number(value):
+                    options.append(_option(value))
+    return options
 
 
 def _option(value: Any) -> Any:

@@ -835,8 +835,8 @@ class Sharpness(Optimizer):
     ("optimizer", "message"),
     [
         (CountingSGD, r"keeps state\['step'\] as a Python number"),
-        (EverySecond, r"EverySecond changed a Python value in its step \(EverySecond.calls"),
-        (Flipping, r"Flipping changed a Python value in its step"),
+        (EverySecond, r"EverySecond changed a Python number in its step \(EverySecond.calls"),
+        (Flipping, r"Flipping changed a Python flag in its step"),
         (Listing, r"keeps tensors in a list, state\['history'\]"),
         (Wrapping, r"changes a tensor that no module holds"),
         (Sharpness, r"changes parameters before it evaluates its closure"),
