@@ -6,9 +6,11 @@ accelerator   what goes with it; precision: what runs in which type
 step          a stage's step: which program fits the batch, run it, hand out what it returns
 capture       run Lightning's own code once on fakes, in place
   world         what a step works on, and how a failed trace is undone
-  state         the tensors that modules and optimizers hold; birth: optimizer state before step 0
+  state         the tensors that modules and optimizers hold; birth: optimizer state before step 0;
+                first_update: state that only the first gradient can make
   inputs        the batch; watched: its constants; gradients: p.grad between steps
-  numbers       the numbers of param groups; rounding: where eager kernels round narrow floats
+  numbers       the numbers of param groups; scalars: torch's functions on them; mathematics:
+                Python's; rounding: where eager kernels round narrow floats
   stand_ins     fakes behind the user's objects; formulas: torch's code in the form that traces
   tracing       what the user's code sees; constants: tensors that keep their value;
                 default_dtype: the one they were made with; frozen: Python values that stay

@@ -1,14 +1,20 @@
 """Optimizer state before the first step.
 
-A program's state must exist before it is traced, and torch's optimizers make theirs in their first
-``step``. So that step is run once on zero gradients, each state tensor is kept with the value it
-had *at birth*, and everything else is put back. (Running the step and zeroing the state instead
-gives wrong weights: NAdam 2 %, Adagrad 8 %, Rprop 36 %; measured, torch 2.13.)
+A program's state must exist before it is traced, and most optimizers make theirs in their first
+``step``. So that step is run on trial, with made-up gradients, each state tensor is kept with the
+value it had *at birth*, and everything else is put back. (Running the step and zeroing the state
+instead gives wrong weights: NAdam 2 %, Adagrad 8 %, Rprop 36 %; measured, torch 2.13.)
+
+A value at birth that differs between two trials comes from the *first gradient*, and only the first
+update itself can tell it: first_update.py.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -16,7 +22,9 @@ from torch import Tensor
 from torch.optim import LBFGS, SGD, Optimizer, SparseAdam
 
 from fulgurite.backends.csx.errors import UnsupportedState
+from fulgurite.backends.csx.formulas import plain_options
 from fulgurite.backends.csx.lines import UserLine
+from fulgurite.backends.csx.state import Held, Snapshot
 
 
 class _Births(dict[Any, Any]):
@@ -24,17 +32,56 @@ class _Births(dict[Any, Any]):
 
     happening: ClassVar[bool] = False
 
-    def __init__(self, state: dict[Any, Any]) -> None:
-        super().__init__(state)
-        self.born = {key: _copy(value) for key, value in state.items()}
+    def __init__(self, state: dict[Any, Any] | None = None) -> None:
+        super().__init__()
+        self.born: dict[Any, Any] = {}
+        self.update(state or {})
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.born.setdefault(key, _copy(value))
         super().__setitem__(key, value)
 
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def update(self, *others: Any, **values: Any) -> None:
+        for key, value in dict(*others, **values).items():
+            self[key] = value
+
+
+class _States(defaultdict[Any, Any]):
+    """``optimizer.state`` during a trial: what is made in it remembers its birth."""
+
+    def __init__(self, states: dict[Any, Any]) -> None:
+        super().__init__(_Births)
+        self.update(states)
+        self.given: dict[Any, Any] = {}
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.given.setdefault(key, _copy(value))
+        super().__setitem__(key, value)
+
+    def born(self, known: dict[Any, Any]) -> tuple[dict[Any, Any], bool]:
+        """New states at birth, and whether all births were seen; others are as they are now."""
+        values: dict[Any, Any] = {}
+        seen = True
+        for key, now in self.items():
+            if key in known:
+                continue
+            born = now.born if isinstance(now, _Births) else self.given[key]
+            if isinstance(now, dict):
+                seen = seen and born.keys() >= now.keys()
+                born = {name: born.get(name, value) for name, value in now.items()}
+            values[key] = born
+        return values, seen
+
 
 def _copy(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else value
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return {key: _copy(item) for key, item in value.items()} if type(value) is dict else value
 
 
 def giving_birth() -> bool:
@@ -43,10 +90,10 @@ def giving_birth() -> bool:
 
 
 def check_optimizer(optimizer: Optimizer, line: UserLine | None = None) -> None:
-    """Refuse optimizers that no static program can hold, or that are not supported yet.
+    """Refuse optimizers that no static program can hold.
 
     Raises:
-        UnsupportedState: LBFGS, SparseAdam, or SGD with dampening.
+        UnsupportedState: LBFGS or SparseAdam.
     """
     name = type(optimizer).__name__
     if isinstance(optimizer, LBFGS):
@@ -61,87 +108,152 @@ def check_optimizer(optimizer: Optimizer, line: UserLine | None = None) -> None:
             line=line,
             remedy="nn.Embedding(sparse=False) and torch.optim.Adam",
         )
-    for group in optimizer.param_groups if isinstance(optimizer, SGD) else ():
-        if group["momentum"] and group["dampening"]:
-            raise UnsupportedState(
-                "SGD with dampening takes its buffer from the first gradient, which CSX does not"
-                " support yet.",
-                line=line,
-                remedy="dampening=0",
-            )
 
 
-def give_birth(optimizer: Optimizer, line: UserLine | None = None) -> list[Tensor]:
-    """Make the state of every parameter that has none; returns those parameters.
+@dataclass(frozen=True, slots=True)
+class Newborn:
+    """What ``give_birth`` made.
+
+    Args:
+        optimizer: whose state it is.
+        parameters: those that had no state.
+        keys: of their state in ``optimizer.state``.
+        of_gradient: it comes from the first gradient: shapes are right, values mean nothing yet.
+    """
+
+    optimizer: Optimizer
+    parameters: list[Tensor]
+    keys: list[Any]
+    of_gradient: bool
+
+    def forget_unused(self, live: list[Held]) -> None:
+        """Delete the state of what no program updates.
+
+        Args:
+            live: the tensors that a program works on.
+        """
+        places = {id(slot.container) for held in live for slot in held.slots}
+        tensors = {id(held.tensor) for held in live}
+        for key in self.keys:
+            values = self.optimizer.state.get(key)
+            if isinstance(values, dict):
+                inner = [values, *(value for value in values.values() if isinstance(value, dict))]
+                used = any(id(c) in places for c in inner) if values else id(key) in tensors
+                if not used:
+                    del self.optimizer.state[key]
+
+
+def give_birth(optimizer: Optimizer, line: UserLine | None = None) -> Newborn | None:
+    """Make the state of every parameter that has none; None where there is no such parameter.
 
     Raises:
-        UnsupportedState: the optimizer keeps a Python number in its state, which one trace would
-            freeze, or makes a state from the first gradient.
+        UnsupportedState: the optimizer keeps its state in a form that no program can hold.
     """
-    newborn = [
+    parameters = [
         p
         for group in optimizer.param_groups
         for p in group["params"]
         if p.requires_grad and not optimizer.state.get(p)
     ]
-    if not newborn:
-        return []
-    born = _births(optimizer, newborn, gradient=0.0)
-    other = born if type(optimizer) is SGD else _births(optimizer, newborn, gradient=1.0)
-    name = type(optimizer).__name__
-    for p, values in born.items():
-        for key, value in values.items():
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
-                raise UnsupportedState(
-                    f"{name} keeps state['{key}'] as a Python number ({value!r}); the program would"
-                    " freeze it.",
-                    line=line,
-                    remedy=f"state['{key}'] = torch.tensor({float(value)!r}), changed in place",
-                )
-            if isinstance(value, Tensor) and not torch.equal(value, other[p][key]):
-                raise UnsupportedState(
-                    f"{name} makes state['{key}'] from the first gradient, which CSX does not"
-                    " support yet.",
-                    line=line,
-                    remedy=f"state['{key}'] = torch.zeros_like(p), then the usual update",
-                )
-        if values:
-            optimizer.state[p] = values
-    return newborn
+    if not parameters:
+        return None
+    of_gradient = False
+    if callable(getattr(optimizer, "preinitialize", None)):
+        born = _preinitialized(optimizer)
+    elif type(optimizer) is SGD and not any(g["dampening"] for g in optimizer.param_groups):
+        # its first update is then the same from a buffer of zeros
+        born = dict(_buffers_of_zeros(optimizer, parameters))
+    else:
+        born, seen = _trial(optimizer, seed=1)
+        of_gradient = not seen or not _equal(born, _trial(optimizer, seed=2)[0])
+    for values in born.values():
+        _check(optimizer, values, line)
+    optimizer.state.update(born)
+    return Newborn(optimizer, parameters, list(born), of_gradient)
 
 
-def _births(
-    optimizer: Optimizer, newborn: list[Tensor], gradient: float
-) -> dict[Tensor, dict[Any, Any]]:
-    """Each state as it was when the optimizer's first step made it; everything else put back."""
-    everyone = [p for group in optimizer.param_groups for p in group["params"]]
-    weights = [p.detach().clone() for p in newborn]
-    gradients = [p.grad for p in everyone]
-    state = {p: dict(values) for p, values in optimizer.state.items()}
-    groups = [dict(group) for group in optimizer.param_groups]
+def _empty(values: Any) -> bool:
+    return isinstance(values, dict) and not values
+
+
+def _preinitialized(optimizer: Any) -> dict[Any, Any]:
+    """What the optimizer's own ``preinitialize`` makes, beside the state that there is."""
+    known = {key: values for key, values in optimizer.state.items() if not _empty(values)}
+    optimizer.preinitialize()
+    made = dict(optimizer.state)
+    optimizer.state.update(known)
+    return {key: values for key, values in made.items() if key not in known}
+
+
+def _buffers_of_zeros(
+    optimizer: Optimizer, newborn: list[Tensor]
+) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
     wanted = {id(p) for p in newborn}
+    for group in optimizer.param_groups:
+        if group["momentum"]:
+            for p in group["params"]:
+                if id(p) in wanted:
+                    yield p, {"momentum_buffer": torch.zeros_like(p, requires_grad=False)}
+
+
+def _check(optimizer: Optimizer, values: Any, line: UserLine | None) -> None:
+    name = type(optimizer).__name__
+    for key, value in values.items() if isinstance(values, dict) else ():
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            raise UnsupportedState(
+                f"{name} keeps state['{key}'] as a Python number ({value!r}); the program would"
+                " freeze it.",
+                line=line,
+                remedy=f"state['{key}'] = torch.tensor({float(value)!r}), changed in place",
+            )
+        if isinstance(value, (list, tuple, set)) and any(isinstance(v, Tensor) for v in value):
+            raise UnsupportedState(
+                f"{name} keeps tensors in a {type(value).__name__}, state['{key}'].",
+                line=line,
+                remedy=f"one key for each: state['{key}_0'], state['{key}_1'], ...",
+            )
+        if isinstance(value, dict):
+            _check(optimizer, value, line)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Whether two states hold the same: tensors bit by bit, NaN equal to NaN."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        same = a.shape == b.shape and a.dtype == b.dtype
+        return same and bool(torch.eq(a, b).logical_or(a.ne(a) & b.ne(b)).all())
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    return type(a) is type(b) and bool(a == b)
+
+
+def _trial(optimizer: Optimizer, seed: int) -> tuple[dict[Any, Any], bool]:
+    """New states as they were when the optimizer's first step made them (``_States.born``).
+
+    Everything else is put back.
+    """
+    everyone = [p for group in optimizer.param_groups for p in group["params"]]
+    gradients = [p.grad for p in everyone]
+    snapshot = Snapshot([optimizer])
+    values = [(t, t.detach().clone()) for t in snapshot.tensors()]
+    known = {key: values for key, values in optimizer.state.items() if not _empty(values)}
+    generator = torch.Generator().manual_seed(seed)
     _Births.happening = True
     try:
         for p in everyone:
-            p.grad = torch.full_like(p, gradient) if id(p) in wanted else None
-        for p in newborn:
-            optimizer.state[p] = _Births({})
-        for group in optimizer.param_groups:
-            if "weight_decay" in group:  # SGD's buffer is born of the gradient, decay and all
-                group["weight_decay"] = 0.0
+            made_up = torch.randn(p.shape, generator=generator)
+            p.grad = torch.empty_like(p).copy_(made_up).detach() if p.requires_grad else None
+        optimizer.state = states = _States(known)
         step = inspect.unwrap(type(optimizer).step)  # without hooks and the schedulers' counter
-        with torch.no_grad():
-            step(optimizer)
-        return {p: optimizer.state[p].born for p in newborn}
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), plain_options([optimizer]):
+            step(optimizer, closure=lambda: torch.zeros(()))
+        return states.born(known)
     finally:
         _Births.happening = False
-        optimizer.state.clear()
-        optimizer.state.update(state)
-        for group, before in zip(optimizer.param_groups, groups, strict=True):
-            group.clear()
-            group.update(before)
+        snapshot.restore()
         with torch.no_grad():
-            for p, weight in zip(newborn, weights, strict=True):
-                p.copy_(weight)
-        for p, before_p in zip(everyone, gradients, strict=True):
-            p.grad = before_p
+            for tensor, value in values:
+                tensor.copy_(value)
+        for p, gradient in zip(everyone, gradients, strict=True):
+            p.grad = gradient

@@ -23,9 +23,8 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.fx.experimental.proxy_tensor import get_innermost_proxy_mode, make_fx
-from torch.optim import Optimizer
 
-from fulgurite.backends.csx.birth import check_optimizer, give_birth
+from fulgurite.backends.csx.birth import Newborn, check_optimizer, give_birth
 from fulgurite.backends.csx.constants import (
     Constants,
     Source,
@@ -37,6 +36,7 @@ from fulgurite.backends.csx.effects import (
     static_metrics,
 )
 from fulgurite.backends.csx.errors import DynamicShape, UnsupportedInput, UnsupportedState
+from fulgurite.backends.csx.first_update import Unborn, first_updates
 from fulgurite.backends.csx.formulas import eager_formulas, plain_library_code, without_mkldnn
 from fulgurite.backends.csx.frozen import warn_of_frozen_reads
 from fulgurite.backends.csx.gradients import Gradients
@@ -51,6 +51,7 @@ from fulgurite.backends.csx.leftovers import (
 )
 from fulgurite.backends.csx.lines import UserLine, raised_at, record_lines, user_line
 from fulgurite.backends.csx.logs import Accumulator, LogCall
+from fulgurite.backends.csx.mathematics import traced_math
 from fulgurite.backends.csx.numbers import (
     Guard,
     NumberSlot,
@@ -64,6 +65,7 @@ from fulgurite.backends.csx.numbers import (
 from fulgurite.backends.csx.outputs import Output, Outputs
 from fulgurite.backends.csx.passes import lower
 from fulgurite.backends.csx.rounding import fused_rounding
+from fulgurite.backends.csx.scalars import forget_failed_reads
 from fulgurite.backends.csx.stand_ins import stand_in_for, storage_of, swap
 from fulgurite.backends.csx.state import (
     Entry,
@@ -137,14 +139,12 @@ class Trace:
         clears_gradients: bool,
     ) -> None:
         self._world, self._run = world, run
-        self._snapshot = Snapshot(world.objects())
         self._clears_gradients = clears_gradients
         self._batch_spec = BatchSpec(batch)
-        self._newborn: list[tuple[Optimizer, Tensor]] = []
-        made_at = self._line_of("configure_optimizers")
-        for optimizer in world.optimizers:
-            check_optimizer(optimizer, made_at)
-            self._newborn += [(optimizer, p) for p in give_birth(optimizer, made_at)]
+        self._newborn = list(self._births())
+        self._snapshot = Snapshot(world.objects())
+        world.unborn = [one for one in world.unborn if one.waits()]
+        world.unborn += [Unborn(newborn) for newborn in self._newborn if newborn.of_gradient]
         self._parameters = world.parameters()
         self.gradients = Gradients(self._parameters if world.trains else {})
         self._entries = entries_of(self._slots())
@@ -160,6 +160,14 @@ class Trace:
         self._nodes: dict[int, fx.Node] = {}  # of each state tensor
         self._rebound: list[Held] = []
 
+    def _births(self) -> Iterator[Newborn]:
+        made_at = self._line_of("configure_optimizers")
+        for optimizer in self._world.optimizers:
+            check_optimizer(optimizer, made_at)
+            newborn = give_birth(optimizer, made_at)
+            if newborn is not None:
+                yield newborn
+
     def _slots(self) -> Iterator[Slot]:
         yield from module_slots(self._world.module)
         for name, p in self._parameters.items():
@@ -167,6 +175,7 @@ class Trace:
                 yield Slot({0: p}, 0, name)
         names = {id(p): name for name, p in self._parameters.items()}
         yield from optimizer_slots(self._world.optimizers, names)
+        yield from (one.slot() for one in self._world.unborn)
 
     def _make_inputs(self) -> Iterator[Input]:
         def fake(tensor: Tensor) -> Tensor:
@@ -195,6 +204,7 @@ class Trace:
                 stack.enter_context(fused_rounding(self._world.optimizers))
                 stack.enter_context(eager_formulas(self._world.optimizers))
                 stack.enter_context(without_mkldnn())
+                stack.enter_context(traced_math())
                 stack.enter_context(plain_library_code())
                 stack.enter_context(warn_of_frozen_reads())
                 stack.enter_context(torch.inference_mode(False))
@@ -214,6 +224,7 @@ class Trace:
             ) from None
         finally:
             Trace.current = None
+        forget_failed_reads(module.graph)
         refuse_the_rest(self._snapshot, self._modules, self._world.module)
         self._release_rebound()
         known = [entry for entry in self._inputs if entry.kind is not Kind.BATCH]
@@ -273,6 +284,7 @@ class Trace:
                 record_host_calls(self._world.trainer, self._world.schedulers) as calls,
                 torch.set_grad_enabled(self._world.trains),
                 self.gradients.hidden_from_steps(self._world.module.automatic_optimization),
+                first_updates(self._world.unborn),
                 self._constants,
             ):
                 result = self._run(batch)
@@ -365,16 +377,11 @@ class Trace:
     def _unbear(self, graph: Graph) -> None:
         """Forget the newborn state of parameters that the step never updates."""
         used = {entry.index for entry in graph.inputs if entry.kind is Kind.STATE}
-        live = {
-            id(slot.container)
-            for i, entry in enumerate(self._entries)
-            if i in used
-            for held in entry.held
-            for slot in held.slots
-        }
-        for optimizer, p in self._newborn:
-            if p in optimizer.state and id(optimizer.state[p]) not in live:
-                del optimizer.state[p]
+        live = [held for i, entry in enumerate(self._entries) if i in used for held in entry.held]
+        for newborn in self._newborn:
+            newborn.forget_unused(live)
+        unborn = self._world.unborn
+        self._world.unborn = [one for one in unborn if one.state.keys() & set(one.newborn.keys)]
 
     def describe(self, tensor: Tensor) -> str:
         """The user's name of a tensor."""

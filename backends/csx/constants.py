@@ -97,6 +97,8 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         with _disable_current_modes(), torch.no_grad():
             values = func(*pytree.tree_map(real, args), **pytree.tree_map(real, kwargs))
+            if func is torch.ops.aten.lift_fresh.default:  # the graph keeps the literal itself
+                values = values.clone()
         leaves = zip(pytree.tree_leaves(result), pytree.tree_leaves(values), strict=True)
         for fake, value in leaves:
             if isinstance(fake, FakeTensor):

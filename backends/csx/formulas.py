@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.utils.checkpoint
 from torch import Tensor
 from torch.distributions import Distribution
-from torch.optim import Optimizer
+from torch.optim import Optimizer, _adafactor, asgd, radam
+
+from fulgurite.backends.csx.numbers import as_number, is_traced
+from fulgurite.backends.csx.scalars import as_tensor
 
 
 @contextlib.contextmanager
@@ -27,37 +31,91 @@ def without_mkldnn() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def plain_options(optimizers: list[Optimizer]) -> Iterator[None]:
+    """Let torch's optimizers take their plain loop over parameters, on any device.
+
+    The fused and foreach variants compute the same, and do not trace; capturable ones insist on a
+    device that CSX does not look at.
+    """
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    flags = ("foreach", "fused", "capturable")
+    before = [(group, key, group[key]) for group in groups for key in flags if key in group]
+    try:
+        for group, key, value in before:
+            group[key] = False if value else value
+            if key == "foreach":
+                group[key] = False  # None chooses by device
+        yield
+    finally:
+        for group, key, value in before:
+            group[key] = value
+
+
+@contextlib.contextmanager
 def eager_formulas(optimizers: list[Optimizer]) -> Iterator[None]:
     """Let torch's optimizers run their eager formulas on traced numbers.
 
-    They read their step count with ``_get_value``, a host read; here it stays a tensor, in float64
-    as Python's float is. The fused and foreach variants compute the same, and do not trace.
+    They read their step count with ``_get_value`` or ``.item()``, a host read (``host_value``). In
+    RAdam and ASGD values then decide Python branches; there torch's capturable form of the same
+    formula stands in. Adafactor's ``min`` and ``max`` become torch's. Checked against torch 2.13.
     """
-    modules: list[Any] = [
-        module
-        for name, module in list(sys.modules.items())
-        if name.startswith("torch.optim.") and hasattr(module, "_get_value")
-    ]
-    originals = [(module, module._get_value) for module in modules]
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    flags = [
-        (group, key, group[key]) for group in groups for key in ("foreach", "fused") if key in group
-    ]
+    changed: list[tuple[dict[str, Any], str, Any]] = []
 
-    def get_value(x: Any) -> Any:
-        return x.to(torch.float64) if isinstance(x, Tensor) else x
+    def put(module: Any, name: str, value: Any) -> None:
+        changed.append((vars(module), name, vars(module).get(name)))
+        setattr(module, name, value)
 
     try:
-        for module in modules:
-            module._get_value = get_value
-        for group, key, _ in flags:
-            group[key] = False
-        yield
+        for name, module in list(sys.modules.items()):
+            if name.startswith("torch.optim.") and hasattr(module, "_get_value"):
+                put(module, "_get_value", host_value)
+        for module in (radam, asgd):
+            put(module, "_get_capturable_supported_devices", lambda *args, **kwargs: ["cpu"])
+        put(radam, "_single_tensor_radam", _in_double(radam._single_tensor_radam, 4))
+        put(asgd, "_single_tensor_asgd", _in_double(asgd._single_tensor_asgd, 3, 4, 5))
+        put(_adafactor, "min", _of_numbers(min, torch.minimum))
+        put(_adafactor, "max", _of_numbers(max, torch.maximum))
+        with plain_options(optimizers):
+            yield
     finally:
-        for module, original in originals:
-            module._get_value = original
-        for group, key, value in flags:
-            group[key] = value
+        for namespace, name, value in reversed(changed):
+            if value is None:
+                del namespace[name]
+            else:
+                namespace[name] = value
+
+
+def host_value(x: Any) -> Any:
+    """A scalar that eagerly is read as a Python float: it stays a tensor, in Python's precision."""
+    return as_number(x.to(torch.float64)) if isinstance(x, Tensor) else x
+
+
+def _in_double(formula: Callable[..., None], *positions: int) -> Callable[..., None]:
+    """The capturable form of a formula, with the scalars of its state in Python's precision.
+
+    Args:
+        formula: torch's, one list for each kind of state.
+        positions: of the lists of scalars among its arguments.
+    """
+
+    @functools.wraps(formula)
+    def capturable(*args: Any, **options: Any) -> None:
+        lists = list(args)
+        for position in positions:
+            lists[position] = [as_number(x.to(torch.float64)) for x in args[position]]
+        formula(*lists, **{**options, "capturable": True})
+        for position in positions:
+            for x, value in zip(args[position], lists[position], strict=True):
+                x.copy_(value)
+
+    return capturable
+
+
+def _of_numbers(python: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    def choose(a: Any, b: Any) -> Any:
+        return function(as_tensor(a), as_tensor(b)) if is_traced(b) else python(a, b)
+
+    return choose
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 A tensor in a slot (a place that held one before) is state. A tensor in another attribute of a
 module is an output, set after every step; tensors appended to a list are appended after every step.
-Anything else that holds a traced tensor, or a Python number that an optimizer counted up, would be
+Anything else that holds a traced tensor, or a Python value that an optimizer changed, would be
 frozen: an error.
 """
 
@@ -24,6 +24,7 @@ from fulgurite.backends.csx.lines import UserLine
 from fulgurite.backends.csx.stand_ins import storage_of
 from fulgurite.backends.csx.state import Entry, Held, Snapshot, brief
 
+_TORCHS = "_opt_called"  # by which schedulers know that an optimizer has stepped
 IN_PLACE = "change it in place (tensor.copy_(...)), or untie it before fit"
 
 
@@ -177,10 +178,11 @@ def refuse_the_rest(snapshot: Snapshot, modules: list[nn.Module], module: nn.Mod
                     " one: both are filled after every step",
                 )
             before = copy.get(key) if isinstance(copy, dict) else None
-            counts = type(value) in (int, float) and value != before
+            counts = type(value) in (int, float, bool) and value != before and key != _TORCHS
             if isinstance(root, Optimizer) and isinstance(container, dict) and counts:
+                kind = "flag" if type(value) is bool else "number"
                 raise UnsupportedState(
-                    f"{type(root).__name__} changed a Python number in its step ({where}, from"
+                    f"{type(root).__name__} changed a Python {kind} in its step ({where}, from"
                     f" {before!r} to {value!r}), which the program would freeze.",
                     remedy="a tensor in optimizer.state[p], changed in place",
                 )

@@ -16,22 +16,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer, adagrad, adam, sgd
 
-from fulgurite.backends.csx.numbers import TracedNumber
+from fulgurite.backends.csx.numbers import as_number, is_traced, tensor_or_value
 
 NARROW = (torch.bfloat16, torch.float16)
 _ROUND_THEIR_NUMBER = ("add", "radd", "iadd", "sub", "rsub", "isub", "pow", "ipow")
 """Whose kernels first round a Python number to the tensor's type; the others take it in float32."""
-
-
-def number_of(value: Any) -> Tensor | None:
-    """The tensor of a traced number, or of what was computed from one with a tensor.
-
-    These are the only float64 scalars there are: no other float64 can be in a program.
-    """
-    if isinstance(value, TracedNumber):
-        return value.tensor
-    is_number = isinstance(value, Tensor) and not value.ndim and value.dtype is torch.float64
-    return value if is_number else None
 
 
 def call_rounding_once(call: Callable[..., Any], func: Any, args: Any, kwargs: Any) -> Any:
@@ -43,10 +32,10 @@ def call_rounding_once(call: Callable[..., Any], func: Any, args: Any, kwargs: A
     rounds_number = getattr(func, "__name__", "").strip("_") in _ROUND_THEIR_NUMBER
 
     def operand(leaf: Any) -> Any:
-        number = number_of(leaf)
-        if number is not None and rounds_number:
-            return number.to(narrow).to(number.dtype)
-        return _widened(leaf)
+        if is_traced(leaf) and rounds_number:
+            number = tensor_or_value(leaf)
+            return as_number(number.to(narrow).to(number.dtype))
+        return leaf if is_traced(leaf) else _widened(leaf)
 
     wide = [operand(arg) for arg in args]
     result = call(func, wide, {key: operand(arg) for key, arg in kwargs.items()})
@@ -58,9 +47,9 @@ def call_rounding_once(call: Callable[..., Any], func: Any, args: Any, kwargs: A
 def _narrow_dtype(args: Any, kwargs: Any) -> torch.dtype | None:
     """The narrow type of a call's tensors, if a number is among its arguments."""
     leaves = [*args, *kwargs.values()]
-    if not any(number_of(leaf) is not None for leaf in leaves):
+    if not any(map(is_traced, leaves)):
         return None
-    tensors = [t for t in leaves if isinstance(t, Tensor) and number_of(t) is None]
+    tensors = [t for t in leaves if isinstance(t, Tensor) and not is_traced(t)]
     dtypes = {t.dtype for t in tensors if t.is_floating_point()}
     return dtypes.pop() if len(dtypes) == 1 and dtypes <= set(NARROW) else None
 

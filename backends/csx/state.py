@@ -7,6 +7,7 @@ tensor in several slots) and views of one buffer are one entry each.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import is_
@@ -119,15 +120,22 @@ def module_slots(root: nn.Module) -> Iterator[Slot]:
 def optimizer_slots(optimizers: list[Optimizer], names: dict[int, str]) -> Iterator[Slot]:
     """The state of all optimizers, and tensors among their groups' numbers (a tensor ``lr``)."""
     for o, optimizer in enumerate(optimizers):
-        for parameter, state in optimizer.state.items():
-            owner = names.get(id(parameter), "?")
-            for key, value in state.items():
-                if isinstance(value, Tensor):
-                    yield Slot(state, key, f"optimizers[{o}].state[{owner}]['{key}']")
+        for key in optimizer.state:
+            name = f"optimizers[{o}].state[{names.get(id(key)) or brief(key)}]"
+            yield from _state_slots(optimizer.state, key, name)
         for g, group in enumerate(optimizer.param_groups):
-            for key, value in group.items():
+            for option, value in group.items():
                 if isinstance(value, Tensor):
-                    yield Slot(group, key, f"optimizers[{o}].param_groups[{g}]['{key}']")
+                    yield Slot(group, option, f"optimizers[{o}].param_groups[{g}]['{option}']")
+
+
+def _state_slots(container: dict[Any, Any], key: Any, name: str) -> Iterator[Slot]:
+    value = container[key]
+    if isinstance(value, Tensor):
+        yield Slot(container, key, name)
+    elif isinstance(value, dict):
+        for inner in value:
+            yield from _state_slots(value, inner, f"{name}[{inner!r}]")
 
 
 def entries_of(slots: Iterable[Slot]) -> tuple[Entry, ...]:
@@ -257,6 +265,12 @@ def _check_held(held: Held, layout: Layout) -> None:
 
 
 _CONTAINERS = (dict, list, set)
+_REFILL: dict[Any, Callable[[Any, Any], None]] = {
+    OrderedDict: OrderedDict.update,  # before dict, whose clear would break its order
+    dict: dict.update,
+    list: list.extend,
+    set: set.update,
+}
 
 
 class Snapshot:
@@ -285,19 +299,29 @@ class Snapshot:
         """Each container, its copy, its name, and the object that it belongs to."""
         yield from self._before.values()
 
+    def tensors(self) -> list[Tensor]:
+        """The tensors that the containers hold."""
+        values = [c.values() if isinstance(c, dict) else c for _, c, _, _ in self._before.values()]
+        return [value for items in values for value in items if isinstance(value, Tensor)]
+
     def before(self, container: Any) -> Any:
         """The copy of a container, or None if it was not there."""
         kept = self._before.get(id(container))
         return None if kept is None else kept[1]
 
     def restore(self) -> None:
-        """Make everything as it was."""
-        refill: dict[type, Callable[[Any, Any], None]] = {
-            dict: dict.update,
-            list: list.extend,
-            set: set.update,
-        }
+        """Make everything as it was; what did not change is not touched."""
         for container, copy, _, _ in self._before.values():
-            kind = next(kind for kind in _CONTAINERS if isinstance(container, kind))
-            kind.clear(container)
-            refill[kind](container, copy)
+            if not _holds_the_same(container, copy):
+                kind = next(kind for kind in _REFILL if isinstance(container, kind))
+                kind.clear(container)
+                _REFILL[kind](container, copy)
+
+
+def _holds_the_same(container: Any, copy: Any) -> bool:
+    if len(container) != len(copy):
+        return False
+    if isinstance(container, dict):
+        pairs = zip(container.items(), copy.items(), strict=True)
+        return all(a is c and b is d for (a, b), (c, d) in pairs)
+    return isinstance(container, list) and all(map(is_, container, copy))

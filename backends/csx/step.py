@@ -20,6 +20,7 @@ from fulgurite.backends.csx.capture import Captured, capture
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.errors import InputChanged, StateChanged, TraceError, UnsupportedInput
 from fulgurite.backends.csx.fabric import HostFabric, Loaded
+from fulgurite.backends.csx.first_update import Unborn
 from fulgurite.backends.csx.graph import Kind
 from fulgurite.backends.csx.inputs import BatchSpec
 from fulgurite.backends.csx.lines import UserLine
@@ -27,6 +28,7 @@ from fulgurite.backends.csx.logs import LogCall, begin_step
 from fulgurite.backends.csx.numbers import (
     Guard,
     NumberSlot,
+    are_fixed,
     as_vector,
     group_options,
     read_numbers,
@@ -51,7 +53,7 @@ class Conditions(NamedTuple):
     training: tuple[bool, ...]
     group_sizes: tuple[int, ...]
     options: tuple[Any, ...]  # of param groups, that are no numbers
-    states: tuple[tuple[int, int], ...]  # identity and length of each optimizer's state
+    states: tuple[int, ...]  # identity of each optimizer's state
     settings: tuple[Any, ...]  # accumulation window, gradient clipping
 
 
@@ -182,6 +184,11 @@ class StepFunction:
         """The programs built so far."""
         return [built.program for built in self._built]
 
+    @property
+    def unborn(self) -> list[Unborn]:
+        """Optimizer state that waits for the first gradient."""
+        return self._world.unborn
+
     def __call__(self, batch: Any, entries: Entries, entry: str = STEP) -> Any:
         """Run the step on a batch.
 
@@ -250,10 +257,7 @@ class StepFunction:
         values = [value for group in groups for value in group.values()]
         if len(values) != len(self._group_values) or not all(map(is_, values, self._group_values)):
             # another object somewhere: a scheduler's new number, or an option
-            fixed = not any(
-                type(v) in (list, dict) for g in groups for k, v in g.items() if k != "params"
-            )
-            self._group_values = values if fixed else []
+            self._group_values = values if are_fixed(groups) else []
             self._options = tuple(group_options(self._world.optimizers))
             self._numbers_are_read = False
         return Conditions(
@@ -261,7 +265,7 @@ class StepFunction:
             tuple(map(_training, self._modules)),
             tuple([len(group["params"]) for group in groups]),
             self._options,
-            tuple([(id(o.state), len(o.state)) for o in self._world.optimizers]),
+            tuple([id(o.state) for o in self._world.optimizers]),
             self._settings(),
         )
 
@@ -341,8 +345,9 @@ class StepFunction:
         now = read_numbers(built.numbers, self._world.optimizers)
         if built.held_for != now:
             for guard in built.guards:
-                if guard.evaluate(now) != guard.result:
-                    return f"{guard.text} was {guard.result} when traced, and now is not"
+                broken = guard.broken(now)
+                if broken is not None:
+                    return broken
         if self._vector is None or self._numbers != now:
             self._numbers, self._vector = now, as_vector(now)
         built.held_for, self._numbers_are_read = self._numbers, True
@@ -373,7 +378,7 @@ class StepFunction:
         first = next(iter(captured.values()))
         used = frozenset().union(*(one.used_numbers for one in captured.values()))
         now = read_numbers(first.numbers, self._world.optimizers)
-        unused = tuple(unused_guards(first.numbers, used, now))
+        unused = tuple(unused_guards(first.numbers, used, now, self._world.optimizers))
         built = Built(
             program=program,
             conditions=self._conditions(),  # the optimizers' state may be new

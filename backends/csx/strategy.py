@@ -23,6 +23,7 @@ from lightning.pytorch.strategies.strategy import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch.optim import Optimizer
 
 from fulgurite.backends.backend import current_backend
 from fulgurite.backends.csx import report, rng
@@ -32,6 +33,7 @@ from fulgurite.backends.csx.capture import Trace
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.errors import UnsupportedState
 from fulgurite.backends.csx.fabric import HostFabric
+from fulgurite.backends.csx.first_update import hidden
 from fulgurite.backends.csx.frozen import frozen_index
 from fulgurite.backends.csx.lines import user_line
 from fulgurite.backends.csx.precision import CSXPrecision, csx_precision
@@ -238,6 +240,12 @@ class StaticGraph(Strategy):
             **{moment: rng.portable(states) for moment, states in self.data_position.items()},
         }
         super().save_checkpoint(checkpoint, filepath, storage_options)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """An optimizer's state, without what its first update is still to make."""
+        unborn = self._training.unborn if self._training is not None else []
+        with hidden([one for one in unborn if one.newborn.optimizer is optimizer]):
+            return super().optimizer_state(optimizer)
 
     def load_checkpoint(
         self, checkpoint_path: str | Path, weights_only: bool | None = None

@@ -1,9 +1,9 @@
 """What the user's code sees while it is traced: one function mode in front of every torch call.
 
 It is the single place where misuse is noticed, with the user's frame still on the stack: reading a
-value, branching on one, printing one, shapes that follow from values. It also turns the numbers of
-param groups into tensors, and the few functions whose ordinary form is not static into their static
-twins. Checked against torch 2.13.
+value, branching on one, printing one, shapes that follow from values. It also gives the numbers of
+param groups to functions (scalars.py), and turns the few functions whose ordinary form is not
+static into their static twins. Checked against torch 2.13.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from fulgurite.backends.csx.errors import (
     TraceError,
     UnsupportedState,
 )
+from fulgurite.backends.csx.formulas import host_value
 from fulgurite.backends.csx.lines import UserLine, is_library, top_package
-from fulgurite.backends.csx.numbers import TracedNumber, tensors_of
-from fulgurite.backends.csx.rounding import call_rounding_once, number_of
+from fulgurite.backends.csx.scalars import call_with_numbers
 from fulgurite.backends.csx.state import brief
 
 WHERE = "compute both sides and choose with torch.where(condition, a, b)"
@@ -87,6 +87,8 @@ class Contract(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is Tensor.item and _inside_torch_optim():
+            return host_value(args[0])
         misuse = _MISUSES.get(func)
         if misuse is not None:
             values = [self._value(arg) if isinstance(arg, Tensor) else arg for arg in args]
@@ -104,7 +106,7 @@ class Contract(TorchFunctionMode):
             if twin is not NotImplemented:
                 return twin
         try:
-            return call_rounding_once(_with_numbers, func, args, kwargs)
+            return call_with_numbers(func, args, kwargs)
         except DynamicOutputShapeException:
             raise DynamicShape(
                 f"The shape of the result of {_name(func)} depends on the values of"
@@ -155,9 +157,7 @@ class Contract(TorchFunctionMode):
 
     def _refuse_move(self, tensor: Tensor, func: Any) -> None:
         """`.cpu()` is a host read where the user wrote it; libraries call it as a no-op."""
-        caller: FrameType | None = sys._getframe(1)
-        while caller is not None and caller.f_code.co_name == "__torch_function__":
-            caller = caller.f_back
+        caller = _caller()
         if caller is not None and not is_library(caller) and isinstance(tensor, FakeTensor):
             done = "read by .cpu()" if func is Tensor.cpu else 'read by .to("cpu")'
             self._refuse(tensor, HostRead, done, READ_LATER)
@@ -173,35 +173,23 @@ def _inside_torchmetrics() -> str | None:
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
+def _inside_torch_optim() -> bool:
+    """Whether one of torch's optimizers asked: it reads numbers that a program can compute."""
+    caller = _caller()
+    return caller is not None and caller.f_globals.get("__name__", "").startswith("torch.optim.")
+
+
+def _caller() -> FrameType | None:
+    """The frame that called the torch function which runs now."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_name == "__torch_function__":
+        frame = frame.f_back
+    return frame
+
+
 def _name(func: Any) -> str:
     name = getattr(func, "__name__", str(func))
     return "indexing with a mask" if name == "__getitem__" else f"{name}()"
-
-
-def _with_numbers(func: Any, args: Any, kwargs: Any) -> Any:
-    """Call ``func`` with traced numbers as tensors; scalar-only arguments are multiplied out."""
-    name = getattr(func, "__name__", "")
-    factor = number_of(kwargs.get("alpha", kwargs.get("value")))
-    if factor is not None:
-        base = args[0]
-        rest = [tensors_of(arg) for arg in args[1:]]
-        rest += [kwargs[key] for key in ("other", "tensor1", "tensor2") if key in kwargs]
-        update = {
-            "add": lambda: rest[0] * factor,
-            "sub": lambda: -(rest[0] * factor),
-            "addcmul": lambda: rest[0] * rest[1] * factor,
-            "addcdiv": lambda: rest[0] / rest[1] * factor,
-        }.get(name.rstrip("_"))
-        if update is not None:
-            return base.add_(update()) if name.endswith("_") else base + update()
-    if name.rstrip("_") == "lerp" and isinstance(args[-1], TracedNumber):
-        start, end, weight = args
-        if abs(weight) < 0.5:  # torch's own formulas; the comparison becomes a guard
-            moved = start + weight.tensor * (end - start)
-        else:
-            moved = end - (end - start) * (1 - weight.tensor)
-        return start.copy_(moved) if name.endswith("_") else moved
-    return func(*tensors_of(args), **tensors_of(kwargs))
 
 
 def _static_bincount(args: Any, kwargs: Any) -> Any:

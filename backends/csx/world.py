@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fulgurite.backends.csx import rng
+from fulgurite.backends.csx.first_update import Unborn
 from fulgurite.backends.csx.state import Snapshot
 
 
@@ -24,6 +25,7 @@ class World:
     optimizers: list[Optimizer] = field(default_factory=list)
     schedulers: list[Any] = field(default_factory=list)
     trains: bool = False  # whether the step computes gradients
+    unborn: list[Unborn] = field(default_factory=list)
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Every parameter by its name: the module's, then those only an optimizer knows."""
@@ -55,10 +57,11 @@ class World:
 @contextlib.contextmanager
 def undone_on_failure(world: World) -> Iterator[None]:
     """If the block raises, put module, optimizers, counters and random states back as they were."""
-    snapshot, random_states = Snapshot(world.objects()), rng.collect()
+    snapshot, random_states, unborn = Snapshot(world.objects()), rng.collect(), world.unborn
     try:
         yield
     except BaseException:
         snapshot.restore()
         rng.restore(random_states)
+        world.unborn = unborn
         raise

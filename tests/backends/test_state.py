@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from harness import QUIET, assert_same_run, both, csx, fit
-from models import CLASSES, GAN, Classifier, Measured, PerParameter, convnet, loader, mlp, pictures
+from models import CLASSES, GAN, Classifier, Measured, convnet, loader, mlp, pictures
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
@@ -156,6 +156,17 @@ def test_state_that_changes_its_shape_is_refused() -> None:
         UnsupportedState, match=r"replaced self\.seen, float32\[0\], by float32\[1\]"
     ):
         fit(Grows, lambda: (loader(),), static=True)
+
+
+def test_a_literal_that_the_step_changes_in_place_starts_anew_each_time() -> None:
+    class Literal(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            scale = torch.tensor(0.5)
+            scale += 1
+            return super().training_step(batch, batch_idx) * scale
+
+    ours, stock = both(lambda: Literal(mlp()), lambda: (loader(64),))
+    assert_same_run(ours, stock)
 
 
 class Views(Classifier):
@@ -348,34 +359,6 @@ def test_a_guard_on_a_number_that_no_longer_holds_is_an_error() -> None:
             static=True,
             callbacks=(Momentum(),),
         )
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "options", "message"),
-    [
-        (torch.optim.LBFGS, {}, "LBFGS evaluates the step again"),
-        (torch.optim.SparseAdam, {}, "SparseAdam takes sparse gradients"),
-        (torch.optim.SGD, {"momentum": 0.9, "dampening": 0.5}, "SGD with dampening"),
-    ],
-)
-def test_optimizers_that_cannot_be_static_are_refused(
-    optimizer: Any, options: Any, message: str
-) -> None:
-    with pytest.raises(UnsupportedState, match=message):
-        fit(lambda: Classifier(mlp(), optimizer, **options), lambda: (loader(),), static=True)
-
-
-class CountingSGD(PerParameter):
-    """Counts its steps in a Python number of its state."""
-
-    def update(self, p: Tensor, state: dict[str, Any], lr: float) -> None:
-        state["step"] = state.get("step", 0) + 1
-        p.add_(p.grad, alpha=-lr / state["step"])
-
-
-def test_python_numbers_in_optimizer_state_are_refused() -> None:
-    with pytest.raises(UnsupportedState, match=r"keeps state\['step'\] as a Python number"):
-        fit(lambda: Classifier(mlp(), CountingSGD), lambda: (loader(),), static=True)
 
 
 def test_the_gan_s_toggled_flags_are_restored() -> None:

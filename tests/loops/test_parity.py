@@ -95,56 +95,6 @@ def test_validation_with_torchmetrics_equals_stock() -> None:
     assert_same_run(ours, stock)
 
 
-OPTIMIZERS = [
-    (torch.optim.SGD, {}),
-    (torch.optim.SGD, {"momentum": 0.9, "weight_decay": 0.01}),
-    (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
-    (torch.optim.Adam, {"amsgrad": True}),
-    (torch.optim.Adam, {"foreach": True, "weight_decay": 0.01}),
-    (torch.optim.AdamW, {"fused": True}),
-    (torch.optim.AdamW, {"maximize": True, "lr": 1e-4}),
-    (torch.optim.RMSprop, {}),
-    (torch.optim.RMSprop, {"momentum": 0.9, "centered": True}),
-]
-
-
-@pytest.mark.parametrize(("optimizer", "options"), OPTIMIZERS)
-def test_optimizer_equals_stock(optimizer: type[Any], options: dict[str, Any]) -> None:
-    ours, stock = both(
-        lambda: Classifier(mlp(), optimizer, **options), lambda: (loader(),), limit_train_batches=20
-    )
-    assert_same_run(ours, stock)
-
-
-def one_cycle(optimizer: Any) -> dict[str, Any]:
-    """Moves betas too."""
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps=60)
-    return {"scheduler": schedule, "interval": "step"}
-
-
-def warm_up(optimizer: Any) -> dict[str, Any]:
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 100))
-    return {"scheduler": schedule, "interval": "step"}
-
-
-def plateau(optimizer: Any) -> dict[str, Any]:
-    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=1.0)
-    return {"scheduler": schedule, "monitor": "loss_epoch"}
-
-
-@pytest.mark.parametrize("schedule", [one_cycle, warm_up, plateau])
-def test_scheduler_on_the_host_equals_stock(schedule: Any) -> None:
-    class Scheduled(Classifier):
-        def configure_optimizers(self) -> Any:
-            optimizer = super().configure_optimizers()
-            return {"optimizer": optimizer, "lr_scheduler": schedule(optimizer)}
-
-    options: dict[str, Any] = {"max_epochs": 3, "limit_train_batches": 18}
-    ours, stock = both(lambda: Scheduled(mlp()), lambda: (loader(),), **options)
-    assert ours.trainer.optimizers[0].param_groups[0]["lr"] != 1e-2
-    assert_same_run(ours, stock)
-
-
 def test_python_runs_once_and_the_program_every_step() -> None:
     ours = fit(lambda: Classifier(mlp()), lambda: (loader(),), static=True, max_epochs=2)
     assert ours.module.calls == 1
