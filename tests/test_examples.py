@@ -16,7 +16,7 @@ def run(*arguments: str, **environment: str) -> str:
     """What ``python arguments`` prints; it must succeed."""
     result = subprocess.run(
         [sys.executable, *arguments],
-        env={**os.environ, **environment},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},  # tiny steps, busy machines
         capture_output=True,
         text=True,
     )
@@ -45,6 +45,24 @@ def test_digits(device: str, tmp_path: Path) -> None:
         assert "largest difference in loss" in text
     else:
         assert "program" not in text
+
+
+@pytest.mark.parametrize("device", ["CSX", "CPU"])
+def test_gpt_bytes(device: str, tmp_path: Path) -> None:
+    policy = ["--autogen-policy", "disabled", "--compare"] if device == "CSX" else []
+    text = run(
+        str(ROOT / "examples/gpt_bytes.py"),
+        f"--device={device}",
+        "--epochs=1",
+        "--steps=10",
+        f"--out={tmp_path / 'gpt'}",
+        *policy,
+    )
+    after, before = text.partition("bits per byte ")[2].split(", from ")
+    assert float(after) < float(before.split()[0]) - 1
+    assert Path(text.partition("checkpoint ")[2].split()[0]).exists()
+    assert len(text.partition("\ndef read(")[2]) >= 400
+    assert ("training program" in text) == (device == "CSX")
 
 
 @pytest.mark.compiler
