@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -67,5 +68,20 @@ def test_gpt_bytes(device: str, tmp_path: Path) -> None:
 
 @pytest.mark.compiler
 def test_the_step_benchmark(tmp_path: Path) -> None:
-    text = run(str(ROOT / "tests/benchmarks/step.py"), "--steps=5", "--rounds=1")
-    assert "Fulgurite bare program" in text
+    path = tmp_path / "step.json"
+    text = run(
+        str(ROOT / "tests/benchmarks/step.py"),
+        *("--sections", "mlp", "--steps=5", "--rounds=1", f"--json={path}"),
+    )
+    rows = {row["name"]: row for row in json.loads(path.read_text())["sections"]["mlp"]["rows"]}
+    assert rows["Fulgurite bare program"]["rounds_us"][0] > 0
+    absent = [name for name in ("accelerate", "JAX", "Keras") if not any(name in r for r in rows)]
+    assert all(f"{name}" in text for name in absent)
+    assert ("not installed" in text) == bool(absent)
+    assert "mlp: fit adds to bare" in text
+
+
+def test_the_readmes_figures_are_those_of_the_benchmarks_json() -> None:
+    table = run(str(ROOT / "tests/benchmarks/table.py"))
+    begin, end = "<!-- speed: tests/benchmarks/table.py -->\n", "<!-- speed ends -->"
+    assert (ROOT / "README.md").read_text().partition(begin)[2].partition(end)[0] == table
