@@ -197,7 +197,7 @@ def main(arguments: list[str] | None = None) -> float:
     parser.add_argument("--device", default="CSX", help="CSX, CPU or GPU")
     parser.add_argument("--compare", action="store_true", help="train in stock Lightning too")
     parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=200, help="training steps an epoch")
+    parser.add_argument("--steps", type=int, default=150, help="training steps an epoch")
     parser.add_argument("--out", type=Path, default=Path("runs/gpt"), help="folder of results")
     parser.add_argument("--autogen-policy", help="CSX only; 'disabled' compiles nothing")
     options = parser.parse_args(arguments)

@@ -91,7 +91,7 @@ def run_torch_compile(steps: int) -> dict[str, float]:
     return {"first_step_s": first, "live_bytes": live_bytes() - base}
 
 
-def child(kind: str, folder: Path, cores: set[int], steps: int) -> dict[str, float]:
+def child(kind: str, folder: Path, steps: int = STEPS) -> dict[str, float]:
     """One process with its caches in ``folder``; what it printed, and ``compilers`` it started."""
     log = folder / "compilers"
     log.write_text("")
@@ -108,7 +108,6 @@ def child(kind: str, folder: Path, cores: set[int], steps: int) -> dict[str, flo
             "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
             "XDG_CACHE_HOME": str(folder / "user"),
         },
-        preexec_fn=functools.partial(os.sched_setaffinity, 0, cores),
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -118,17 +117,26 @@ def child(kind: str, folder: Path, cores: set[int], steps: int) -> dict[str, flo
 
 
 def measure(rounds: int, cores: set[int]) -> dict[str, Any]:
-    """Cold and second starts of the GPT, taking turns; memory after ten steps."""
+    """Cold and second starts of the GPT, taking turns, on these cores; memory after some steps."""
+    pinned = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)  # the processes inherit it
+    try:
+        return _measure(rounds)
+    finally:
+        os.sched_setaffinity(0, pinned)
+
+
+def _measure(rounds: int) -> dict[str, Any]:
     kinds = ("fulgurite", "torch.compile")
     cold: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
     second: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
     for _ in range(rounds):
         for kind in kinds:
             with tempfile.TemporaryDirectory() as folder:
-                cold[kind].append(child(kind, Path(folder), cores, STEPS))
-                second[kind].append(child(kind, Path(folder), cores, STEPS))
+                cold[kind].append(child(kind, Path(folder)))
+                second[kind].append(child(kind, Path(folder)))
     with tempfile.TemporaryDirectory() as folder:
-        stock = child("lightning", Path(folder), cores, STEPS)
+        stock = child("lightning", Path(folder))
 
     def median(runs: list[dict[str, float]], what: str) -> float:
         return statistics.median(run[what] for run in runs)

@@ -132,8 +132,11 @@ def run_section(name: str, steps: int, count: int) -> dict[str, Any]:
     here = [entry for entry in entries if not missing[entry.name]]
     steps = max(2, steps // model.slower)
     times = rounds({entry.name: entry.make(model) for entry in here}, steps, count)
+    everywhere = {entry.name for entry in entries}
+    unwritten = [e.name for e in SECTIONS["mlp"][1] if e.needs and e.name not in everywhere]
     return {
         "steps": steps,
+        "not_written": unwritten if model.name != "mlp" else [],
         "not_installed": {who: what for who, what in missing.items() if what},
         "rows": [{"name": e.name, "logs": e.logs, "rounds_us": times[e.name]} for e in here],
     }

@@ -83,6 +83,7 @@ def section(name: str, figures: dict[str, Any]) -> str:
         )
     for who, what in figures["not_installed"].items():
         lines.append(f"{who:44s}  not installed: {', '.join(what)}")
+    lines += [f"{who:44s}  written for the MLP only" for who in figures["not_written"]]
     return "\n".join(lines)
 
 

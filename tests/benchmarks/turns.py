@@ -65,7 +65,7 @@ class FitInTurns(pl.Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, *args: object) -> None:
         self._left -= 1
-        if self._left:
+        if self._left > 0:
             return
         self.us = (time.perf_counter() - self._began) / self._steps * 1e6
         self._done.release()
@@ -75,7 +75,7 @@ class FitInTurns(pl.Callback):
 
     def close(self) -> None:
         """End the fit, and free what it holds."""
-        self._ends, self._left = True, -1
+        self._ends, self._left = True, 0
         self._go.release()
         self._pool.shutdown()
         if self._future is not None:
@@ -84,13 +84,15 @@ class FitInTurns(pl.Callback):
 
 def rounds(contenders: Mapping[str, Contender], steps: int, count: int) -> dict[str, list[float]]:
     """Microseconds a step of every contender, ``count`` rounds of ``steps`` steps each."""
-    for run in contenders.values():
-        run(min(steps, WARM_UP))
     times: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(count):
-        for name, run in contenders.items():
-            times[name].append(run(steps))
-    for run in contenders.values():
-        if isinstance(run, FitInTurns):
-            run.close()
+    try:
+        for run in contenders.values():
+            run(min(steps, WARM_UP))
+        for _ in range(count):
+            for name, run in contenders.items():
+                times[name].append(run(steps))
+    finally:
+        for run in contenders.values():
+            if isinstance(run, FitInTurns):
+                run.close()
     return times
