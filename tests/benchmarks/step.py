@@ -41,7 +41,7 @@ import table  # noqa: E402
 import torch  # noqa: E402
 import verdicts  # noqa: E402
 from models import ACCURACY, LOSS, NOTHING, Model  # noqa: E402
-from turns import Contender, rounds  # noqa: E402
+from turns import Contender, one_arena, rounds  # noqa: E402
 
 from fulgurite.backends.csx.fabric import cpu_name  # noqa: E402
 
@@ -166,6 +166,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where the figures go")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    one_arena()
     torch_.quiet()
     figures: dict[str, Any] = {"environment": environment(), "sections": {}}
     print(table.machine(figures))
