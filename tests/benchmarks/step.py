@@ -138,7 +138,10 @@ def run_section(name: str, steps: int, count: int) -> dict[str, Any]:
         "steps": steps,
         "not_written": unwritten if model.name != "mlp" else [],
         "not_installed": {who: what for who, what in missing.items() if what},
-        "rows": [{"name": e.name, "logs": e.logs, "rounds_us": times[e.name]} for e in here],
+        "rows": [
+            {"name": e.name, "logs": e.logs, "rounds_us": [round(us, 1) for us in times[e.name]]}
+            for e in here
+        ],
     }
 
 
