@@ -1,5 +1,5 @@
 # make fit    train the digits example on CSX       make test   run the tests
-# make lint   ruff and mypy                          make bench  the step benchmark, on one core
+# make lint   ruff and mypy                          make bench  the step benchmark, ten minutes
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -19,7 +19,8 @@ lint: $(READY)
 	$(BIN)/python tests/check_types.py
 
 bench: $(READY)
-	taskset -c 0 $(BIN)/python tests/benchmarks/step.py $(ARGS)
+	$(BIN)/python -m pip install -q -c .ci/constraints.txt -e ".[bench]"
+	$(BIN)/python tests/benchmarks/step.py $(ARGS)
 
 # torch first and alone: its plain wheel is gigabytes of CUDA, and .ci/constraints.txt names the
 # build that is wanted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ def run(*arguments: str, **environment: str) -> str:
     """What ``python arguments`` prints; it must succeed."""
     result = subprocess.run(
         [sys.executable, *arguments],
-        env={**os.environ, **environment},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},  # tiny steps, busy machines
         capture_output=True,
         text=True,
     )
@@ -47,7 +48,40 @@ def test_digits(device: str, tmp_path: Path) -> None:
         assert "program" not in text
 
 
+@pytest.mark.parametrize("device", ["CSX", "CPU"])
+def test_gpt_bytes(device: str, tmp_path: Path) -> None:
+    policy = ["--autogen-policy", "disabled", "--compare"] if device == "CSX" else []
+    text = run(
+        str(ROOT / "examples/gpt_bytes.py"),
+        f"--device={device}",
+        "--epochs=1",
+        "--steps=10",
+        f"--out={tmp_path / 'gpt'}",
+        *policy,
+    )
+    after, before = text.partition("bits per byte ")[2].split(", from ")
+    assert float(after) < float(before.split()[0]) - 1
+    assert Path(text.partition("checkpoint ")[2].split()[0]).exists()
+    assert len(text.partition("\ndef read(")[2]) >= 400
+    assert ("training program" in text) == (device == "CSX")
+
+
 @pytest.mark.compiler
 def test_the_step_benchmark(tmp_path: Path) -> None:
-    text = run(str(ROOT / "tests/benchmarks/step.py"), "--steps=5", "--rounds=1")
-    assert "Fulgurite bare program" in text
+    path = tmp_path / "step.json"
+    text = run(
+        str(ROOT / "tests/benchmarks/step.py"),
+        *("--sections", "mlp", "--steps=5", "--rounds=1", f"--json={path}"),
+    )
+    rows = {row["name"]: row for row in json.loads(path.read_text())["sections"]["mlp"]["rows"]}
+    assert rows["Fulgurite bare program"]["rounds_us"][0] > 0
+    absent = [name for name in ("accelerate", "JAX", "Keras") if not any(name in r for r in rows)]
+    assert all(f"{name}" in text for name in absent)
+    assert ("not installed" in text) == bool(absent)
+    assert "mlp: fit adds to bare" in text
+
+
+def test_the_readmes_figures_are_those_of_the_benchmarks_json() -> None:
+    table = run(str(ROOT / "tests/benchmarks/table.py"))
+    begin, end = "<!-- speed: tests/benchmarks/table.py -->\n", "<!-- speed ends -->"
+    assert (ROOT / "README.md").read_text().partition(begin)[2].partition(end)[0] == table

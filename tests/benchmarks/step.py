@@ -1,208 +1,192 @@
-"""Microseconds a training step: the same MLP in several trainers, side by side in one run.
+"""Microseconds a training step: the same models in several trainers, side by side in one run.
 
-    taskset -c 0 python tests/benchmarks/step.py [--steps 400] [--rounds 7]
+    python tests/benchmarks/step.py [--sections mlp ...] [--steps 400] [--rounds 7] [--json FILE]
 
-MLP 64-128-128-10, batch 32, AdamW, float32, on one core and one thread, over preloaded batches. The
-contenders take turns, so that a noisy machine is noisy for all of them; the table shows each one's
-median and fastest round, and the median of its paired ratios to stock Lightning with the same
-logging. The run fails if a program of ours was not compiled. JSON is written beside this file.
+``models`` says what is trained, ``contenders`` and ``elsewhere`` by whom, ``turns`` how they take
+turns on one core and one thread, ``fresh`` what compiling, a second start and memory cost,
+``table`` and ``verdicts`` what comes of it. Contenders that are not installed are named. A run of
+all sections writes step.json beside this file, a run of some only where ``--json`` says. The run
+fails if a program of ours was not compiled.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
-import logging
 import os
-import statistics
-import sys
-import time
-import warnings
+import subprocess
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-import lightning.pytorch as pl
-import torch
-from torch import nn
-from torch.utils.data import DataLoader
+CORES = os.sched_getaffinity(0)
+# before torch and JAX are imported: both read these once
+os.environ |= {
+    "OMP_NUM_THREADS": "1",
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+    "JAX_PLATFORMS": "cpu",
+    "KERAS_BACKEND": "jax",
+}
+os.sched_setaffinity(0, {min(CORES)})
 
-import fulgurite
-from fulgurite.backends.csx.fabric import cpu_name
-from fulgurite.backends.csx.step import STEP
+import contenders as torch_  # noqa: E402
+import elsewhere  # noqa: E402
+import fresh  # noqa: E402
+import models  # noqa: E402
+import table  # noqa: E402
+import torch  # noqa: E402
+import verdicts  # noqa: E402
+from models import ACCURACY, LOSS, NOTHING, Model  # noqa: E402
+from turns import Contender, one_arena, rounds  # noqa: E402
 
-BATCHES = 64
+from fulgurite.backends.csx.fabric import cpu_name  # noqa: E402
+
+PACKAGES = ("torch", "lightning", "torchmetrics", "accelerate", "jax", "optax", "keras")
+FRESH = "fresh"
 
 
-def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Preloaded batches: x [32, 64], y [32]."""
-    generator = torch.Generator().manual_seed(0)
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A row of the table: who, logging what, and the packages it needs beyond our own."""
+
+    name: str
+    make: Callable[[Model], Contender]
+    logs: str = NOTHING
+    needs: tuple[str, ...] = ()
+
+
+EAGER = [
+    Entry("plain eager loop", torch_.eager),
+    Entry("plain eager loop, fused AdamW", partial(torch_.eager, fused=True)),
+    Entry("torch.compile, fused AdamW", torch_.compiled),
+    Entry("accelerate loop", torch_.accelerated, needs=("accelerate",)),
+]
+BARE = Entry("Fulgurite bare program", torch_.bare)
+JAX = ("jax", "optax")
+KERAS = ("keras", "jax")
+
+
+def fits(*logs: str, **options: Any) -> list[Entry]:
+    """Lightning's and our fit, with each logging."""
     return [
-        (
-            torch.randn(32, 64, generator=generator),
-            torch.randint(0, 10, (32,), generator=generator),
-        )
-        for _ in range(BATCHES)
+        Entry(f"{name}, {what}", partial(torch_.fit, ours=ours, logs=what, **options), what)
+        for name, ours in (("Lightning", False), ("Fulgurite", True))
+        for what in logs
     ]
 
 
-class MLP(pl.LightningModule):
-    """64-128-128-10 with AdamW; ``logs`` turns one ``self.log`` a step on."""
-
-    def __init__(self, logs: bool = False) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.logs = logs
-        self.net = nn.Sequential(
-            nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)
-        )
-
-    def training_step(self, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-        if self.logs:
-            self.log("loss", loss)
-        return loss
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.parameters(), lr=1e-3)
-
-
-class Clock(pl.Callback):
-    """Microseconds a step between two steps of one fit."""
-
-    def __init__(self, first: int, last: int) -> None:
-        self.first, self.last, self.us = first, last, 0.0
-
-    def on_train_batch_end(self, trainer: pl.Trainer, *args: object) -> None:
-        if trainer.global_step == self.first:
-            self.began = time.perf_counter()
-        elif trainer.global_step == self.last:
-            self.us = (time.perf_counter() - self.began) / (self.last - self.first) * 1e6
-
-
-def plain(fused: bool) -> Callable[[int], float]:
-    """A hand-written eager loop."""
-    module, data = MLP(), batches()
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3, fused=fused)
-
-    def run(steps: int) -> float:
-        began = time.perf_counter()
-        for i in range(steps):
-            loss = nn.functional.cross_entropy(
-                module.net(data[i % BATCHES][0]), data[i % BATCHES][1]
+SECTIONS: dict[str, tuple[Callable[[], Model], list[Entry]]] = {
+    "mlp": (
+        models.mlp,
+        [
+            *EAGER,
+            Entry("JAX jit, optax", elsewhere.jax_step, needs=JAX),
+            *(
+                Entry(
+                    f"Keras on JAX fit, steps_per_execution={n}",
+                    partial(elsewhere.keras_fit, steps_per_execution=n),
+                    ACCURACY,
+                    KERAS,
+                )
+                for n in (1, 16)
+            ),
+            *fits(NOTHING, LOSS, ACCURACY),
+            BARE,
+        ],
+    ),
+    "mlp, shuffling loader": (
+        models.mlp,
+        [
+            Entry("plain eager loop", torch_.eager_shuffling),
+            *fits(NOTHING, feed=torch_.shuffling),
+        ],
+    ),
+    "mlp, validation": (
+        models.mlp,
+        [
+            Entry(
+                f"{name}, {ACCURACY}",
+                partial(torch_.validation, ours=ours, logs=ACCURACY),
+                ACCURACY,
             )
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        return (time.perf_counter() - began) / steps * 1e6
-
-    return run
-
-
-def fit(trainer_class: type[pl.Trainer], logs: bool, **options: object) -> Callable[[int], float]:
-    """``Trainer.fit``, from step 50 on."""
-
-    def run(steps: int) -> float:
-        clock = Clock(50, 50 + steps)
-        trainer = trainer_class(
-            max_steps=50 + steps,
-            max_epochs=-1,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            callbacks=[clock],
-            **options,
-        )
-        trainer.fit(MLP(logs), DataLoader(batches(), batch_size=None))
-        if trainer_class is fulgurite.Trainer:
-            check_compiled(trainer)
-        return clock.us
-
-    return run
+            for name, ours in (("Lightning", False), ("Fulgurite", True))
+        ],
+    ),
+    "convnet": (models.convnet, [*EAGER, *fits(NOTHING, ACCURACY), BARE]),
+    "gpt": (models.gpt, [*EAGER, *fits(NOTHING), BARE]),
+}
 
 
-def check_compiled(trainer: pl.Trainer) -> None:
-    """Fail where a program ran operation by operation: its time would mean nothing."""
-    for built in trainer.strategy.step_functions["training"]._built:
-        if not all(ready._loaded.compiled for ready in built.ready.values()):
-            sys.exit("a program was not compiled: the figures would mean nothing")
+def run_section(name: str, steps: int, count: int) -> dict[str, Any]:
+    """The rounds of every contender of a section that is installed, and who is not."""
+    make, entries = SECTIONS[name]
+    model = make()
+    missing = {
+        entry.name: [package for package in entry.needs if find_spec(package) is None]
+        for entry in entries
+    }
+    here = [entry for entry in entries if not missing[entry.name]]
+    steps = max(2, steps // model.slower)
+    times = rounds({entry.name: entry.make(model) for entry in here}, steps, count)
+    everywhere = {entry.name for entry in entries}
+    unwritten = [e.name for e in SECTIONS["mlp"][1] if e.needs and e.name not in everywhere]
+    return {
+        "steps": steps,
+        "not_written": unwritten if model.name != "mlp" else [],
+        "not_installed": {who: what for who, what in missing.items() if what},
+        "rows": [
+            {"name": e.name, "logs": e.logs, "rounds_us": [round(us, 1) for us in times[e.name]]}
+            for e in here
+        ],
+    }
 
 
-def bare() -> Callable[[int], float]:
-    """The program of a fit, called directly on the trained module, checks of inputs included."""
-    trainer = fulgurite.Trainer(
-        device="CSX",
-        max_steps=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    data = batches()
-    trainer.fit(MLP(), DataLoader(data, batch_size=None))
-    check_compiled(trainer)
-    step = trainer.strategy.step_functions["training"]
-    data = [list(batch) for batch in data]  # as the loader gives them
-
-    def run(steps: int) -> float:
-        began = time.perf_counter()
-        for i in range(steps):
-            step(data[i % BATCHES], dict, STEP)
-        return (time.perf_counter() - began) / steps * 1e6
-
-    return run
+def environment() -> dict[str, Any]:
+    """The machine, the versions and the commit."""
+    installed = [package for package in PACKAGES if find_spec(package) is not None]
+    git = ["git", "-C", str(Path(__file__).parent)]
+    head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True)
+    return {
+        "cpu": cpu_name(),
+        "cores": len(CORES),
+        "versions": {package: importlib.metadata.version(package) for package in installed},
+        "commit": head.stdout.strip() + "+changes" * bool(changed.stdout.strip()),
+    }
 
 
 def main() -> None:
-    """Measure and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=400)
+    """Measure, print tables and verdicts, write the JSON."""
+    names = [*SECTIONS, FRESH]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--sections", nargs="+", choices=names, default=names)
+    parser.add_argument("--steps", type=int, default=400, help="of the MLP, in a round")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", type=Path, help="where the figures go")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    stock = {"accelerator": "cpu"}
-    ours = {"device": "CSX"}
-    contenders = {
-        "plain eager loop": plain(fused=False),
-        "plain eager loop, fused AdamW": plain(fused=True),
-        "Lightning fit, nothing logged": fit(pl.Trainer, False, **stock),
-        "Lightning fit, one self.log a step": fit(pl.Trainer, True, **stock),
-        "Fulgurite fit, nothing logged": fit(fulgurite.Trainer, False, **ours),
-        "Fulgurite fit, one self.log a step": fit(fulgurite.Trainer, True, **ours),
-        "Fulgurite bare program": bare(),
-    }
-    for run in contenders.values():
-        run(50)
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(arguments.rounds):
-        for name, run in contenders.items():
-            times[name].append(run(arguments.steps))
-    report(times)
-
-
-def report(times: dict[str, list[float]]) -> None:
-    """Print the table and write the JSON."""
-    print(f"{cpu_name()}, {len(os.sched_getaffinity(0))} core(s), torch {torch.__version__}")
-    print(f"{'µs a step':38s} {'median':>8s} {'fastest':>8s} {'Lightning is':>13s}")
-    rows = []
-    for name, values in times.items():
-        logs = "one self.log" if "one self.log" in name else "nothing logged"
-        against = times[next(n for n in times if n.startswith("Lightning fit") and logs in n)]
-        ratio = statistics.median(a / b for a, b in zip(against, values, strict=True))
-        rows.append(
-            {
-                "name": name,
-                "median_us": statistics.median(values),
-                "fastest_us": min(values),
-                "lightning_ratio": ratio,
-            }
-        )
-        print(f"{name:38s} {statistics.median(values):8.0f} {min(values):8.0f} {ratio:11.2f} x")
-    path = Path(__file__).with_suffix(".json")
-    path.write_text(json.dumps({"cpu": cpu_name(), "torch": torch.__version__, "rows": rows}))
-    print(f"written: {path}")
+    one_arena()
+    torch_.quiet()
+    figures: dict[str, Any] = {"environment": environment(), "sections": {}}
+    print(table.machine(figures))
+    for name in arguments.sections:
+        if name == FRESH:
+            figures[FRESH] = fresh.measure(max(1, arguments.rounds // 3), CORES)
+            print(table.fresh_starts(figures[FRESH]))
+            continue
+        section = run_section(name, arguments.steps, arguments.rounds)
+        figures["sections"][name] = section
+        print(table.section(name, section))
+    print(verdicts.text(figures))
+    whole = set(arguments.sections) == set(names)
+    path = arguments.json or (Path(__file__).with_suffix(".json") if whole else None)
+    if path is not None:
+        path.write_text(json.dumps(figures, indent=1) + "\n")
+        print(f"written: {path}")
 
 
 if __name__ == "__main__":
