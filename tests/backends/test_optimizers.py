@@ -421,10 +421,21 @@ class FirstGradient(Optimizer):
         return loss
 
 
+class Averaging(PerParameter):
+    """Its average begins with the first gradient, and moves at once."""
+
+    def update(self, p: Tensor, state: dict[str, Any], lr: float) -> None:
+        if not state:
+            state["average"] = p.grad.clone()
+        state["average"].mul_(0.9).add_(p.grad, alpha=0.1)
+        p.add_(state["average"], alpha=-lr)
+
+
 @pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2, "limit_train_batches": 9}])
 def test_state_of_the_first_gradient_equals_stock(options: dict[str, Any]) -> None:
-    ours = assert_equals_stock(FirstGradient, **options)
-    assert len(ours.trainer.strategy.programs) == 1
+    for optimizer in (FirstGradient, Averaging):
+        ours = assert_equals_stock(optimizer, **options)
+        assert len(ours.trainer.strategy.programs) == 1
 
 
 def test_state_of_the_first_gradient_under_manual_optimization_equals_stock() -> None:
