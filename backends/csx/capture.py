@@ -40,7 +40,7 @@ from fulgurite.backends.csx.first_update import Unborn, first_updates
 from fulgurite.backends.csx.formulas import eager_formulas, plain_library_code, without_mkldnn
 from fulgurite.backends.csx.frozen import warn_of_frozen_reads
 from fulgurite.backends.csx.gradients import Gradients
-from fulgurite.backends.csx.graph import Graph, Input, Kind
+from fulgurite.backends.csx.graph import Graph, Input, Kind, used_numbers
 from fulgurite.backends.csx.inputs import BatchSpec
 from fulgurite.backends.csx.leftovers import (
     Leftovers,
@@ -60,7 +60,6 @@ from fulgurite.backends.csx.numbers import (
     install,
     number_slots,
     read_numbers,
-    used_numbers,
 )
 from fulgurite.backends.csx.outputs import Output, Outputs
 from fulgurite.backends.csx.passes import lower

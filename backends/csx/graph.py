@@ -78,3 +78,12 @@ def writes(node: fx.Node, target: fx.Node) -> bool:
         if value is target and argument.alias_info is not None and argument.alias_info.is_write:
             return True
     return False
+
+
+def used_numbers(graph: Graph) -> set[int]:
+    """Positions in the vector of numbers that operations use."""
+    used = set()
+    for entry, node in zip(graph.inputs, graph.placeholders(), strict=True):
+        if entry.kind is Kind.NUMBERS:
+            used = {user.args[2] for user in node.users if len(user.args) > 2}
+    return used  # type: ignore[return-value]  # select(numbers, dim, index)

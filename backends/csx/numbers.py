@@ -23,7 +23,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer, Rprop
 
 from fulgurite.backends.csx.errors import StateChanged
-from fulgurite.backends.csx.graph import Graph, Kind
 
 Numbers = list[float]  # all numbers of all groups, in the order of their slots
 
@@ -410,12 +409,3 @@ def unused_guards(
         if i not in used
         and not (slot.key == "lr" and isinstance(optimizers[slot.optimizer], Rprop))
     ]
-
-
-def used_numbers(graph: Graph) -> set[int]:
-    """Positions of the numbers that operations use."""
-    used = set()
-    for entry, node in zip(graph.inputs, graph.placeholders(), strict=True):
-        if entry.kind is Kind.NUMBERS:
-            used = {user.args[2] for user in node.users if len(user.args) > 2}
-    return used  # type: ignore[return-value]  # select(numbers, dim, index)

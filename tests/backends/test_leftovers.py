@@ -295,21 +295,6 @@ def test_an_optimizer_that_counts_in_python_is_refused(place: str, message: str)
         )
 
 
-class Averaging(PerParameter):
-    """Its average begins with the first gradient."""
-
-    def update(self, p: Tensor, state: dict[str, Any], lr: float) -> None:
-        if not state:
-            state["average"] = p.grad.clone()
-        state["average"].mul_(0.9).add_(p.grad, alpha=0.1)
-        p.add_(state["average"], alpha=-lr)
-
-
-def test_state_born_of_the_first_gradient_is_refused() -> None:
-    with pytest.raises(UnsupportedState, match=r"makes state\['average'\] from the first gradient"):
-        fit(lambda: Classifier(mlp(), Averaging), lambda: (loader(),), static=True)
-
-
 def step_on_the_host(trainer: Any) -> None:
     trainer.optimizers[0].step()
 

@@ -2,60 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from math import exp as exponential
 from typing import Any
 
 import lightning.pytorch as pl
-import numpy as np
 import pytest
 import torch
-from harness import QUIET, assert_close, assert_same_run, both, csx, fit
+from harness import assert_close, assert_same_run, both, fit
 from models import Classifier, PerParameter, loader, mlp
+from optimizers import FirstGradient, Moving, assert_equals_stock
 from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 
-import fulgurite
-from fulgurite.backends import reset_backend
 from fulgurite.backends.csx.errors import StateChanged, UnsupportedState
-
-
-class Moving(pl.Callback):
-    """Changes the numbers of all param groups before every step."""
-
-    KEYS = ("momentum", "dampening", "weight_decay", "alpha", "rho", "lambd", "lr_decay", "eps")
-    MORE = ("momentum_decay", "beta2_decay", "d", "t0")
-
-    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
-        for optimizer in trainer.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] *= 0.8 if batch_idx % 3 else 1.4
-                for key in (*self.KEYS, *self.MORE):
-                    if isinstance(group.get(key), float) and group[key]:
-                        group[key] *= 0.98 if batch_idx % 2 else 1.01
-                for key in ("betas", "etas"):
-                    if key in group:
-                        first, second = group[key]
-                        group[key] = (first * 0.99, second * (0.9995 if batch_idx % 2 else 1.0002))
-
-
-def assert_equals_stock(
-    optimizer: Any,
-    options: dict[str, Any] | None = None,
-    moving: tuple[pl.Callback, ...] = (Moving(),),
-    **fit_options: Any,
-) -> Any:
-    """Ten steps on CSX and in stock; returns the run on CSX."""
-
-    def make() -> Classifier:
-        copies = {k: v.clone() if isinstance(v, Tensor) else v for k, v in (options or {}).items()}
-        return Classifier(mlp(), optimizer, **copies)
-
-    fit_options = {"limit_train_batches": 10, "callbacks": moving, **fit_options}
-    ours, stock = both(make, lambda: (loader(160),), **fit_options)
-    assert_same_run(ours, stock)
-    return ours
-
 
 TORCH: list[tuple[type[Optimizer], dict[str, Any]]] = [
     (torch.optim.SGD, {}),
@@ -266,239 +224,6 @@ def test_an_optimizer_of_a_user_equals_stock(optimizer: Any) -> None:
     assert_equals_stock(optimizer)
 
 
-FORMS: dict[str, Any] = {
-    "add": lambda p, d, lr: torch.add(p, d, alpha=-lr),
-    "sub": lambda p, d, lr: torch.sub(p, d, alpha=lr),
-    "subtract": lambda p, d, lr: p.subtract(d, alpha=lr),
-    "rsub": lambda p, d, lr: torch.rsub(p, d, alpha=lr),
-    "addcmul": lambda p, d, lr: torch.addcmul(p, d, d, value=lr),
-    "addcdiv": lambda p, d, lr: torch.addcdiv(p, tensor1=d, tensor2=d.abs() + 1, value=-lr),
-    "lerp": lambda p, d, lr: torch.lerp(p, d, lr),
-    "far lerp": lambda p, d, lr: p.lerp(d, 1 - lr),
-    "addmm": lambda p, d, lr: torch.addmm(p, d, d.t() @ p, beta=1 - lr, alpha=lr),
-    "addmv": lambda p, d, lr: torch.addmv(p[:, 0], d, d[0], alpha=lr),
-    "addr": lambda p, d, lr: torch.addr(p, d[:, 0], d[0], alpha=lr),
-    "baddbmm": lambda p, d, lr: torch.baddbmm(p[None], d[None], (d.t() @ p)[None], beta=lr),
-    "addbmm": lambda p, d, lr: torch.addbmm(p, d[None], (d.t() @ p)[None], alpha=lr),
-    "full": lambda p, d, lr: torch.full((3,), lr),
-    "full_like": lambda p, d, lr: torch.full_like(p, lr),
-    "new_full": lambda p, d, lr: p.new_full((2,), lr),
-    "tensor": lambda p, d, lr: torch.tensor([lr, 1.0, 2]),
-    "as_tensor": lambda p, d, lr: torch.as_tensor(lr),
-    "new_tensor": lambda p, d, lr: p.new_tensor([lr, 2 * lr]),
-    "fill": lambda p, d, lr: torch.empty(3).fill_(lr),
-    "masked_fill": lambda p, d, lr: d.masked_fill(d > 0, lr),
-    "where": lambda p, d, lr: torch.where(d > 0, lr, 0.0),
-    "index": lambda p, d, lr: _written(d.clone(), lr),
-    "mul": lambda p, d, lr: p.mul(1 - lr * 0.1),
-    "div": lambda p, d, lr: d / lr + lr / (d.abs() + 1),
-    "scalar": lambda p, d, lr: d.norm() * lr + 1,
-    "int": lambda p, d, lr: torch.arange(3) * lr,
-    "clamp": lambda p, d, lr: d.clamp(min=-lr, max=0.5),
-    "clip": lambda p, d, lr: torch.clip(d, max=lr),
-    "pow": lambda p, d, lr: torch.pow(lr, d.abs()) + d.abs() ** lr,
-    "maximum": lambda p, d, lr: torch.maximum(d, torch.tensor(lr)),
-    "compare": lambda p, d, lr: (d > lr).float(),
-    "softshrink": lambda p, d, lr: nn.functional.softshrink(d, 0.01),
-    "sqrt": lambda p, d, lr: d * math.sqrt(lr) + d * math.log(lr, 2) + d * math.pow(lr, 0.3),
-    "exp": lambda p, d, lr: d * exponential(-lr),
-    "max": lambda p, d, lr: d * max(lr, 1e-9) * min(lr, 1e9),
-    "abs": lambda p, d, lr: d * abs(-lr) + d * divmod(lr, 0.001)[0],
-    "foreach": lambda p, d, lr: torch._foreach_pow(1 + lr, [d])[0],
-    "foreach scalars": lambda p, d, lr: torch._foreach_mul([d, p], [lr, 2.0])[0],
-    "in place": lambda p, d, lr: d.clone().addcmul_(p, p, value=lr).sub_(p, alpha=lr),
-}
-
-
-def _written(tensor: Tensor, value: float) -> Tensor:
-    tensor[tensor > 0] = value
-    tensor[0, 0] = value
-    return tensor
-
-
-class EveryForm(Optimizer):
-    """Writes down what each function makes of ``lr``, and of p beside."""
-
-    def __init__(self, params: Any, lr: float) -> None:
-        super().__init__(params, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        loss = closure() if closure is not None else None
-        [group] = self.param_groups
-        for p in group["params"]:
-            for name, form in FORMS.items():
-                value = form(p, p.grad, group["lr"])
-                assert value.dtype is torch.float32, name
-                self.state[p].setdefault(name, torch.zeros_like(value)).copy_(value)
-            p.sub_(p.grad, alpha=group["lr"])
-        return loss
-
-
-def test_every_function_takes_a_number_that_changes() -> None:
-    class Matrix(Classifier):
-        def configure_optimizers(self) -> Any:
-            return EveryForm([self.net[0].weight], lr=0.01)
-
-    ours, stock = both(
-        lambda: Matrix(mlp()), lambda: (loader(48),), callbacks=(Moving(),), max_steps=3
-    )
-    assert_same_run(ours, stock)
-
-
-def _shrunk(lr: Any) -> Tensor:
-    return nn.functional.softshrink(torch.ones(()), lr)
-
-
-@pytest.mark.parametrize(
-    ("look", "message"),
-    [
-        (lambda lr, k: round(lr, 2), r"round\(.*, 2\) was 0.01 when traced, and now is 0.02"),
-        (lambda lr, k: float(lr), r"\['lr'\], read by float\(\), was 0.01 when traced"),
-        (lambda lr, k: math.hypot(lr, 1.0), r"\['lr'\], read by math.hypot, was 0.01"),
-        (lambda lr, k: float(np.sqrt(lr)), r"\['lr'\], read by numpy.sqrt, was 0.01"),
-        (
-            lambda lr, k: len(range(k)),
-            r"\['k'\], read by int\(\), was 3.0 when traced, and now is 4",
-        ),
-        (lambda lr, k: [0, 0, 0, 1, 1][k] if isinstance(k, int) else 5, r"\['k'\], read by int"),
-        (lambda lr, k: _shrunk(lr), r"\['lr'\], read by softshrink\(\), was 0.01"),
-        (lambda lr, k: 1.0 if lr < 0.015 else 2.0, r"\['lr'\] < 0.015 was True when traced"),
-    ],
-)
-def test_what_python_sees_of_a_number_may_not_change(look: Any, message: str) -> None:
-    class Looking(Optimizer):
-        def __init__(self, params: Any, lr: float) -> None:
-            super().__init__(params, {"lr": lr, "k": 3})
-
-        @torch.no_grad()
-        def step(self, closure: Any = None) -> Any:
-            loss = closure() if closure is not None else None
-            for group in self.param_groups:
-                for p in group["params"]:
-                    scale = look(group["lr"], group["k"]) * group["lr"] / group["k"]
-                    p.add_(p.grad, alpha=-scale)
-            return loss
-
-    class Move(pl.Callback):
-        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, idx: int) -> None:
-            if idx == 2:
-                group = trainer.optimizers[0].param_groups[0]
-                group["lr"], group["k"] = 0.02, 4
-
-    assert_equals_stock(Looking, moving=(), limit_train_batches=2)
-    with pytest.raises(StateChanged, match=message):
-        assert_equals_stock(Looking, moving=(Move(),))
-
-
-# -- state of the first gradient -----------------------------------------------------------------
-
-
-class FirstGradient(Optimizer):
-    """Heavy ball as users write it: the buffer begins as the first gradient."""
-
-    def __init__(self, params: Any, lr: float) -> None:
-        super().__init__(params, {"lr": lr, "momentum": 0.9, "weight_decay": 0.01})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        loss = closure() if closure is not None else None
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                state = self.state[p]
-                d = p.grad.add_(p, alpha=group["weight_decay"])
-                if "buf" not in state:
-                    state["buf"] = d.clone().sub_(d.mean())
-                    state["count"] = torch.zeros(())
-                    state["size"] = {"norm": d.norm()}
-                else:
-                    state["buf"] = group["momentum"] * state["buf"] + 0.3 * d
-                    state["size"]["norm"].mul_(0.5).add_(d.norm())
-                state["count"] += 1
-                p.add_(state["buf"], alpha=-group["lr"] / (1 + 0.1 * float(1)))
-        return loss
-
-
-@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2, "limit_train_batches": 9}])
-def test_state_of_the_first_gradient_equals_stock(options: dict[str, Any]) -> None:
-    ours = assert_equals_stock(FirstGradient, **options)
-    assert len(ours.trainer.strategy.programs) == 1
-
-
-def test_state_of_the_first_gradient_under_manual_optimization_equals_stock() -> None:
-    class Manual(pl.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.automatic_optimization = False
-            self.net = mlp()
-
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            for optimizer in self.optimizers():
-                optimizer.zero_grad()
-                loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-                self.manual_backward(loss)
-                optimizer.step()
-            return loss
-
-        def configure_optimizers(self) -> Any:
-            options = {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}
-            one = torch.optim.SGD(self.net[0].parameters(), **options)
-            return [one, FirstGradient(self.net[3].parameters(), lr=0.1)]
-
-    ours, stock = both(Manual, lambda: (loader(160),))
-    assert_same_run(ours, stock)
-
-
-@pytest.mark.parametrize("optimizer", [FirstGradient, torch.optim.SGD, torch.optim.ASGD])
-def test_a_resumed_run_equals_the_uninterrupted_one(optimizer: Any, tmp_path: Any) -> None:
-    options = {"momentum": 0.9, "dampening": 0.5} if optimizer is torch.optim.SGD else {}
-
-    def make() -> Classifier:
-        return Classifier(mlp(), optimizer, **options)
-
-    def run(**more: Any) -> Any:
-        return fit(make, lambda: (loader(160),), static=True, **more)
-
-    whole = run(max_epochs=2)
-    first = run(max_epochs=1)
-    first.trainer.save_checkpoint(tmp_path / "middle.ckpt")
-
-    reset_backend()
-    module = make()
-    trainer = fulgurite.Trainer(backend=csx(), max_epochs=2, **QUIET)
-    trainer.fit(module, loader(160), ckpt_path=tmp_path / "middle.ckpt")
-    for name, value in whole.module.state_dict().items():
-        assert torch.equal(module.state_dict()[name], value), name
-
-
-def test_hooks_on_an_optimizer_run_once_around_both_updates() -> None:
-    class Hooked(Classifier):
-        def __init__(self) -> None:
-            super().__init__(mlp(), torch.optim.SGD, momentum=0.9, dampening=0.5)
-            self.register_buffer("average", torch.zeros(4))
-
-        def configure_optimizers(self) -> Any:
-            optimizer = super().configure_optimizers()
-
-            def center(optimizer: Any, args: Any, kwargs: Any) -> None:
-                """Here the gradients are those of the last step; the closure makes new ones."""
-                with torch.no_grad():
-                    self.net[0].weight.mul_(0.999)
-
-            def average(optimizer: Any, args: Any, kwargs: Any) -> None:
-                with torch.no_grad():
-                    self.average.lerp_(self.net[3].bias, 0.1)
-
-            optimizer.register_step_pre_hook(center)
-            optimizer.register_step_post_hook(average)
-            return optimizer
-
-    ours, stock = both(Hooked, lambda: (loader(160),), callbacks=(Moving(),))
-    assert_same_run(ours, stock)
-
-
 def test_preinitialize_gives_birth_where_an_optimizer_defines_it() -> None:
     class Prepared(PerParameter):
         def preinitialize(self) -> None:
@@ -520,23 +245,6 @@ def test_preinitialize_gives_birth_where_an_optimizer_defines_it() -> None:
         average = run.trainer.optimizers[0].state[p]["average"]
         torch.testing.assert_close(average, 0.9 * 0.25 + 0.1 * before.grad)
         torch.testing.assert_close(p, before - 0.01 * average)
-
-
-def test_a_checkpoint_before_the_first_update_holds_no_state_of_it(tmp_path: Any) -> None:
-    class Save(pl.Callback):
-        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-            if trainer.global_step == 0:
-                trainer.save_checkpoint(tmp_path / "early.ckpt")
-
-    fit(
-        lambda: Classifier(mlp(), FirstGradient),
-        lambda: (loader(64),),
-        static=True,
-        callbacks=(Save(),),
-        accumulate_grad_batches=2,
-    )
-    saved = torch.load(tmp_path / "early.ckpt", weights_only=False)
-    assert saved["optimizer_states"][0]["state"] == {}
 
 
 class Keyed(PerParameter):

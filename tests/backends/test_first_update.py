@@ -1,0 +1,122 @@
+"""State that begins as the first gradient: the first update equals eager's, in one program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from harness import QUIET, assert_same_run, both, csx, fit
+from models import Classifier, PerParameter, loader, mlp
+from optimizers import FirstGradient, Moving, assert_equals_stock
+from torch import Tensor, nn
+
+import fulgurite
+from fulgurite.backends import reset_backend
+
+
+class Averaging(PerParameter):
+    """Its average begins with the first gradient, and moves at once."""
+
+    def update(self, p: Tensor, state: dict[str, Any], lr: float) -> None:
+        if not state:
+            state["average"] = p.grad.clone()
+        state["average"].mul_(0.9).add_(p.grad, alpha=0.1)
+        p.add_(state["average"], alpha=-lr)
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2, "limit_train_batches": 9}])
+def test_state_of_the_first_gradient_equals_stock(options: dict[str, Any]) -> None:
+    for optimizer in (FirstGradient, Averaging):
+        ours = assert_equals_stock(optimizer, **options)
+        assert len(ours.trainer.strategy.programs) == 1
+
+
+def test_state_of_the_first_gradient_under_manual_optimization_equals_stock() -> None:
+    class Manual(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+            self.net = mlp()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            for optimizer in self.optimizers():
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+                self.manual_backward(loss)
+                optimizer.step()
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            options = {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}
+            one = torch.optim.SGD(self.net[0].parameters(), **options)
+            return [one, FirstGradient(self.net[3].parameters(), lr=0.1)]
+
+    ours, stock = both(Manual, lambda: (loader(160),))
+    assert_same_run(ours, stock)
+
+
+@pytest.mark.parametrize("optimizer", [FirstGradient, torch.optim.SGD, torch.optim.ASGD])
+def test_a_resumed_run_equals_the_uninterrupted_one(optimizer: Any, tmp_path: Any) -> None:
+    options = {"momentum": 0.9, "dampening": 0.5} if optimizer is torch.optim.SGD else {}
+
+    def make() -> Classifier:
+        return Classifier(mlp(), optimizer, **options)
+
+    def run(**more: Any) -> Any:
+        return fit(make, lambda: (loader(160),), static=True, **more)
+
+    whole = run(max_epochs=2)
+    first = run(max_epochs=1)
+    first.trainer.save_checkpoint(tmp_path / "middle.ckpt")
+
+    reset_backend()
+    module = make()
+    trainer = fulgurite.Trainer(backend=csx(), max_epochs=2, **QUIET)
+    trainer.fit(module, loader(160), ckpt_path=tmp_path / "middle.ckpt")
+    for name, value in whole.module.state_dict().items():
+        assert torch.equal(module.state_dict()[name], value), name
+
+
+def test_hooks_on_an_optimizer_run_once_around_both_updates() -> None:
+    class Hooked(Classifier):
+        def __init__(self) -> None:
+            super().__init__(mlp(), torch.optim.SGD, momentum=0.9, dampening=0.5)
+            self.register_buffer("average", torch.zeros(4))
+
+        def configure_optimizers(self) -> Any:
+            optimizer = super().configure_optimizers()
+
+            def center(optimizer: Any, args: Any, kwargs: Any) -> None:
+                """Here the gradients are those of the last step; the closure makes new ones."""
+                with torch.no_grad():
+                    self.net[0].weight.mul_(0.999)
+
+            def average(optimizer: Any, args: Any, kwargs: Any) -> None:
+                with torch.no_grad():
+                    self.average.lerp_(self.net[3].bias, 0.1)
+
+            optimizer.register_step_pre_hook(center)
+            optimizer.register_step_post_hook(average)
+            return optimizer
+
+    ours, stock = both(Hooked, lambda: (loader(160),), callbacks=(Moving(),))
+    assert_same_run(ours, stock)
+
+
+def test_a_checkpoint_before_the_first_update_holds_no_state_of_it(tmp_path: Any) -> None:
+    class Save(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+            if trainer.global_step == 0:
+                trainer.save_checkpoint(tmp_path / "early.ckpt")
+
+    fit(
+        lambda: Classifier(mlp(), FirstGradient),
+        lambda: (loader(64),),
+        static=True,
+        callbacks=(Save(),),
+        accumulate_grad_batches=2,
+    )
+    saved = torch.load(tmp_path / "early.ckpt", weights_only=False)
+    assert saved["optimizer_states"][0]["state"] == {}
