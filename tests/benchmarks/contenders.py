@@ -148,7 +148,7 @@ def bare(model: Model) -> Contender:
     check_compiled(trainer)
     step = trainer.strategy.step_functions["training"]
     batches = [list(batch) for batch in model.batches]  # as the loader gives them
-    return timed(lambda i: step(batches[i % len(batches)], {}, STEP))
+    return timed(lambda i: step(batches[i % len(batches)], dict, STEP))
 
 
 class Span(pl.Callback):
