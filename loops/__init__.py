@@ -1,9 +1,10 @@
 """The order of events: what runs on the host each time, and what is traced once.
 
 ``position`` (data and random states for resume), ``shapes`` (loaders that cannot be static),
-``feeding`` (whether the loader keeps up), ``fit``, ``epoch``, ``optimization`` (the step),
-``evaluation``. Each class is Lightning's with a few methods changed; their state keeps Lightning's
-keys, so checkpoints interchange.
+``fetching`` and ``feeding`` (batches from the loader, and whether it keeps up), ``lean`` (what
+happens around a step), ``fit``, ``epoch``, ``optimization`` (the step), ``evaluation``. Each class
+is Lightning's with a few methods changed; their state keeps Lightning's keys, so checkpoints
+interchange.
 
     fit                                                        host
       sanity check: two validation batches                     host, programs

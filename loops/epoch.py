@@ -9,11 +9,12 @@ from typing import Any
 
 from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from fulgurite.backends.csx.rng import collect_with
 from fulgurite.backends.csx.strategy import strategy_of
-from fulgurite.loops import position
+from fulgurite.loops import fetching, position
 from fulgurite.loops.lean import BatchHooks, announce_batch, store_step_metrics
 
 _takes = functools.lru_cache(maxsize=8)(is_param_in_hook_signature)
@@ -23,6 +24,7 @@ class TrainingEpochLoop(_TrainingEpochLoop):
     """Lightning's ``_TrainingEpochLoop``."""
 
     _hooks: BatchHooks
+    _lean: bool  # whether this epoch's batches are ours
     _validates: bool | None = None  # in this epoch; None outside of it
 
     def run(self, data_fetcher: _DataFetcher) -> None:
@@ -49,15 +51,18 @@ class TrainingEpochLoop(_TrainingEpochLoop):
             loaders = data_fetcher.combined_loader.flattened
             positions[position.ITERATOR] = collect_with(loaders)
         super().on_run_start(data_fetcher)
-        self._find_hooks()
         self._validates = super()._should_check_val_epoch()
         restored = strategy.restored
         if restored is not None:
             strategy.restored = None
             positions |= position.replay(restored, data_fetcher, self.batch_progress.current.ready)
+        self._hooks = self._find_hooks()
+        self._lean = self._hooks.suffice(data_fetcher)
+        if self._lean:
+            fetching.shorten(data_fetcher)
 
-    def _find_hooks(self) -> None:
-        self._hooks = BatchHooks(self.trainer, "on_train_batch_start", "on_train_batch_end")
+    def _find_hooks(self) -> BatchHooks:
+        return BatchHooks(self.trainer, "on_train_batch_start", "on_train_batch_end")
 
     def _should_check_val_epoch(self) -> bool:
         """Lightning's, which looks on every batch whether there is a validation; here once."""
@@ -74,8 +79,8 @@ class TrainingEpochLoop(_TrainingEpochLoop):
             positions = strategy_of(self.trainer).data_position
             positions[position.FIRST_BATCH] = collect_with(loaders)
         if self._hooks.callbacks != self.trainer.callbacks:
-            self._find_hooks()
-        if self.restarting or not self._hooks.suffice(data_fetcher):
+            self._hooks = self._find_hooks()
+        if self.restarting or not self._lean:
             super().advance(data_fetcher)
             return
         self.val_loop._restarting = False
@@ -102,6 +107,17 @@ class TrainingEpochLoop(_TrainingEpochLoop):
         self._results.batch = self._results.batch_size = None
         progress.increment_completed()
         self._log()
+
+    def on_advance_end(self, data_fetcher: _DataFetcher) -> None:
+        """After a batch: validation, plateau schedulers, counters, where there is any of them."""
+        trainer = self.trainer
+        steps = trainer.accumulate_grad_batches == 1
+        if self._validates or trainer.lr_scheduler_configs or trainer.should_stop or not steps:
+            super().on_advance_end(data_fetcher)
+            return
+        self._batches_that_stepped += 1
+        if trainer.received_sigterm and not self._is_training_done:
+            raise SIGTERMException
 
     def _skip_the_rest(self) -> None:
         """A hook returned -1: this batch is not trained, and is the epoch's last."""

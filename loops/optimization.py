@@ -57,12 +57,9 @@ class AutomaticOptimization(_AutomaticOptimization):
         )
         progress = self.optim_progress.optimizer
         if batch_idx % window == 0:
-            progress.zero_grad.increment_ready()
-            progress.zero_grad.increment_started()
-            progress.zero_grad.increment_completed()
+            progress.zero_grad.increment_by(1)
         if not accumulating:
-            progress.step.increment_ready()
-            progress.step.increment_completed()
+            progress.step.increment_by(1)
         return output
 
     def _trace(

@@ -49,18 +49,14 @@ class LogCall:
     result: _ResultMetric
     value: Any
     batch_size: int
-    _results: _ResultCollection | None = field(default=None, init=False)
+    results: _ResultCollection | None = field(default=None, init=False)
 
     def bind(self, results: _ResultCollection) -> None:
         """Find the result in a loop's collection, or put it there."""
-        if self._results is not None and self.key not in results:  # the program serves two loops
+        if self.results is not None and self.key not in results:  # the program serves two loops
             self.result = _ResultMetric(self.result.meta, self.result.is_tensor)
         self.result = results.setdefault(self.key, self.result)
-        self._results = results
-
-    def is_bound_to(self, results: _ResultCollection) -> bool:
-        """Whether ``bind`` found the result in this collection."""
-        return self._results is results
+        self.results = results
 
     def reduce(self) -> dict[int, Accumulator]:
         """Add the value to the epoch's, in traced operations; the tensors that were written."""
@@ -81,16 +77,16 @@ class LogCall:
 
     def __call__(self, trainer: pl.Trainer, value: Any) -> None:
         """Tell the result that the program has updated it; ``value`` is the step's."""
-        result = self.result
+        result, attributes = self.result, vars(self.result)  # past nn.Module.__setattr__
         if not result.is_tensor:
-            result.value, result._forward_cache = value, value._forward_cache
+            attributes["value"], attributes["_forward_cache"] = value, value._forward_cache
         elif result.meta.on_step:
-            result._forward_cache = value
+            attributes["_forward_cache"] = value
             if not result.meta.on_epoch:
-                result.value = value
-        result._update_count += 1
-        result._computed = None
-        result.has_reset = False
+                attributes["value"] = value
+        attributes["_update_count"] += 1
+        attributes["_computed"] = None
+        attributes["has_reset"] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +102,19 @@ class Accumulator:
         return tensor
 
 
+def _is_bound(call: LogCall) -> bool:
+    return call.results is not None
+
+
 def begin_step(trainer: pl.Trainer, calls: Iterable[LogCall]) -> None:
     """Before a program runs: bind its calls; in an epoch's first batch, reset as ``log`` would."""
-    results, connector = trainer._results, trainer._logger_connector
+    connector = trainer._logger_connector
+    if connector._first_loop_iter is False and all(map(_is_bound, calls)):
+        return  # the loop's collection is the same for all batches of an epoch
+    results = trainer._results
     assert results is not None
     for call in calls:
-        if not call.is_bound_to(results):
+        if call.results is not results:
             call.bind(results)
         if connector._first_loop_iter is not False:
             if connector.should_reset_tensors(call.hook):
