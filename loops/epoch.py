@@ -70,10 +70,7 @@ class TrainingEpochLoop(_TrainingEpochLoop):
         return super()._should_check_val_epoch() if validates is None else validates
 
     def advance(self, data_fetcher: _DataFetcher) -> None:
-        """Run one batch; before the first of an epoch, remember the random states.
-
-        What Lightning's method does, in its order; that method itself where more is asked for.
-        """
+        """Run one batch; before the first of an epoch, remember the random states."""
         if self.batch_progress.current.ready == 0:
             loaders = data_fetcher.combined_loader.flattened
             positions = strategy_of(self.trainer).data_position
@@ -82,7 +79,11 @@ class TrainingEpochLoop(_TrainingEpochLoop):
             self._hooks = self._find_hooks()
         if self.restarting or not self._lean:
             super().advance(data_fetcher)
-            return
+        else:
+            self._advance(data_fetcher)
+
+    def _advance(self, data_fetcher: _DataFetcher) -> None:
+        """What Lightning's ``advance`` does, in its order."""
         self.val_loop._restarting = False
         batch, _, _ = next(data_fetcher)
         progress, batch_idx = self.batch_progress, self.batch_progress.current.ready
@@ -90,23 +91,26 @@ class TrainingEpochLoop(_TrainingEpochLoop):
         batch = self._hooks.transfer(batch, 0)
         progress.increment_ready()
         announce_batch(self.trainer, self._results, batch)
-        output = None
-        if batch is None:
-            self._warning_cache.warn("The training dataloader yielded None: no step here.")
-        else:
-            response = self._hooks.before(batch, batch_idx)
-            if batch_idx == 0:
-                self.trainer.strategy.on_train_batch_start(batch, batch_idx)
-            if response == -1:
-                self._skip_the_rest()
-            progress.increment_started()
-            output = self._step(batch, batch_idx)
+        output = self._train(batch, batch_idx)
         progress.increment_processed()
         self._step_schedulers()
         self._hooks.after(output, batch, batch_idx)
         self._results.batch = self._results.batch_size = None
         progress.increment_completed()
         self._log()
+
+    def _train(self, batch: Any, batch_idx: int) -> Any:
+        """The hooks before the step, and the step; returns what it returned."""
+        if batch is None:
+            self._warning_cache.warn("The training dataloader yielded None: no step here.")
+            return None
+        response = self._hooks.before(batch, batch_idx)
+        if batch_idx == 0:
+            self.trainer.strategy.on_train_batch_start(batch, batch_idx)
+        if response == -1:
+            self._skip_the_rest()
+        self.batch_progress.increment_started()
+        return self._step(batch, batch_idx)
 
     def on_advance_end(self, data_fetcher: _DataFetcher) -> None:
         """After a batch: validation, plateau schedulers, counters, where there is any of them."""
