@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torchmetrics import MaxMetric, Metric, MetricCollection, MinMetric
 from torchmetrics.aggregation import BaseAggregator
 
-from fulgurite.backends.csx.logs import record_log, stock_log
+from fulgurite.backends.csx.logs import record_log
+from fulgurite.backends.csx.patches import patched
 
 
 class HostCall(Protocol):
@@ -70,19 +71,9 @@ def record_host_calls(trainer: pl.Trainer, schedulers: list[Any]) -> Iterator[li
     def record(step: Callable[..., None]) -> Callable[..., None]:
         return lambda *args, **kwargs: calls.append(SchedulerCall(step, (args, kwargs)))
 
-    pl.LightningModule.log = log  # type: ignore[method-assign]
-    originals = [(scheduler, scheduler.step) for scheduler in schedulers]
-    try:
-        for scheduler, step in originals:
-            scheduler.step = record(step)
+    changes = [(scheduler, "step", record(scheduler.step)) for scheduler in schedulers]
+    with patched([(pl.LightningModule, "log", log), *changes]):
         yield calls
-    finally:
-        pl.LightningModule.log = stock_log  # type: ignore[method-assign]
-        for scheduler, step in originals:
-            if getattr(step, "__self__", None) is scheduler:
-                vars(scheduler).pop("step", None)
-            else:
-                scheduler.step = step
 
 
 def _where_branch(tensor: Tensor, normalization: str | None) -> Tensor:
@@ -119,26 +110,17 @@ def static_metrics(root: nn.Module) -> Iterator[None]:
     Argument validation reads labels, compute groups compare states, aggregators look for NaN, and
     on CPU logits are recognised by a Python ``if``. Checked against torchmetrics 1.9.
     """
-    changed: list[tuple[dict[str, Any], str, Any]] = []
-
-    def put(where: dict[str, Any], key: str, value: Any) -> None:
-        changed.append((where, key, where[key]))
-        where[key] = value
-
+    changes: list[tuple[Any, str, Any]] = [
+        (BaseAggregator, "_cast_and_nan_check_input", _without_nan)
+    ]
     for module in root.modules():
-        attributes = vars(module)
-        if isinstance(module, Metric) and "validate_args" in attributes:
-            put(attributes, "validate_args", False)
+        if isinstance(module, Metric) and "validate_args" in vars(module):
+            changes.append((module, "validate_args", False))
         if isinstance(module, MetricCollection) and not module._groups_checked:
-            put(attributes, "_enable_compute_groups", False)
-    for name in [n for n in sys.modules if n.startswith("torchmetrics.functional.")]:
-        namespace = vars(sys.modules[name])
-        if "normalize_logits_if_needed" in namespace:
-            put(namespace, "normalize_logits_if_needed", _where_branch)
-    BaseAggregator._cast_and_nan_check_input = _without_nan  # type: ignore[method-assign]
-    try:
+            changes.append((module, "_enable_compute_groups", False))
+    for name, functions in list(sys.modules.items()):
+        branches = name.startswith("torchmetrics.functional.")
+        if branches and "normalize_logits_if_needed" in vars(functions):
+            changes.append((functions, "normalize_logits_if_needed", _where_branch))
+    with patched(changes):
         yield
-    finally:
-        BaseAggregator._cast_and_nan_check_input = _stock_nan_check  # type: ignore[method-assign]
-        for where, key, value in reversed(changed):
-            where[key] = value

@@ -16,6 +16,7 @@ from torch.distributions import Distribution
 from torch.optim import Optimizer, _adafactor, asgd, radam
 
 from fulgurite.backends.csx.numbers import as_number, is_traced
+from fulgurite.backends.csx.patches import patched
 from fulgurite.backends.csx.scalars import as_tensor
 
 
@@ -59,30 +60,25 @@ def eager_formulas(optimizers: list[Optimizer]) -> Iterator[None]:
     RAdam and ASGD values then decide Python branches; there torch's capturable form of the same
     formula stands in. Adafactor's ``min`` and ``max`` become torch's. Checked against torch 2.13.
     """
-    changed: list[tuple[dict[str, Any], str, Any]] = []
+    readers = [
+        module
+        for name, module in list(sys.modules.items())
+        if name.startswith("torch.optim.") and hasattr(module, "_get_value")
+    ]
+    changes = [
+        *((module, "_get_value", host_value) for module in readers),
+        *((module, "_get_capturable_supported_devices", _any_device) for module in (radam, asgd)),
+        (radam, "_single_tensor_radam", _in_double(radam._single_tensor_radam, 4)),
+        (asgd, "_single_tensor_asgd", _in_double(asgd._single_tensor_asgd, 3, 4, 5)),
+        (_adafactor, "min", _of_numbers(min, torch.minimum)),
+        (_adafactor, "max", _of_numbers(max, torch.maximum)),
+    ]
+    with patched(changes), plain_options(optimizers):
+        yield
 
-    def put(module: Any, name: str, value: Any) -> None:
-        changed.append((vars(module), name, vars(module).get(name)))
-        setattr(module, name, value)
 
-    try:
-        for name, module in list(sys.modules.items()):
-            if name.startswith("torch.optim.") and hasattr(module, "_get_value"):
-                put(module, "_get_value", host_value)
-        for module in (radam, asgd):
-            put(module, "_get_capturable_supported_devices", lambda *args, **kwargs: ["cpu"])
-        put(radam, "_single_tensor_radam", _in_double(radam._single_tensor_radam, 4))
-        put(asgd, "_single_tensor_asgd", _in_double(asgd._single_tensor_asgd, 3, 4, 5))
-        put(_adafactor, "min", _of_numbers(min, torch.minimum))
-        put(_adafactor, "max", _of_numbers(max, torch.maximum))
-        with plain_options(optimizers):
-            yield
-    finally:
-        for namespace, name, value in reversed(changed):
-            if value is None:
-                del namespace[name]
-            else:
-                namespace[name] = value
+def _any_device(*args: Any, **kwargs: Any) -> list[str]:
+    return ["cpu"]
 
 
 def host_value(x: Any) -> Any:
@@ -135,20 +131,16 @@ def plain_library_code() -> Iterator[None]:
         def apply(function: Any, preserve: bool, *args: Any) -> Any:
             return function(*args)
 
-    checkpoint: Any = torch.utils.checkpoint
-    replaced = {"_checkpoint_without_reentrant_generator": plain, "CheckpointFunction": Plain}
-    originals = {name: getattr(checkpoint, name) for name in replaced}
-    validate = Distribution._validate_args
     log = logging.getLogger("torch._subclasses.fake_tensor")  # prints its own stack of user errors
     level = log.level
-    try:
-        for name, replacement in replaced.items():
-            setattr(checkpoint, name, replacement)
-        Distribution._validate_args = False
-        log.setLevel(logging.CRITICAL)
-        yield
-    finally:
-        Distribution._validate_args = validate
-        log.setLevel(level)
-        for name, original in originals.items():
-            setattr(checkpoint, name, original)
+    changes = [
+        (torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", plain),
+        (torch.utils.checkpoint, "CheckpointFunction", Plain),
+        (Distribution, "_validate_args", False),
+    ]
+    with patched(changes):
+        log.setLevel(logging.CRITICAL)  # a method, which also forgets cached answers
+        try:
+            yield
+        finally:
+            log.setLevel(level)

@@ -15,6 +15,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from fulgurite.backends.csx.lines import is_library, user_line
+from fulgurite.backends.csx.patches import patched
 from fulgurite.backends.csx.watched import watch
 
 _COUNT = (
@@ -74,11 +75,6 @@ def warn_of_frozen_reads() -> Iterator[None]:
 
         return property(read, original.fset)
 
-    originals = [(owner, name, vars(owner)[name]) for owner, name in _SEEN]
-    try:
-        for owner, name, original in originals:
-            setattr(owner, name, watched(original, name))
+    changes = [(owner, name, watched(vars(owner)[name], name)) for owner, name in _SEEN]
+    with patched(changes):
         yield
-    finally:
-        for owner, name, original in originals:
-            setattr(owner, name, original)

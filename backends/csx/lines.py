@@ -22,6 +22,8 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer
 
+from fulgurite.backends.csx.patches import patched
+
 LIBRARIES = frozenset(
     {"torch", "lightning", "lightning_fabric", "pytorch_lightning", "torchmetrics", "fulgurite"}
 ) | (sys.stdlib_module_names - {"__main__"})
@@ -120,11 +122,8 @@ def record_lines(boundary: CodeType, fallback: Callable[[], UserLine | None]) ->
             set_line(node, line or fallback())
         return node
 
-    PythonKeyTracer.create_node = create_node  # type: ignore[method-assign]
-    try:
+    with patched([(PythonKeyTracer, "create_node", create_node)]):
         yield
-    finally:
-        PythonKeyTracer.create_node = original  # type: ignore[method-assign]
 
 
 def set_line(node: Node, line: UserLine | None) -> None:

@@ -19,6 +19,7 @@ import torch
 
 from fulgurite.backends.csx.lines import LIBRARIES
 from fulgurite.backends.csx.numbers import TracedNumber, plain
+from fulgurite.backends.csx.patches import patched
 
 _ON_TENSORS: dict[str, Callable[..., Any]] = {
     **{name: getattr(torch, name) for name in ("sqrt", "exp", "exp2", "expm1", "log1p")},
@@ -67,19 +68,14 @@ def traced_math() -> Iterator[None]:
         if callable(function) and not name.startswith("_") and name not in _ASKS
     }
     replacements = {id(f): _traced(name, f) for name, f in originals.items()}
-    places = [
-        (namespace, name, value)
-        for namespace in map(vars, [math, *_modules_of_users()])
-        for name, value in namespace.items()
+    changes = [
+        (module, name, replacements[id(value)])
+        for module in [math, *_modules_of_users()]
+        for name, value in vars(module).items()
         if id(value) in replacements
     ]
-    try:
-        for namespace, name, value in places:
-            namespace[name] = replacements[id(value)]
+    with patched(changes):
         yield
-    finally:
-        for namespace, name, value in places:
-            namespace[name] = value
 
 
 def _modules_of_users() -> list[ModuleType]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer, adagrad, adam, sgd
 
 from fulgurite.backends.csx.numbers import as_number, is_traced, tensor_or_value
+from fulgurite.backends.csx.patches import patched
 
 NARROW = (torch.bfloat16, torch.float16)
 _ROUND_THEIR_NUMBER = ("add", "radd", "iadd", "sub", "rsub", "isub", "pow", "ipow")
@@ -67,19 +68,16 @@ def fused_rounding(optimizers: list[Optimizer]) -> Iterator[None]:
     """
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     fused = {id(p) for group in groups if group.get("fused") for p in group["params"]}
-    places: list[tuple[Any, str]] = [
-        (adam, "_single_tensor_adam"),
-        (sgd, "_single_tensor_sgd"),
-        (adagrad, "_single_tensor_adagrad"),
-    ]
-    originals = [getattr(module, name) for module, name in places]
-    try:
-        for (module, name), formula in zip(places, originals, strict=True):
-            setattr(module, name, _rounding_at_the_end(formula, fused))
+    formulas = {
+        "_single_tensor_adam": adam,
+        "_single_tensor_sgd": sgd,
+        "_single_tensor_adagrad": adagrad,
+    }
+    with patched(
+        (module, name, _rounding_at_the_end(getattr(module, name), fused))
+        for name, module in formulas.items()
+    ):
         yield
-    finally:
-        for (module, name), formula in zip(places, originals, strict=True):
-            setattr(module, name, formula)
 
 
 def _rounding_at_the_end(formula: Callable[..., None], fused: set[int]) -> Callable[..., None]:

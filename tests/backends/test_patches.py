@@ -1,0 +1,74 @@
+"""What a trace changes in others' code is put back, whatever ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+from torch import nn
+
+from fulgurite.backends.csx.patches import patched
+
+
+class Base:
+    """Has a method of its own, and passes it on."""
+
+    @staticmethod
+    def answer() -> int:
+        return 42
+
+
+class Child(Base):
+    """Inherits its method."""
+
+
+def owners() -> tuple[ModuleType, nn.Module]:
+    """A module of Python's with one name, and one of torch's without it."""
+    module = ModuleType("somebodys")
+    vars(module)["number"] = 1
+    return module, nn.Module()
+
+
+def change(module: ModuleType, other: nn.Module) -> list[tuple[Any, str, Any]]:
+    return [
+        *((module, "number", 2), (module, "number", 3), (module, "more", 4)),
+        *((other, "number", 5), (Child, "answer", lambda: 6)),
+    ]
+
+
+def test_attributes_have_their_new_values_inside_and_the_old_ones_after() -> None:
+    module, other = owners()
+    before = dict(vars(module)), dict(vars(other)), dict(vars(Child))
+    with patched(change(module, other)):
+        assert (vars(module)["number"], vars(module)["more"]) == (3, 4)
+        assert (other.number, Child.answer(), Base.answer()) == (5, 6, 42)
+    assert (dict(vars(module)), dict(vars(other)), dict(vars(Child))) == before
+    assert Child.answer() == 42
+
+
+@pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt])
+def test_an_exception_puts_everything_back(error: type[BaseException]) -> None:
+    module, other = owners()
+
+    def fail() -> None:
+        with patched(change(module, other)):
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    assert (vars(module)["number"], Child.answer()) == (1, 42)
+    assert not hasattr(module, "more")
+
+
+def test_a_change_that_cannot_be_made_undoes_those_before_it() -> None:
+    module, other = owners()
+
+    def changes() -> Iterator[tuple[Any, str, Any]]:
+        yield module, "number", 2
+        yield other, "number", vars(module)["missing"]
+
+    with pytest.raises(KeyError, match="missing"), patched(changes()):
+        pass
+    assert vars(module)["number"] == 1
