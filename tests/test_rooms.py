@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 import subprocess
 import tomllib
@@ -99,6 +100,13 @@ def test_every_folder_of_the_rooms_ships_and_nothing_else_is_listed() -> None:
 def test_every_file_opens_with_a_docstring() -> None:
     paths = files(*ROOMS, "tests", "examples")
     assert [str(path) for path in paths if not ast.get_docstring(parsed(path))] == []
+
+
+@pytest.mark.parametrize("folder", ["backends/csx", "backends/csx/passes", "loops"])
+def test_a_folders_docstring_names_each_of_its_files(folder: str) -> None:
+    listing = ast.get_docstring(parsed(Path(folder, "__init__.py"))) or ""
+    names = {path.stem for path in (ROOT / folder).glob("*.py")} - {"__init__"}
+    assert {name for name in names if not re.search(rf"\b{name}\b", listing)} == set()
 
 
 def test_only_the_agreed_files_and_folders_lie_at_the_top() -> None:

@@ -13,9 +13,10 @@ capture       run Lightning's own code once on fakes, in place
                 Python's; rounding: where eager kernels round narrow floats
   stand_ins     fakes behind the user's objects; formulas: torch's code in the form that traces
   tracing       what the user's code sees; constants: tensors that keep their value;
-                default_dtype: the one they were made with; frozen: Python values that stay
-  effects       what happens on the host after every step; leftovers: what the step left there;
-                outputs: where results go
+                default_dtype: the one they were made with; frozen: Python values that stay;
+                patches: what a trace changes in others' code, and puts back
+  effects       what happens on the host after every step; logs: self.log among it; leftovers: what
+                the step left there; outputs: where results go
   lines         which line of the user's; errors: TraceError and its kinds
 graph         operations between capture and fabric; passes: what happens to them
 program       what was built, as plain data

@@ -9,7 +9,7 @@ from fulgurite.backends.csx.graph import Graph
 
 
 def simplify(graph: Graph) -> Graph:
-    """Drop ``detach`` and its kin, for there is no autograd inside, repeated and dead operations.
+    """Drop the profiler's time spans, repeated and dead operations.
 
     Random operations stay even where their result is unused: they move the random state, as
     eagerly.
