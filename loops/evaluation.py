@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,13 +10,16 @@ from lightning.pytorch.loops.prediction_loop import _PredictionLoop
 from lightning.pytorch.trainer.connectors.logger_connector.result import _OUT_DICT
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.seed import isolate_rng
-from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from fulgurite.backends.csx.strategy import strategy_of
-from fulgurite.loops.lean import BatchHooks, announce_batch, enter_hook, store_step_metrics
+from fulgurite.loops.lean import (
+    BatchHooks,
+    announce_batch,
+    enter_hook,
+    store_step_metrics,
+    takes_batch_idx,
+)
 from fulgurite.loops.shapes import check_last_batch
-
-_takes = functools.lru_cache(maxsize=8)(is_param_in_hook_signature)
 
 
 class EvaluationLoop(_EvaluationLoop):
@@ -60,7 +62,7 @@ class EvaluationLoop(_EvaluationLoop):
     ) -> None:
         """Run one batch: what Lightning's method does, in its order."""
         trainer = self.trainer
-        if self._hooks.callbacks != trainer.callbacks:  # type: ignore[attr-defined]
+        if not self._hooks.are_current():
             self._find_hooks()
         hooks = self._hooks
         if not hooks.suffice(self._data_fetcher):
@@ -94,9 +96,9 @@ class EvaluationLoop(_EvaluationLoop):
         """``strategy.validation_step`` or ``test_step`` with the arguments it takes."""
         module, name = self.trainer.lightning_module, self._step_name
         step = getattr(module, name)
-        takes = _takes(getattr(step, "__func__", step), "batch_idx", min_args=2)
         before = enter_hook(module, name)
-        arguments = (batch, batch_idx, *loader) if takes else (batch, *loader)
+        index = (batch_idx,) if takes_batch_idx(step) else ()
+        arguments = (batch, *index, *loader)
         output = getattr(self.trainer.strategy, name)(*arguments)
         enter_hook(module, before)
         return output

@@ -8,6 +8,7 @@ found once, and values go into the dicts when somebody is about to read them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 
 _TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
@@ -26,26 +28,30 @@ class BatchHooks:
     """The hooks around the batches of one stage that somebody overrides, and the batch's transfer.
 
     Args:
-        trainer: its callbacks and module are asked.
+        trainer: a ``pl.Trainer``, whose attributes have no types; its callbacks and module are asked.
         start: name of the hook before the step.
         end: name of the hook after it.
     """
 
-    def __init__(self, trainer: pl.Trainer, start: str, end: str) -> None:
+    def __init__(self, trainer: Any, start: str, end: str) -> None:
         self._trainer, self._module = trainer, trainer.lightning_module
         self._names = (start, end)
-        self.callbacks = list(trainer.callbacks)  # type: ignore[attr-defined]
+        self.callbacks = list(trainer.callbacks)
         self._start, self._end = self._find(start), self._find(end)
         self._transfers = self._overrides_transfer()
 
     def suffice(self, fetcher: _DataFetcher | None) -> bool:
         """Whether nothing asks for Lightning's own method: a profiler, several processes, ..."""
-        trainer: Any = self._trainer
         return (
-            type(trainer.profiler) is PassThroughProfiler
-            and trainer.world_size == 1
+            type(self._trainer.profiler) is PassThroughProfiler
+            and self._trainer.world_size == 1
             and not isinstance(fetcher, _DataLoaderIterDataFetcher)
         )
+
+    def are_current(self) -> bool:
+        """Whether the trainer has the callbacks that it had; somebody may add one at any time."""
+        same: bool = self.callbacks == self._trainer.callbacks
+        return same
 
     def transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Bring a batch to the step's device, through the hooks for it if somebody overrides one.
@@ -91,7 +97,7 @@ class BatchHooks:
         return None if hooks[-1][0] else result
 
     def _overrides_transfer(self) -> bool:
-        datamodule = self._trainer.datamodule  # type: ignore[attr-defined]
+        datamodule = self._trainer.datamodule
         owners = [self._module] if datamodule is None else [self._module, datamodule]
         return (
             type(self._trainer.precision_plugin).convert_input is not Precision.convert_input
@@ -109,6 +115,15 @@ def enter_hook(module: pl.LightningModule, name: str | None) -> str | None:
     before: str | None = attributes["_current_fx_name"]
     attributes["_current_fx_name"] = name
     return before
+
+
+_takes = functools.lru_cache(maxsize=16)(is_param_in_hook_signature)
+
+
+def takes_batch_idx(step: Callable[..., Any]) -> bool:
+    """Whether a module's step has a second argument, ``batch_idx``; its signature is read once."""
+    takes: bool = _takes(getattr(step, "__func__", step), "batch_idx", min_args=2)
+    return takes
 
 
 _batch_to_device = pl.strategies.Strategy.batch_to_device

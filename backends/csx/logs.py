@@ -179,12 +179,12 @@ def _register(
         value = given["value"]
         if isinstance(value, Tensor):
             given = {**given, "value": torch.zeros(value.shape, dtype=value.dtype)}
-        owner._results = type(results)(training=results.training)
-        owner._results.batch_size = 1
-        owner._results.dataloader_idx = results.dataloader_idx
+        alone = type(results)(training=results.training)
+        alone.batch_size, alone.dataloader_idx = 1, results.dataloader_idx
+        owner._results = alone
         try:
             stock_log(module, **given)
-            [(key, result)] = owner._results.items()
+            [(key, result)] = alone.items()
         finally:
             owner._results, connector._current_fx = results, current_fx
         known = pending.get(key, results.get(key))
