@@ -28,7 +28,8 @@ class BatchHooks:
     """The hooks around the batches of one stage that somebody overrides, and the batch's transfer.
 
     Args:
-        trainer: a ``pl.Trainer``, whose attributes have no types; its callbacks and module are asked.
+        trainer: a ``pl.Trainer``, whose attributes have no types; its callbacks and module are
+            asked.
         start: name of the hook before the step.
         end: name of the hook after it.
     """

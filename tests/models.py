@@ -83,6 +83,10 @@ def convnet() -> nn.Module:
     )
 
 
+CONV_NOISE = ("net.0.bias", "net.1.running_mean")
+"""Of ``convnet``: its gradient is rounding noise before BatchNorm, whose mean follows it."""
+
+
 class Measured(Classifier):
     """With torchmetrics in training and validation, and another metric state for each."""
 
@@ -135,6 +139,10 @@ class Transformer(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         return torch.optim.Adam(self.parameters(), lr=3e-3)
+
+
+KEY_NOISE = tuple(f"encoder.layers.{i}.self_attn.in_proj_bias" for i in range(2))
+"""The same of ``Transformer``: a key's bias cancels in the softmax."""
 
 
 class GAN(pl.LightningModule):

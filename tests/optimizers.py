@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from harness import assert_same_run, both
 from models import Classifier, loader, mlp
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 
@@ -49,6 +50,30 @@ def assert_equals_stock(
     return ours
 
 
+class Alternating(pl.LightningModule):
+    """Every optimizer in turn, under manual optimization.
+
+    Args:
+        optimizers: makes them for ``mlp``.
+    """
+
+    def __init__(self, optimizers: Callable[[nn.Module], list[Optimizer]]) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.net, self.make = mlp(), optimizers
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        for optimizer in self.optimizers():
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+            self.manual_backward(loss)
+            optimizer.step()
+        return loss
+
+    def configure_optimizers(self) -> list[Optimizer]:
+        return self.make(self.net)
+
+
 class FirstGradient(Optimizer):
     """Heavy ball as users write it: the buffer begins as the first gradient."""
 
@@ -72,5 +97,5 @@ class FirstGradient(Optimizer):
                     state["buf"] = group["momentum"] * state["buf"] + 0.3 * d
                     state["size"]["norm"].mul_(0.5).add_(d.norm())
                 state["count"] += 1
-                p.add_(state["buf"], alpha=-group["lr"] / (1 + 0.1 * float(1)))
+                p.add_(state["buf"], alpha=-group["lr"] / 1.1)
         return loss

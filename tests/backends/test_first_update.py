@@ -9,8 +9,9 @@ import pytest
 import torch
 from harness import QUIET, assert_same_run, both, csx, fit
 from models import Classifier, PerParameter, loader, mlp
-from optimizers import FirstGradient, Moving, assert_equals_stock
+from optimizers import Alternating, FirstGradient, Moving, assert_equals_stock
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 import fulgurite
 from fulgurite.backends import reset_backend
@@ -34,26 +35,12 @@ def test_state_of_the_first_gradient_equals_stock(options: dict[str, Any]) -> No
 
 
 def test_state_of_the_first_gradient_under_manual_optimization_equals_stock() -> None:
-    class Manual(pl.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.automatic_optimization = False
-            self.net = mlp()
+    def optimizers(net: nn.Module) -> list[Optimizer]:
+        dampened = {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}
+        one = torch.optim.SGD(net[0].parameters(), **dampened)
+        return [one, FirstGradient(net[3].parameters(), lr=0.1)]
 
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            for optimizer in self.optimizers():
-                optimizer.zero_grad()
-                loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-                self.manual_backward(loss)
-                optimizer.step()
-            return loss
-
-        def configure_optimizers(self) -> Any:
-            options = {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}
-            one = torch.optim.SGD(self.net[0].parameters(), **options)
-            return [one, FirstGradient(self.net[3].parameters(), lr=0.1)]
-
-    ours, stock = both(Manual, lambda: (loader(160),))
+    ours, stock = both(lambda: Alternating(optimizers), lambda: (loader(160),))
     assert_same_run(ours, stock)
 
 

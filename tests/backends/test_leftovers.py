@@ -268,33 +268,6 @@ def test_tensors_kept_elsewhere_are_refused_and_leave_nothing(keep: Any, message
     assert not hasattr(module, "late")
 
 
-class Counts(torch.optim.SGD):
-    """Counts in a group, in an attribute, in its state."""
-
-    where = "group"
-
-    def step(self, closure: Any = None) -> Any:
-        loss = super().step(closure)
-        if self.where == "group":
-            self.param_groups[0]["steps"] = self.param_groups[0].get("steps", 0) + 1
-        elif self.where == "attribute":
-            self.steps = getattr(self, "steps", 0) + 1
-        return loss
-
-
-@pytest.mark.parametrize(
-    ("place", "message"),
-    [("group", r"set param_groups\['steps'\]"), ("attribute", r"Python number.*Counts\.steps")],
-)
-def test_an_optimizer_that_counts_in_python_is_refused(place: str, message: str) -> None:
-    with pytest.raises(UnsupportedState, match=message):
-        fit(
-            lambda: Classifier(mlp(), type("Counts", (Counts,), {"where": place})),
-            lambda: (loader(),),
-            static=True,
-        )
-
-
 def step_on_the_host(trainer: Any) -> None:
     trainer.optimizers[0].step()
 

@@ -17,7 +17,9 @@ import pytest
 import torch
 from harness import QUIET, Run, assert_close, assert_same_run, both, csx, fit
 from models import (
+    CONV_NOISE,
     GAN,
+    KEY_NOISE,
     Classifier,
     Measured,
     Transformer,
@@ -37,10 +39,6 @@ MIXED: dict[str, float] = {}  # float32's: 1e-5; measured 2.5e-7
 MIXED_KERNELS = {"losses": EPS / 4, "weights": EPS}  # measured 1.2e-3, 3.6e-3
 TRUE = {"losses": 2 * EPS, "weights": 4 * EPS}  # measured 1.4e-2, 2.4e-2
 PRECISIONS = ("bf16-mixed", "bf16-true")
-
-BIAS_BEFORE_NORM = ("net.0.bias", "net.1.running_mean")
-KEY_BIAS = tuple(f"encoder.layers.{i}.self_attn.in_proj_bias" for i in range(2))
-"""Parameters whose gradient is rounding noise, as in test_parity.py."""
 
 
 def tolerance(precision: str, kernels: bool = False) -> dict[str, float]:
@@ -82,13 +80,13 @@ def test_convnet_with_batchnorm_equals_stock(precision: str) -> None:
         precision=precision,
         limit_train_batches=20,
     )
-    assert_same_run(ours, stock, BIAS_BEFORE_NORM, **tolerance(precision))
+    assert_same_run(ours, stock, CONV_NOISE, **tolerance(precision))
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_transformer_with_tied_weights_equals_stock(precision: str) -> None:
     ours, stock = both(Transformer, lambda: (tokens(),), precision=precision)
-    assert_same_run(ours, stock, KEY_BIAS, **tolerance(precision, kernels=True))
+    assert_same_run(ours, stock, KEY_NOISE, **tolerance(precision, kernels=True))
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

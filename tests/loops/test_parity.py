@@ -8,7 +8,9 @@ import pytest
 import torch
 from harness import assert_close, assert_same_run, both, fit
 from models import (
+    CONV_NOISE,
     GAN,
+    KEY_NOISE,
     Classifier,
     Measured,
     Transformer,
@@ -25,11 +27,6 @@ def test_mlp_equals_stock() -> None:
     ours, stock = both(lambda: Classifier(mlp()), lambda: (loader(),))
     assert len(ours.losses) == 50
     assert_same_run(ours, stock)
-
-
-CONV_NOISE = ("net.0.bias", "net.1.running_mean")
-# a key's bias cancels in the softmax, so that its gradient is rounding noise
-KEY_NOISE = tuple(f"encoder.layers.{i}.self_attn.in_proj_bias" for i in range(2))
 
 
 @pytest.mark.compiler

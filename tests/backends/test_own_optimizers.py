@@ -1,0 +1,300 @@
+"""Optimizers of users: numbers equal eager's, and what would be frozen is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from harness import assert_close, both, fit
+from models import Classifier, PerParameter, loader, mlp
+from optimizers import Moving, assert_equals_stock
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fulgurite.backends.csx.errors import StateChanged, UnsupportedState
+
+
+class Lion(PerParameter):
+    """Chen et al. 2023, as its authors wrote it."""
+
+    def update(self, p: Tensor, state: dict[str, Any], lr: float) -> None:
+        if not state:
+            state["average"] = torch.zeros_like(p)
+        p.mul_(1 - lr * 0.01)
+        update = state["average"] * 0.9 + p.grad * (1 - 0.9)
+        p.add_(torch.sign(update), alpha=-lr)
+        state["average"].lerp_(p.grad, 1 - 0.99)
+
+
+class Lamb(Optimizer):
+    """You et al. 2020: a trust ratio for each parameter, bias corrections from a tensor."""
+
+    def __init__(self, params: Any, lr: float = 1e-2) -> None:
+        super().__init__(
+            params, {"lr": lr, "betas": [0.9, 0.999], "eps": 1e-6, "weight_decay": 0.1}
+        )
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = closure() if closure is not None else None
+        for group in self.param_groups:
+            first, second = group["betas"]
+            for p in group["params"]:
+                state = self.state[p]
+                if "step" not in state:
+                    state.update(step=torch.zeros(()), m=torch.zeros_like(p))
+                    state.setdefault("v", torch.zeros_like(p))
+                state["step"] += 1
+                state["m"].mul_(first).add_(p.grad, alpha=1 - first)
+                state["v"].mul_(second).addcmul_(p.grad, p.grad, value=1 - second)
+                m = state["m"] / (1 - first ** state["step"])
+                v = state["v"] / (1 - second ** state["step"])
+                update = m / (v.sqrt() + group["eps"]) + group["weight_decay"] * p
+                weight, size = p.norm(), update.norm()
+                ratio = torch.where((weight > 0) & (size > 0), weight / size, 1.0)
+                p.add_(update * ratio, alpha=-group["lr"])
+        return loss
+
+
+class Foreach(Optimizer):
+    """Adam by hand, on lists of tensors."""
+
+    def __init__(self, params: Any, lr: float = 1e-2) -> None:
+        super().__init__(params, {"lr": lr, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = closure() if closure is not None else None
+        for group in self.param_groups:
+            params = group["params"]
+            grads = [p.grad for p in params]
+            for p in params:
+                if p not in self.state:
+                    self.state[p] = {"m": torch.zeros_like(p), "v": torch.zeros_like(p)}
+            m = [self.state[p]["m"] for p in params]
+            v = [self.state[p]["v"] for p in params]
+            first, second = group["betas"]
+            torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+            torch._foreach_lerp_(m, grads, 1 - first)
+            torch._foreach_mul_(v, second)
+            torch._foreach_addcmul_(v, grads, grads, value=1 - second)
+            size = torch._foreach_sqrt(v)
+            torch._foreach_add_(size, group["eps"])
+            torch._foreach_maximum_(size, group["eps"] * 10)
+            torch._foreach_addcdiv_(params, m, size, value=-group["lr"])
+            torch._foreach_addcdiv_(params, m, size, [-group["lr"] * 0.1] * len(params))
+            torch._foreach_add_(params, grads, alpha=-group["lr"] * 0.1)
+        return loss
+
+
+class OldStyle(PerParameter):
+    """The order of arguments of torch 1.4, which torch still takes."""
+
+    def update(self, p: Tensor, state: dict[str, Any], lr: float) -> None:
+        if len(state) == 0:
+            state["average"] = torch.zeros_like(p.data)
+        state["average"].mul_(1 - lr).add_(lr, p.grad.data)
+        p.data.addcdiv_(-lr, state["average"], state["average"].abs().add_(1e-2))
+        p.data = p.data - lr * p.grad
+
+
+@pytest.mark.filterwarnings("ignore:This overload of add")
+@pytest.mark.parametrize("optimizer", [Lion, Lamb, Foreach, OldStyle])
+def test_an_optimizer_of_a_user_equals_stock(optimizer: Any) -> None:
+    assert_equals_stock(optimizer)
+
+
+def test_preinitialize_gives_birth_where_an_optimizer_defines_it() -> None:
+    class Prepared(PerParameter):
+        def preinitialize(self) -> None:
+            for group in self.param_groups:
+                for p in group["params"]:
+                    self.state[p]["average"] = torch.full_like(p, 0.25, requires_grad=False)
+
+        def update(self, p: Tensor, state: dict[str, Any], lr: float) -> None:
+            state["average"].mul_(0.9).add_(p.grad, alpha=0.1)
+            p.sub_(state["average"] * lr)
+
+    run = fit(lambda: Classifier(mlp(), Prepared), lambda: (loader(16),), static=True)
+    torch.manual_seed(0)
+    net = mlp()
+    [(x, y)] = loader(16)
+    nn.functional.cross_entropy(net(x), y).backward()
+    for p, before in zip(run.module.net.parameters(), net.parameters(), strict=True):
+        average = run.trainer.optimizers[0].state[p]["average"]
+        torch.testing.assert_close(average, 0.9 * 0.25 + 0.1 * before.grad)
+        torch.testing.assert_close(p, before - 0.01 * average)
+
+
+class Keyed(PerParameter):
+    """State under a name, a tensor alone, and dicts in dicts; the norm is the first gradient's."""
+
+    def update(self, p: Tensor, state: dict[str, Any], lr: float) -> None:
+        shared = self.state["shared"]
+        if not shared:
+            shared["norms"] = {"first": p.grad.norm()}
+            self.state["count"] = torch.zeros(())
+        self.state["count"] += 1
+        shared["norms"]["first"].mul_(0.9)
+        p.sub_(p.grad * lr / (self.state["count"] + shared["norms"]["first"]))
+
+
+class Chained(PerParameter):
+    """Fills a dict of its own that is already in the state."""
+
+    def update(self, p: Tensor, state: dict[str, Any], lr: float) -> None:
+        if not state:
+            state = self.state[p] = {}
+            state["step"], state["average"] = torch.tensor(0.0), torch.zeros_like(p)
+        state["step"] += 1
+        state["average"].lerp_(p.grad, 0.1)
+        p.sub_(state["average"] * (lr / (1 - 0.9 ** state["step"])))
+
+
+@pytest.mark.parametrize("optimizer", [Keyed, Chained])
+def test_state_in_any_place_equals_stock(optimizer: Any) -> None:
+    ours, stock = both(
+        lambda: Classifier(mlp(), optimizer), lambda: (loader(160),), callbacks=(Moving(),)
+    )
+    assert_close(ours.losses, stock.losses)
+    mine, theirs = (run.trainer.optimizers[0].state_dict()["state"] for run in (ours, stock))
+    assert mine.keys() == theirs.keys()
+    for key, values in theirs.items():
+        assert_close(mine[key], values, 2e-5, str(key))
+
+
+class NoGroupNumbers(Optimizer):
+    """Has no numbers at all, but a function, a list and a dict among its options."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        options = {"sign": torch.sign, "names": ["a"], "scales": {"all": 0.01}, "bounds": (None, 1)}
+        super().__init__(params, options)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = closure() if closure is not None else None
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(group["sign"](p.grad) * group["scales"]["all"])
+        return loss
+
+
+def test_options_that_are_no_numbers_may_not_change() -> None:
+    class Change(pl.Callback):
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, idx: int) -> None:
+            if idx == 2:
+                trainer.optimizers[0].param_groups[0]["scales"]["all"] = 0.1
+
+    assert_equals_stock(NoGroupNumbers, moving=())
+    with pytest.raises(StateChanged, match="the param groups' options were"):
+        assert_equals_stock(NoGroupNumbers, moving=(Change(),))
+
+
+# -- what cannot be static -----------------------------------------------------------------------
+
+
+class CountingSGD(PerParameter):
+    """Counts its steps in a Python number of its state."""
+
+    def update(self, p: Tensor, state: dict[str, Any], lr: float) -> None:
+        state["step"] = state.get("step", 0) + 1
+        p.add_(p.grad, alpha=-lr / state["step"])
+
+
+class CountingGroup(PerParameter):
+    """Counts them in a group."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.param_groups[0]["steps"] = self.param_groups[0].get("steps", 0) + 1
+        return super().step(closure)
+
+    def update(self, p: Tensor, state: dict[str, Any], lr: float) -> None:
+        p.sub_(p.grad * lr)
+
+
+class EverySecond(PerParameter):
+    """Updates on every second call, by a Python number of its own."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.calls = getattr(self, "calls", 0) + 1
+        if self.calls % 2 == 0:
+            return super().step(closure)
+        return closure() if closure is not None else None
+
+    def update(self, p: Tensor, state: dict[str, Any], lr: float) -> None:
+        p.sub_(p.grad * lr)
+
+
+class Flipping(EverySecond):
+    """The same by a flag in its state."""
+
+    def step(self, closure: Any = None) -> Any:
+        return PerParameter.step(self, closure)
+
+    def update(self, p: Tensor, state: dict[str, Any], lr: float) -> None:
+        state["on"] = not state.get("on", False)
+        if state["on"]:
+            p.sub_(p.grad * lr)
+
+
+class Listing(PerParameter):
+    def update(self, p: Tensor, state: dict[str, Any], lr: float) -> None:
+        state.setdefault("history", [torch.zeros_like(p)])[0].add_(p.grad)
+        p.sub_(state["history"][0] * lr)
+
+
+class OwnTensor(PerParameter):
+    def update(self, p: Tensor, state: dict[str, Any], lr: float) -> None:
+        self.norm = p.grad.norm()
+        p.sub_(p.grad * lr)
+
+
+class Wrapping(PerParameter):
+    """Holds another optimizer, as Lookahead does."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr)
+        self.inner = torch.optim.Adam(self.param_groups[0]["params"], lr=lr)
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inner.step(closure)
+
+
+class Sharpness(Optimizer):
+    """Evaluates the step twice, and keeps a state that is the first gradient's."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        closure = torch.enable_grad()(closure)
+        loss = closure()
+        params = self.param_groups[0]["params"]
+        for p in params:
+            self.state[p]["move"] = 0.05 * p.grad / p.grad.norm()
+            p.add_(self.state[p]["move"])
+        closure()
+        for p in params:
+            p.sub_(self.state[p]["move"] + self.param_groups[0]["lr"] * p.grad)
+        return loss
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (CountingSGD, r"keeps state\['step'\] as a Python number"),
+        (CountingGroup, r"set param_groups\['steps'\] from a Python value"),
+        (EverySecond, r"EverySecond changed a Python number in its step \(EverySecond.calls"),
+        (Flipping, r"Flipping changed a Python flag in its step"),
+        (Listing, r"keeps tensors in a list, state\['history'\]"),
+        (Wrapping, r"changes a tensor that no module holds"),
+        (Sharpness, r"changes parameters before it evaluates its closure"),
+        (OwnTensor, r"left a traced tensor in OwnTensor.norm"),
+    ],
+)
+def test_state_that_would_be_frozen_is_refused(optimizer: Any, message: str) -> None:
+    with pytest.raises(UnsupportedState, match=message):
+        fit(lambda: Classifier(mlp(), optimizer), lambda: (loader(),), static=True)

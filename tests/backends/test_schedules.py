@@ -1,0 +1,124 @@
+"""Schedules on the host, groups that are added and parameters that are unfrozen equal stock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from harness import assert_same_run, both, fit
+from models import Classifier, loader, mlp
+from optimizers import FirstGradient
+from torch import Tensor
+from torch.optim import lr_scheduler
+
+from fulgurite.backends.csx.errors import StateChanged
+
+
+def scheduled(make: Any, optimizer: Any = torch.optim.AdamW, **options: Any) -> Any:
+    """A classifier whose optimizer has a scheduler."""
+
+    class Scheduled(Classifier):
+        def configure_optimizers(self) -> Any:
+            made = super().configure_optimizers()
+            return {"optimizer": made, "lr_scheduler": make(made)}
+
+    return Scheduled(mlp(), optimizer, **options)
+
+
+def each_step(schedule: Any) -> dict[str, Any]:
+    return {"scheduler": schedule, "interval": "step"}
+
+
+SCHEDULES: list[tuple[Any, Any, dict[str, Any]]] = [
+    (lambda o: each_step(lr_scheduler.OneCycleLR(o, 0.02, total_steps=40)), torch.optim.AdamW, {}),
+    (
+        lambda o: each_step(lr_scheduler.CyclicLR(o, 1e-3, 0.1, step_size_up=4)),
+        torch.optim.SGD,
+        {"momentum": 0.9, "dampening": 0.1},
+    ),
+    (
+        lambda o: each_step(lr_scheduler.CosineAnnealingWarmRestarts(o, 5)),
+        torch.optim.RAdam,
+        {"lr": 1},
+    ),
+    (
+        lambda o: each_step(lr_scheduler.LambdaLR(o, lambda step: min(1.0, step / 100))),
+        torch.optim.Adafactor,
+        {},
+    ),
+    (lambda o: lr_scheduler.StepLR(o, 1, 0.3), torch.optim.Rprop, {}),
+    (lambda o: lr_scheduler.StepLR(o, 1, 0.3), torch.optim.Adam, {"lr": torch.tensor(0.01)}),
+    (
+        lambda o: {
+            "scheduler": lr_scheduler.ReduceLROnPlateau(o, patience=0, threshold=1.0),
+            "monitor": "loss_epoch",
+        },
+        torch.optim.NAdam,
+        {},
+    ),
+]
+
+
+@pytest.mark.parametrize(("schedule", "optimizer", "options"), SCHEDULES)
+def test_scheduler_on_the_host_equals_stock(schedule: Any, optimizer: Any, options: Any) -> None:
+    def make() -> Any:
+        copies = {k: v.clone() if isinstance(v, Tensor) else v for k, v in options.items()}
+        return scheduled(schedule, optimizer, **copies)
+
+    ours, stock = both(make, lambda: (loader(),), max_epochs=3, limit_train_batches=8)
+    [group] = ours.trainer.optimizers[0].param_groups
+    assert group["lr"] != options.get("lr", 1e-2)
+    assert_same_run(ours, stock)
+
+
+class Unfreeze(pl.Callback):
+    """Trains the last layer alone, then all, then the last again."""
+
+    def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+        first = module.net[0]
+        first.requires_grad_(trainer.current_epoch == 1)
+        groups = trainer.optimizers[0].param_groups
+        if trainer.current_epoch == 1 and len(groups) == 1:
+            trainer.optimizers[0].add_param_group({"params": list(first.parameters()), "lr": 0.003})
+
+
+class Head(Classifier):
+    def configure_optimizers(self) -> Any:
+        return self.optimizer(self.net[3].parameters(), **self.options)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options"),
+    [
+        (torch.optim.AdamW, {}),
+        (torch.optim.SGD, {"momentum": 0.9, "dampening": 0.5}),
+        (FirstGradient, {}),
+    ],
+)
+def test_a_group_that_is_added_needs_another_program(optimizer: Any, options: Any) -> None:
+    def make() -> Any:
+        return Head(mlp(), optimizer, **options)
+
+    common: dict[str, Any] = {"callbacks": (Unfreeze(),), "max_epochs": 3}
+    ours, stock = both(make, lambda: (loader(64),), backend={"max_programs": 3}, **common)
+    assert_same_run(ours, stock)
+    with pytest.raises(StateChanged, match=r"max_programs=2"):
+        fit(make, lambda: (loader(64),), static=True, **common)
+
+
+def test_unfreezing_gives_birth_to_the_state_that_was_missing() -> None:
+    class Late(pl.Callback):
+        def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+            module.net[0].requires_grad_(trainer.current_epoch == 1)
+
+    ours, stock = both(
+        lambda: Classifier(mlp(), torch.optim.ASGD),
+        lambda: (loader(64),),
+        backend={"max_programs": 2},
+        callbacks=(Late(),),
+        max_epochs=3,
+    )
+    assert_same_run(ours, stock)
+    assert len(ours.trainer.strategy.programs) == 2
