@@ -31,10 +31,7 @@ from fulgurite.backends.csx.constants import (
     constant_sources,
     constants_as_inputs,
 )
-from fulgurite.backends.csx.effects import (
-    record_host_calls,
-    static_metrics,
-)
+from fulgurite.backends.csx.effects import record_host_calls, static_metrics
 from fulgurite.backends.csx.errors import DynamicShape, UnsupportedInput, UnsupportedState
 from fulgurite.backends.csx.first_update import Unborn, first_updates
 from fulgurite.backends.csx.formulas import eager_formulas, plain_library_code, without_mkldnn
@@ -47,6 +44,7 @@ from fulgurite.backends.csx.leftovers import (
     collect_outputs,
     metric_calls,
     refuse_the_rest,
+    release_rebound,
     sort_state,
 )
 from fulgurite.backends.csx.lines import UserLine, raised_at, record_lines, user_line
@@ -55,13 +53,12 @@ from fulgurite.backends.csx.mathematics import traced_math
 from fulgurite.backends.csx.numbers import (
     Guard,
     NumberSlot,
-    TracedNumber,
     as_vector,
     install,
     number_slots,
     read_numbers,
 )
-from fulgurite.backends.csx.outputs import Output, Outputs
+from fulgurite.backends.csx.outputs import Outputs, numbered
 from fulgurite.backends.csx.passes import lower
 from fulgurite.backends.csx.rounding import fused_rounding
 from fulgurite.backends.csx.scalars import forget_failed_reads
@@ -176,10 +173,11 @@ class Trace:
         yield from optimizer_slots(self._world.optimizers, names)
         yield from (one.slot() for one in self._world.unborn)
 
-    def _make_inputs(self) -> Iterator[Input]:
-        def fake(tensor: Tensor) -> Tensor:
-            return self._mode.from_tensor(tensor.detach(), static_shapes=True)
+    def _fake(self, tensor: Tensor) -> Tensor:
+        return self._mode.from_tensor(tensor.detach(), static_shapes=True)
 
+    def _make_inputs(self) -> Iterator[Input]:
+        fake = self._fake
         for i, entry in enumerate(self._entries):
             yield Input(kind=Kind.STATE, index=i, name=entry.name, example=fake(entry.base()))
         for i, (name, p) in enumerate(self.gradients.parameters.items()):
@@ -195,6 +193,28 @@ class Trace:
 
     def result(self) -> Captured:
         """Trace, lower, and sort what the step left behind."""
+        module = self._traced()
+        forget_failed_reads(module.graph)
+        refuse_the_rest(self._snapshot, self._modules, self._world.module)
+        self._entries = release_rebound(self._rebound, self._entries, self._nodes)
+        constants = constants_as_inputs(module, position=self._count_before_batch())
+        sources = constant_sources(self._world.module, constants, self._accumulators)
+        self._add_constants(constants)
+        graph = lower(Graph(module=module, inputs=tuple(self._inputs), mode=self._mode))
+        self._unbear(graph)
+        return Captured(
+            graph=graph,
+            entries=self._entries,
+            numbers=tuple(self._number_slots),
+            guards=tuple(self._guards),
+            used_numbers=frozenset(used_numbers(graph)),
+            constants=tuple(sources),
+            batch=self._batch_spec,
+            outputs=self._outputs,
+        )
+
+    def _traced(self) -> fx.GraphModule:
+        """The step as a graph, with everything changed that keeps it from being one."""
         boundary = Trace._step.__code__
         Trace.current = self
         try:
@@ -212,7 +232,7 @@ class Trace:
                 stack.enter_context(
                     Contract(self._fallback_line, self.describe, self._constants.value_of)
                 )
-                module = make_fx(self._step, tracing_mode="fake", _allow_non_fake_inputs=True)(
+                return make_fx(self._step, tracing_mode="fake", _allow_non_fake_inputs=True)(
                     *[entry.example for entry in self._inputs]
                 )
         except (DynamicOutputShapeException, DataDependentOutputException) as error:
@@ -223,28 +243,17 @@ class Trace:
             ) from None
         finally:
             Trace.current = None
-        forget_failed_reads(module.graph)
-        refuse_the_rest(self._snapshot, self._modules, self._world.module)
-        self._release_rebound()
-        known = [entry for entry in self._inputs if entry.kind is not Kind.BATCH]
-        constants = constants_as_inputs(module, position=len(known))
-        sources = constant_sources(self._world.module, constants, self._accumulators)
-        for i, constant in enumerate(constants):
-            fake = self._mode.from_tensor(constant.detach(), static_shapes=True)
-            known.append(Input(kind=Kind.CONSTANT, index=i, name=f"constant {i}", example=fake))
-        self._inputs = known + [entry for entry in self._inputs if entry.kind is Kind.BATCH]
-        graph = lower(Graph(module=module, inputs=tuple(self._inputs), mode=self._mode))
-        self._unbear(graph)
-        return Captured(
-            graph=graph,
-            entries=self._entries,
-            numbers=tuple(self._number_slots),
-            guards=tuple(self._guards),
-            used_numbers=frozenset(used_numbers(graph)),
-            constants=tuple(sources),
-            batch=self._batch_spec,
-            outputs=self._outputs,
-        )
+
+    def _count_before_batch(self) -> int:
+        return sum(entry.kind is not Kind.BATCH for entry in self._inputs)
+
+    def _add_constants(self, constants: list[Tensor]) -> None:
+        """Put constants among the inputs, before the batch."""
+        position = self._count_before_batch()
+        self._inputs[position:position] = [
+            Input(kind=Kind.CONSTANT, index=i, name=f"constant {i}", example=self._fake(constant))
+            for i, constant in enumerate(constants)
+        ]
 
     # -- the traced function -----------------------------------------------------------------
 
@@ -253,8 +262,26 @@ class Trace:
         for item, tensor in zip(self._inputs, flat, strict=True):
             given[item.kind].append(tensor)
         self._boundaries = {storage_of(tensor) for tensor in flat}
-        swapped: list[tuple[Tensor, Tensor]] = []
+        leaves = zip(given[Kind.BATCH], self._batch_spec.tensor_leaves(), strict=True)
+        self._names |= {id(tensor): leaf.name for tensor, leaf in leaves}
+        with self._inputs_in_place(given):
+            batch = self._batch_spec.rebuild(given[Kind.BATCH])
+            with (
+                record_host_calls(self._world.trainer, self._world.schedulers) as calls,
+                torch.set_grad_enabled(self._world.trains),
+                self.gradients.hidden_from_steps(self._world.module.automatic_optimization),
+                first_updates(self._world.unborn),
+                self._constants,
+            ):
+                result = self._run(batch)
+            with torch.no_grad():
+                return self._collect(result, calls)
+
+    @contextlib.contextmanager
+    def _inputs_in_place(self, given: dict[Kind, list[Tensor]]) -> Iterator[None]:
+        """Put the inputs where state, gradients and numbers are, and take them out again."""
         groups = [dict(group) for group in self._world.groups()]
+        swapped: list[tuple[Tensor, Tensor]] = []
         try:
             for entry, base in zip(self._entries, given[Kind.STATE], strict=True):
                 for i, held in enumerate(entry.held):
@@ -267,28 +294,10 @@ class Trace:
                 proxies[tensor] = proxies[stand_in]  # they go by the object, which stayed
                 self._nodes[id(tensor)] = proxies[stand_in].proxy.node
             self.gradients.put(given[Kind.GRADIENT])
-            if self._number_slots:
-                self._guards = install(
-                    self._number_slots, given[Kind.NUMBERS][0], self._world.optimizers
-                )
+            for vector in given[Kind.NUMBERS]:
+                self._guards = install(self._number_slots, vector, self._world.optimizers)
             self._installed = [dict(group) for group in self._world.groups()]
-            self._names |= {
-                id(tensor): leaf.name
-                for tensor, leaf in zip(
-                    given[Kind.BATCH], self._batch_spec.tensor_leaves(), strict=True
-                )
-            }
-            batch = self._batch_spec.rebuild(given[Kind.BATCH])
-            with (
-                record_host_calls(self._world.trainer, self._world.schedulers) as calls,
-                torch.set_grad_enabled(self._world.trains),
-                self.gradients.hidden_from_steps(self._world.module.automatic_optimization),
-                first_updates(self._world.unborn),
-                self._constants,
-            ):
-                result = self._run(batch)
-            with torch.no_grad():
-                return self._collect(result, calls)
+            yield
         finally:
             for group, before in zip(self._world.groups(), groups, strict=True):
                 group.clear()
@@ -318,23 +327,10 @@ class Trace:
             "calls": [call.value for call in calls],
         }
         leaves, tree = pytree.tree_flatten(payload)
-        outputs: list[Tensor] = []
-        numbered: dict[int, Output] = {}
-        kept: list[Any] = []
-        for leaf in leaves:
-            if isinstance(leaf, TracedNumber):
-                leaf = leaf.tensor
-            if isinstance(leaf, FakeTensor):
-                if id(leaf) not in numbered:
-                    numbered[id(leaf)] = Output(len(outputs))
-                    alias = storage_of(leaf) in self._boundaries
-                    outputs.append(leaf.detach().clone() if alias else leaf.detach())
-                kept.append(numbered[id(leaf)])
-            else:
-                kept.append(leaf)
+        kept, outputs = numbered(leaves, self._boundaries)
         self._outputs = Outputs(
             tree=tree,
-            leaves=tuple(kept),
+            leaves=kept,
             attributes=tuple(left.attributes),
             lists=tuple(left.lists),
             calls=tuple(calls),
@@ -354,22 +350,6 @@ class Trace:
                         remedy="a learning-rate scheduler, or set it in on_train_batch_start: both"
                         " run on the host between steps",
                     )
-
-    def _release_rebound(self) -> None:
-        """Take slots that get a new tensor after every step out of the memory they shared."""
-        for held in self._rebound:
-            [entry] = [entry for entry in self._entries if held in entry.held]
-            if len(entry.held) == 1:
-                continue
-            if any(user.op != "output" for user in self._nodes[id(held.tensor)].users):
-                others = [other.slots[0].name for other in entry.held if other is not held]
-                raise UnsupportedState(
-                    f"The step reads {held.slots[0].name}, which shares memory with"
-                    f" {' and '.join(others)}, and then replaces it.",
-                    remedy="give it memory of its own before fit (.clone())",
-                )
-            rest = Entry(tuple(other for other in entry.held if other is not held), entry.whole)
-            self._entries = tuple(rest if one is entry else one for one in self._entries)
 
     # -- checks and names --------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch.utils._pytree as pytree
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
 from torchmetrics import Metric
@@ -114,6 +114,35 @@ def _check_replacement(held: Held, now: list[Any], line: Callable[[], UserLine |
             line=line(),
             remedy="a tensor of its final shape from the start, changed in place",
         )
+
+
+def release_rebound(
+    rebound: list[Held], entries: tuple[Entry, ...], nodes: dict[int, fx.Node]
+) -> tuple[Entry, ...]:
+    """Take slots that get a new tensor after every step out of the memory they shared.
+
+    Args:
+        rebound: what is in these slots.
+        entries: the state; returned without those tensors where they shared memory.
+        nodes: of each state tensor, by its identity.
+
+    Raises:
+        UnsupportedState: the step reads such a tensor before it replaces it.
+    """
+    for held in rebound:
+        [entry] = [entry for entry in entries if held in entry.held]
+        if len(entry.held) == 1:
+            continue
+        if any(user.op != "output" for user in nodes[id(held.tensor)].users):
+            others = [other.slots[0].name for other in entry.held if other is not held]
+            raise UnsupportedState(
+                f"The step reads {held.slots[0].name}, which shares memory with"
+                f" {' and '.join(others)}, and then replaces it.",
+                remedy="give it memory of its own before fit (.clone())",
+            )
+        rest = Entry(tuple(other for other in entry.held if other is not held), entry.whole)
+        entries = tuple(rest if one is entry else one for one in entries)
+    return entries
 
 
 def collect_outputs(

@@ -8,8 +8,11 @@ from typing import Any
 
 import torch.utils._pytree as pytree
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from fulgurite.backends.csx.effects import HostCall
+from fulgurite.backends.csx.numbers import TracedNumber
+from fulgurite.backends.csx.stand_ins import storage_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +31,29 @@ class Output:
     """A leaf of ``Outputs``: the program's output number ``index``."""
 
     index: int
+
+
+def numbered(leaves: list[Any], of_inputs: set[int]) -> tuple[tuple[Any, ...], list[Tensor]]:
+    """The leaves with an ``Output`` for each traced tensor, and these tensors, each once.
+
+    Args:
+        leaves: of a tree.
+        of_inputs: memory that belongs to inputs; an output over it is copied, for the next step
+            writes there.
+    """
+    tensors: list[Tensor] = []
+    known: dict[int, Output] = {}
+    kept: list[Any] = []
+    for leaf in leaves:
+        value = leaf.tensor if isinstance(leaf, TracedNumber) else leaf
+        if isinstance(value, FakeTensor):
+            if id(value) not in known:
+                known[id(value)] = Output(len(tensors))
+                alias = storage_of(value) in of_inputs
+                tensors.append(value.detach().clone() if alias else value.detach())
+            value = known[id(value)]
+        kept.append(value)
+    return tuple(kept), tensors
 
 
 def builder(outputs: Outputs) -> Callable[[Sequence[Tensor]], tuple[Any, Any, Any]]:
