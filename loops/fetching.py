@@ -23,6 +23,10 @@ class OneLoader(Iterator[Any]):
         self._mode = mode
         self._loader: Any = mode.iterators[0]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the loader's iterator, as Lightning's own: a Trainer is copied in mid-epoch."""
+        return {**vars(self), "_loader": None}
+
     def __next__(self) -> Any:
         """(batch, its index, the loader's index)."""
         mode, loader = self._mode, self._loader

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import lightning.pytorch as pl
@@ -64,6 +65,25 @@ def test_a_callback_that_is_added_in_the_middle_of_an_epoch_is_called() -> None:
             callbacks=(Adding(),),
         )
         assert late.started == 6, static
+
+
+def test_a_trainer_can_be_copied_in_the_middle_of_an_epoch() -> None:
+    copies: list[Any] = []
+
+    class Copying(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+            copies.append(copy.deepcopy(trainer.fit_loop))
+
+    for static in (True, False):
+        fit(
+            lambda: Classifier(mlp()),
+            lambda: (loader(32),),
+            static=static,
+            callbacks=(Copying(),),
+        )
+    ours, stock = copies[:2], copies[2:]
+    for mine, theirs in zip(ours, stock, strict=True):
+        assert mine.epoch_loop.batch_progress == theirs.epoch_loop.batch_progress
 
 
 class Moved(Classifier):
