@@ -238,7 +238,7 @@ class Trace:
         except (DynamicOutputShapeException, DataDependentOutputException) as error:
             raise DynamicShape(
                 f"{error.func} has a result whose shape depends on values.",
-                line=self._fallback_line(),
+                line=raised_at(error) or self._line_of_hook(),  # the step is off the stack by now
                 remedy=MASKS,
             ) from None
         finally:

@@ -122,6 +122,11 @@ def unique(x: Tensor, _: Any) -> Tensor:
     return x.sum() * torch.unique(x.argmax(1)).shape[0]  # here
 
 
+def below_functions(x: Tensor, _: Any) -> Tensor:
+    with torch._C.DisableTorchFunction():
+        return torch.ops.aten.nonzero.default(x).float().sum()  # here
+
+
 def of_weight(x: Tensor, module: Any) -> Tensor:
     return x.sum() * module.net.weight.norm().item()  # here
 
@@ -160,6 +165,7 @@ MISUSES = [
     (masked, DynamicShape, "mask"),
     (selected, DynamicShape, "mask"),
     (unique, DynamicShape, "mask"),
+    (below_functions, DynamicShape, "mask"),
     (of_weight, HostRead, "on_train_batch_end"),
     (in_lambda, HostRead, "on_train_batch_end"),
     (foreign, UnsupportedState, "register_buffer"),
