@@ -62,7 +62,7 @@ class EvaluationLoop(_EvaluationLoop):
     ) -> None:
         """Run one batch: what Lightning's method does, in its order."""
         trainer = self.trainer
-        if not self._hooks.are_current():
+        if not self._hooks.hold():
             self._find_hooks()
         hooks = self._hooks
         if not hooks.suffice(self._data_fetcher):

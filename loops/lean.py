@@ -41,6 +41,11 @@ class BatchHooks:
         self._start, self._end = self._find(start), self._find(end)
         self._transfers = self._overrides_transfer()
 
+    def hold(self) -> bool:
+        """Whether these are still the hooks: somebody may add a callback at any time."""
+        same: bool = self.callbacks == self._trainer.callbacks
+        return same
+
     def suffice(self, fetcher: _DataFetcher | None) -> bool:
         """Whether nothing asks for Lightning's own method: a profiler, several processes, ..."""
         return (
@@ -48,11 +53,6 @@ class BatchHooks:
             and self._trainer.world_size == 1
             and not isinstance(fetcher, _DataLoaderIterDataFetcher)
         )
-
-    def are_current(self) -> bool:
-        """Whether the trainer has the callbacks that it had; somebody may add one at any time."""
-        same: bool = self.callbacks == self._trainer.callbacks
-        return same
 
     def transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Bring a batch to the step's device, through the hooks for it if somebody overrides one.

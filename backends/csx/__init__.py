@@ -9,8 +9,9 @@ capture       run Lightning's own code once on fakes, in place
   state         the tensors that modules and optimizers hold; birth: optimizer state before step 0;
                 first_update: state that only the first gradient can make
   inputs        the batch; watched: its constants; gradients: p.grad between steps
-  numbers       the numbers of param groups; scalars: torch's functions on them; mathematics:
-                Python's; rounding: where eager kernels round narrow floats
+  numbers       the numbers of param groups; traced_numbers: what each is in a trace; scalars:
+                torch's functions on them; mathematics: Python's; rounding: where eager kernels
+                round narrow floats
   stand_ins     fakes behind the user's objects; formulas: torch's code in the form that traces
   tracing       what the user's code sees; constants: tensors that keep their value;
                 default_dtype: the one they were made with; frozen: Python values that stay;

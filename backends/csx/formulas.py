@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.distributions import Distribution
 from torch.optim import Optimizer, _adafactor, asgd, radam
 
-from fulgurite.backends.csx.numbers import as_number, is_traced
 from fulgurite.backends.csx.patches import patched
 from fulgurite.backends.csx.scalars import as_tensor
+from fulgurite.backends.csx.traced_numbers import as_number, is_traced
 
 
 @contextlib.contextmanager

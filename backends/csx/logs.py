@@ -25,7 +25,7 @@ from torch import Tensor
 from torch._C import DisableTorchFunction
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fulgurite.backends.csx.numbers import TracedNumber
+from fulgurite.backends.csx.traced_numbers import TracedNumber
 from fulgurite.backends.csx.watched import unwatched
 
 stock_log = pl.LightningModule.log

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from fulgurite.backends.csx.lines import LIBRARIES
-from fulgurite.backends.csx.numbers import TracedNumber, plain
 from fulgurite.backends.csx.patches import patched
+from fulgurite.backends.csx.traced_numbers import TracedNumber, plain
 
 _ON_TENSORS: dict[str, Callable[..., Any]] = {
     **{name: getattr(torch, name) for name in ("sqrt", "exp", "exp2", "expm1", "log1p")},

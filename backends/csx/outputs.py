@@ -11,8 +11,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from fulgurite.backends.csx.effects import HostCall
-from fulgurite.backends.csx.numbers import TracedNumber
 from fulgurite.backends.csx.stand_ins import storage_of
+from fulgurite.backends.csx.traced_numbers import TracedNumber
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer, adagrad, adam, sgd
 
-from fulgurite.backends.csx.numbers import as_number, is_traced, tensor_or_value
 from fulgurite.backends.csx.patches import patched
+from fulgurite.backends.csx.traced_numbers import as_number, is_traced, tensor_or_value
 
 NARROW = (torch.bfloat16, torch.float16)
 _ROUND_THEIR_NUMBER = ("add", "radd", "iadd", "sub", "rsub", "isub", "pow", "ipow")

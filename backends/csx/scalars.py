@@ -17,14 +17,14 @@ import torch.utils._pytree as pytree
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
 
-from fulgurite.backends.csx.numbers import (
+from fulgurite.backends.csx.rounding import call_rounding_once
+from fulgurite.backends.csx.traced_numbers import (
     TracedNumber,
     as_number,
     is_traced,
     plain,
     tensor_or_value,
 )
-from fulgurite.backends.csx.rounding import call_rounding_once
 
 
 def call_with_numbers(func: Any, args: Any, kwargs: Any) -> Any:
