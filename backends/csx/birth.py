@@ -24,7 +24,7 @@ from torch.optim import LBFGS, SGD, Optimizer, SparseAdam
 from fulgurite.backends.csx.errors import UnsupportedState
 from fulgurite.backends.csx.formulas import plain_options
 from fulgurite.backends.csx.lines import UserLine
-from fulgurite.backends.csx.state import Held, Snapshot
+from fulgurite.backends.csx.state import Held, remember
 
 
 class _Births(dict[Any, Any]):
@@ -172,13 +172,15 @@ def give_birth(optimizer: Optimizer, line: UserLine | None = None) -> Newborn | 
     return Newborn(optimizer, parameters, list(born), of_gradient)
 
 
-def _empty(values: Any) -> bool:
-    return isinstance(values, dict) and not values
+def _known(optimizer: Optimizer) -> dict[Any, Any]:
+    """The state that there is: not the empty dicts that are left where somebody only looked."""
+    states = optimizer.state.items()
+    return {key: values for key, values in states if not isinstance(values, dict) or values}
 
 
 def _preinitialized(optimizer: Any) -> dict[Any, Any]:
     """What the optimizer's own ``preinitialize`` makes, beside the state that there is."""
-    known = {key: values for key, values in optimizer.state.items() if not _empty(values)}
+    known = _known(optimizer)
     optimizer.preinitialize()
     made = dict(optimizer.state)
     optimizer.state.update(known)
@@ -235,9 +237,8 @@ def _trial(optimizer: Optimizer, seed: int) -> tuple[dict[Any, Any], bool]:
     """
     everyone = [p for group in optimizer.param_groups for p in group["params"]]
     gradients = [p.grad for p in everyone]
-    snapshot = Snapshot([optimizer])
-    values = [(t, t.detach().clone()) for t in snapshot.tensors()]
-    known = {key: values for key, values in optimizer.state.items() if not _empty(values)}
+    restore = remember(optimizer)
+    known = _known(optimizer)
     generator = torch.Generator().manual_seed(seed)
     _Births.happening = True
     try:
@@ -251,9 +252,6 @@ def _trial(optimizer: Optimizer, seed: int) -> tuple[dict[Any, Any], bool]:
         return states.born(known)
     finally:
         _Births.happening = False
-        snapshot.restore()
-        with torch.no_grad():
-            for tensor, value in values:
-                tensor.copy_(value)
+        restore()
         for p, gradient in zip(everyone, gradients, strict=True):
             p.grad = gradient

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from fulgurite.backends.csx.birth import Newborn
 from fulgurite.backends.csx.errors import UnsupportedState
-from fulgurite.backends.csx.state import Slot, Snapshot, brief
+from fulgurite.backends.csx.state import Slot, brief, remember
 
 FLAG = "updated"
 
@@ -96,8 +96,7 @@ class _BothUpdates:
         if self._depth > 1:
             return None
         closure = self._evaluated(*args[1:], **kwargs)
-        snapshot = Snapshot([optimizer])
-        values = [(t, t.detach().clone()) for t in snapshot.tensors()]
+        restore = remember(optimizer)
         gradients = [None if p.grad is None else p.grad.clone() for p in self._everyone]
         for key in self._keys & optimizer.state.keys():
             del optimizer.state[key]
@@ -105,9 +104,7 @@ class _BothUpdates:
             inspect.unwrap(type(optimizer).step)(optimizer, closure=closure)
             self._weights = {id(p): p.detach().clone() for p in self._parameters}
             self._states = {k: v for k, v in optimizer.state.items() if k in self._keys}
-            snapshot.restore()
-            for tensor, value in values:
-                tensor.copy_(value)
+            restore()
         for p, gradient in zip(self._everyone, gradients, strict=True):
             p.grad = gradient
         self._versions = self._versions_now()

@@ -318,6 +318,20 @@ class Snapshot:
                 _REFILL[kind](container, copy)
 
 
+def remember(optimizer: Optimizer) -> Callable[[], None]:
+    """A function that puts back an optimizer as it is now, and the values of its tensors."""
+    snapshot = Snapshot([optimizer])
+    values = [(tensor, tensor.detach().clone()) for tensor in snapshot.tensors()]
+
+    def restore() -> None:
+        snapshot.restore()
+        with torch.no_grad():
+            for tensor, value in values:
+                tensor.copy_(value)
+
+    return restore
+
+
 def _holds_the_same(container: Any, copy: Any) -> bool:
     if len(container) != len(copy):
         return False
