@@ -65,6 +65,17 @@ def csx(policy: str = "disabled", **options: Any) -> fulgurite.backends.Backend:
     return fulgurite.backend("CSX", autogen_policy=policy, **options)
 
 
+def make_trainer(
+    static: bool, policy: str = "disabled", backend: dict[str, Any] | None = None, **options: Any
+) -> pl.Trainer:
+    """A quiet Trainer: on CSX if ``static``, else stock Lightning's."""
+    options = {**QUIET, **options}
+    if not static:
+        return pl.Trainer(accelerator="cpu", **options)
+    reset_backend()
+    return fulgurite.Trainer(backend=csx(policy, **(backend or {})), **options)
+
+
 def fit(
     make: Callable[[], pl.LightningModule],
     loaders: Callable[[], tuple[Any, ...]],
@@ -80,13 +91,8 @@ def fit(
     torch.manual_seed(0)
     module = make()
     recorder = Recorder()
-    options = {**QUIET, "max_epochs": 1, **options, "callbacks": [recorder, *callbacks]}
-    if static:
-        reset_backend()
-        options["backend"] = csx(policy, **(backend or {}))
-        trainer: pl.Trainer = fulgurite.Trainer(**options)
-    else:
-        trainer = pl.Trainer(accelerator="cpu", **options)
+    options = {"max_epochs": 1, **options, "callbacks": [recorder, *callbacks]}
+    trainer = make_trainer(static, policy, backend, **options)
     torch.manual_seed(seed)
     trainer.fit(module, *loaders())
     return Run(

@@ -7,14 +7,11 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from harness import QUIET, assert_same_run, both, csx, fit
+from harness import assert_same_run, both, fit, make_trainer
 from models import Classifier, PerParameter, loader, mlp
 from optimizers import Alternating, FirstGradient, Moving, assert_equals_stock
 from torch import Tensor, nn
 from torch.optim import Optimizer
-
-import fulgurite
-from fulgurite.backends import reset_backend
 
 
 class Averaging(PerParameter):
@@ -58,9 +55,8 @@ def test_a_resumed_run_equals_the_uninterrupted_one(optimizer: Any, tmp_path: An
     first = run(max_epochs=1)
     first.trainer.save_checkpoint(tmp_path / "middle.ckpt")
 
-    reset_backend()
     module = make()
-    trainer = fulgurite.Trainer(backend=csx(), max_epochs=2, **QUIET)
+    trainer = make_trainer(True, max_epochs=2)
     trainer.fit(module, loader(160), ckpt_path=tmp_path / "middle.ckpt")
     for name, value in whole.module.state_dict().items():
         assert torch.equal(module.state_dict()[name], value), name

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import lightning.pytorch as pl
 import pytest
 import torch
-from harness import QUIET, csx, fit
+from harness import QUIET, csx, fit, make_trainer
 from models import CLASSES, Classifier, loader, mlp, rows
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -85,14 +85,8 @@ def test_a_batch_that_is_the_model_s_own_memory_is_copied_apart() -> None:
     reference = Moves(lambda b: b * 3)
     theirs = [reference.weight.detach(), reference.weight.detach()]
     results = []
-    for one, data, options in (
-        (module, batches, {"backend": csx()}),
-        (reference, theirs, {"device": None}),
-    ):
-        if options.get("device", 1) is None:
-            trainer = pl.Trainer(accelerator="cpu", max_epochs=1, **QUIET)
-        else:
-            trainer = fulgurite.Trainer(max_epochs=1, **QUIET, **options)
+    for one, data, static in ((module, batches, True), (reference, theirs, False)):
+        trainer = make_trainer(static, max_epochs=1)
         trainer.fit(one, DataLoader(data, batch_size=None, collate_fn=lambda b: b))
         results.append(one.weight.item())
     assert results[0] == pytest.approx(results[1])

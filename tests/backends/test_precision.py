@@ -15,7 +15,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from harness import QUIET, Run, assert_close, assert_same_run, both, csx, fit
+from harness import Run, assert_close, assert_same_run, both, fit, make_trainer
 from models import (
     CONV_NOISE,
     GAN,
@@ -31,8 +31,6 @@ from models import (
 )
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-
-import fulgurite
 
 EPS = 2**-7  # between 1 and the next bfloat16
 MIXED: dict[str, float] = {}  # float32's: 1e-5; measured 2.5e-7
@@ -144,10 +142,7 @@ def test_test_and_predict_equal_stock(precision: Any) -> None:
     for static in (True, False):
         torch.manual_seed(0)
         module = Heads()
-        if static:
-            trainer: pl.Trainer = fulgurite.Trainer(backend=csx(), precision=precision, **QUIET)
-        else:
-            trainer = pl.Trainer(accelerator="cpu", precision=precision, **QUIET)
+        trainer = make_trainer(static, precision=precision)
         [tested] = trainer.test(module, loader(64), verbose=False)
         found.append((tested["test_loss"], trainer.predict(module, loader(64))))
     (loss, logits), (stock_loss, stock_logits) = found
@@ -299,7 +294,7 @@ def test_a_fit_inside_an_autocast_sees_its_own_updates() -> None:
 
 
 def test_init_module_makes_modules_in_the_type_of_the_run() -> None:
-    trainer = fulgurite.Trainer(backend=csx(), precision="bf16-true", **QUIET)
+    trainer = make_trainer(True, precision="bf16-true")
     with trainer.init_module():
         module = nn.Linear(2, 2)
     assert module.weight.dtype is torch.bfloat16
@@ -310,11 +305,7 @@ def checkpointed(static: bool, precision: Any, steps: int, resume: Path | None =
     """Module and trainer after ``steps`` steps, from the start or from a checkpoint."""
     torch.manual_seed(0)
     module = Classifier(mlp(0.2))
-    options: dict[str, Any] = {**QUIET, "max_steps": steps, "precision": precision}
-    if static:
-        trainer: pl.Trainer = fulgurite.Trainer(backend=csx(), **options)
-    else:
-        trainer = pl.Trainer(accelerator="cpu", **options)
+    trainer = make_trainer(static, max_steps=steps, precision=precision)
     torch.manual_seed(7)
     trainer.fit(module, loader(shuffle=True), ckpt_path=resume, weights_only=False)
     return module, trainer

@@ -7,16 +7,13 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from harness import QUIET, assert_close, both, csx, fit, numbers
+from harness import assert_close, both, fit, make_trainer, numbers
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.loggers.logger import DummyLogger
 from models import CLASSES, Classifier, Measured, loader, mlp
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
-
-import fulgurite
-from fulgurite.backends import reset_backend
 
 
 class Rows(DummyLogger):
@@ -216,12 +213,7 @@ def test_fit_validate_and_test_again_with_one_trainer_equal_stock() -> None:
     for static in (True, False):
         torch.manual_seed(0)
         module, rows = Measured(), Rows()
-        options: dict[str, Any] = {**QUIET, "logger": rows, "max_epochs": 2}
-        if static:
-            reset_backend()
-            trainer: pl.Trainer = fulgurite.Trainer(backend=csx(), **options)
-        else:
-            trainer = pl.Trainer(accelerator="cpu", **options)
+        trainer = make_trainer(static, logger=rows, max_epochs=2)
         torch.manual_seed(7)
         first = trainer.validate(module, loader(48, seed=5), verbose=False)
         trainer.fit(module, loader(160), loader(48, seed=5))
