@@ -10,7 +10,8 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
-from harness import QUIET, assert_same_run, both, csx, fit
+from harness import QUIET, Run, assert_same_run, both, csx, fit
+from lightning.pytorch.callbacks import BaseFinetuning
 from models import CLASSES, GAN, Classifier, Measured, convnet, loader, mlp, pictures
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, MetricCollection
@@ -329,6 +330,37 @@ def test_freezing_works_with_two_programs() -> None:
         lambda: Classifier(mlp()), lambda: (loader(),), backend={"max_programs": 2}, **options
     )
     assert_same_run(ours, stock)
+
+
+class Unfreeze(BaseFinetuning):
+    """Trains the head alone in the first epoch."""
+
+    def freeze_before_training(self, pl_module: Any) -> None:
+        self.freeze(pl_module.net[0])
+
+    def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.net[0], optimizer, lr=1e-3)
+
+
+def test_lightning_s_finetuning_works_with_two_programs() -> None:
+    class Trainable(Classifier):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(filter(lambda p: p.requires_grad, self.parameters()), lr=1e-2)
+
+    def run(**options: Any) -> Run:
+        callbacks = (Unfreeze(),)
+        return fit(
+            lambda: Trainable(mlp()),
+            lambda: (loader(160),),
+            callbacks=callbacks,
+            max_epochs=3,
+            **options,
+        )
+
+    assert_same_run(run(static=True, backend={"max_programs": 2}), run(static=False))
+    with pytest.raises(StateChanged, match="another program"):
+        run(static=True)
 
 
 @pytest.mark.filterwarnings("ignore:global_step was read")
