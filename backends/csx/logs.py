@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from numbers import Number
+from numbers import Real
 from typing import Any
 
 import lightning.pytorch as pl
@@ -151,7 +151,7 @@ def record_log(
         dtype = value.dtype
         kept = isinstance(given["value"], Tensor) and dtype in (torch.float32, torch.float64)
         value = value.detach().squeeze().to(dtype if kept else _get_default_dtype())
-    elif isinstance(value, Number):
+    elif isinstance(value, Real):
         value = torch.full((), float(value), dtype=_get_default_dtype())
     results, size = trainer._results, given.get("batch_size")
     assert results is not None
