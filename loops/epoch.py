@@ -25,14 +25,15 @@ class TrainingEpochLoop(_TrainingEpochLoop):
 
     _hooks: BatchHooks
     _lean: bool  # whether this epoch's batches are ours
-    _validates: bool | None = None  # in this epoch; None outside of it
+    _validates: bool
+    _limits: tuple[Any, ...] | None = None  # for which that is so; None outside of an epoch
 
     def run(self, data_fetcher: _DataFetcher) -> None:
         """Run an epoch; whatever ends it, the last step's values can be read afterwards."""
         try:
             super().run(data_fetcher)
         finally:
-            self._validates = None
+            self._limits = None
             store_step_metrics(self.trainer, self._results)
 
     def reset(self) -> None:
@@ -51,7 +52,7 @@ class TrainingEpochLoop(_TrainingEpochLoop):
             loaders = data_fetcher.combined_loader.flattened
             positions[position.ITERATOR] = collect_with(loaders)
         super().on_run_start(data_fetcher)
-        self._validates = super()._should_check_val_epoch()
+        self._limits = ()
         restored = strategy.restored
         if restored is not None:
             strategy.restored = None
@@ -65,9 +66,14 @@ class TrainingEpochLoop(_TrainingEpochLoop):
         return BatchHooks(self.trainer, "on_train_batch_start", "on_train_batch_end")
 
     def _should_check_val_epoch(self) -> bool:
-        """Lightning's, which looks on every batch whether there is a validation; here once."""
-        validates = self._validates
-        return super()._should_check_val_epoch() if validates is None else validates
+        """Lightning's, which looks on every batch; here once an epoch, and when a limit changes."""
+        trainer, limits = self.trainer, self._limits
+        if limits is None:
+            return super()._should_check_val_epoch()
+        now = trainer.limit_val_batches, trainer.check_val_every_n_epoch
+        if now != limits:
+            self._limits, self._validates = now, super()._should_check_val_epoch()
+        return self._validates
 
     def advance(self, data_fetcher: _DataFetcher) -> None:
         """Run one batch; before the first of an epoch, remember the random states."""
@@ -75,7 +81,7 @@ class TrainingEpochLoop(_TrainingEpochLoop):
             loaders = data_fetcher.combined_loader.flattened
             positions = strategy_of(self.trainer).data_position
             positions[position.FIRST_BATCH] = collect_with(loaders)
-        if self._hooks.callbacks != self.trainer.callbacks:
+        if not self._hooks.hold():
             self._hooks = self._find_hooks()
         if self.restarting or not self._lean:
             super().advance(data_fetcher)
@@ -114,9 +120,9 @@ class TrainingEpochLoop(_TrainingEpochLoop):
 
     def on_advance_end(self, data_fetcher: _DataFetcher) -> None:
         """After a batch: validation, plateau schedulers, counters, where there is any of them."""
-        trainer = self.trainer
+        trainer, validates = self.trainer, self._should_check_val_epoch()
         steps = trainer.accumulate_grad_batches == 1
-        if self._validates or trainer.lr_scheduler_configs or trainer.should_stop or not steps:
+        if validates or trainer.lr_scheduler_configs or trainer.should_stop or not steps:
             super().on_advance_end(data_fetcher)
             return
         self._batches_that_stepped += 1

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.loops.prediction_loop import _PredictionLoop
 from lightning.pytorch.trainer.connectors.logger_connector.result import _OUT_DICT
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.seed import isolate_rng
 
@@ -35,13 +37,15 @@ class EvaluationLoop(_EvaluationLoop):
         check_last_batch(self._combined_loader, backend, stage, self._max_batches)
 
     def increment_progress_to_evaluation_end(self) -> None:
-        """Skip a validation that was done before a checkpoint; it must not draw again."""
-        with isolate_rng(include_cuda=False):
+        """Skip a validation; one that was done before the checkpoint must not draw again."""
+        done = not self.trainer.fit_loop.epoch_loop.restarted_on_train_batch_end
+        with isolate_rng(include_cuda=False) if done else nullcontext():
             super().increment_progress_to_evaluation_end()
 
     def run(self) -> list[_OUT_DICT]:
         """Run over all loaders; within a fit, the values of its last step can be read from here."""
-        store_step_metrics(self.trainer, self.trainer.fit_loop.epoch_loop._results)
+        if self.trainer.state.fn == TrainerFn.FITTING:
+            store_step_metrics(self.trainer, self.trainer.fit_loop.epoch_loop._results)
         results: list[_OUT_DICT] = super().run()
         return results
 

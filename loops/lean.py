@@ -17,7 +17,6 @@ from lightning.pytorch.loops.fetchers import _DataFetcher, _DataLoaderIterDataFe
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 
@@ -40,11 +39,17 @@ class BatchHooks:
         self.callbacks = list(trainer.callbacks)
         self._start, self._end = self._find(start), self._find(end)
         self._transfers = self._overrides_transfer()
+        self._of_module = self._set_on_module()
 
     def hold(self) -> bool:
-        """Whether these are still the hooks: somebody may add a callback at any time."""
+        """Whether these are still the hooks: callbacks and the module may get others meanwhile."""
         same: bool = self.callbacks == self._trainer.callbacks
-        return same
+        return same and self._of_module == self._set_on_module()
+
+    def _set_on_module(self) -> tuple[Any, Any]:
+        """Hooks that somebody set on the module itself, over those of its class."""
+        own, (start, end) = vars(self._module), self._names
+        return own.get(start), own.get(end)
 
     def suffice(self, fetcher: _DataFetcher | None) -> bool:
         """Whether nothing asks for Lightning's own method: a profiler, several processes, ..."""
@@ -81,9 +86,9 @@ class BatchHooks:
         found = [
             (True, getattr(callback, name))
             for callback in self.callbacks
-            if is_overridden(name, callback)
+            if _overrides(callback, name, pl.Callback)
         ]
-        if is_overridden(name, self._module):
+        if _overrides(self._module, name, pl.LightningModule):
             found.append((False, getattr(self._module, name)))
         return found
 
@@ -99,12 +104,23 @@ class BatchHooks:
 
     def _overrides_transfer(self) -> bool:
         datamodule = self._trainer.datamodule
-        owners = [self._module] if datamodule is None else [self._module, datamodule]
+        owners: list[tuple[Any, type]] = [(self._module, pl.LightningModule)]
+        if datamodule is not None:
+            owners.append((datamodule, pl.LightningDataModule))
         return (
             type(self._trainer.precision_plugin).convert_input is not Precision.convert_input
             or type(self._trainer.strategy).batch_to_device is not _batch_to_device
-            or any(is_overridden(name, owner) for name in _TRANSFER for owner in owners)
+            or any(_overrides(owner, name, base) for name in _TRANSFER for owner, base in owners)
         )
+
+
+def _overrides(owner: Any, name: str, base: type) -> bool:
+    """Whether calling a method runs other code than ``base``'s, which does nothing.
+
+    Lightning's ``is_overridden`` compares code objects, which callable objects lack.
+    """
+    method = getattr(owner, name)
+    return getattr(method, "__func__", method) is not getattr(base, name)
 
 
 def enter_hook(module: pl.LightningModule, name: str | None) -> str | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 import lightning.pytorch as pl
@@ -41,14 +42,14 @@ class LogCall:
         key: the name of the result in Lightning's collection.
         result: where the value goes: its sum and count belong to the program.
         value: a traced tensor, or a Metric.
-        batch_size: weight of the value in a mean.
+        batch_size: weight of the value in a mean; it may be a traced tensor.
     """
 
     hook: str
     key: str
     result: _ResultMetric
     value: Any
-    batch_size: int
+    batch_size: int | Tensor
     results: _ResultCollection | None = field(default=None, init=False)
 
     def bind(self, results: _ResultCollection) -> None:
@@ -66,7 +67,9 @@ class LogCall:
         found = {id(result.value): Accumulator(self, "value")}
         if meta.is_mean_reduction:
             result.value.add_(value * self.batch_size)
-            size = torch.full((), self.batch_size)  # traced: a number would be added right now
+            size = self.batch_size
+            if not isinstance(size, Tensor):
+                size = torch.full((), size)  # traced: a number would be added right now
             result.cumulated_batch_size.add_(size)
             found[id(result.cumulated_batch_size)] = Accumulator(self, "cumulated_batch_size")
         elif meta.is_sum_reduction:
@@ -148,8 +151,8 @@ def record_log(
         dtype = value.dtype
         kept = isinstance(given["value"], Tensor) and dtype in (torch.float32, torch.float64)
         value = value.detach().squeeze().to(dtype if kept else _get_default_dtype())
-    elif isinstance(value, (int, float)):
-        value = torch.full((), value, dtype=_get_default_dtype())
+    elif isinstance(value, Real):
+        value = torch.full((), float(value), dtype=_get_default_dtype())
     results, size = trainer._results, given.get("batch_size")
     assert results is not None
     batch_size = results._extract_batch_size(result, size, result.meta)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from typing import Any
+from unittest.mock import Mock
 
 import lightning.pytorch as pl
 import pytest
@@ -140,3 +141,72 @@ def test_a_batch_of_none_is_left_out() -> None:
             runs.append(fit(lambda: Classifier(mlp()), lambda: (data,), static=static))  # noqa: B023
     assert [run.trainer.global_step for run in runs] == [9, 9]
     assert_close(runs[0].losses, runs[1].losses)
+
+
+class Limits(pl.Callback):
+    """Sets an attribute of the Trainer after two steps."""
+
+    def __init__(self, name: str, value: Any) -> None:
+        self.name, self.value = name, value
+        self.validated_at: list[int] = []
+
+    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+        if trainer.global_step == 2:
+            setattr(trainer, self.name, self.value)
+
+    def on_validation_start(self, trainer: Any, *args: Any) -> None:
+        self.validated_at.append(trainer.global_step)
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "validated_at"),
+    [
+        ("limit_val_batches", 1, 0, []),
+        ("limit_val_batches", 0, 1, [6]),
+        ("check_val_every_n_epoch", 1, 9, []),
+        ("check_val_every_n_epoch", 9, 1, [6]),
+    ],
+)
+def test_a_limit_of_validation_that_changes_in_an_epoch_holds_at_once(
+    name: str, before: int, after: int, validated_at: list[int]
+) -> None:
+    for static in (True, False):
+        limits = Limits(name, after)
+        fit(
+            Measured,
+            lambda: (loader(96), loader(48)),
+            static=static,
+            callbacks=(limits,),
+            num_sanity_val_steps=0,
+            **{name: before},
+        )
+        assert limits.validated_at == validated_at, static
+
+
+class Called:
+    """A callable object, which has no code of its own."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, *args: Any) -> None:
+        self.count += 1
+
+
+def test_callable_objects_are_hooks_also_where_they_are_set_in_an_epoch() -> None:
+    class Setting(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, *args: Any) -> None:
+            if trainer.global_step == 4:
+                vars(module)["on_train_batch_start"] = late
+
+    for static in (True, False):
+        late, early, ends = Called(), Called(), Mock()
+
+        def make() -> Classifier:
+            module = Classifier(mlp())
+            vars(module)["on_train_batch_end"] = ends  # noqa: B023
+            return module
+
+        callbacks = (Setting(), pl.callbacks.LambdaCallback(on_train_batch_end=early))
+        fit(make, lambda: (loader(160),), static=static, callbacks=callbacks)
+        assert (late.count, early.count, ends.call_count) == (6, 10, 10), static

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import pytest
 import torch
 from harness import assert_close, both, fit, make_trainer, numbers
@@ -75,7 +76,9 @@ class Talkative(Classifier):
         self.log("most", loss, on_step=False, on_epoch=True, reduce_fx=torch.max)
         self.log("all", loss[None], on_epoch=True, reduce_fx="sum", prog_bar=True)
         self.log("weighted", loss, on_step=False, on_epoch=True, batch_size=3)
+        self.log("counted", loss, on_step=False, on_epoch=True, batch_size=batch[1].sum())
         self.log("number", 2.5, on_step=True, on_epoch=True)
+        self.log("numpy", np.float32(1.5), on_step=True, on_epoch=True)
         self.log("hits", (logits.argmax(1) == batch[1]).sum().double(), on_epoch=True)
         self.accuracy(logits, batch[1])
         self.log("accuracy", self.accuracy, on_step=True, on_epoch=True)
@@ -223,6 +226,24 @@ def test_fit_validate_and_test_again_with_one_trainer_equal_stock() -> None:
         found.append((first, second, numbers(trainer.callback_metrics), [r for _, r in rows.rows]))
     for ours, stock in zip(*found, strict=True):
         assert_close(ours, stock)
+
+
+def test_after_an_exception_other_stages_show_no_values_of_training() -> None:
+    class Evaluated(TwoLoaders):
+        def test_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("test_loss", nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
+
+    found = []
+    for static in (True, False):
+        trainer = make_trainer(static, max_epochs=1, callbacks=[Stop()])
+        torch.manual_seed(0)
+        module = Evaluated(mlp())
+        with pytest.raises(KeyError):
+            trainer.fit(module, loader())
+        trainer.test(module, loader(48), verbose=False)
+        found.append(numbers(trainer.callback_metrics))
+        assert list(trainer.logged_metrics) == ["test_loss"]
+    assert_close(*found)
 
 
 def test_one_key_with_different_arguments_is_lightning_s_error() -> None:

@@ -122,6 +122,24 @@ def test_resume_at_the_end_of_an_epoch(tmp_path: Path) -> None:
     assert losses[1] == losses[0][10:]
 
 
+@pytest.mark.parametrize("make_loader", [seeded, own_generator])
+@pytest.mark.parametrize("step", [5, 10])
+def test_resume_from_a_checkpoint_that_was_written_just_before_a_validation(
+    tmp_path: Path, make_loader: Callable[[], DataLoader[Any]], step: int
+) -> None:
+    def run(seed: int, path: Path | None) -> list[list[float]]:
+        torch.manual_seed(seed)
+        seen = Seen()
+        keep = ModelCheckpoint(tmp_path, every_n_train_steps=5, save_top_k=-1, filename="{step}")
+        options = {**SAVE, "max_epochs": 2, "val_check_interval": 5, "callbacks": [seen, keep]}
+        trainer = fulgurite.Trainer(backend=csx(), **options)
+        trainer.fit(Scheduled(), make_loader(), loader(32), ckpt_path=path)
+        return seen.data
+
+    whole = run(1, None)
+    assert run(99, tmp_path / f"step={step}.ckpt") == whole[step:]
+
+
 @pytest.mark.parametrize("ours_first", [True, False])
 def test_checkpoints_interchange_with_stock(tmp_path: Path, ours_first: bool) -> None:
     """Saved by one and resumed by the other, a run goes on as either alone would."""
