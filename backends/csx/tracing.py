@@ -151,8 +151,8 @@ class Contract(TorchFunctionMode):
         if metric is not None:
             done += f" inside torchmetrics ({metric})"
             remedy = (
-                "metric.update(...) in the step, and metric.compute() in on_train_epoch_end (or"
-                " the hook of your stage)"
+                "metric.update(...) in the step, and self.log() the metric: its compute() then runs"
+                " on the host, at the end of the epoch"
             )
         raise error(
             f"{self._describe(tensor)} was {done}, but it has no value while the step is traced.",
@@ -227,7 +227,7 @@ def _static_bincount(args: Any, kwargs: Any) -> Any:
 
 
 def _stacked(args: Any, kwargs: Any) -> Any:
-    """``torch.tensor([t1, t2])``: eagerly it reads the values of traced tensors; here it stacks them.
+    """``torch.tensor([t1, t2])``, which eagerly reads values: here it stacks traced tensors.
 
     Lightning's ``grad_norm`` rests on it.
     """
