@@ -56,22 +56,21 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = with_explicit_dtype(func, args, kwargs or {})
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        self._check_writes(func, args)
+        self._check_writes(func, args, kwargs)
         known = all(self._value(t) is not None for t in tensors)
         result = func(*args, **kwargs)
         if known and self._follows(func, result):
             self._compute(func, args, kwargs, result)
         elif func._schema.is_mutable:
-            for tensor in tensors:
+            for tensor in _written(func, args, kwargs):
                 value = self._values.get(tensor)
                 if value is not None:
                     self._spoiled.add(value.untyped_storage()._cdata)
         return result
 
-    def _check_writes(self, func: Any, args: Any) -> None:
-        for argument, value in zip(func._schema.arguments, args, strict=False):
-            writes = argument.alias_info is not None and argument.alias_info.is_write
-            if writes and isinstance(value, Tensor) and not isinstance(value, FakeTensor):
+    def _check_writes(self, func: Any, args: Any, kwargs: Any) -> None:
+        for tensor in _written(func, args, kwargs):
+            if not isinstance(tensor, FakeTensor):
                 raise UnsupportedState(
                     "The step changes a tensor that no module holds (a global, a closure's).",
                     line=self._line(),
@@ -104,6 +103,18 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(fake, FakeTensor):
                 self._values[fake] = value
                 self._alive.append(value)
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """The tensors that an operation writes, among its arguments."""
+    arguments = func._schema.arguments
+    given = dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs
+    values = [
+        given.get(argument.name)
+        for argument in arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    return [tensor for tensor in pytree.tree_leaves(values) if isinstance(tensor, Tensor)]
 
 
 def constants_as_inputs(module: fx.GraphModule, position: int) -> list[Tensor]:

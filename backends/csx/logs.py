@@ -150,7 +150,8 @@ def record_log(
     if isinstance(value, Tensor):
         dtype = value.dtype
         kept = isinstance(given["value"], Tensor) and dtype in (torch.float32, torch.float64)
-        value = value.detach().squeeze().to(dtype if kept else _get_default_dtype())
+        value = value.detach().clone()  # as stock: the step may still write it, a weight surely
+        value = value.squeeze().to(dtype if kept else _get_default_dtype())
     elif isinstance(value, Real):
         value = torch.full((), float(value), dtype=_get_default_dtype())
     results, size = trainer._results, given.get("batch_size")

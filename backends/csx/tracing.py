@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor
 from torch._C import DisableTorchFunction
 from torch._subclasses.fake_tensor import (
@@ -100,6 +101,8 @@ class Contract(TorchFunctionMode):
             self._refuse_move(args[0], func)
         if func == _SET_DATA:  # a method-wrapper: equal, never the same
             return self._set_data(*args)
+        if func is Tensor.__getitem__:
+            args = (args[0], self._without_known_masks(args[1]))
         static = _STATIC_TWINS.get(func)
         if static is not None:
             twin = static(args, kwargs)
@@ -127,15 +130,29 @@ class Contract(TorchFunctionMode):
 
     def _describe_first(self, args: Any) -> str:
         tensors = [arg for arg in args if isinstance(arg, Tensor)]
-        return self._describe(tensors[0]) if tensors else "a tensor"
+        name = self._describe(tensors[0]) if tensors else "a tensor"
+        return name.replace("A tensor", "a tensor", 1)  # within a sentence
+
+    def _without_known_masks(self, index: Any) -> Any:
+        """An index with the places that its masks choose, where these follow from constants."""
+        items: list[Any] = []
+        for item in index if isinstance(index, tuple) else (index,):
+            mask = isinstance(item, Tensor) and item.dtype == torch.bool and item.ndim > 0
+            value = self._value(item) if mask else None
+            if value is None:
+                items.append(item)
+            else:
+                with DisableTorchFunction(), _disable_current_modes():
+                    items += value.nonzero(as_tuple=True)
+        return tuple(items) if isinstance(index, tuple) or len(items) > 1 else items[0]
 
     def _refuse(self, tensor: Tensor, error: type[TraceError], done: str, remedy: str) -> None:
         metric = _inside_torchmetrics()
         if metric is not None:
             done += f" inside torchmetrics ({metric})"
             remedy = (
-                "metric.update(...) in the step, and metric.compute() in on_train_epoch_end (or"
-                " the hook of your stage)"
+                "metric.update(...) in the step, and self.log() the metric: its compute() then runs"
+                " on the host, at the end of the epoch"
             )
         raise error(
             f"{self._describe(tensor)} was {done}, but it has no value while the step is traced.",
@@ -209,7 +226,27 @@ def _static_bincount(args: Any, kwargs: Any) -> Any:
     return torch.zeros(size, dtype=ones.dtype).scatter_add(0, x.to(torch.int64), ones)
 
 
+def _stacked(args: Any, kwargs: Any) -> Any:
+    """``torch.tensor([t1, t2])``, which eagerly reads values: here it stacks traced tensors.
+
+    Lightning's ``grad_norm`` rests on it.
+    """
+
+    def built(data: Any) -> Tensor:
+        if isinstance(data, (list, tuple)):
+            return torch.stack([built(item) for item in data])
+        return data.detach() if isinstance(data, Tensor) else torch.tensor(data)
+
+    data = args[0] if args else kwargs["data"]
+    is_sequence = isinstance(data, (list, tuple))
+    if not is_sequence or not any(isinstance(x, Tensor) for x in pytree.tree_leaves(data)):
+        return NotImplemented
+    options = {key: kwargs[key] for key in ("dtype", "device") if kwargs.get(key) is not None}
+    return built(data).to(**options).requires_grad_(kwargs.get("requires_grad", False))
+
+
 _STATIC_TWINS: dict[Any, Callable[[Any, Any], Any]] = {
     torch.bincount: _static_bincount,
     Tensor.bincount: _static_bincount,
+    torch.tensor: _stacked,
 }

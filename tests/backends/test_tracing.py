@@ -278,6 +278,30 @@ def test_constants_keep_their_value() -> None:
     assert ours.losses == pytest.approx(stock.losses, rel=1e-5)
 
 
+def test_a_mask_that_follows_from_constants_may_choose_rows_and_elements() -> None:
+    def chooses(x: Tensor, _: Any) -> Tensor:
+        own = torch.eye(len(x), dtype=torch.bool)
+        similarity = (x @ x.T).masked_fill_(own, -9e15)  # reads the mask, and writes another
+        positive = similarity[own.roll(1, 0)]
+        return similarity[:, ~own[0]].logsumexp(1).mean() - positive.mean() + x[own[2]].sum()
+
+    ours = fit(lambda: Step(chooses), lambda: (loader(),), static=True, limit_train_batches=3)
+    stock = fit(lambda: Step(chooses), lambda: (loader(),), static=False, limit_train_batches=3)
+    assert ours.losses == pytest.approx(stock.losses, rel=1e-5)
+
+
+def test_torch_tensor_of_traced_tensors_equals_stock() -> None:
+    def collects(x: Tensor, _: Any) -> Tensor:
+        y = x.detach()
+        scale = torch.tensor([[y.min(), y.max()], [1, y.sum()]], dtype=torch.float64)
+        assert not scale.requires_grad
+        return x.sum() * scale.sum().sigmoid()
+
+    ours = fit(lambda: Step(collects), lambda: (loader(),), static=True, limit_train_batches=3)
+    stock = fit(lambda: Step(collects), lambda: (loader(),), static=False, limit_train_batches=3)
+    assert ours.losses == pytest.approx(stock.losses, rel=1e-5)
+
+
 def test_a_constant_mixed_with_data_has_no_value() -> None:
     def looks(x: Tensor, _: Any) -> Tensor:
         sums = torch.zeros(4)

@@ -11,6 +11,7 @@ import torch
 from harness import assert_close, both, fit, make_trainer, numbers
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.utilities import grad_norm
 from models import CLASSES, Classifier, Measured, loader, mlp
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
@@ -85,9 +86,14 @@ class Talkative(Classifier):
         self.scores.update(logits, batch[1])
         self.log_dict(self.scores, on_step=False, on_epoch=True)
         self.log_dict({"a": loss.sqrt(), "b": loss + 1}, logger=False)
+        self.log("weight", self.net[0].weight[0, 0], on_step=True, on_epoch=True)
+        doubled = loss.detach() * 2
+        self.log("doubled", doubled, on_step=True, on_epoch=True)
+        doubled += 100  # what is logged is what it was then
         return loss
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.log_dict(grad_norm(self.net, norm_type=2))
         self.log("inner", self.net[0].weight.grad.norm(), on_epoch=True)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
