@@ -29,6 +29,11 @@ from fulgurite.backends.csx.fabric import HostFabric
 
 SAMPLE, FEWEST = 256, 8  # batches timed at most; no hint from fewer
 WORKERS_PAY_US = 1000  # what a batch of 32 rows from 2 workers cost on two busy cores (measured)
+AHEAD = "Batches that are made ahead, or that cost less, make this run faster."
+_SAMPLERS: dict[type, str] = {
+    RandomSampler: "RandomSampler",
+    SequentialSampler: "SequentialSampler",
+}
 clock = time.perf_counter
 
 
@@ -141,10 +146,3 @@ def _indexed_fetch(loader: DataLoader[Any]) -> str:
         f"    DataLoader(dataset, batch_size=None, sampler=BatchSampler({sampler}(dataset),"
         f" {loader.batch_size}, drop_last=True))"
     )
-
-
-AHEAD = "Batches that are made ahead, or that cost less, make this run faster."
-_SAMPLERS: dict[type, str] = {
-    RandomSampler: "RandomSampler",
-    SequentialSampler: "SequentialSampler",
-}

@@ -37,6 +37,7 @@ MIXED: dict[str, float] = {}  # float32's: 1e-5; measured 2.5e-7
 MIXED_KERNELS = {"losses": EPS / 4, "weights": EPS}  # measured 1.2e-3, 3.6e-3
 TRUE = {"losses": 2 * EPS, "weights": 4 * EPS}  # measured 1.4e-2, 2.4e-2
 PRECISIONS = ("bf16-mixed", "bf16-true")
+TWENTY_STEPS = {"limit_train_batches": 20}
 
 
 def tolerance(precision: str, kernels: bool = False) -> dict[str, float]:
@@ -71,12 +72,9 @@ def test_mlp_with_dropout_equals_stock(precision: str) -> None:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_convnet_with_batchnorm_equals_stock(precision: str) -> None:
-    """Twenty steps: then the noise of the bias before the norm reaches the losses."""
+    """Not more steps: then the noise of the bias before the norm reaches the losses."""
     ours, stock = both(
-        lambda: Classifier(convnet()),
-        lambda: (pictures(),),
-        precision=precision,
-        limit_train_batches=20,
+        lambda: Classifier(convnet()), lambda: (pictures(),), precision=precision, **TWENTY_STEPS
     )
     assert_same_run(ours, stock, CONV_NOISE, **tolerance(precision))
 
@@ -111,7 +109,7 @@ def test_clipping_equals_stock(precision: str, algorithm: str) -> None:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_validation_with_torchmetrics_equals_stock(precision: str) -> None:
-    options: dict[str, Any] = {"max_epochs": 2, "val_check_interval": 0.5}
+    options: dict[str, Any] = {"max_epochs": 2, "val_check_interval": 0.5, **TWENTY_STEPS}
     ours, stock = both(
         Measured, lambda: (loader(), loader(160, seed=5)), precision=precision, **options
     )
@@ -249,7 +247,7 @@ class Defaults(Classifier):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_operations_without_a_type_take_that_of_the_step(precision: str) -> None:
-    ours, stock = both(Defaults, lambda: (loader(),), precision=precision)
+    ours, stock = both(Defaults, lambda: (loader(),), precision=precision, **TWENTY_STEPS)
     assert ours.module.dtypes == stock.module.dtypes
     assert_same_run(ours, stock, **tolerance(precision))
 
@@ -266,7 +264,9 @@ class PartlyFull(Classifier):
 
 
 def test_a_part_without_autocast_equals_stock() -> None:
-    ours, stock = both(lambda: PartlyFull(mlp()), lambda: (loader(),), precision="bf16-mixed")
+    ours, stock = both(
+        lambda: PartlyFull(mlp()), lambda: (loader(),), precision="bf16-mixed", **TWENTY_STEPS
+    )
     assert_same_run(ours, stock, **MIXED)
 
 
@@ -281,7 +281,7 @@ class OwnAutocast(Classifier):
 
 def test_an_autocast_of_the_users_equals_stock() -> None:
     """But for the gradients of a weight used twice, which eager adds in bfloat16."""
-    ours, stock = both(lambda: OwnAutocast(mlp()), lambda: (loader(),))
+    ours, stock = both(lambda: OwnAutocast(mlp()), lambda: (loader(),), **TWENTY_STEPS)
     assert_same_run(ours, stock, losses=EPS, weights=4 * EPS)
 
 
