@@ -6,17 +6,20 @@ kernels as extension modules. Loading it starts no compiler. Checked against tor
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
+import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._inductor import config as inductor
+from torch._inductor.codecache import CppPythonBindingsCodeCache
 from torch._inductor.utils import BoxedBool
 from torch._inductor.virtualized import V
 
@@ -60,19 +63,52 @@ def compile_graph(graph: Graph, folder: Path) -> None:
         warnings.filterwarnings("ignore", module=r"torch\.")  # its own deprecations, at import too
         from torch._inductor.compile_fx import compile_fx_inner
 
-        compiled: Any = compile_fx_inner(
-            graph.module,
-            [entry.example for entry in graph.inputs],
-            cudagraphs=BoxedBool(False),
-            is_inference=True,
-        )
-    wrapper = make_static(compiled.source_code)
-    namespace = compiled.current_callable.__func__.__globals__
-    for i, name in enumerate(wrapper.kernels):
-        shutil.copyfile(namespace[name].__self__.__file__, folder / f"kernel_{i}.so")
+        with _kernels_of_this_process_alone():
+            compiled: Any = compile_fx_inner(
+                graph.module,
+                [entry.example for entry in graph.inputs],
+                cudagraphs=BoxedBool(False),
+                is_inference=True,
+            )
+            wrapper = make_static(compiled.source_code)
+            namespace = compiled.current_callable.__func__.__globals__
+            for i, name in enumerate(wrapper.kernels):
+                shutil.copyfile(namespace[name].__self__.__file__, folder / f"kernel_{i}.so")
     if compiled.constants:
         torch.save(dict(compiled.constants), folder / _CONSTANTS)
     (folder / _PROGRAM).write_text(f"KERNELS = {wrapper.kernels!r}\n{wrapper.source}\n")
+
+
+_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+
+
+@contextlib.contextmanager
+def _kernels_of_this_process_alone() -> Iterator[None]:
+    """Let Inductor keep its kernels in a temporary folder.
+
+    In its own, a process that was killed leaves half a kernel, which the next one takes for whole:
+    a bus error (seen). What takes long and is the same for all programs, the header and the test of
+    the processor's vector units (7 s, measured), it has found in its own folder before.
+    """
+    CppPythonBindingsCodeCache.load_pybinding(["float*"], _SMALLEST)
+    CppPythonBindingsCodeCache.cache_clear()
+    before = os.environ.get(_FOLDER)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[_FOLDER] = folder
+        try:
+            yield
+        finally:
+            CppPythonBindingsCodeCache.cache_clear()  # its files are gone with the folder
+            if before is None:
+                del os.environ[_FOLDER]
+            else:
+                os.environ[_FOLDER] = before
+
+
+_SMALLEST = """
+#include <torch/csrc/inductor/cpp_prefix.h>
+extern "C" void kernel(float* x) { x[0] = 0; }
+"""
 
 
 def load_program(folder: Path) -> Call:

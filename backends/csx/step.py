@@ -143,6 +143,7 @@ class Built:
     numbers: tuple[NumberSlot, ...]
     guards: tuple[Guard, ...]
     ready: dict[str, Ready]
+    states: list[Any]  # the optimizers': kept, so that no identity is used twice
     held_for: list[float] | None = None  # numbers for which the guards were found to hold
 
 
@@ -384,6 +385,7 @@ class StepFunction:
             conditions=self._conditions(),  # the optimizers' state may be new
             batch=first.batch,
             numbers=first.numbers,
+            states=[optimizer.state for optimizer in self._world.optimizers],
             guards=tuple(guard for one in captured.values() for guard in one.guards) + unused,
             ready={
                 name: Ready(one, loads[name], self._fabric, self._gradients)
