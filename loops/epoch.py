@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections import OrderedDict
 from typing import Any
@@ -10,14 +9,16 @@ from typing import Any
 from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from fulgurite.backends.csx.rng import collect_with
 from fulgurite.backends.csx.strategy import strategy_of
 from fulgurite.loops import fetching, position
-from fulgurite.loops.lean import BatchHooks, announce_batch, store_step_metrics
-
-_takes = functools.lru_cache(maxsize=8)(is_param_in_hook_signature)
+from fulgurite.loops.lean import (
+    BatchHooks,
+    announce_batch,
+    store_step_metrics,
+    takes_batch_idx,
+)
 
 
 class TrainingEpochLoop(_TrainingEpochLoop):
@@ -162,7 +163,6 @@ class TrainingEpochLoop(_TrainingEpochLoop):
     ) -> OrderedDict[str, Any]:
         """Lightning's, which inspects ``training_step``'s signature on every batch; here once."""
         kwargs["batch"] = batch
-        method = self.trainer.lightning_module.training_step
-        if _takes(getattr(method, "__func__", method), "batch_idx", min_args=2):
+        if takes_batch_idx(self.trainer.lightning_module.training_step):
             kwargs["batch_idx"] = batch_idx
         return kwargs

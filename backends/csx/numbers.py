@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer, Rprop
 
 from fulgurite.backends.csx.errors import StateChanged
-from fulgurite.backends.csx.traced_numbers import Guard as Guard
-from fulgurite.backends.csx.traced_numbers import Numbers, TracedNumber
+from fulgurite.backends.csx.traced_numbers import Guard, Numbers, TracedNumber
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,6 @@ from fulgurite.backends.csx.inputs import BatchSpec
 from fulgurite.backends.csx.lines import UserLine
 from fulgurite.backends.csx.logs import LogCall, begin_step
 from fulgurite.backends.csx.numbers import (
-    Guard,
     NumberSlot,
     are_fixed,
     as_vector,
@@ -37,6 +36,7 @@ from fulgurite.backends.csx.numbers import (
 from fulgurite.backends.csx.outputs import builder
 from fulgurite.backends.csx.program import Program, make_program
 from fulgurite.backends.csx.state import Binding
+from fulgurite.backends.csx.traced_numbers import Guard
 from fulgurite.backends.csx.waiting import shown
 from fulgurite.backends.csx.world import World, undone_on_failure
 
