@@ -51,7 +51,6 @@ from fulgurite.backends.csx.lines import UserLine, raised_at, record_lines, user
 from fulgurite.backends.csx.logs import Accumulator, LogCall
 from fulgurite.backends.csx.mathematics import traced_math
 from fulgurite.backends.csx.numbers import (
-    Guard,
     NumberSlot,
     as_vector,
     install,
@@ -73,6 +72,7 @@ from fulgurite.backends.csx.state import (
     module_slots,
     optimizer_slots,
 )
+from fulgurite.backends.csx.traced_numbers import Guard
 from fulgurite.backends.csx.tracing import MASKS, Contract
 from fulgurite.backends.csx.watched import WATCHED
 from fulgurite.backends.csx.world import World
