@@ -37,20 +37,14 @@ class AutomaticOptimization(_AutomaticOptimization):
         window = trainer.accumulate_grad_batches
         accumulating = window > 1 and trainer.fit_loop._should_accumulate()
 
-        def entries() -> dict[str, Callable[[Any], Any]]:
-            def entry(steps: bool) -> Callable[[Any], Any]:
-                return lambda batch: self._trace(
-                    optimizer, batch_idx, {**kwargs, "batch": batch}, steps
-                )
-
-            return (
-                {STEP: entry(True)}
-                if window == 1
-                else {
-                    ACCUMULATE: entry(False),
-                    STEP: entry(True),
-                }
+        def entry(steps: bool) -> Callable[[Any], Any]:
+            return lambda batch: self._trace(
+                optimizer, batch_idx, {**kwargs, "batch": batch}, steps
             )
+
+        def entries() -> dict[str, Callable[[Any], Any]]:
+            accumulate = {ACCUMULATE: entry(False)} if window > 1 else {}
+            return {**accumulate, STEP: entry(True)}
 
         output: dict[str, Any] = strategy_of(trainer).train(
             kwargs["batch"], entries, ACCUMULATE if accumulating else STEP
@@ -108,9 +102,7 @@ class ManualOptimization(_ManualOptimization):
             return {"output": output, "steps": steps}
 
         result = strategy_of(self.trainer).train(kwargs["batch"], lambda: {STEP: trace})
-        for _ in range(result["steps"]):
-            self.optim_step_progress.increment_ready()
-            self.optim_step_progress.increment_completed()
+        self.optim_step_progress.increment_by(result["steps"])
         output: dict[str, Any] = result["output"]
         return output
 

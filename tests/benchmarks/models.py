@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
 
 sys.path.append(str(Path(__file__).parents[2] / "examples"))
-from gpt_bytes import CONTEXT, GPT, VOCABULARY  # examples/ is no package
+from digits import Digits  # examples/ is no package
+from gpt_bytes import CONTEXT, GPT, VOCABULARY
 
 BATCHES = 64
 NOTHING, LOSS, ACCURACY = "nothing logged", "one self.log", "loss and accuracy"
@@ -94,20 +95,8 @@ def mlp_net() -> nn.Module:
 
 
 def convnet_net() -> nn.Module:
-    """Two convolutions with BatchNorm and one hidden layer."""
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1, bias=False),
-        nn.BatchNorm2d(16),
-        nn.ReLU(),
-        nn.Conv2d(16, 32, 3, padding=1, bias=False),
-        nn.BatchNorm2d(32),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(32 * 4 * 4, 64),
-        nn.ReLU(),
-        nn.Linear(64, 10),
-    )
+    """The example's net without its dropout."""
+    return nn.Sequential(*(layer for layer in Digits().net if not isinstance(layer, nn.Dropout)))
 
 
 def mlp() -> Model:
