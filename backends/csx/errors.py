@@ -40,25 +40,65 @@ class TensorPrinted(HostRead):
     """A tensor was printed or formatted while traced, where it has no value yet."""
 
 
+class ScalarArgument(TraceError):
+    """A computed tensor went where torch takes only Python's numbers: ``alpha=``, ``value=``."""
+
+
 class DynamicShape(TraceError):
     """The shape of a result depends on values: ``nonzero``, ``unique``, ``x[mask]``."""
+
+
+class UnsupportedDevice(TraceError):
+    """The step asked for a device that the backend does not have: ``.to("cuda")``."""
+
+
+class UnsupportedDtype(TraceError):
+    """The step computed in a dtype that the backend does not have: float64."""
+
+
+class RandomStateSet(TraceError):
+    """The step set a random state, or drew from a generator of its own."""
 
 
 class InputChanged(TraceError):
     """A batch differs from the traced one in structure, shape, dtype, or in a Python value."""
 
 
+class UnsupportedInput(TraceError):
+    """A batch holds something that can be neither a program's input nor a constant."""
+
+
 class StateChanged(TraceError):
     """What the program was built on changed: a parameter, a buffer, requires_grad, train mode."""
 
 
-class UnsupportedInput(TraceError):
-    """A batch holds something that can be neither a program's input nor a constant."""
+class FrozenValueChanged(StateChanged):
+    """The host changed a Python value that the step read when it was traced."""
 
 
 class UnsupportedState(TraceError):
     """The step keeps state in a way that cannot be the program's."""
 
 
+class StateBornInStep(UnsupportedState):
+    """State that the step makes from data on its first run: ``if self.ema is None: ...``."""
+
+
+class ForeignState(UnsupportedState):
+    """The step changes a tensor that no module holds: a global, a closure's."""
+
+
+class FrozenNumber(UnsupportedState):
+    """The step set a number of a param group from a Python value, which stays as it is."""
+
+
+class LeakedTensor(TraceError):
+    """A tensor of the trace was used after it: kept in a global, a closure, a dict, an object."""
+
+
+class GraphChanged(TraceError):
+    """The step, traced again, is another program: another operation or constant."""
+
+
 class NoLoss(TraceError):
-    """``training_step`` returned no loss under automatic optimization."""
+    """``training_step`` returned no loss that has a gradient, under automatic optimization."""
