@@ -99,7 +99,7 @@ class CSXBackend(Backend):
     compile_dir: str | Path | None = None
     compile_only: bool = field(default=False, metadata={"built": ()})
     validate_only: bool = field(default=False, metadata={"built": ()})
-    retrace_every_iteration: bool = field(default=False, metadata={"built": ()})
+    retrace_every_iteration: bool = False
     autogen_policy: str = field(
         default="default", metadata={"known": AUTOGEN_POLICIES, "built": ("disabled", "medium")}
     )

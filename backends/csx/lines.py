@@ -11,6 +11,7 @@ import contextlib
 import functools
 import linecache
 import os
+import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -52,6 +53,11 @@ class UserLine:
     def source(self) -> str:
         """The text of the line, without its indent."""
         return linecache.getline(self.file, self.line).strip()
+
+    @property
+    def place(self) -> str:
+        """File and line alone, for the middle of a sentence: ``model.py:41``."""
+        return f"{os.path.basename(self.file)}:{self.line}"
 
     def __str__(self) -> str:
         near = os.path.relpath(self.file) if os.path.isabs(self.file) else self.file
@@ -124,6 +130,12 @@ def record_lines(boundary: CodeType, fallback: Callable[[], UserLine | None]) ->
 
     with patched([(PythonKeyTracer, "create_node", create_node)]):
         yield
+
+
+def line_of(node: Node) -> UserLine | None:
+    """The line that ``set_line`` put on a node."""
+    found = re.match(r'File "(.*)", line (\d+), in (.*)', str(node.meta.get("stack_trace", "")))
+    return None if found is None else UserLine(found[1], int(found[2]), found[3])
 
 
 def set_line(node: Node, line: UserLine | None) -> None:

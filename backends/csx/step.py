@@ -8,7 +8,7 @@ batch -> which program? (shapes, requires_grad, param groups, guards)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
@@ -18,13 +18,14 @@ from torch import Tensor
 
 from fulgurite.backends.csx.capture import Captured, capture
 from fulgurite.backends.csx.config import CSXBackend
+from fulgurite.backends.csx.constants import Source
 from fulgurite.backends.csx.errors import InputChanged, StateChanged, TraceError, UnsupportedInput
 from fulgurite.backends.csx.fabric import HostFabric, Loaded
 from fulgurite.backends.csx.first_update import Unborn
 from fulgurite.backends.csx.graph import Kind
 from fulgurite.backends.csx.inputs import BatchSpec
 from fulgurite.backends.csx.lines import UserLine
-from fulgurite.backends.csx.logs import LogCall, begin_step
+from fulgurite.backends.csx.logs import Accumulator, LogCall, begin_step
 from fulgurite.backends.csx.numbers import (
     NumberSlot,
     are_fixed,
@@ -33,8 +34,9 @@ from fulgurite.backends.csx.numbers import (
     read_numbers,
     unused_guards,
 )
-from fulgurite.backends.csx.outputs import builder
+from fulgurite.backends.csx.outputs import Outputs, builder
 from fulgurite.backends.csx.program import Program, make_program
+from fulgurite.backends.csx.retrace import retrace
 from fulgurite.backends.csx.state import Binding
 from fulgurite.backends.csx.traced_numbers import Guard
 from fulgurite.backends.csx.waiting import shown
@@ -74,17 +76,21 @@ class Ready:
                 zero = torch.empty_strided(example.shape, example.stride(), dtype=example.dtype)
                 self._gradients.append(gradients.setdefault(item.name, zero.zero_()))
         self._takes_numbers = any(item.kind is Kind.NUMBERS for item in graph.inputs)
-        self._constants = [
-            captured.constants[item.index] for item in graph.inputs if item.kind is Kind.CONSTANT
-        ]
+        self._constants_read = [i.index for i in graph.inputs if i.kind is Kind.CONSTANT]
         self._batch = [item.index for item in graph.inputs if item.kind is Kind.BATCH]
         offset = len(graph.inputs) - len(self._batch)
         written = graph.written()
         self._written = [i for k, i in enumerate(self._batch) if offset + k in written]
         self._names = [leaf.name for leaf in captured.batch.tensor_leaves()]
         self._takes_all = self._batch == list(range(len(self._names)))
-        self._result = builder(captured.outputs)
-        self.logs = [call for call in captured.outputs.calls if isinstance(call, LogCall)]
+        self.recording = captured.recording
+        self.follow(captured.constants, captured.outputs)
+
+    def follow(self, constants: Sequence[Source | Accumulator], outputs: Outputs) -> None:
+        """Take constants from these places, and put the results into those."""
+        self._constants = [constants[i] for i in self._constants_read]
+        self._result = builder(outputs)
+        self.logs = [call for call in outputs.calls if isinstance(call, LogCall)]
 
     @property
     def writes_batch(self) -> bool:
@@ -210,6 +216,10 @@ class StepFunction:
                 assert accepted is not None
                 tensors = accepted
                 self._update_numbers(built)
+            elif self._backend.retrace_every_iteration:
+                self._retrace(
+                    built, entry, entries()[entry], built.batch.with_tensors(batch, tensors)
+                )
             ready = built.ready[entry]
             given = built.batch.tensors(batch) if ready.writes_batch else tensors
             if ready.logs:
@@ -225,6 +235,16 @@ class StepFunction:
             for call, value in zip(calls, values, strict=True):
                 call(trainer, value)
         return result
+
+    def _retrace(self, built: Built, entry: str, run: Callable[[Any], Any], batch: Any) -> None:
+        """Run an entry point's Python again; it must still be the program that was built."""
+        ready = built.ready[entry]
+        assert ready.recording is not None
+        clears = _clears_gradients(entry, built.ready)
+        now = retrace(
+            self._world, run, batch, ready.recording, step=self.stage, clears_gradients=clears
+        )
+        ready.follow(now.constants, now.outputs)
 
     def _line(self) -> UserLine | None:
         """Where the user's step begins: the line of errors that no other line is to blame for."""
@@ -359,11 +379,16 @@ class StepFunction:
     def _build(
         self, conditions: Conditions, batch: Any, entries: dict[str, Callable[[Any], Any]]
     ) -> Built:
-        window = ACCUMULATE in entries
         modes = conditions.training
         with undone_on_failure(self._world):
             captured = {
-                name: capture(self._world, run, batch, clears_gradients=window and name == STEP)
+                name: capture(
+                    self._world,
+                    run,
+                    batch,
+                    clears_gradients=_clears_gradients(name, entries),
+                    retraces=self._backend.retrace_every_iteration,
+                )
                 for name, run in entries.items()
             }
             if self._conditions().training != modes:
@@ -394,7 +419,14 @@ class StepFunction:
         )
         for one in captured.values():
             first.batch.read |= one.batch.read
+        if self._backend.retrace_every_iteration:
+            first.batch.read.clear()  # what is made of them is compared
         self._built.append(built)
         self._vector = None
         self._announce(program, list(loads.values()))
         return built
+
+
+def _clears_gradients(entry: str, entries: Collection[str]) -> bool:
+    """Whether an entry point ends an accumulation window."""
+    return entry == STEP and ACCUMULATE in entries
