@@ -7,7 +7,8 @@ numbers by value), the tensors that it read from outside, and where its results 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -95,7 +96,7 @@ def record_operations(
         if node.op == "placeholder":
             item = next(names)
             operands[node] = Operand(item.kind, item.name)
-        elif node.target in RENAMES:
+        elif node in live and node.target in RENAMES:
             operands[node] = operands[node.args[0]]
         elif node in live:
             operands[node] = Operand("operation", len(operations))
@@ -173,7 +174,7 @@ def check_same(step: str, before: Recording, now: Recording) -> None:
         if was.target == CONSTANT:
             constants = before.constants[was.arguments], now.constants[was.arguments]
             if not _is_same_constant(*constants):
-                raise _error(step, (was, is_now), tuple(map(_describe_constant, constants)))
+                raise _error(step, was, is_now, map(_describe_constant, constants), is_now.line)
 
 
 def _is_same_constant(before: Source | Accumulator, now: Source | Accumulator) -> bool:
@@ -195,27 +196,28 @@ def _has_same_values(a: Tensor, b: Tensor) -> bool:
 def _changed(step: str, before: Recording, now: Recording, i: int) -> GraphChanged:
     """The error for operation ``i``, which differs."""
     was, is_now = before.operations[i], now.operations[i]
-    if i >= min(before.own, now.own):
-        places = _describe_results(before.outputs), _describe_results(now.outputs)
-        if places[0] != places[1] and before.own == now.own:
-            return _error(step, (was, is_now), places)
-        was, is_now = (
-            one.operations[i] if i < one.own else Operation(OUTPUTS, (), None)
-            for one in (before, now)
-        )
+    results = _describe_results(before.outputs), _describe_results(now.outputs)
+    if i >= before.own == now.own and results[0] != results[1]:
+        return _error(step, was, is_now, results, is_now.line)
+    was, is_now = (
+        one.operations[i] if i < one.own else Operation(OUTPUTS, (), None) for one in (before, now)
+    )
     names = _name(was.target), _name(is_now.target)
     if names[0] == names[1]:
         names = _describe(before, was), _describe(now, is_now)
-    return _error(step, (was, is_now), names)
+    fewer = len(now.operations) < len(before.operations)  # then it is the first that is to blame
+    return _error(step, was, is_now, names, was.line if fewer else is_now.line)
 
 
-def _error(step: str, pair: tuple[Operation, Operation], texts: Any) -> GraphChanged:
-    was, is_now = pair
+def _error(
+    step: str, was: Operation, is_now: Operation, texts: Iterable[str], blame: UserLine | None
+) -> GraphChanged:
+    before, now = texts
     return GraphChanged(
         f"The {step} step was traced again, and is another program than the first time.\n"
-        f"  before: {texts[0]}{_place(was.line)}\n"
-        f"  now:    {texts[1]}{_place(is_now.line)}",
-        line=is_now.line or was.line,
+        f"  before: {before}{_place(was.line)}\n"
+        f"  now:    {now}{_place(is_now.line)}",
+        line=blame or is_now.line or was.line,
         remedy=REMEDY,
     )
 
@@ -239,8 +241,7 @@ def _describe(recording: Recording, operation: Operation) -> str:
 
     def texts(value: Any) -> Iterator[str]:
         if isinstance(value, Operand):
-            of_operation = value.kind == "operation"
-            yield _name(recording.operations[value.which].target) if of_operation else value.which
+            yield _operand(recording, value)
         elif isinstance(value, _Number):
             yield value.text
         elif isinstance(value, tuple):
@@ -254,6 +255,16 @@ def _describe(recording: Recording, operation: Operation) -> str:
     shown = [text for item in args for text in texts(item)]
     shown += [f"{key}={text}" for key, value in kwargs for text in texts(value)]
     return f"{_name(operation.target)}({', '.join(shown)})"
+
+
+def _operand(recording: Recording, operand: Operand) -> str:
+    """An input's name, or that of the function whose result it is."""
+    while operand.kind == "operation":
+        operation = recording.operations[operand.which]
+        if operation.target is not operator.getitem:  # of a function with several results
+            return _name(operation.target)
+        operand = operation.arguments[0][0]
+    return str(operand.which)
 
 
 def _describe_constant(constant: Source | Accumulator) -> str:
