@@ -34,6 +34,7 @@ from fulgurite.backends.csx.numbers import (
     read_numbers,
     unused_guards,
 )
+from fulgurite.backends.csx.offline import BuiltOnly
 from fulgurite.backends.csx.outputs import Outputs, builder
 from fulgurite.backends.csx.program import Program, make_program
 from fulgurite.backends.csx.retrace import retrace
@@ -161,8 +162,12 @@ class StepFunction:
         world: what the step works on.
         backend: its options.
         fabric: what runs the programs.
-        announce: called with each program and how its entry points were loaded.
+        announce: called with each program and how its entry points were loaded, none of them
+            where the backend only validates.
         settings: Python values that a program is built on (the accumulation window).
+
+    Attributes:
+        programs: those built so far.
     """
 
     def __init__(
@@ -177,6 +182,7 @@ class StepFunction:
         self.stage, self.runs = stage, 0
         self._world, self._backend, self._fabric = world, backend, fabric
         self._announce, self._settings = announce, settings
+        self.programs: list[Program] = []
         self._built: list[Built] = []
         self._gradients: dict[str, Tensor] = {}
         self._group_values: list[Any] = []  # of all param groups, when they were last read
@@ -185,11 +191,6 @@ class StepFunction:
         self._numbers_are_read = False
         self._vector: Tensor | None = None
         self._collect_conditions()
-
-    @property
-    def programs(self) -> list[Program]:
-        """The programs built so far."""
-        return [built.program for built in self._built]
 
     @property
     def unborn(self) -> list[Unborn]:
@@ -206,6 +207,7 @@ class StepFunction:
 
         Raises:
             TraceError: the step is not static, or batch or model changed.
+            BuiltOnly: the program is built, and the backend asks for no more; nothing has changed.
         """
         try:
             conditions = self._conditions()
@@ -394,13 +396,11 @@ class StepFunction:
             if self._conditions().training != modes:
                 self._changed(conditions, self._conditions())
             program = make_program(self.stage, captured)
-            what = f"the {self.stage} program, {program.operations} operations"
-            loads = {
-                name: self._fabric.load(
-                    one.graph, lambda doing: shown(self._world.trainer, f"{doing} {what}")
-                )
-                for name, one in captured.items()
-            }
+            loads = {} if self._backend.validate_only else self._load(program, captured)
+            self.programs.append(program)
+            self._announce(program, list(loads.values()))
+            if self._backend.only_builds:
+                raise BuiltOnly
         first = next(iter(captured.values()))
         used = frozenset().union(*(one.used_numbers for one in captured.values()))
         now = read_numbers(first.numbers, self._world.optimizers)
@@ -423,8 +423,16 @@ class StepFunction:
             first.batch.read.clear()  # what is made of them is compared
         self._built.append(built)
         self._vector = None
-        self._announce(program, list(loads.values()))
         return built
+
+    def _load(self, program: Program, captured: dict[str, Captured]) -> dict[str, Loaded]:
+        what = f"the {self.stage} program, {program.operations} operations"
+        return {
+            name: self._fabric.load(
+                one.graph, lambda doing: shown(self._world.trainer, f"{doing} {what}")
+            )
+            for name, one in captured.items()
+        }
 
 
 def _clears_gradients(entry: str, entries: Collection[str]) -> bool:
