@@ -205,8 +205,13 @@ def _changed(step: str, before: Recording, now: Recording, i: int) -> GraphChang
     names = _name(was.target), _name(is_now.target)
     if names[0] == names[1]:
         names = _describe(before, was), _describe(now, is_now)
-    fewer = len(now.operations) < len(before.operations)  # then it is the first that is to blame
-    return _error(step, was, is_now, names, was.line if fewer else is_now.line)
+    is_gone = _among(is_now, before.operations[i:]) and not _among(was, now.operations[i:])
+    return _error(step, was, is_now, names, was.line if is_gone else is_now.line)
+
+
+def _among(wanted: Operation, operations: list[Operation]) -> bool:
+    """Whether the same line runs the same function there."""
+    return any((one.target, one.line) == (wanted.target, wanted.line) for one in operations)
 
 
 def _error(
