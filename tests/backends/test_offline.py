@@ -280,17 +280,22 @@ def test_compile_only_loads_every_graph(fake_compiler: list[Any]) -> None:
 
 @pytest.mark.compiler
 def test_the_next_run_loads_what_compile_only_compiled(tmp_path: Path, lines: list[str]) -> None:
-    module = Everything()
+    class Plain(Classifier):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val", self.net(batch[0]).mean())
+
+    module = Plain(mlp(), torch.optim.SGD)
     batches = loader(64), loader(32)
     make_trainer("compile_only", backend={"compile_dir": tmp_path}).fit(module, *batches)
-    assert [line.count(", compiled in ") for line in lines] == [1, 1, 0]
+    built = [line for line in lines if " program, " in line and "..." not in line]
+    assert [", compiled in " in line for line in built] == [True, True]
+    assert module.calls == 0
     lines.clear()
     backend = csx("default", compile_dir=tmp_path)
     fulgurite.Trainer(backend=backend, **QUIET, max_epochs=1).fit(module, *batches)
-    assert [line.partition("operations, ")[2][:21] for line in lines] == [
-        "loaded from the cache"
-    ] * 2
-    assert module.counted == 1
+    said = [line for line in lines if " program, " in line]
+    assert ["loaded from the cache" in line for line in said] == [True, True]
+    assert module.calls == 1
 
 
 def test_lightnings_own_trainer_builds_only_too(offline: str) -> None:
