@@ -55,6 +55,8 @@ class EvaluationLoop(_EvaluationLoop):
             return []  # the fit loop builds these programs after training's
         with building.uncounted(self) if builds else nullcontext():
             results: list[_OUT_DICT] = super().run()
+        if builds and self.trainer.state.fn != TrainerFn.FITTING:
+            building.close(self.trainer)
         return results
 
     def on_run_end(self) -> list[_OUT_DICT]:
@@ -65,8 +67,6 @@ class EvaluationLoop(_EvaluationLoop):
         self._logged_outputs = []
         self._on_evaluation_model_train()
         self.trainer._logger_connector.reset_results()
-        if self.trainer.state.fn != TrainerFn.FITTING:
-            building.close(self.trainer)
         return []
 
     def on_run_start(self) -> None:
@@ -150,8 +150,12 @@ class PredictionLoop(_PredictionLoop):
 
     def run(self) -> Any:
         """Run over all loaders, or only build."""
-        with building.uncounted(self) if building.only_builds(self.trainer) else nullcontext():
+        if not building.only_builds(self.trainer):
             return super().run()
+        with building.uncounted(self):
+            results = super().run()
+        building.close(self.trainer)
+        return results
 
     def _predict_step(self, *args: Any) -> None:
         """Run one batch, or build its program."""
@@ -165,5 +169,4 @@ class PredictionLoop(_PredictionLoop):
         if not building.only_builds(self.trainer):
             return super().on_run_end()
         self._on_predict_model_train()
-        building.close(self.trainer)
         return [] if self.return_predictions else None

@@ -5,6 +5,8 @@ Where the backend only builds, it ends after the first batch's program and valid
 
 from __future__ import annotations
 
+import contextlib
+
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.utilities.exceptions import _TunerExitException
 
@@ -25,9 +27,9 @@ class FitLoop(_FitLoop):
             super().run()
             return
         with building.uncounted(self):
-            try:
+            with contextlib.suppress(BuiltOnly):
                 super().run()
-            except BuiltOnly:
+            if not self.skip:
                 self._build_validation()
         building.close(self.trainer)
         raise _TunerExitException

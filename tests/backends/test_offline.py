@@ -18,8 +18,9 @@ from torch import Tensor
 
 import fulgurite
 from fulgurite.backends.csx import fabric, report, rng
-from fulgurite.backends.csx.errors import HostRead, InputChanged
+from fulgurite.backends.csx.errors import ConditionalOnTensor, HostRead, InputChanged
 from fulgurite.backends.csx.fabric import HostFabric, Loaded
+from fulgurite.backends.csx.offline import BuiltOnly
 
 STAGES = ("fit", "validate", "test", "predict")
 
@@ -229,6 +230,11 @@ def test_a_hook_that_skips_the_epoch_leaves_nothing_to_build(
     assert lines == [f"{offline}: no batch came to a step, so there was nothing to build."]
 
 
+def test_a_loader_without_batches_leaves_nothing_to_build(offline: str, lines: list[str]) -> None:
+    assert make_trainer(offline, limit_val_batches=0).validate(Measured(), loader(32)) == []
+    assert lines == [f"{offline}: no batch came to a step, so there was nothing to build."]
+
+
 # -- what is built ---------------------------------------------------------------------------------
 
 
@@ -366,6 +372,19 @@ def test_a_step_that_is_not_static_is_the_same_error(offline: str, tmp_path: Pat
     assert random_states() == states
     assert [type(logger) for logger in trainer.loggers] == [CSVLogger]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_of_validation_stands_alone(offline: str) -> None:
+    class Branching(Classifier):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            if self.net(batch[0]).mean() > 0:
+                self.log("positive", 1.0)
+
+    trainer = make_trainer(offline)
+    with pytest.raises(ConditionalOnTensor) as caught:
+        trainer.fit(Branching(mlp()), loader(64), loader(32))
+    assert stages(trainer) == ["training"]
+    assert not isinstance(caught.value.__context__, BuiltOnly)
 
 
 @pytest.mark.parametrize("sizes", [(40, 32), (64, 40)])

@@ -220,6 +220,13 @@ def test_a_constant_made_anew_with_the_same_values_is_the_same() -> None:
     assert len(retraced(lambda: Weighted(mlp(), torch.optim.SGD)).losses) == BATCHES
 
 
+def test_each_of_several_programs_is_compared_with_its_own_first_trace() -> None:
+    backend = {**RETRACE, "max_programs": 2}
+    run = fit(Speaking, lambda: (loader(40),), static=True, backend=backend, max_epochs=2)
+    assert [batch for batch, *_ in run.module.seen] == [0, 1, 2] * 2
+    assert len(run.trainer.strategy.programs) == 2
+
+
 # -- another program -------------------------------------------------------------------------------
 
 
