@@ -196,9 +196,8 @@ def _has_same_values(a: Tensor, b: Tensor) -> bool:
 def _changed(step: str, before: Recording, now: Recording, i: int) -> GraphChanged:
     """The error for operation ``i``, which differs."""
     was, is_now = before.operations[i], now.operations[i]
-    results = _describe_results(before.outputs), _describe_results(now.outputs)
-    if i >= before.own == now.own and results[0] != results[1]:
-        return _error(step, was, is_now, results, is_now.line)
+    if i >= max(before.own, now.own):
+        return _other_results(step, before, now, was, is_now)
     was, is_now = (
         one.operations[i] if i < one.own else Operation(OUTPUTS, (), None) for one in (before, now)
     )
@@ -207,6 +206,32 @@ def _changed(step: str, before: Recording, now: Recording, i: int) -> GraphChang
         names = _describe(before, was), _describe(now, is_now)
     is_gone = _among(is_now, before.operations[i:]) and not _among(was, now.operations[i:])
     return _error(step, was, is_now, names, was.line if is_gone else is_now.line)
+
+
+def _other_results(
+    step: str, before: Recording, now: Recording, was: Operation, is_now: Operation
+) -> GraphChanged:
+    """The error where the step computed the same, and then something else became of it."""
+    texts = _describe_results(before.outputs), _describe_results(now.outputs)
+    if texts[0] == texts[1]:
+        operands = zip(_operands(was), _operands(is_now), strict=False)
+        a, b = next(((a, b) for a, b in operands if a != b), (None, None))
+        was, is_now = _maker(before, a) or was, _maker(now, b) or is_now
+        texts = f"the result of {_name(was.target)}", f"the result of {_name(is_now.target)}"
+    return _error(step, was, is_now, texts, is_now.line)
+
+
+def _operands(operation: Operation) -> list[Operand]:
+    args = operation.arguments[0]
+    return [arg for arg in args if isinstance(arg, Operand)]
+
+
+def _maker(recording: Recording, operand: Operand | None) -> Operation | None:
+    """The operation whose result an operand is; None where it is an input's."""
+    if operand is None or operand.kind != "operation":
+        return None
+    index: int = operand.which
+    return recording.operations[index]
 
 
 def _among(wanted: Operation, operations: list[Operation]) -> bool:

@@ -305,6 +305,18 @@ def another_result(module: Any, loss: Tensor, late: bool) -> Any:
     return {"loss": twice * 2, "twice": twice} if late else {"loss": twice * 2}
 
 
+def the_result_of_another_operation(module: Any, loss: Tensor, late: bool) -> Any:
+    a, b = loss.exp(), loss.tanh()
+    module.last = b if late else a
+    return a + b
+
+
+def another_value_for_a_buffer(module: Any, loss: Tensor, late: bool) -> Any:
+    a, b = loss.exp(), loss.tanh()
+    module.count = (b if late else a).detach()
+    return a + b
+
+
 CHANGES: list[tuple[Callable[..., Any], str, str, str]] = [
     (another_operation, "return loss + 2", "mul, ", "add, "),
     (a_number, "return loss *", "mul(nll_loss_forward, 1.0), ", "mul(nll_loss_forward, 2.0), "),
@@ -315,6 +327,8 @@ CHANGES: list[tuple[Callable[..., Any], str, str, str]] = [
     (fewer_operations, "loss = loss.exp()", "exp, ", ""),
     (a_log_less, "module.log(", "", ""),
     (more_state, "module.count.add_(1)", "", "add_, "),
+    (the_result_of_another_operation, "a, b =", "the result of exp, ", "the result of tanh, "),
+    (another_value_for_a_buffer, "a, b =", "the result of exp, ", "the result of tanh, "),
     (another_attribute, "", "returned {'loss': *}", "returned {'loss': *}, set last"),
     (another_result, "", "returned {'loss': *}", "returned {'loss': *, 'twice': *}"),
 ]
