@@ -231,7 +231,7 @@ def test_each_of_several_programs_is_compared_with_its_own_first_trace() -> None
 
 
 class Changing(Classifier):
-    """``change`` makes the loss, and something else from batch 2 on."""
+    """``change`` makes the loss, and something else in batch 1."""
 
     def __init__(self, change: Callable[..., Any]) -> None:
         super().__init__(mlp(), torch.optim.SGD)
@@ -240,7 +240,7 @@ class Changing(Classifier):
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-        return self.change(self, loss, batch_idx == 2)
+        return self.change(self, loss, batch_idx == 1)
 
 
 def another_operation(module: Any, loss: Tensor, late: bool) -> Any:
@@ -383,11 +383,11 @@ def test_nothing_has_changed_when_the_error_is_raised() -> None:
     with pytest.raises(GraphChanged):
         trainer.fit(module, batches())
     weights, optimizer, random_state, counted, outs = module.before
-    assert trainer.global_step == counted == outs == 2
+    assert trainer.global_step == counted == outs == 1
     assert_close(module.state_dict(), weights, 0.0)
     assert_close(trainer.optimizers[0].state_dict(), optimizer, 0.0)
     assert torch.equal(rng.collect()["torch"], random_state)
-    assert (module.counted, len(module.outs)) == (2, 2)
+    assert (module.counted, len(module.outs)) == (1, 1)
     assert not any(p.grad is not None for p in module.parameters())
 
 
