@@ -3,7 +3,10 @@
 config        its options
 strategy      Lightning's strategy "csx": a step function per stage, checkpoints
 accelerator   what goes with it; precision: what runs in which type
-step          a stage's step: which program fits the batch, run it, hand out what it returns
+step          a stage's step: which program fits the batch, run it, hand out what it returns;
+              ready: an entry point of it, bound to its tensors;
+              retrace: trace it again on every batch, compare: is it still the same program?;
+              offline: runs that only build
 capture       run Lightning's own code once on fakes, in place
   world         what a step works on, and how a failed trace is undone
   state         the tensors that modules and optimizers hold; birth: optimizer state before step 0;

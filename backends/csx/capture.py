@@ -26,6 +26,7 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental.proxy_tensor import get_innermost_proxy_mode, make_fx
 
 from fulgurite.backends.csx.birth import Newborn, check_optimizer, give_birth
+from fulgurite.backends.csx.compare import MISSING, Recording, record_operations
 from fulgurite.backends.csx.constants import (
     Constants,
     Source,
@@ -101,6 +102,7 @@ class Captured:
     constants: tuple[Source | Accumulator, ...]
     batch: BatchSpec
     outputs: Outputs
+    recording: Recording | None  # for later traces to be compared with
 
 
 def capture(
@@ -109,6 +111,7 @@ def capture(
     batch: Any,
     *,
     clears_gradients: bool = False,
+    retraces: bool = False,
 ) -> Captured:
     """Trace ``run(batch)``; to be called inside ``undone_on_failure``.
 
@@ -117,12 +120,20 @@ def capture(
         run: one step of Lightning's own code, a function of the batch.
         batch: the batch to trace with; only its structure, shapes and dtypes matter.
         clears_gradients: the step ends an accumulation window: gradients are zero afterwards.
+        retraces: the step will be traced on every batch.
 
     Raises:
         TraceError: the step is not static.
     """
+    with explained():
+        return Trace(world, run, batch, clears_gradients, retraces).result()
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Say of Python's own errors in a trace what they mean."""
     try:
-        return Trace(world, run, batch, clears_gradients).result()
+        yield
     except TypeError as error:
         scalar = re.match(r"(\w+)\(\): argument '(\w+)'.* must be \w+, not FakeTensor", str(error))
         if scalar is not None:  # torch looks at alpha= before any mode does
@@ -147,14 +158,21 @@ class Trace:
         run: Callable[[Any], Any],
         batch: Any,
         clears_gradients: bool,
+        retraces: bool = False,
+        first: Recording | None = None,
     ) -> None:
         self._world, self._run = world, run
         self._clears_gradients = clears_gradients
+        self._warns = not retraces and first is None
+        self._records = retraces
         self._batch_spec = BatchSpec(batch)
-        self._newborn = list(self._births())
+        self._newborn = list(self._births()) if first is None else []
         self._snapshot = Snapshot(world.objects())
-        world.unborn = [one for one in world.unborn if one.waits()]
-        world.unborn += [Unborn(newborn) for newborn in self._newborn if newborn.of_gradient]
+        self._states = [(optimizer.state, dict(optimizer.state)) for optimizer in world.optimizers]
+        if first is None:
+            world.unborn = [one for one in world.unborn if one.waits()]
+            world.unborn += [Unborn(newborn) for newborn in self._newborn if newborn.of_gradient]
+        self._unborn = world.unborn if first is None else first.unborn
         self._parameters = world.parameters()
         self.gradients = Gradients(self._parameters if world.trains else {})
         self._entries = entries_of(self._slots())
@@ -187,7 +205,7 @@ class Trace:
                 yield Slot({0: p}, 0, name)
         names = {id(p): name for name, p in self._parameters.items()}
         yield from optimizer_slots(self._world.optimizers, names)
-        yield from (one.slot() for one in self._world.unborn)
+        yield from (one.slot() for one in self._unborn)
 
     def _fake(self, tensor: Tensor) -> Tensor:
         return self._mode.from_tensor(tensor.detach(), static_shapes=True)
@@ -207,13 +225,37 @@ class Trace:
             laid_out = torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype)
             yield Input(kind=Kind.BATCH, index=i, name=leaf.name, example=fake(laid_out))
 
-    def result(self) -> Captured:
-        """Trace, lower, and sort what the step left behind."""
+    def trace(self) -> fx.GraphModule:
+        """The step as it was traced, before any pass."""
         module = self._traced()
         forget_failed_reads(module.graph)
         self._inputs = [self._with_own_example(item) for item in self._inputs]
         self._constants.born.spoil_the_living(self._origin)
+        return module
+
+    def refuse_the_rest(self) -> None:
+        """Raise where the step left something behind that would be frozen."""
         refuse_the_rest(self._snapshot, self._modules, self._world.module)
+
+    def recorded(self, module: fx.GraphModule) -> Recording:
+        """What is kept of a trace, to compare a later one with it."""
+        operations, own, constants = record_operations(module, self._inputs, self._last)
+        filled = [(owner, key, owner.get(key, MISSING)) for owner, key in self._outputs.attributes]
+        return Recording(
+            operations=operations,
+            own=own,
+            constants=constant_sources(self._world.module, constants, self._accumulators),
+            outputs=self._outputs,
+            unborn=self._unborn,
+            states=self._states,
+            filled=[place for place in filled if not isinstance(place[2], Tensor)],
+        )
+
+    def result(self) -> Captured:
+        """Trace, lower, and sort what the step left behind."""
+        module = self.trace()
+        recording = self.recorded(module) if self._records else None
+        self.refuse_the_rest()
         self._entries = release_rebound(self._rebound, self._entries, self._nodes)
         constants = constants_as_inputs(module, position=self._count_before_batch())
         sources = constant_sources(self._world.module, constants, self._accumulators)
@@ -229,6 +271,7 @@ class Trace:
             constants=tuple(sources),
             batch=self._batch_spec,
             outputs=self._outputs,
+            recording=recording,
         )
 
     def _with_own_example(self, item: Input) -> Input:
@@ -252,7 +295,8 @@ class Trace:
                 stack.enter_context(without_mkldnn())
                 stack.enter_context(traced_math())
                 stack.enter_context(plain_library_code())
-                stack.enter_context(warn_of_frozen_reads())
+                if self._warns:
+                    stack.enter_context(warn_of_frozen_reads())
                 stack.enter_context(torch.inference_mode(False))
                 stack.enter_context(self._mode)
                 stack.enter_context(record_lines(boundary, self._line_of_hook))
@@ -303,10 +347,11 @@ class Trace:
                 record_host_calls(self._world.trainer, self._world.schedulers) as calls,
                 torch.set_grad_enabled(self._world.trains),
                 self.gradients.hidden_from_steps(self._world.module.automatic_optimization),
-                first_updates(self._world.unborn),
+                first_updates(self._unborn),
                 self._constants,
             ):
                 result = self._run(batch)
+            self._last = next(reversed(get_innermost_proxy_mode().tracer.graph.nodes))  # type: ignore[union-attr]
             with torch.no_grad():
                 return self._collect(result, calls)
 

@@ -35,6 +35,7 @@ _SEEN = (
     (pl.Trainer, "current_epoch"),
     (pl.Trainer, "is_last_batch"),
 )
+_warning = False  # while warn_of_frozen_reads is entered
 _REGISTRY: Any = {}  # what Python's "default" filter knows to have shown
 
 
@@ -58,12 +59,12 @@ def warn_frozen(name: str, value: Any) -> None:
 
 def frozen_index(batch_idx: int) -> Any:
     """``batch_idx`` for a step that is traced: a stand-in that warns when it is read."""
-    return watch(batch_idx, lambda: warn_frozen("batch_idx", batch_idx))
+    return watch(batch_idx, lambda: warn_frozen("batch_idx", batch_idx)) if _warning else batch_idx
 
 
 @contextlib.contextmanager
 def warn_of_frozen_reads() -> Iterator[None]:
-    """Warn when user code reads Lightning's counters."""
+    """Warn when user code reads Lightning's counters, or ``frozen_index``'s."""
 
     def watched(original: property, name: str) -> property:
         def read(self: Any) -> Any:
@@ -76,5 +77,5 @@ def warn_of_frozen_reads() -> Iterator[None]:
         return property(read, original.fset)
 
     changes = [(owner, name, watched(vars(owner)[name], name)) for owner, name in _SEEN]
-    with patched(changes):
+    with patched([*changes, (sys.modules[__name__], "_warning", True)]):
         yield
