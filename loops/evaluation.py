@@ -47,6 +47,7 @@ class EvaluationLoop(_EvaluationLoop):
         if self.trainer.state.fn == TrainerFn.FITTING:
             store_step_metrics(self.trainer, self.trainer.fit_loop.epoch_loop._results)
         results: list[_OUT_DICT] = super().run()
+        strategy_of(self.trainer).on_host_code()
         return results
 
     def on_run_start(self) -> None:
@@ -70,6 +71,7 @@ class EvaluationLoop(_EvaluationLoop):
             self._find_hooks()
         hooks = self._hooks
         if not hooks.suffice(self._data_fetcher):
+            strategy_of(trainer).on_host_code()
             super()._evaluation_step(batch, batch_idx, dataloader_idx, dataloader_iter)
             return
         progress, results = self.batch_progress, self._results

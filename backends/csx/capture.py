@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx.experimental.proxy_tensor import get_innermost_proxy_mode, make_fx
 
+from fulgurite.backends.csx.attributes import Access, Attributes
 from fulgurite.backends.csx.birth import Newborn, check_optimizer, give_birth
 from fulgurite.backends.csx.constants import (
     Constants,
@@ -38,6 +39,7 @@ from fulgurite.backends.csx.formulas import eager_formulas, plain_library_code, 
 from fulgurite.backends.csx.frozen import warn_of_frozen_reads
 from fulgurite.backends.csx.gradients import Gradients
 from fulgurite.backends.csx.graph import Graph, Input, Kind, used_numbers
+from fulgurite.backends.csx.impure import impure_functions
 from fulgurite.backends.csx.inputs import BatchSpec
 from fulgurite.backends.csx.leftovers import (
     Leftovers,
@@ -59,6 +61,7 @@ from fulgurite.backends.csx.numbers import (
 )
 from fulgurite.backends.csx.outputs import Outputs, numbered
 from fulgurite.backends.csx.passes import lower
+from fulgurite.backends.csx.patches import patched
 from fulgurite.backends.csx.rounding import fused_rounding
 from fulgurite.backends.csx.scalars import forget_failed_reads
 from fulgurite.backends.csx.stand_ins import stand_in_for, storage_of, swap
@@ -76,6 +79,7 @@ from fulgurite.backends.csx.traced_numbers import Guard
 from fulgurite.backends.csx.tracing import MASKS, Contract
 from fulgurite.backends.csx.watched import WATCHED
 from fulgurite.backends.csx.world import World
+from fulgurite.backends.step_count import counted_by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +94,7 @@ class Captured:
     constants: tuple[Source | Accumulator, ...]
     batch: BatchSpec
     outputs: Outputs
+    reads: tuple[Access, ...]  # scalars of modules that the step's Python read
 
 
 def capture(
@@ -153,6 +158,7 @@ class Trace:
         self._guards: list[Guard] = []
         self._constants = Constants(self._fallback_line)
         self._modules = list(world.module.modules())
+        self._attributes = Attributes(world.module)
         self._nodes: dict[int, fx.Node] = {}  # of each state tensor
         self._rebound: list[Held] = []
 
@@ -186,6 +192,8 @@ class Trace:
         if self._number_slots:
             vector = as_vector(read_numbers(self._number_slots, self._world.optimizers))
             yield Input(kind=Kind.NUMBERS, index=0, name="numbers", example=fake(vector))
+        steps = fake(torch.zeros((), dtype=torch.int64))
+        yield Input(kind=Kind.STEPS, index=0, name="global_step", example=steps)
         for i, leaf in enumerate(self._batch_spec.tensor_leaves()):
             assert leaf.shape is not None
             laid_out = torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype)
@@ -211,6 +219,7 @@ class Trace:
             constants=tuple(sources),
             batch=self._batch_spec,
             outputs=self._outputs,
+            reads=self._attributes.reads() if self._world.freezes else (),
         )
 
     def _traced(self) -> fx.GraphModule:
@@ -225,7 +234,10 @@ class Trace:
                 stack.enter_context(without_mkldnn())
                 stack.enter_context(traced_math())
                 stack.enter_context(plain_library_code())
-                stack.enter_context(warn_of_frozen_reads())
+                if self._world.freezes:
+                    stack.enter_context(warn_of_frozen_reads())
+                    stack.enter_context(patched(impure_functions()))
+                stack.enter_context(self._attributes.watched(boundary))
                 stack.enter_context(torch.inference_mode(False))
                 stack.enter_context(self._mode)
                 stack.enter_context(record_lines(boundary, self._line_of_hook))
@@ -264,7 +276,8 @@ class Trace:
         self._boundaries = {storage_of(tensor) for tensor in flat}
         leaves = zip(given[Kind.BATCH], self._batch_spec.tensor_leaves(), strict=True)
         self._names |= {id(tensor): leaf.name for tensor, leaf in leaves}
-        with self._inputs_in_place(given):
+        [steps] = given[Kind.STEPS]
+        with self._inputs_in_place(given), counted_by(steps.clone):
             batch = self._batch_spec.rebuild(given[Kind.BATCH])
             with (
                 record_host_calls(self._world.trainer, self._world.schedulers) as calls,
@@ -312,6 +325,7 @@ class Trace:
         self._check_numbers()
         self.gradients.keep(cleared=self._clears_gradients)
         module, left = self._world.module, Leftovers()
+        self._attributes.settle(left, lambda t: self._constants.value_of(t) is not None)
         known = sort_state(self._entries, module, self._boundaries, left, self._fallback_line)
         collect_outputs(module, self._snapshot, known, left)
         calls = [*metric_calls(module, self._snapshot), *calls]

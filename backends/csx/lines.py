@@ -12,10 +12,9 @@ import functools
 import linecache
 import os
 import sys
-import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ LIBRARIES = frozenset(
     {"torch", "lightning", "lightning_fabric", "pytorch_lightning", "torchmetrics", "fulgurite"}
 ) | (sys.stdlib_module_names - {"__main__"})
 
-_INSTALLED = (sysconfig.get_path("purelib") + os.sep, sysconfig.get_path("platlib") + os.sep)
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +62,15 @@ def is_library(frame: FrameType) -> bool:
     return _is_library(frame.f_code.co_filename, str(frame.f_globals.get("__name__", "")))
 
 
+def is_library_module(module: ModuleType) -> bool:
+    """Whether a module belongs to a library, as its frames do."""
+    return _is_library(str(getattr(module, "__file__", "")), str(vars(module).get("__name__", "")))
+
+
 @functools.lru_cache(maxsize=4096)  # a trace asks for 28 frames an operation
 def _is_library(file: str, module: str) -> bool:
-    return file.startswith(_INSTALLED) or module.partition(".")[0] in LIBRARIES
+    installed = any(folder in file for folder in _INSTALLED)
+    return installed or module.partition(".")[0] in LIBRARIES
 
 
 def top_package(frame: FrameType) -> str:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fulgurite.backends.csx.attributes import FrozenScalars
 from fulgurite.backends.csx.capture import Captured, capture
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.errors import InputChanged, StateChanged, TraceError, UnsupportedInput
@@ -61,9 +62,14 @@ class Ready:
     """One entry point, loaded and bound to the tensors it works on."""
 
     def __init__(
-        self, captured: Captured, loaded: Loaded, fabric: HostFabric, gradients: dict[str, Tensor]
+        self,
+        captured: Captured,
+        loaded: Loaded,
+        fabric: HostFabric,
+        gradients: dict[str, Tensor],
+        global_step: Callable[[], Tensor],
     ) -> None:
-        graph = captured.graph
+        graph, self._global_step = captured.graph, global_step
         self._fabric, self._loaded = fabric, loaded
         state = [item for item in graph.inputs if item.kind is Kind.STATE]
         self._binding = Binding(tuple(captured.entries[item.index] for item in state))
@@ -74,6 +80,7 @@ class Ready:
                 zero = torch.empty_strided(example.shape, example.stride(), dtype=example.dtype)
                 self._gradients.append(gradients.setdefault(item.name, zero.zero_()))
         self._takes_numbers = any(item.kind is Kind.NUMBERS for item in graph.inputs)
+        self._takes_steps = any(item.kind is Kind.STEPS for item in graph.inputs)
         self._constants = [
             captured.constants[item.index] for item in graph.inputs if item.kind is Kind.CONSTANT
         ]
@@ -107,6 +114,8 @@ class Ready:
         if self._takes_numbers:
             assert vector is not None
             inputs.append(vector)
+        if self._takes_steps:
+            inputs.append(self._global_step())
         if self._constants:
             inputs += [source.now() for source in self._constants]
         if self._written:
@@ -143,6 +152,7 @@ class Built:
     numbers: tuple[NumberSlot, ...]
     guards: tuple[Guard, ...]
     ready: dict[str, Ready]
+    scalars: FrozenScalars
     states: list[Any]  # the optimizers': kept, so that no identity is used twice
     held_for: list[float] | None = None  # numbers for which the guards were found to hold
 
@@ -169,6 +179,7 @@ class StepFunction:
         settings: Callable[[], tuple[Any, ...]] = tuple,
     ) -> None:
         self.stage, self.runs = stage, 0
+        self.host_code_ran = False  # since the scalars of modules were last compared
         self._world, self._backend, self._fabric = world, backend, fabric
         self._announce, self._settings = announce, settings
         self._built: list[Built] = []
@@ -202,6 +213,8 @@ class StepFunction:
             TraceError: the step is not static, or batch or model changed.
         """
         try:
+            if self.host_code_ran:
+                self._check_scalars()
             conditions = self._conditions()
             built, tensors = self._select(conditions, batch)
             if built is None:
@@ -246,6 +259,12 @@ class StepFunction:
         for built in self._built:
             for ready in built.ready.values():
                 ready.check()
+        self._check_scalars()
+
+    def _check_scalars(self) -> None:
+        for built in self._built:
+            built.scalars.check()
+        self.host_code_ran = False
 
     # -- which program -----------------------------------------------------------------------
 
@@ -388,9 +407,12 @@ class StepFunction:
             states=[optimizer.state for optimizer in self._world.optimizers],
             guards=tuple(guard for one in captured.values() for guard in one.guards) + unused,
             ready={
-                name: Ready(one, loads[name], self._fabric, self._gradients)
+                name: Ready(
+                    one, loads[name], self._fabric, self._gradients, self._world.global_step
+                )
                 for name, one in captured.items()
             },
+            scalars=FrozenScalars(read for one in captured.values() for read in one.reads),
         )
         for one in captured.values():
             first.batch.read |= one.batch.read

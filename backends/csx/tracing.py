@@ -36,6 +36,7 @@ from fulgurite.backends.csx.errors import (
 )
 from fulgurite.backends.csx.formulas import host_value
 from fulgurite.backends.csx.lines import UserLine, is_library, top_package
+from fulgurite.backends.csx.lists import note_lists
 from fulgurite.backends.csx.scalars import call_with_numbers
 from fulgurite.backends.csx.state import brief
 
@@ -88,6 +89,7 @@ class Contract(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        note_lists((*args, *kwargs.values()))
         if func is Tensor.item and _inside_torch_optim():
             return host_value(args[0])
         misuse = _MISUSES.get(func)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import lightning.pytorch as pl
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fulgurite.backends.csx import rng
@@ -26,6 +27,11 @@ class World:
     schedulers: list[Any] = field(default_factory=list)
     trains: bool = False  # whether the step computes gradients
     unborn: list[Unborn] = field(default_factory=list)
+    freezes: bool = True  # the step's Python runs once: the values that it reads stay
+
+    def global_step(self) -> Tensor:
+        """How many optimizer steps were done, as a program's input: int64, without dimensions."""
+        return torch.tensor(self.trainer.global_step)
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Every parameter by its name: the module's, then those only an optimizer knows."""

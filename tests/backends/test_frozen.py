@@ -68,7 +68,7 @@ READS = [
 
 @pytest.mark.parametrize(("read", "name", "value"), READS, ids=lambda v: getattr(v, "__name__", ""))
 def test_a_read_warns_with_line_value_and_remedy(read: Any, name: str, value: str) -> None:
-    frozen._REGISTRY.clear()
+    frozen._SHOWN.clear()
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("ignore")
         warnings.simplefilter("default", FrozenValueWarning)
@@ -93,7 +93,7 @@ def test_a_logged_index_is_its_first_value() -> None:
             self.log("index", batch_idx)
             return super().training_step(batch, batch_idx)
 
-    frozen._REGISTRY.clear()
+    frozen._SHOWN.clear()
     with pytest.warns(FrozenValueWarning, match="batch_idx was read"):
         run = fit(
             lambda: Logs(lambda *_: 1.0), lambda: (loader(),), static=True, limit_train_batches=3
