@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from operator import is_
@@ -38,13 +38,12 @@ from fulgurite.backends.csx.watched import unwatched
 
 _HOST_HOOK = "a host hook such as on_train_batch_start, which runs on every step"
 _ABSENT: Any = object()
-_PLAIN = (bool, int, float, complex, str, type(None), tuple)
+_PLAIN = frozenset((bool, int, float, complex, str, type(None), tuple))
 _Key = tuple[int, str]
 
 
-@functools.cache
-def _may_be_scalar(kind: Hashable) -> bool:
-    return kind in _PLAIN or (isinstance(kind, type) and issubclass(kind, Enum))
+def _may_be_scalar(kind: type) -> bool:
+    return kind in _PLAIN or issubclass(kind, Enum)
 
 
 def is_scalar(value: Any) -> bool:
@@ -77,6 +76,13 @@ class Access:
         """What the attribute holds now."""
         return self.container.get(self.name, _ABSENT)
 
+    def undo(self) -> None:
+        """Put back what it held before."""
+        if self.before is _ABSENT:
+            del self.container[self.name]
+        else:
+            self.container[self.name] = self.before
+
 
 class Attributes:
     """The attributes of a step's modules while it is traced.
@@ -94,7 +100,10 @@ class Attributes:
 
     @contextlib.contextmanager
     def watched(self, boundary: CodeType) -> Iterator[None]:
-        """Watch the attributes of all modules; ``boundary`` is the frame where the trace began."""
+        """Watch the attributes of all modules; ``boundary`` is the frame where the trace began.
+
+        To be entered inside of ``make_fx``, which replaces ``nn.Module.__getattr__`` itself.
+        """
         self._line = functools.partial(user_line, boundary)
         get, missing, put = object.__getattribute__, nn.Module.__getattr__, nn.Module.__setattr__
 
@@ -225,6 +234,10 @@ class Attributes:
             for key, read in self._reads.items()
             if key not in self._written and read.before is not _ABSENT
         )
+
+    def changes(self) -> tuple[Access, ...]:
+        """The scalars that the user's code changed."""
+        return tuple(write for write in self._writes.values() if is_scalar(write.now()))
 
 
 def _born(read: Access, now: Any) -> StateBornInStep:

@@ -95,6 +95,7 @@ class Captured:
     batch: BatchSpec
     outputs: Outputs
     reads: tuple[Access, ...]  # scalars of modules that the step's Python read
+    changes: tuple[Access, ...]  # and those that it changed
 
 
 def capture(
@@ -220,6 +221,7 @@ class Trace:
             batch=self._batch_spec,
             outputs=self._outputs,
             reads=self._attributes.reads() if self._world.freezes else (),
+            changes=self._attributes.changes(),
         )
 
     def _traced(self) -> fx.GraphModule:
@@ -237,7 +239,6 @@ class Trace:
                 if self._world.freezes:
                     stack.enter_context(warn_of_frozen_reads())
                     stack.enter_context(patched(impure_functions()))
-                stack.enter_context(self._attributes.watched(boundary))
                 stack.enter_context(torch.inference_mode(False))
                 stack.enter_context(self._mode)
                 stack.enter_context(record_lines(boundary, self._line_of_hook))
@@ -284,6 +285,7 @@ class Trace:
                 torch.set_grad_enabled(self._world.trains),
                 self.gradients.hidden_from_steps(self._world.module.automatic_optimization),
                 first_updates(self._world.unborn),
+                self._attributes.watched(Trace._step.__code__),
                 self._constants,
             ):
                 result = self._run(batch)

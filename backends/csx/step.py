@@ -381,10 +381,12 @@ class StepFunction:
         window = ACCUMULATE in entries
         modes = conditions.training
         with undone_on_failure(self._world):
-            captured = {
-                name: capture(self._world, run, batch, clears_gradients=window and name == STEP)
-                for name, run in entries.items()
-            }
+            captured: dict[str, Captured] = {}
+            for name, run in entries.items():
+                for change in [change for one in captured.values() for change in one.changes]:
+                    change.undo()  # Python's changes happen once, not once for each entry point
+                clears = window and name == STEP
+                captured[name] = capture(self._world, run, batch, clears_gradients=clears)
             if self._conditions().training != modes:
                 self._changed(conditions, self._conditions())
             program = make_program(self.stage, captured)
