@@ -308,7 +308,10 @@ class FrozenScalars:
         self._values = self._now()
 
     def _now(self) -> list[Any]:
-        return [container.get(name, _ABSENT) for container, name in self._places]
+        try:
+            return [container[name] for container, name in self._places]
+        except KeyError:
+            return [container.get(name, _ABSENT) for container, name in self._places]
 
     def check(self) -> None:
         """Compare.

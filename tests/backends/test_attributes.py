@@ -192,6 +192,29 @@ def test_evaluation_compares_when_it_starts() -> None:
         trainer.validate(module, loader(32), verbose=False)
 
 
+def test_a_change_is_found_where_lightning_calls_the_hooks_itself() -> None:
+    change = Sets("on_train_batch_end", lambda m: setattr(m, "weight", 2.0))
+    make = lambda: Steps(weighted, weight=1.0)  # noqa: E731
+    options: dict[str, Any] = {"static": True, "callbacks": (change,), "profiler": "simple"}
+    with pytest.raises(FrozenValueChanged, match=r"self\.weight was 1\.0 .* now is 2\.0"):
+        fit(make, lambda: (loader(64),), **options)
+
+
+def test_prediction_compares_before_every_batch() -> None:
+    class Predicts(Classifier):
+        def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return self.net(batch[0]) * self.scale
+
+        def on_predict_batch_end(self, *args: Any) -> None:
+            self.scale = 2.0
+
+    module = Predicts(mlp())
+    module.scale = 1.0
+    trainer = fit(lambda: Classifier(mlp()), lambda: (loader(32),), static=True).trainer
+    with pytest.raises(FrozenValueChanged, match=r"self\.scale was 1\.0 .* now is 2\.0"):
+        trainer.predict(module, loader(64))
+
+
 def test_a_buffer_that_the_host_fills_follows() -> None:
     class Fills(Steps):
         def on_train_batch_end(self, *args: Any) -> None:

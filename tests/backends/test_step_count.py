@@ -108,6 +108,41 @@ def test_changing_the_tensor_changes_nothing_else() -> None:
     assert_same_run(run("CSX", lambda: Changes(mlp())), run("CPU", lambda: Warm(mlp())))
 
 
+def test_a_step_may_return_it() -> None:
+    class Returns(Warm):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            return {"loss": loss, "step": fulgurite.global_step()}
+
+    outputs = run("CSX", lambda: Returns(mlp()), max_epochs=1).outputs
+    assert [int(output["step"]) for output in outputs] == [0, 1, 2, 3, 4, 5]
+
+
+def test_an_average_that_begins_with_data_is_chosen_by_the_count() -> None:
+    class Averages(Warm):
+        def __init__(self) -> None:
+            super().__init__(mlp())
+            self.register_buffer("ema", torch.zeros([]))
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+            self.log("step", loss)
+            before = torch.where(fulgurite.global_step() == 0, loss.detach(), self.ema)
+            self.ema.copy_(0.9 * before + 0.1 * loss.detach())
+            return loss / self.ema
+
+    class Born(Averages):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+            self.log("step", loss)
+            if not self.ema:
+                self.ema = loss.detach()
+            self.ema = 0.9 * self.ema + 0.1 * loss.detach()
+            return loss / self.ema
+
+    assert_same_run(run("CSX", Averages), run("CPU", Born))
+
+
 def test_hooks_of_a_run_see_the_trainers_counter() -> None:
     class Looks(pl.Callback):
         def __init__(self) -> None:
