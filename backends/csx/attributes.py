@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from operator import is_
-from types import CodeType, ModuleType
+from types import CodeType
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from torchmetrics import Metric
 from fulgurite.backends.csx.errors import FrozenValueChanged, StateBornInStep
 from fulgurite.backends.csx.frozen import warn
 from fulgurite.backends.csx.leftovers import Leftovers, holds_traced
-from fulgurite.backends.csx.lines import UserLine, is_library, is_library_module, user_line
+from fulgurite.backends.csx.lines import UserLine, is_library, user_line, user_modules
 from fulgurite.backends.csx.lists import WatchedList, may_collect
 from fulgurite.backends.csx.patches import patched
 from fulgurite.backends.csx.state import brief
@@ -196,6 +196,7 @@ class Attributes:
         """
         for (_, name), (module, watched) in self._lists.items():
             self._settle_list(module, name, watched, left)
+        self._lists.clear()  # they hold traced tensors
         for read in self._reads.values():
             empty = read.before is None or read.before is _ABSENT
             now = read.now()
@@ -331,7 +332,7 @@ class FrozenScalars:
 def _changed(read: Access, was: Any, value: Any) -> FrozenValueChanged:
     name = read.name
     remedy = "set it before fit, and leave it"
-    if type(was) in (bool, int, float) and not is_library_module(_home(read.module)):
+    if type(was) in (bool, int, float) and _is_users(read.module):
         remedy = f"{_buffer(name, was)}, and self.{name}.fill_(value) on the host"
         if type(was) is bool:
             remedy += f"; torch.where(self.{name}, a, b) in the step"
@@ -344,5 +345,6 @@ def _changed(read: Access, was: Any, value: Any) -> FrozenValueChanged:
     )
 
 
-def _home(module: nn.Module) -> ModuleType:
-    return sys.modules[type(module).__module__]
+def _is_users(module: nn.Module) -> bool:
+    """Whether the user wrote a module's class."""
+    return sys.modules.get(type(module).__module__) in list(user_modules())

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from fulgurite.backends.csx.frozen import is_users, warn_frozen
-from fulgurite.backends.csx.lines import is_library_module
+from fulgurite.backends.csx.lines import user_modules
 
 _CLOCKS = ("time", "perf_counter", "monotonic", "process_time", "thread_time")
 _TEXTS = ("ctime", "localtime", "gmtime", "strftime")
@@ -37,11 +37,10 @@ def impure_functions() -> Iterator[tuple[Any, str, Any]]:
         yield owner, name, replacement
         if isinstance(owner, ModuleType):
             watched[id(original)] = replacement
-    for module in list(sys.modules.values()):
-        if isinstance(module, ModuleType) and not is_library_module(module):
-            for name, value in list(vars(module).items()):
-                if id(value) in watched:
-                    yield module, name, watched[id(value)]
+    for module in user_modules():
+        for name, value in list(vars(module).items()):
+            if id(value) in watched:
+                yield module, name, watched[id(value)]
 
 
 def _functions() -> Iterator[tuple[Any, str, str, str]]:
