@@ -27,7 +27,11 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from fulgurite.backends.csx.errors import FrozenValueChanged, StateBornInStep
+from fulgurite.backends.csx.errors import (
+    FrozenValueChanged,
+    StateBornInStep,
+    UnsupportedState,
+)
 from fulgurite.backends.csx.frozen import warn
 from fulgurite.backends.csx.leftovers import Leftovers, holds_traced
 from fulgurite.backends.csx.lines import UserLine, is_library, user_line, user_modules
@@ -193,6 +197,7 @@ class Attributes:
 
         Raises:
             StateBornInStep: the step made state from data.
+            UnsupportedState: it reads a list of tensors that it makes longer.
         """
         for (_, name), (module, watched) in self._lists.items():
             self._settle_list(module, name, watched, left)
@@ -216,7 +221,7 @@ class Attributes:
             text = f"{where} was changed while the step was traced; that happens once"
             warn(where, text, watched.changed_at or watched.read_at, _HOST_HOOK)
         elif watched.read_at is not None:
-            raise StateBornInStep(
+            raise UnsupportedState(
                 f"The step puts tensors into {where} and reads it: it would find what was there in"
                 f" the first step, {len(original)} element{'s' * (len(original) != 1)}, each time.",
                 line=watched.read_at,

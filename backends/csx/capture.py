@@ -264,7 +264,7 @@ class Trace:
                 stack.enter_context(plain_library_code())
                 if self._world.freezes:
                     stack.enter_context(warn_of_frozen_reads())
-                    stack.enter_context(patched(impure_functions()))
+                    stack.enter_context(patched(impure_functions(self._world.module)))
                 stack.enter_context(torch.inference_mode(False))
                 stack.enter_context(self._mode)
                 stack.enter_context(record_lines(boundary, self._line_of_hook))

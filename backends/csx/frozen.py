@@ -73,7 +73,7 @@ def warn(name: str, text: str, line: UserLine | None, remedy: str) -> None:
 def warn_frozen(name: str, value: Any, remedy: str = "", done: str = "read") -> None:
     """Warn that ``name`` was read on the line of the user's that runs now."""
     kept = "that happens once"
-    if value is not None:
+    if value is not None or done == "read":
         shown = repr(value) if isinstance(value, _PLAIN) else f"a {type(value).__name__}"
         kept = f"the program keeps its value, {shown}"
     text = f"{name} was {done} while the step was traced; {kept}"
@@ -115,8 +115,7 @@ def _property(original: property, name: str) -> property:
     def read(self: Any) -> Any:
         assert original.fget is not None
         value = original.fget(self)
-        absent = value is None or value == []  # no logger now, nor later
-        if not absent and is_users(sys._getframe(1)):
+        if is_users(sys._getframe(1)):
             warn_frozen(name, value)
         return value
 

@@ -15,8 +15,10 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
+
+from torch import nn
 
 from fulgurite.backends.csx.frozen import is_users, warn_frozen
 from fulgurite.backends.csx.lines import user_modules
@@ -28,8 +30,8 @@ _RANDOM = "torch.rand, torch.randint or torch.randperm, which draw anew on every
 _STATES = ("getstate", "setstate", "get_state", "set_state", "get_bit_generator")
 
 
-def impure_functions() -> Iterator[tuple[Any, str, Any]]:
-    """Changes (owner, name, value) after which the user's calls warn."""
+def impure_functions(root: nn.Module) -> Iterator[tuple[Any, str, Any]]:
+    """Changes (owner, name, value) after which the user's calls in a step of ``root`` warn."""
     watched: dict[int, Callable[..., Any]] = {}
     for owner, name, label, remedy in _functions():
         original = getattr(owner, name)
@@ -37,10 +39,10 @@ def impure_functions() -> Iterator[tuple[Any, str, Any]]:
         yield owner, name, replacement
         if isinstance(owner, ModuleType):
             watched[id(original)] = replacement
-    for module in user_modules():
-        for name, value in list(vars(module).items()):
+    for owner in (*user_modules(), *_unlisted(root)):
+        for name, value in list(vars(owner).items()):
             if id(value) in watched:
-                yield module, name, watched[id(value)]
+                yield owner, name, watched[id(value)]
 
 
 def _functions() -> Iterator[tuple[Any, str, str, str]]:
@@ -54,6 +56,21 @@ def _functions() -> Iterator[tuple[Any, str, str, str]]:
     if numbers is not None:
         for name in (*_methods_of(numbers, numbers.mtrand._rand), "default_rng"):
             yield numbers, name, f"numpy.random.{name}()", _RANDOM
+
+
+class _Namespace:
+    """Global names that no module in ``sys.modules`` has: of a file that was run by its path."""
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self.__dict__ = names
+
+
+def _unlisted(root: nn.Module) -> Iterator[_Namespace]:
+    """Where the classes of modules come from, as far as ``sys.modules`` does not know."""
+    for kind in {kind for module in root.modules() for kind in type(module).__mro__}:
+        if kind.__module__ not in sys.modules:
+            functions = [value for value in vars(kind).values() if isinstance(value, FunctionType)]
+            yield from (_Namespace(function.__globals__) for function in functions[:1])
 
 
 def _methods_of(module: ModuleType, generator: object) -> list[str]:

@@ -15,7 +15,12 @@ from models import Classifier, loader, mlp, tokens
 from torch import Tensor, nn
 
 from fulgurite.backends.csx import frozen
-from fulgurite.backends.csx.errors import FrozenValueChanged, StateBornInStep, TraceError
+from fulgurite.backends.csx.errors import (
+    FrozenValueChanged,
+    StateBornInStep,
+    TraceError,
+    UnsupportedState,
+)
 from fulgurite.backends.csx.frozen import FrozenValueWarning
 
 
@@ -436,7 +441,7 @@ def test_a_list_that_is_appended_to_and_read_is_an_error(work: Any, offset: int)
         made.append(Steps(work, outs=[]))
         return made[0]
 
-    with pytest.raises(StateBornInStep) as caught:
+    with pytest.raises(UnsupportedState) as caught:
         fit(make, lambda: (loader(64),), static=True)
     what = "puts tensors into self.outs and reads it: it would find what was there in the first"
     remedy = "Remedy: read it in a host hook such as on_train_epoch_end; or keep the last n in a"
