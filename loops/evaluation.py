@@ -57,6 +57,7 @@ class EvaluationLoop(_EvaluationLoop):
             results: list[_OUT_DICT] = super().run()
         if builds and self.trainer.state.fn != TrainerFn.FITTING:
             building.close(self.trainer)
+        strategy_of(self.trainer).on_host_code()
         return results
 
     def on_run_end(self) -> list[_OUT_DICT]:
@@ -99,6 +100,7 @@ class EvaluationLoop(_EvaluationLoop):
             self._find_hooks()
         hooks = self._hooks
         if not hooks.suffice(self._data_fetcher):
+            strategy_of(trainer).on_host_code()
             super()._evaluation_step(batch, batch_idx, dataloader_idx, dataloader_iter)
             return
         progress, results = self.batch_progress, self._results

@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx.experimental.proxy_tensor import get_innermost_proxy_mode, make_fx
 
+from fulgurite.backends.csx.attributes import Access, Attributes
 from fulgurite.backends.csx.birth import Newborn, check_optimizer, give_birth
 from fulgurite.backends.csx.compare import MISSING, Recording, record_operations
 from fulgurite.backends.csx.constants import (
@@ -40,6 +41,7 @@ from fulgurite.backends.csx.formulas import eager_formulas, plain_library_code, 
 from fulgurite.backends.csx.frozen import warn_of_frozen_reads
 from fulgurite.backends.csx.gradients import Gradients
 from fulgurite.backends.csx.graph import Graph, Input, Kind, used_numbers
+from fulgurite.backends.csx.impure import impure_functions
 from fulgurite.backends.csx.inputs import BatchSpec
 from fulgurite.backends.csx.leftovers import (
     Leftovers,
@@ -88,6 +90,7 @@ from fulgurite.backends.csx.traced_numbers import Guard
 from fulgurite.backends.csx.tracing import Contract
 from fulgurite.backends.csx.watched import WATCHED
 from fulgurite.backends.csx.world import World
+from fulgurite.backends.step_count import counted_by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +105,8 @@ class Captured:
     constants: tuple[Source | Accumulator, ...]
     batch: BatchSpec
     outputs: Outputs
+    reads: tuple[Access, ...]  # scalars of modules that the step's Python read
+    changes: tuple[Access, ...]  # and those that it changed
     recording: Recording | None  # for later traces to be compared with
 
 
@@ -111,7 +116,6 @@ def capture(
     batch: Any,
     *,
     clears_gradients: bool = False,
-    retraces: bool = False,
 ) -> Captured:
     """Trace ``run(batch)``; to be called inside ``undone_on_failure``.
 
@@ -120,13 +124,12 @@ def capture(
         run: one step of Lightning's own code, a function of the batch.
         batch: the batch to trace with; only its structure, shapes and dtypes matter.
         clears_gradients: the step ends an accumulation window: gradients are zero afterwards.
-        retraces: the step will be traced on every batch.
 
     Raises:
         TraceError: the step is not static.
     """
     with explained():
-        return Trace(world, run, batch, clears_gradients, retraces).result()
+        return Trace(world, run, batch, clears_gradients).result()
 
 
 @contextlib.contextmanager
@@ -158,13 +161,10 @@ class Trace:
         run: Callable[[Any], Any],
         batch: Any,
         clears_gradients: bool,
-        retraces: bool = False,
         first: Recording | None = None,
     ) -> None:
         self._world, self._run = world, run
         self._clears_gradients = clears_gradients
-        self._warns = not retraces and first is None
-        self._records = retraces
         self._batch_spec = BatchSpec(batch)
         self._newborn = list(self._births()) if first is None else []
         self._snapshot = Snapshot(world.objects())
@@ -186,6 +186,7 @@ class Trace:
         self._constants = Constants(self._fallback_line)
         self._contract = Contract(self._fallback_line, self.describe, self._constants.value_of)
         self._modules = list(world.module.modules())
+        self._attributes = Attributes(world.module)
         self._nodes: dict[int, fx.Node] = {}  # of each state tensor
         self._rebound: list[Held] = []
         self._noted: list[NotedGroup] = []
@@ -220,6 +221,8 @@ class Trace:
         if self._number_slots:
             vector = as_vector(read_numbers(self._number_slots, self._world.optimizers))
             yield Input(kind=Kind.NUMBERS, index=0, name="numbers", example=fake(vector))
+        steps = fake(torch.zeros((), dtype=torch.int64))
+        yield Input(kind=Kind.STEPS, index=0, name="global_step", example=steps)
         for i, leaf in enumerate(self._batch_spec.tensor_leaves()):
             assert leaf.shape is not None
             laid_out = torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype)
@@ -254,7 +257,7 @@ class Trace:
     def result(self) -> Captured:
         """Trace, lower, and sort what the step left behind."""
         module = self.trace()
-        recording = self.recorded(module) if self._records else None
+        recording = None if self._world.freezes else self.recorded(module)
         self.refuse_the_rest()
         self._entries = release_rebound(self._rebound, self._entries, self._nodes)
         constants = constants_as_inputs(module, position=self._count_before_batch())
@@ -271,6 +274,8 @@ class Trace:
             constants=tuple(sources),
             batch=self._batch_spec,
             outputs=self._outputs,
+            reads=self._attributes.reads() if self._world.freezes else (),
+            changes=self._attributes.changes(),
             recording=recording,
         )
 
@@ -295,8 +300,9 @@ class Trace:
                 stack.enter_context(without_mkldnn())
                 stack.enter_context(traced_math())
                 stack.enter_context(plain_library_code())
-                if self._warns:
+                if self._world.freezes:
                     stack.enter_context(warn_of_frozen_reads())
+                    stack.enter_context(patched(impure_functions(self._world.module)))
                 stack.enter_context(torch.inference_mode(False))
                 stack.enter_context(self._mode)
                 stack.enter_context(record_lines(boundary, self._line_of_hook))
@@ -341,13 +347,15 @@ class Trace:
             self._constants.born.add(tensor)
         leaves = zip(given[Kind.BATCH], self._batch_spec.tensor_leaves(), strict=True)
         self._names |= {id(tensor): leaf.name for tensor, leaf in leaves}
-        with self._inputs_in_place(given):
+        [steps] = given[Kind.STEPS]
+        with self._inputs_in_place(given), counted_by(steps.clone):
             batch = self._batch_spec.rebuild(given[Kind.BATCH])
             with (
                 record_host_calls(self._world.trainer, self._world.schedulers) as calls,
                 torch.set_grad_enabled(self._world.trains),
                 self.gradients.hidden_from_steps(self._world.module.automatic_optimization),
                 first_updates(self._unborn),
+                self._attributes.watched(Trace._step.__code__),
                 self._constants,
             ):
                 result = self._run(batch)
@@ -389,6 +397,7 @@ class Trace:
         self._check_numbers()
         self.gradients.keep(cleared=self._clears_gradients)
         module, left = self._world.module, Leftovers()
+        self._attributes.settle(left, lambda t: self._constants.value_of(t) is not None)
         known = sort_state(self._entries, module, self._boundaries, left, self._fallback_line)
         collect_outputs(module, self._snapshot, known, left)
         calls = [*metric_calls(module, self._snapshot), *calls]

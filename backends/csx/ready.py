@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,9 +22,14 @@ class Ready:
     """One entry point, loaded and bound to the tensors it works on."""
 
     def __init__(
-        self, captured: Captured, loaded: Loaded, fabric: HostFabric, gradients: dict[str, Tensor]
+        self,
+        captured: Captured,
+        loaded: Loaded,
+        fabric: HostFabric,
+        gradients: dict[str, Tensor],
+        global_step: Callable[[], Tensor],
     ) -> None:
-        graph = captured.graph
+        graph, self._global_step = captured.graph, global_step
         self._fabric, self._loaded = fabric, loaded
         state = [item for item in graph.inputs if item.kind is Kind.STATE]
         self._binding = Binding(tuple(captured.entries[item.index] for item in state))
@@ -35,6 +40,7 @@ class Ready:
                 zero = torch.empty_strided(example.shape, example.stride(), dtype=example.dtype)
                 self._gradients.append(gradients.setdefault(item.name, zero.zero_()))
         self._takes_numbers = any(item.kind is Kind.NUMBERS for item in graph.inputs)
+        self._takes_steps = any(item.kind is Kind.STEPS for item in graph.inputs)
         self._constants_read = [i.index for i in graph.inputs if i.kind is Kind.CONSTANT]
         self._batch = [item.index for item in graph.inputs if item.kind is Kind.BATCH]
         offset = len(graph.inputs) - len(self._batch)
@@ -72,6 +78,8 @@ class Ready:
         if self._takes_numbers:
             assert vector is not None
             inputs.append(vector)
+        if self._takes_steps:
+            inputs.append(self._global_step())
         if self._constants:
             inputs += [source.now() for source in self._constants]
         if self._written:

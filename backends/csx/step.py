@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from fulgurite.backends.csx.attributes import FrozenScalars
 from fulgurite.backends.csx.capture import Captured, capture
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.errors import InputChanged, StateChanged, TraceError
@@ -66,6 +67,7 @@ class Built:
     numbers: tuple[NumberSlot, ...]
     guards: tuple[Guard, ...]
     ready: dict[str, Ready]
+    scalars: FrozenScalars
     states: list[Any]  # the optimizers': kept, so that no identity is used twice
     held_for: list[float] | None = None  # numbers for which the guards were found to hold
 
@@ -96,6 +98,7 @@ class StepFunction:
         settings: Callable[[], tuple[Any, ...]] = tuple,
     ) -> None:
         self.stage, self.runs = stage, 0
+        self.host_code_ran = False  # since the scalars of modules were last compared
         self._world, self._backend, self._fabric = world, backend, fabric
         self._announce, self._settings = announce, settings
         self.programs: list[Program] = []
@@ -126,6 +129,8 @@ class StepFunction:
             BuiltOnly: the program is built, and the backend asks for no more; nothing has changed.
         """
         try:
+            if self.host_code_ran:
+                self._check_scalars()
             conditions = self._conditions()
             built, tensors = self._select(conditions, batch)
             if built is None:
@@ -187,6 +192,12 @@ class StepFunction:
         for built in self._built:
             for ready in built.ready.values():
                 ready.check()
+        self._check_scalars()
+
+    def _check_scalars(self) -> None:
+        for built in self._built:
+            built.scalars.check()
+        self.host_code_ran = False
 
     # -- which program -----------------------------------------------------------------------
 
@@ -302,16 +313,12 @@ class StepFunction:
     ) -> Built:
         modes = conditions.training
         with undone_on_failure(self._world):
-            captured = {
-                name: capture(
-                    self._world,
-                    run,
-                    batch,
-                    clears_gradients=_clears_gradients(name, entries),
-                    retraces=self._backend.retrace_every_iteration,
-                )
-                for name, run in entries.items()
-            }
+            captured: dict[str, Captured] = {}
+            for name, run in entries.items():
+                for change in [change for one in captured.values() for change in one.changes]:
+                    change.undo()  # Python's changes happen once, not once for each entry point
+                clears = _clears_gradients(name, entries)
+                captured[name] = capture(self._world, run, batch, clears_gradients=clears)
             if self._conditions().training != modes:
                 self._changed(conditions, self._conditions())
             program = make_program(self.stage, captured)
@@ -332,9 +339,12 @@ class StepFunction:
             states=[optimizer.state for optimizer in self._world.optimizers],
             guards=tuple(guard for one in captured.values() for guard in one.guards) + unused,
             ready={
-                name: Ready(one, loads[name], self._fabric, self._gradients)
+                name: Ready(
+                    one, loads[name], self._fabric, self._gradients, self._world.global_step
+                )
                 for name, one in captured.items()
             },
+            scalars=FrozenScalars(read for one in captured.values() for read in one.reads),
         )
         for one in captured.values():
             first.batch.read |= one.batch.read

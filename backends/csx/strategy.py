@@ -128,6 +128,7 @@ class StaticGraph(Strategy):
                 optimizers=self.optimizers,
                 schedulers=[config.scheduler for config in self.lr_scheduler_configs],
                 trains=True,
+                freezes=not self.backend.retrace_every_iteration,
             )
             self._training = self._step_function("training", world)
 
@@ -195,7 +196,8 @@ class StaticGraph(Strategy):
         return self._evaluate("test", super().test_step, *args, **kwargs)
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the predict program."""
+        """Run the predict program; Lightning's own loop may have called hooks before it."""
+        self.on_host_code()
         return self._evaluate("predict", super().predict_step, *args, **kwargs)
 
     def _evaluate(self, stage: str, run: Callable[..., Any], batch: Any, *rest: Any) -> Any:
@@ -207,12 +209,20 @@ class StaticGraph(Strategy):
         step = self._evaluating.get((stage, loader))
         if step is None:
             name = stage if loader is None else f"{stage} {loader}"
-            step = self._step_function(name, World(trainer=module.trainer, module=module))
+            freezes = not self.backend.retrace_every_iteration
+            world = World(trainer=module.trainer, module=module, freezes=freezes)
+            step = self._step_function(name, world)
             self._evaluating[stage, loader] = step
         return step(
             batch,
             lambda: {STEP: lambda batch: run(batch, *map(frozen_index, rest[:1]), *rest[1:])},
         )
+
+    def on_host_code(self) -> None:
+        """The user's code ran on the host: it may have changed what the steps read."""
+        for step in (self._training, *self._evaluating.values()):
+            if step is not None:
+                step.host_code_ran = True
 
     def _check_evaluation(self) -> None:
         for step in self._evaluating.values():
