@@ -136,7 +136,7 @@ class Trace:
     ) -> None:
         self._world, self._run = world, run
         self._clears_gradients = clears_gradients
-        self._batch_spec = BatchSpec(batch)
+        self._batch_spec = BatchSpec(batch, world.leaf_name)
         self._newborn = list(self._births())
         self._snapshot = Snapshot(world.objects())
         world.unborn = [one for one in world.unborn if one.waits()]
@@ -157,7 +157,7 @@ class Trace:
         self._rebound: list[Held] = []
 
     def _births(self) -> Iterator[Newborn]:
-        made_at = self._line_of("configure_optimizers")
+        made_at = self._world.line_of("configure_optimizers")
         for optimizer in self._world.optimizers:
             check_optimizer(optimizer, made_at)
             newborn = give_birth(optimizer, made_at)
@@ -165,12 +165,14 @@ class Trace:
                 yield newborn
 
     def _slots(self) -> Iterator[Slot]:
-        yield from module_slots(self._world.module)
+        yield from module_slots(self._world.module, self._world.root)
+        known = {id(p) for p in self._world.module.parameters()}
         for name, p in self._parameters.items():
-            if name.startswith("optimizers["):
+            if id(p) not in known:
                 yield Slot({0: p}, 0, name)
         names = {id(p): name for name, p in self._parameters.items()}
-        yield from optimizer_slots(self._world.optimizers, names)
+        optimizers = {self._world.optimizer_name(i): o for i, o in enumerate(self._world.optimizers)}
+        yield from optimizer_slots(optimizers, names)
         yield from (one.slot() for one in self._world.unborn)
 
     def _fake(self, tensor: Tensor) -> Tensor:
@@ -198,7 +200,9 @@ class Trace:
         refuse_the_rest(self._snapshot, self._modules, self._world.module)
         self._entries = release_rebound(self._rebound, self._entries, self._nodes)
         constants = constants_as_inputs(module, position=self._count_before_batch())
-        sources = constant_sources(self._world.module, constants, self._accumulators)
+        sources = constant_sources(
+            self._world.module, self._world.root, constants, self._accumulators
+        )
         self._add_constants(constants)
         graph = lower(Graph(module=module, inputs=tuple(self._inputs), mode=self._mode))
         self._unbear(graph)
@@ -228,7 +232,7 @@ class Trace:
                 stack.enter_context(warn_of_frozen_reads())
                 stack.enter_context(torch.inference_mode(False))
                 stack.enter_context(self._mode)
-                stack.enter_context(record_lines(boundary, self._line_of_hook))
+                stack.enter_context(record_lines(boundary, self._world.line_now))
                 stack.enter_context(
                     Contract(self._fallback_line, self.describe, self._constants.value_of)
                 )
@@ -238,7 +242,7 @@ class Trace:
         except (DynamicOutputShapeException, DataDependentOutputException) as error:
             raise DynamicShape(
                 f"{error.func} has a result whose shape depends on values.",
-                line=raised_at(error) or self._line_of_hook(),  # the step is off the stack by now
+                line=raised_at(error) or self._world.line_now(),  # the step is off the stack by now
                 remedy=MASKS,
             ) from None
         finally:
@@ -269,7 +273,7 @@ class Trace:
             with (
                 record_host_calls(self._world.trainer, self._world.schedulers) as calls,
                 torch.set_grad_enabled(self._world.trains),
-                self.gradients.hidden_from_steps(self._world.module.automatic_optimization),
+                self.gradients.hidden_from_steps(self._world.backward_is_lightnings),
                 first_updates(self._world.unborn),
                 self._constants,
             ):
@@ -346,7 +350,8 @@ class Trace:
                     raise UnsupportedState(
                         f"The step set param_groups['{key}'] from a Python value, which the"
                         " program would freeze.",
-                        line=self._line_of("optimizer_step") or self._line_of("training_step"),
+                        line=self._world.line_of("optimizer_step")
+                        or self._world.line_of("training_step"),
                         remedy="a learning-rate scheduler, or set it in on_train_batch_start: both"
                         " run on the host between steps",
                     )
@@ -368,17 +373,4 @@ class Trace:
 
     def _fallback_line(self) -> UserLine | None:
         """The user's line that runs now, or where they wrote the hook that does."""
-        return user_line(Trace._step.__code__) or self._line_of_hook()
-
-    def _line_of_hook(self) -> UserLine | None:
-        """Where the user wrote what now runs without a frame of theirs: by the current hook."""
-        module, trainer = self._world.module, self._world.trainer
-        hook = module._current_fx_name or ""
-        stage = {"test": "test_step", "predict": "predict_step"}.get(
-            str(trainer.state.stage), "training_step" if trainer.training else "validation_step"
-        )
-        made_at = self._line_of("configure_optimizers") if hook == "optimizer_step" else None
-        return made_at or self._line_of(hook) or self._line_of(stage)
-
-    def _line_of(self, hook: str) -> UserLine | None:
-        return UserLine.of_method(type(self._world.module), hook)
+        return user_line(Trace._step.__code__) or self._world.line_now()

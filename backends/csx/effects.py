@@ -27,7 +27,7 @@ class HostCall(Protocol):
 
     value: Any
 
-    def __call__(self, trainer: pl.Trainer, value: Any) -> None: ...
+    def __call__(self, value: Any) -> None: ...
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class SchedulerCall:
     step: Callable[..., None]
     value: Any
 
-    def __call__(self, trainer: pl.Trainer, value: Any) -> None:
+    def __call__(self, value: Any) -> None:
         """Step the scheduler."""
         args, kwargs = value
         self.step(*args, **kwargs)
@@ -51,7 +51,7 @@ class MetricCall:
     updates: int
     value: Any = None
 
-    def __call__(self, trainer: pl.Trainer, value: Any) -> None:
+    def __call__(self, value: Any) -> None:
         """Count."""
         attributes = vars(self.metric)  # past nn.Module.__setattr__, 3 µs a step (measured)
         attributes["_update_count"] += self.updates

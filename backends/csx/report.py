@@ -27,7 +27,7 @@ def headline(fabric: HostFabric, program: Program, loads: list[Loaded]) -> str:
 
 
 def announce(
-    trainer: pl.Trainer,
+    trainer: pl.Trainer | None,
     fabric: HostFabric,
     artifact_dir: str | Path | None,
     program: Program,
@@ -40,9 +40,9 @@ def announce(
         _write(Path(artifact_dir), program, line)
 
 
-def say(trainer: pl.Trainer, line: str) -> None:
+def say(trainer: pl.Trainer | None, line: str) -> None:
     """Print a line above the progress bar, or, where there is none, to the log."""
-    bar = trainer.progress_bar_callback
+    bar = None if trainer is None else trainer.progress_bar_callback
     if bar is not None and getattr(bar, "is_enabled", False):
         bar.print(line)
     else:

@@ -212,7 +212,7 @@ class StepFunction:
                 self._update_numbers(built)
             ready = built.ready[entry]
             given = built.batch.tensors(batch) if ready.writes_batch else tensors
-            if ready.logs:
+            if ready.logs and self._world.trainer is not None:
                 begin_step(self._world.trainer, ready.logs)
             result, calls, values = ready.run(self._vector, tensors, given)
         except TraceError as error:
@@ -220,16 +220,13 @@ class StepFunction:
                 raise
             raise type(error)(error.what, line=self._line(), remedy=error.remedy) from None
         self.runs += 1
-        if calls:
-            trainer = self._world.trainer
-            for call, value in zip(calls, values, strict=True):
-                call(trainer, value)
+        for call, value in zip(calls, values, strict=True):
+            call(value)
         return result
 
     def _line(self) -> UserLine | None:
         """Where the user's step begins: the line of errors that no other line is to blame for."""
-        hook = f"{self.stage.partition(' ')[0]}_step"
-        return UserLine.of_method(type(self._world.module), hook)
+        return self._world.line_of(f"{self.stage.partition(' ')[0]}_step")
 
     def check_state(self) -> None:
         """Verify that modules and tensors are those the programs were built on."""
@@ -272,22 +269,22 @@ class StepFunction:
 
     def _select(self, conditions: Conditions, batch: Any) -> tuple[Built | None, list[Tensor]]:
         """The program that fits; (None, []) where another one may be built."""
-        why = ""
+        why, error = "", TraceError
         for built in self._built:
             if built.conditions != conditions:
-                why = self._changed(built.conditions, conditions)
+                why, error = self._changed(built.conditions, conditions), StateChanged
                 continue
             tensors = built.batch.accept(batch)
             if tensors is None:
-                why = built.batch.difference(batch)
+                why, error = built.batch.difference(batch), InputChanged
                 continue
             broken = self._update_numbers(built)
             if broken is not None:
-                why = broken
+                why, error = broken, StateChanged
                 continue
             return built, tensors
         if self._built and len(self._built) >= self._backend.max_programs:
-            self._refuse(why)
+            self._refuse(error, why)
         return None, []
 
     def _changed(self, before: Conditions, now: Conditions) -> str:
@@ -327,9 +324,8 @@ class StepFunction:
         window = "(accumulate_grad_batches, gradient_clip_val, gradient_clip_algorithm)"
         return f"{window} was {before.settings}, and now is {now.settings}"
 
-    def _refuse(self, why: str) -> None:
+    def _refuse(self, error: type[TraceError], why: str) -> None:
         limit = self._backend.max_programs
-        error: type[TraceError] = InputChanged if why.startswith("batch") else StateChanged
         advice = "DataLoader(drop_last=True), or padding; or " if error is InputChanged else ""
         raise error(
             f"The {self.stage} step needs another program: {why}. The backend allows {limit} per"

@@ -39,7 +39,7 @@ from fulgurite.backends.csx.lines import user_line
 from fulgurite.backends.csx.precision import CSXPrecision, csx_precision
 from fulgurite.backends.csx.program import Program
 from fulgurite.backends.csx.step import STEP, Entries, StepFunction
-from fulgurite.backends.csx.world import World
+from fulgurite.backends.csx.world import LightningWorld
 
 LOOPS = "fulgurite.loops:install"
 """Who puts the CSX loops into a Trainer: a room above this one, so it is named, not imported."""
@@ -114,8 +114,8 @@ class StaticGraph(Strategy):
             self.restored = None
         super().setup(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
-            world = World(
-                trainer=trainer,
+            world = LightningWorld(
+                run_by=trainer,
                 module=module,
                 optimizers=self.optimizers,
                 schedulers=[config.scheduler for config in self.lr_scheduler_configs],
@@ -123,7 +123,7 @@ class StaticGraph(Strategy):
             )
             self._training = self._step_function("training", world)
 
-    def _step_function(self, stage: str, world: World) -> StepFunction:
+    def _step_function(self, stage: str, world: LightningWorld) -> StepFunction:
         trainer = world.trainer
 
         def settings() -> tuple[Any, ...]:
@@ -198,7 +198,7 @@ class StaticGraph(Strategy):
         step = self._evaluating.get((stage, loader))
         if step is None:
             name = stage if loader is None else f"{stage} {loader}"
-            step = self._step_function(name, World(trainer=module.trainer, module=module))
+            step = self._step_function(name, LightningWorld(run_by=module.trainer, module=module))
             self._evaluating[stage, loader] = step
         return step(
             batch,

@@ -1,34 +1,58 @@
-"""What a step works on: trainer, module, optimizers; and how a failed trace is undone."""
+"""What a step works on: modules and optimizers; and how a failed trace is undone."""
 
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning.pytorch as pl
+import torch.utils._pytree as pytree
 from torch import nn
 from torch.optim import Optimizer
 
 from fulgurite.backends.csx import rng
 from fulgurite.backends.csx.first_update import Unborn
+from fulgurite.backends.csx.lines import UserLine
 from fulgurite.backends.csx.state import Snapshot
 
 
 @dataclass(slots=True, kw_only=True)
-class World:
-    """What a step works on. Evaluation stages have no optimizers."""
+class World(ABC):
+    """What a step works on; the base of Lightning's and of a plain function's.
 
-    trainer: pl.Trainer
-    module: pl.LightningModule
+    Evaluation stages have no optimizers.
+    """
+
+    root: ClassVar[str]  # how the step's code reaches ``module``
+    module: nn.Module  # every module of the step is in it
     optimizers: list[Optimizer] = field(default_factory=list)
     schedulers: list[Any] = field(default_factory=list)
     trains: bool = False  # whether the step computes gradients
     unborn: list[Unborn] = field(default_factory=list)
 
+    @property
+    def trainer(self) -> pl.Trainer | None:
+        """Whose step it is, where Lightning runs it."""
+        return None
+
+    @property
+    def backward_is_lightnings(self) -> bool:
+        """Whether Lightning calls ``backward`` (automatic optimization)."""
+        return False
+
+    def optimizer_name(self, i: int) -> str:
+        """How messages call an optimizer."""
+        return f"optimizers[{i}]"
+
+    def leaf_name(self, path: Any) -> str:
+        """How messages call a leaf of the batch, by its path in it."""
+        return f"batch{pytree.keystr(path)}"
+
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Every parameter by its name: the module's, then those only an optimizer knows."""
+        """Every parameter by its name: the modules', then those only an optimizer knows."""
         found = dict(self.module.named_parameters())
         known = {id(p) for p in found.values()}
         for o, optimizer in enumerate(self.optimizers):
@@ -36,7 +60,8 @@ class World:
                 for i, p in enumerate(group["params"]):
                     if id(p) not in known:
                         known.add(id(p))
-                        found[f"optimizers[{o}].param_groups[{g}]['params'][{i}]"] = p
+                        name = f"{self.optimizer_name(o)}.param_groups[{g}]['params'][{i}]"
+                        found[name] = p
         return found
 
     def groups(self) -> list[dict[str, Any]]:
@@ -48,10 +73,63 @@ class World:
         yield from self.module.modules()
         yield from self.optimizers
         yield from self.schedulers
+
+    @abstractmethod
+    def global_step(self) -> int:
+        """How many steps were done before this one."""
+
+    @abstractmethod
+    def line_of(self, hook: str) -> UserLine | None:
+        """Where the user wrote one of Lightning's hooks, or the function that stands for all."""
+
+    @abstractmethod
+    def line_now(self) -> UserLine | None:
+        """Where the user wrote what now runs without a frame of theirs."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LightningWorld(World):
+    """What a LightningModule's step works on."""
+
+    root = "self"
+    module: pl.LightningModule
+    run_by: pl.Trainer
+
+    @property
+    def trainer(self) -> pl.Trainer:
+        """Whose step it is."""
+        return self.run_by
+
+    @property
+    def backward_is_lightnings(self) -> bool:
+        """Whether the module has automatic optimization."""
+        return self.module.automatic_optimization
+
+    def objects(self) -> Iterator[object]:
+        """Whatever traced code may change on the host."""
+        yield from World.objects(self)
         yield from self.trainer.callbacks  # type: ignore[attr-defined]
         yield self.trainer
         yield self.trainer._logger_connector
         yield from self.trainer.strategy._lightning_optimizers
+
+    def global_step(self) -> int:
+        """Lightning's."""
+        return self.trainer.global_step
+
+    def line_of(self, hook: str) -> UserLine | None:
+        """Where the user wrote one of Lightning's hooks."""
+        return UserLine.of_method(type(self.module), hook)
+
+    def line_now(self) -> UserLine | None:
+        """Where the user wrote the hook that now runs."""
+        hook = self.module._current_fx_name or ""
+        stage = {"test": "test_step", "predict": "predict_step"}.get(
+            str(self.trainer.state.stage),
+            "training_step" if self.trainer.training else "validation_step",
+        )
+        made_at = self.line_of("configure_optimizers") if hook == "optimizer_step" else None
+        return made_at or self.line_of(hook) or self.line_of(stage)
 
 
 @contextlib.contextmanager
