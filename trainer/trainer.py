@@ -24,6 +24,7 @@ from lightning.pytorch.utilities.argparse import _parse_env_variables
 from fulgurite.backends import Backend, CSXBackend, backend_from
 from fulgurite.backends import backend as make_backend
 from fulgurite.backends.backend import current_backend, set_backend
+from fulgurite.backends.closures import checkpoint_written, watch_trainer
 from fulgurite.backends.csx.accelerator import CSXAccelerator
 from fulgurite.backends.csx.strategy import CSXStrategy
 
@@ -142,6 +143,17 @@ class Trainer(pl.Trainer):
         if logger is True or (logger is None and not barebones):
             arguments["logger"] = _default_logger(arguments["default_root_dir"])
         pl.Trainer.__init__.__wrapped__(self, **arguments)  # type: ignore[attr-defined]
+        watch_trainer(self)
+
+    def save_checkpoint(
+        self,
+        filepath: str | Path,
+        weights_only: bool | None = None,
+        storage_options: Any | None = None,
+    ) -> None:
+        """Write a checkpoint, as Lightning does; then run the checkpoint closures."""
+        super().save_checkpoint(filepath, weights_only, storage_options)
+        checkpoint_written(self)
 
 
 _OURS = ("device", "backend", "model_dir")

@@ -3,6 +3,7 @@
 config        its options
 strategy      Lightning's strategy "csx": a step function per stage, checkpoints
 accelerator   what goes with it; precision: what runs in which type
+function      a plain function as a program: hand-written loops; reach: what it works on
 step          a stage's step: which program fits the batch, run it, hand out what it returns
 capture       run Lightning's own code once on fakes, in place
   world         what a step works on, and how a failed trace is undone

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -36,7 +36,7 @@ from fulgurite.backends.csx.errors import DynamicShape, UnsupportedInput, Unsupp
 from fulgurite.backends.csx.first_update import Unborn, first_updates
 from fulgurite.backends.csx.formulas import eager_formulas, plain_library_code, without_mkldnn
 from fulgurite.backends.csx.frozen import warn_of_frozen_reads
-from fulgurite.backends.csx.gradients import Gradients
+from fulgurite.backends.csx.gradients import Gradients, Handover
 from fulgurite.backends.csx.graph import Graph, Input, Kind, used_numbers
 from fulgurite.backends.csx.inputs import BatchSpec
 from fulgurite.backends.csx.leftovers import (
@@ -90,6 +90,7 @@ class Captured:
     constants: tuple[Source | Accumulator, ...]
     batch: BatchSpec
     outputs: Outputs
+    gradients: Handover
 
 
 def capture(
@@ -142,7 +143,9 @@ class Trace:
         world.unborn = [one for one in world.unborn if one.waits()]
         world.unborn += [Unborn(newborn) for newborn in self._newborn if newborn.of_gradient]
         self._parameters = world.parameters()
-        self.gradients = Gradients(self._parameters if world.trains else {})
+        self.gradients = Gradients(
+            self._parameters if world.trains else {}, world.gradients_on_host
+        )
         self._entries = entries_of(self._slots())
         self._names = {
             id(held.tensor): held.slots[0].name for entry in self._entries for held in entry.held
@@ -171,8 +174,7 @@ class Trace:
             if id(p) not in known:
                 yield Slot({0: p}, 0, name)
         names = {id(p): name for name, p in self._parameters.items()}
-        optimizers = {self._world.optimizer_name(i): o for i, o in enumerate(self._world.optimizers)}
-        yield from optimizer_slots(optimizers, names)
+        yield from optimizer_slots(self._world.named_optimizers(), names)
         yield from (one.slot() for one in self._world.unborn)
 
     def _fake(self, tensor: Tensor) -> Tensor:
@@ -204,6 +206,7 @@ class Trace:
             self._world.module, self._world.root, constants, self._accumulators
         )
         self._add_constants(constants)
+        self._mark_kept_gradients()
         graph = lower(Graph(module=module, inputs=tuple(self._inputs), mode=self._mode))
         self._unbear(graph)
         return Captured(
@@ -215,6 +218,7 @@ class Trace:
             constants=tuple(sources),
             batch=self._batch_spec,
             outputs=self._outputs,
+            gradients=self.gradients.handover,
         )
 
     def _traced(self) -> fx.GraphModule:
@@ -257,6 +261,16 @@ class Trace:
         self._inputs[position:position] = [
             Input(kind=Kind.CONSTANT, index=i, name=f"constant {i}", example=self._fake(constant))
             for i, constant in enumerate(constants)
+        ]
+
+    def _mark_kept_gradients(self) -> None:
+        handover = self.gradients.handover
+        names = list(handover.parameters)
+        self._inputs = [
+            replace(item, kept=handover.on_host and names[item.index] in handover.unused)
+            if item.kind is Kind.GRADIENT
+            else item
+            for item in self._inputs
         ]
 
     # -- the traced function -----------------------------------------------------------------

@@ -30,6 +30,7 @@ class Input:
     index: int
     name: str
     example: Tensor  # fake
+    kept: bool = False  # a gradient that is of use even where it is only written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from fulgurite.backends.csx.errors import InputChanged, UnsupportedInput
 from fulgurite.backends.csx.state import dtype_and_shape
 from fulgurite.backends.csx.watched import watch
 
-_CONSTANTS = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+CONSTANTS = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ def _leaf(name: str, value: Any) -> Leaf:
         if not value.is_contiguous() and 0 in stride:
             stride = torch.empty(value.shape, device="meta").stride()
         return Leaf(name, value.shape, stride, value.dtype, None)
-    if isinstance(value, _CONSTANTS):
+    if isinstance(value, CONSTANTS):
         return Leaf(name, None, (), None, value)
     raise UnsupportedInput(
         f"{name} is a {type(value).__name__}. A batch may hold tensors, numbers, strings and None"

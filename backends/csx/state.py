@@ -114,9 +114,9 @@ def module_slots(module: nn.Module, root: str) -> Iterator[Slot]:
         module: holds them all.
         root: how the user reaches it.
     """
-    for path, module in module.named_modules():
+    for path, one in module.named_modules():
         owner = member(root, path)
-        for container in (module._parameters, module._buffers, module.__dict__):
+        for container in (one._parameters, one._buffers, one.__dict__):
             for key, value in container.items():
                 if is_lazy(value):
                     raise UnsupportedState(

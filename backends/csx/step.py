@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from fulgurite.backends.csx.capture import Captured, capture
@@ -21,6 +20,7 @@ from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.errors import InputChanged, StateChanged, TraceError, UnsupportedInput
 from fulgurite.backends.csx.fabric import HostFabric, Loaded
 from fulgurite.backends.csx.first_update import Unborn
+from fulgurite.backends.csx.gradients import Handover, held_gradients
 from fulgurite.backends.csx.graph import Kind
 from fulgurite.backends.csx.inputs import BatchSpec
 from fulgurite.backends.csx.lines import UserLine
@@ -67,12 +67,7 @@ class Ready:
         self._fabric, self._loaded = fabric, loaded
         state = [item for item in graph.inputs if item.kind is Kind.STATE]
         self._binding = Binding(tuple(captured.entries[item.index] for item in state))
-        self._gradients = []
-        for item in graph.inputs:
-            if item.kind is Kind.GRADIENT:
-                example = item.example
-                zero = torch.empty_strided(example.shape, example.stride(), dtype=example.dtype)
-                self._gradients.append(gradients.setdefault(item.name, zero.zero_()))
+        self._gradients = held_gradients(graph.inputs, captured.gradients, gradients)
         self._takes_numbers = any(item.kind is Kind.NUMBERS for item in graph.inputs)
         self._constants = [
             captured.constants[item.index] for item in graph.inputs if item.kind is Kind.CONSTANT
@@ -103,7 +98,9 @@ class Ready:
             batch: its tensors in the traced layout.
             given: its tensors as they came.
         """
-        inputs = self._binding.inputs() + self._gradients
+        inputs = self._binding.inputs()
+        gradients = [] if self._gradients is None else self._gradients.before()
+        inputs += gradients
         if self._takes_numbers:
             assert vector is not None
             inputs.append(vector)
@@ -116,6 +113,8 @@ class Ready:
             batch = [t.clone() if t.untyped_storage().data_ptr() in storages else t for t in batch]
         inputs += batch if self._takes_all else [batch[i] for i in self._batch]
         outputs = self._fabric.run(self._loaded, inputs)
+        if self._gradients is not None:
+            self._gradients.after(gradients)
         for i in self._written:
             if given[i] is not batch[i]:
                 given[i].copy_(batch[i])
@@ -144,7 +143,12 @@ class Built:
     guards: tuple[Guard, ...]
     ready: dict[str, Ready]
     states: list[Any]  # the optimizers': kept, so that no identity is used twice
+    gradients: list[Handover]
     held_for: list[float] | None = None  # numbers for which the guards were found to hold
+
+    def broken_gradient(self) -> str | None:
+        """A text where a gradient is not as the program was built for."""
+        return next((why for why in map(Handover.broken, self.gradients) if why), None)
 
 
 class StepFunction:
@@ -278,7 +282,7 @@ class StepFunction:
             if tensors is None:
                 why, error = built.batch.difference(batch), InputChanged
                 continue
-            broken = self._update_numbers(built)
+            broken = built.broken_gradient() or self._update_numbers(built)
             if broken is not None:
                 why, error = broken, StateChanged
                 continue
@@ -382,6 +386,7 @@ class StepFunction:
             batch=first.batch,
             numbers=first.numbers,
             states=[optimizer.state for optimizer in self._world.optimizers],
+            gradients=[one.gradients for one in captured.values() if one.gradients.on_host],
             guards=tuple(guard for one in captured.values() for guard in one.guards) + unused,
             ready={
                 name: Ready(one, loads[name], self._fabric, self._gradients)

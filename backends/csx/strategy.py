@@ -26,6 +26,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch.optim import Optimizer
 
 from fulgurite.backends.backend import current_backend
+from fulgurite.backends.closures import checkpoint_written, watch_trainer
 from fulgurite.backends.csx import report, rng
 from fulgurite.backends.csx.accelerator import CSXAccelerator
 from fulgurite.backends.csx.birth import giving_birth
@@ -113,6 +114,7 @@ class StaticGraph(Strategy):
         if trainer.ckpt_path is None or trainer.state.fn != TrainerFn.FITTING:
             self.restored = None
         super().setup(trainer)
+        watch_trainer(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
             world = LightningWorld(
                 run_by=trainer,
@@ -240,6 +242,7 @@ class StaticGraph(Strategy):
             **{moment: rng.portable(states) for moment, states in self.data_position.items()},
         }
         super().save_checkpoint(checkpoint, filepath, storage_options)
+        checkpoint_written(self.lightning_module.trainer)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """An optimizer's state, without what its first update is still to make."""

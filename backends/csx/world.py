@@ -33,6 +33,8 @@ class World(ABC):
     trains: bool = False  # whether the step computes gradients
     unborn: list[Unborn] = field(default_factory=list)
 
+    gradients_on_host: ClassVar[bool] = False  # whether the host sees them between steps
+
     @property
     def trainer(self) -> pl.Trainer | None:
         """Whose step it is, where Lightning runs it."""
@@ -43,9 +45,9 @@ class World(ABC):
         """Whether Lightning calls ``backward`` (automatic optimization)."""
         return False
 
-    def optimizer_name(self, i: int) -> str:
-        """How messages call an optimizer."""
-        return f"optimizers[{i}]"
+    def named_optimizers(self) -> dict[str, Optimizer]:
+        """The optimizers as messages call them."""
+        return {f"optimizers[{i}]": optimizer for i, optimizer in enumerate(self.optimizers)}
 
     def leaf_name(self, path: Any) -> str:
         """How messages call a leaf of the batch, by its path in it."""
@@ -55,13 +57,12 @@ class World(ABC):
         """Every parameter by its name: the modules', then those only an optimizer knows."""
         found = dict(self.module.named_parameters())
         known = {id(p) for p in found.values()}
-        for o, optimizer in enumerate(self.optimizers):
+        for owner, optimizer in self.named_optimizers().items():
             for g, group in enumerate(optimizer.param_groups):
                 for i, p in enumerate(group["params"]):
                     if id(p) not in known:
                         known.add(id(p))
-                        name = f"{self.optimizer_name(o)}.param_groups[{g}]['params'][{i}]"
-                        found[name] = p
+                        found[f"{owner}.param_groups[{g}]['params'][{i}]"] = p
         return found
 
     def groups(self) -> list[dict[str, Any]]:
