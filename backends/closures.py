@@ -30,7 +30,6 @@ class Span(Protocol):
     step: int  # the first is 1
     is_activation_step: bool
     is_checkpoint_step: bool
-    epoch: object  # another one for each pass over the loader
 
 
 Note = Callable[["Closure", tuple[Any, ...], dict[str, Any]], None]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -150,7 +150,7 @@ class Trace:
         self._names = {
             id(held.tensor): held.slots[0].name for entry in self._entries for held in entry.held
         }
-        self._number_slots = number_slots(world.optimizers)
+        self._number_slots = number_slots(world.named_optimizers())
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._inputs = list(self._make_inputs())
         self._guards: list[Guard] = []
@@ -206,7 +206,7 @@ class Trace:
             self._world.module, self._world.root, constants, self._accumulators
         )
         self._add_constants(constants)
-        self._mark_kept_gradients()
+        self._inputs = self.gradients.marked(self._inputs)
         graph = lower(Graph(module=module, inputs=tuple(self._inputs), mode=self._mode))
         self._unbear(graph)
         return Captured(
@@ -261,16 +261,6 @@ class Trace:
         self._inputs[position:position] = [
             Input(kind=Kind.CONSTANT, index=i, name=f"constant {i}", example=self._fake(constant))
             for i, constant in enumerate(constants)
-        ]
-
-    def _mark_kept_gradients(self) -> None:
-        handover = self.gradients.handover
-        names = list(handover.parameters)
-        self._inputs = [
-            replace(item, kept=handover.on_host and names[item.index] in handover.unused)
-            if item.kind is Kind.GRADIENT
-            else item
-            for item in self._inputs
         ]
 
     # -- the traced function -----------------------------------------------------------------

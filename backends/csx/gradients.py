@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -34,7 +34,7 @@ class Handover:
     parameters: dict[str, nn.Parameter]
     on_host: bool  # whether the host sees it
     was_none: frozenset[str] = frozenset()  # before the trace
-    decided_by: set[str] = field(default_factory=set)  # an optimizer saw whether it was None
+    decided_by: set[str] = field(default_factory=set)  # whether these were None matters
     left: dict[str, bool] = field(default_factory=dict)  # False: None; absent: as it was
     unused: set[str] = field(default_factory=set)  # computed, and not used by an optimizer since
 
@@ -134,6 +134,22 @@ class Gradients:
             elif name in self._reached:
                 left[name] = True
             p.grad = None
+
+    def marked(self, inputs: list[Input]) -> list[Input]:
+        """A trace's inputs, with what was learned of the gradients among them."""
+        handover, names = self.handover, list(self.parameters)
+        if not handover.on_host:
+            return inputs
+        stay_none = {name for name in handover.was_none if handover.left.get(name) is False}
+        handover.decided_by |= stay_none
+
+        def mark(item: Input) -> Input:
+            if item.kind is not Kind.GRADIENT:
+                return item
+            name = names[item.index]
+            return replace(item, kept=name in handover.unused, zero=name in stay_none)
+
+        return [mark(item) for item in inputs]
 
 
 class Held(Protocol):

@@ -23,9 +23,11 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from fulgurite.backends.closures import is_closure
 from fulgurite.backends.csx.lines import belongs_to_library
+from fulgurite.backends.csx.state import member
 
 _CALLED_BY_SYNTAX = ("forward", "__call__")
-_ABSENT = object()
+_WRAPPERS = (MethodType, functools.partial, property, staticmethod, classmethod)
+_ABSENT, _CELL = object(), object()
 
 
 @dataclass(slots=True)
@@ -36,6 +38,18 @@ class Reached:
     optimizers: dict[str, Optimizer] = field(default_factory=dict)
     schedulers: dict[str, LRScheduler] = field(default_factory=dict)
     objects: dict[str, object] = field(default_factory=dict)  # the user's own
+    places: list[tuple[Any, Any, object]] = field(default_factory=list)  # where they were found
+
+    def is_current(self) -> bool:
+        """Whether each still is where it was found: in a dict, a list or a closure's cell."""
+        try:
+            for container, key, value in self.places:
+                now = container.cell_contents if key is _CELL else container[key]
+                if now is not value:
+                    return False
+        except (LookupError, ValueError):  # gone; an empty cell
+            return False
+        return True
 
 
 def reach(function: Any, arguments: dict[str, Any]) -> Reached:
@@ -58,50 +72,66 @@ class _Walk:
 
     def __init__(self) -> None:
         self.found = Reached()
-        self._queue: deque[tuple[str, Any]] = deque()
+        self._queue: deque[tuple[str, Any, Any, Any]] = deque()
         self._seen: dict[int, Any] = {}  # the objects, so that no identity is used twice
-        self._spaces: dict[str, Any] = {}  # whose attributes are reached where code names them
+        self._spaces: list[tuple[str, Any]] = []  # whose attributes are reached if code names them
         self._names = set(_CALLED_BY_SYNTAX)
 
-    def visit(self, name: str, value: Any) -> None:
-        """Put a value into the queue, once."""
+    def visit(self, name: str, value: Any, container: Any = None, key: Any = None) -> None:
+        """Put a value into the queue, once, with the place where it is."""
         if id(value) not in self._seen and not isinstance(value, (Tensor, str, int, float)):
             self._seen[id(value)] = value
-            self._queue.append((name, value))
+            self._queue.append((name, value, container, key))
 
     def follow(self) -> None:
         """Work until nothing new is reached: code that is found late may name more attributes."""
         while self._queue:
             while self._queue:
                 self._open(*self._queue.popleft())
-            for name, space in list(self._spaces.items()):
+            for name, space in self._spaces:
                 for key, value in _named_attributes(space, self._names):
-                    self.visit(f"{name}.{key}" if name else key, value)
+                    own = getattr(space, "__dict__", None)
+                    place = (own, key) if isinstance(own, dict) and key in own else ()
+                    self.visit(f"{name}.{key}", value, *place)
 
-    def _open(self, name: str, value: Any) -> None:
+    def _open(self, name: str, value: Any, container: Any, key: Any) -> None:
+        """Keep a value, or visit what is in it."""
+        kept = self._kept(value)
+        if kept is not None:
+            kept[_free(name, kept)] = value
+            if container is not None:
+                self.found.places.append((container, key, value))
         if isinstance(value, nn.Module):
-            self.found.modules[name] = value
             for path, module in value.named_modules():
                 if not belongs_to_library(type(module)):
-                    self._spaces[f"{name}.{path}" if path else name] = module
-        elif isinstance(value, Optimizer):
-            self.found.optimizers[name] = value
-        elif isinstance(value, LRScheduler):
-            self.found.schedulers[name] = value
+                    self._spaces.append((member(name, path), module))
+        elif kept is self.found.objects or (
+            isinstance(value, (ModuleType, type)) and not belongs_to_library(value)
+        ):
+            self._spaces.append((name, value))
         elif isinstance(value, FunctionType):
             self._open_function(value)
-        elif isinstance(value, (MethodType, functools.partial, property, staticmethod, classmethod)):
+        elif isinstance(value, _WRAPPERS):
             for part, inner in _parts(value):
                 self.visit(part, inner)
-        elif isinstance(value, (list, tuple, set, dict)):
-            pairs = value.items() if isinstance(value, dict) else enumerate(value)
-            for key, item in pairs:
-                self.visit(f"{name}[{key!r}]", item)
-        elif isinstance(value, (ModuleType, type)):
-            if not belongs_to_library(value):
-                self._spaces[name] = value
-        elif not belongs_to_library(type(value)):
-            self._spaces[name] = self.found.objects[name] = value
+        elif isinstance(value, dict):
+            for key, item in value.items():
+                self.visit(f"{name}[{key!r}]", item, value, key)
+        elif isinstance(value, (list, tuple)):
+            for i, item in enumerate(value):
+                self.visit(f"{name}[{i}]", item, value, i)
+
+    def _kept(self, value: Any) -> dict[str, Any] | None:
+        """Where a value is to be kept; None for what only leads to others."""
+        if isinstance(value, nn.Module):
+            return self.found.modules
+        if isinstance(value, Optimizer):
+            return self.found.optimizers
+        if isinstance(value, LRScheduler):
+            return self.found.schedulers
+        leads = (FunctionType, ModuleType, type, dict, list, tuple)
+        known = isinstance(value, leads) or belongs_to_library(type(value))
+        return None if known else self.found.objects
 
     def _open_function(self, function: FunctionType) -> None:
         if is_closure(function):
@@ -112,7 +142,7 @@ class _Walk:
         code = function.__code__
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             try:
-                self.visit(name, cell.cell_contents)
+                self.visit(name, cell.cell_contents, cell, _CELL)
             except ValueError:  # not filled yet
                 continue
         defaults = function.__defaults__ or ()
@@ -128,7 +158,13 @@ class _Walk:
                 if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
                     value = function.__globals__.get(instruction.argval, _ABSENT)
                     if value is not _ABSENT:
-                        self.visit(instruction.argval, value)
+                        name = instruction.argval
+                        self.visit(name, value, function.__globals__, name)
+
+
+def _free(name: str, taken: dict[str, Any]) -> str:
+    """The name, or one like it: helpers may call other things so."""
+    return name if name not in taken else _free(f"{name}'", taken)
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -152,10 +188,15 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _named_attributes(space: Any, names: set[str]) -> Iterator[tuple[str, Any]]:
-    """The attributes of an object, class or Python module that are among ``names``."""
+    """The attributes of an object, class or Python module that are among ``names``.
+
+    Of the classes all that define one: ``super()`` may call any of them.
+    """
+    kind = space if isinstance(space, type) else type(space)
     for name in sorted(names):
-        value = inspect.getattr_static(space, name, _ABSENT)
-        if inspect.ismemberdescriptor(value):  # of __slots__
-            value = getattr(space, name, _ABSENT)
-        if value is not _ABSENT:
-            yield name, value
+        for owner in (space, *kind.__mro__):
+            value = getattr(owner, "__dict__", {}).get(name, _ABSENT)
+            if inspect.ismemberdescriptor(value):  # of __slots__
+                value = getattr(space, name, _ABSENT)
+            if value is not _ABSENT:
+                yield name, value

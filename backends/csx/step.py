@@ -232,18 +232,25 @@ class StepFunction:
         """Where the user's step begins: the line of errors that no other line is to blame for."""
         return self._world.line_of(f"{self.stage.partition(' ')[0]}_step")
 
+    def check_modules(self) -> None:
+        """``check_state`` where a module was added, removed or replaced: quick, for every call."""
+        now = [child for children in self._children for child in children.values()]
+        if len(now) != len(self._descendants) or not all(map(is_, now, self._descendants)):
+            self.check_state()
+
     def check_state(self) -> None:
         """Verify that modules and tensors are those the programs were built on."""
-        before = self._modules
-        self._collect_conditions()
-        changed = [a for a, b in zip(before, self._modules, strict=False) if a is not b]
-        if self._built and (changed or len(before) != len(self._modules)):
+        before, now = self._modules, list(self._world.module.modules())
+        changed = [a for a, b in zip(before, now, strict=False) if a is not b]
+        if self._built and (changed or len(before) != len(now)):
             name = type(changed[0]).__name__ if changed else "one more or less"
             raise StateChanged(
                 f"The modules of the model changed after the {self.stage} program was built"
                 f" ({name}).",
-                remedy="replace modules before fit, for instance in setup() or configure_model()",
+                remedy="replace modules before the first step, for instance in setup() or"
+                " configure_model()",
             )
+        self._collect_conditions()
         for built in self._built:
             for ready in built.ready.values():
                 ready.check()
@@ -252,6 +259,8 @@ class StepFunction:
 
     def _collect_conditions(self) -> None:
         self._modules = list(self._world.module.modules())
+        self._children = [module._modules for module in self._modules if module._modules]
+        self._descendants = [child for one in self._children for child in one.values()]
         self._parameters = list(self._world.module.parameters()) if self._world.trains else []
 
     def _conditions(self) -> Conditions:

@@ -1,4 +1,4 @@
-"""A loop over a loader that knows its steps: how many, which is the last, which have a checkpoint."""
+"""A loop over a loader that knows its steps: the last, and those that have a checkpoint."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class DataExecutor:
         if length == 0:
             raise ValueError("DataExecutor got a loader without a batch: its length is 0.")
         self._known_steps = self._num_steps or length
-        self.step, self.epoch = 0, object()
+        self.step = 0
         self._is_last = self._is_running = False
 
     def __len__(self) -> int:
@@ -135,7 +135,7 @@ class DataExecutor:
         """One pass over the loader, or as many as the steps need."""
         found = True
         while found:
-            self.epoch, found = object(), False
+            found = False
             for batch in self._dataloader:
                 found = True
                 yield _on_device(batch)
