@@ -28,8 +28,14 @@ class Span(Protocol):
     """A loop over batches, seen from the body of the loop."""
 
     step: int  # the first is 1
-    is_activation_step: bool
-    is_checkpoint_step: bool
+
+    @property
+    def is_activation_step(self) -> bool:
+        """Whether step closures run."""
+
+    @property
+    def is_checkpoint_step(self) -> bool:
+        """Whether checkpoint closures run."""
 
 
 Note = Callable[["Closure", tuple[Any, ...], dict[str, Any]], None]

@@ -48,6 +48,11 @@ class Handover:
         return None
 
 
+def broken_gradient(handovers: list[Handover]) -> str | None:
+    """What one of them says is broken."""
+    return next((why for why in (one.broken() for one in handovers) if why), None)
+
+
 class Gradients:
     """The gradients of one trace.
 

@@ -20,7 +20,7 @@ from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.errors import InputChanged, StateChanged, TraceError, UnsupportedInput
 from fulgurite.backends.csx.fabric import HostFabric, Loaded
 from fulgurite.backends.csx.first_update import Unborn
-from fulgurite.backends.csx.gradients import Handover, held_gradients
+from fulgurite.backends.csx.gradients import Handover, broken_gradient, held_gradients
 from fulgurite.backends.csx.graph import Kind
 from fulgurite.backends.csx.inputs import BatchSpec
 from fulgurite.backends.csx.lines import UserLine
@@ -145,10 +145,6 @@ class Built:
     states: list[Any]  # the optimizers': kept, so that no identity is used twice
     gradients: list[Handover]
     held_for: list[float] | None = None  # numbers for which the guards were found to hold
-
-    def broken_gradient(self) -> str | None:
-        """A text where a gradient is not as the program was built for."""
-        return next((why for why in map(Handover.broken, self.gradients) if why), None)
 
 
 class StepFunction:
@@ -291,7 +287,7 @@ class StepFunction:
             if tensors is None:
                 why, error = built.batch.difference(batch), InputChanged
                 continue
-            broken = built.broken_gradient() or self._update_numbers(built)
+            broken = broken_gradient(built.gradients) or self._update_numbers(built)
             if broken is not None:
                 why, error = broken, StateChanged
                 continue

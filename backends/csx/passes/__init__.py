@@ -3,7 +3,7 @@
 drop_renames    no operations that only rename
 functionalize   no in-place operations but the final write of each state; decomposed
 drop_renames    none that this added
-fold_zeros      no addition to a gradient that is zero
+fold_zeros      fold away additions to gradients that are zero
 simplify        none that repeat another, no dead ones
 prune           no inputs that nothing reads
 
