@@ -1,4 +1,4 @@
-"""A hand-written training loop on scikit-learn's handwritten digits: no LightningModule, no Trainer.
+"""A hand-written training loop on scikit-learn's digits: no LightningModule, no Trainer.
 
     python examples/custom_loop.py [--device CSX|CPU|GPU] [--epochs 10] [--out runs/custom_loop]
 

@@ -124,9 +124,14 @@ class FunctionPrograms:
             *[(i, id(value)) for i, value in statics],
         )
         step = self._steps.get(key)
-        if step is None or not step.world.reached.is_current():
-            step = self._steps[key] = self._make(given, bool(kwargs), statics)
-        return step(data)
+        if step is not None and step.world.reached.is_current():
+            return step(data)
+        step = self._make(given, bool(kwargs), statics)
+        try:
+            return step(data)
+        finally:
+            if step.step.programs:  # else the next call looks again for what it works on
+                self._steps[key] = step
 
     def _make(self, given: Any, has_keywords: bool, statics: list[tuple[int, Any]]) -> _Step:
         paths, _ = pytree.tree_flatten_with_path(given)
@@ -237,17 +242,15 @@ def _sorted_out(given: Any) -> tuple[Any, list[tuple[int, Any]]]:
 
 def _argument_name(parameters: list[inspect.Parameter], has_keywords: bool, path: Any) -> str:
     """``inputs[0]``: a leaf of the arguments by its path in what ``_sorted_out`` takes."""
-    in_keywords, rest = False, path
-    if has_keywords:
-        in_keywords, rest = path[0].idx == 1, path[1:]
-    if in_keywords:
-        return f"{rest[0].key}{pytree.keystr(rest[1:])}"
-    parameter = parameters[min(rest[0].idx, len(parameters) - 1)]
-    if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-        return f"{parameter.name}[{rest[0].idx - parameters.index(parameter)}]" + pytree.keystr(
-            rest[1:]
-        )
-    return f"{parameter.name}{pytree.keystr(rest[1:])}"
+    first, *rest = path[1:] if has_keywords else path
+    if has_keywords and path[0].idx == 1:
+        return f"{first.key}{pytree.keystr(rest)}"
+    kinds = [parameter.kind for parameter in parameters]
+    rests_at = len(kinds)
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        rests_at = kinds.index(inspect.Parameter.VAR_POSITIONAL)
+    part = "" if first.idx < rests_at else f"[{first.idx - rests_at}]"
+    return f"{parameters[min(first.idx, rests_at)].name}{part}{pytree.keystr(rest)}"
 
 
 def _check_argument(name: str, value: Any, line: UserLine | None) -> None:
@@ -265,12 +268,12 @@ def _check_argument(name: str, value: Any, line: UserLine | None) -> None:
             f"{name} is a numpy array.", line=line, remedy=f"torch.as_tensor({name})"
         )
     if isinstance(value, Mapping) or is_dataclass(value):
-        held = value.values() if isinstance(value, Mapping) else vars(value).values()
-        if any(isinstance(leaf, Tensor) for leaf in held):
+        as_dict = dict if isinstance(value, Mapping) else vars
+        if any(isinstance(leaf, Tensor) for leaf in as_dict(value).values()):
             raise UnsupportedInput(
                 f"{name} is a {type(value).__name__} with tensors in it, which would be constants.",
                 line=line,
-                remedy=f"a dict of tensors: dict({name}), or vars({name})",
+                remedy=f"a dict of tensors: {as_dict.__name__}({name})",
             )
 
 

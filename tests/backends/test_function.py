@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections import UserDict
 from collections.abc import Callable
 from typing import Any
 
@@ -531,6 +532,44 @@ def test_data_that_would_be_lost_is_refused(argument: Any, part: str) -> None:
 
     with pytest.raises(UnsupportedInput, match=part):
         fulgurite.trace(step)(argument)
+
+
+def test_an_object_with_tensors_is_no_data() -> None:
+    @fulgurite.trace
+    def step(batch: Any) -> Tensor:
+        return batch["x"] + 1
+
+    with pytest.raises(UnsupportedInput, match=r"a UserDict with tensors(?s:.*): dict\(batch\)"):
+        step(UserDict(x=torch.ones(2)))
+
+
+def test_arguments_of_every_kind_have_their_names() -> None:
+    @fulgurite.trace
+    def step(x: Tensor, *more: Tensor, scale: Tensor, **others: Any) -> Tensor:
+        return (x + sum(more)) * scale + others["last"][0]
+
+    one, two = torch.ones(2), torch.ones(3)
+    assert step(one, one, one, scale=one, last=[one]).tolist() == [4, 4]
+    with pytest.raises(InputChanged) as caught:
+        step(two, two, two, scale=two, last=[two])
+    for name in ("x", "more[0]", "more[1]", "scale", "last[0]"):
+        assert f" {name} has shape [3]" in str(caught.value)
+
+
+def test_a_failed_trace_looks_again_for_what_the_function_works_on() -> None:
+    model = mlp()
+
+    @fulgurite.trace
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        loss = cross_entropy(model(x), y)
+        loss.backward()
+        late.step()
+        return loss
+
+    with pytest.raises(NameError, match="late"):
+        step(*BATCHES[0])
+    late = torch.optim.SGD(model.parameters(), lr=0.1)
+    step(*BATCHES[0])
 
 
 def test_a_number_that_was_read_may_not_change() -> None:

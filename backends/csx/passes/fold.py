@@ -15,6 +15,8 @@ def fold_zeros(graph: Graph) -> Graph:
 
     A loop that ends in ``zero_grad`` then needs no memory for gradients between steps.
     """
+    if not any(entry.zero for entry in graph.inputs):
+        return graph
     fresh = graph.copied()
     for entry, node in zip(graph.inputs, list(fresh.find_nodes(op="placeholder")), strict=True):
         for user in list(node.users) if entry.zero else ():
