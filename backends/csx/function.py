@@ -229,15 +229,30 @@ class _Step:
 
 def _sorted_out(given: Any) -> tuple[Any, list[tuple[int, Any]]]:
     """Arguments with None for each static one, and these with their positions among the leaves."""
-    if type(given) is tuple and all(type(value) in _PLAIN for value in given):
-        return given, []
+    statics: list[tuple[int, Any]] = []
+    position = 0
+    for value in given:  # pytree would take 30 µs (measured)
+        kind = type(value)
+        if kind in (list, tuple) and all(type(item) in _PLAIN for item in value):
+            position += len(value)
+            continue
+        if kind in pytree.SUPPORTED_NODES or isinstance(value, tuple):
+            return _sorted_out_deeply(given)
+        if kind not in _PLAIN and not isinstance(value, _DATA):
+            statics.append((position, value))
+        position += 1
+    if not statics:
+        return given, statics
+    static = {id(value) for _, value in statics}
+    return tuple(None if id(value) in static else value for value in given), statics
+
+
+def _sorted_out_deeply(given: Any) -> tuple[Any, list[tuple[int, Any]]]:
     leaves, tree = pytree.tree_flatten(given)
     statics = [(i, leaf) for i, leaf in enumerate(leaves) if not isinstance(leaf, _DATA)]
-    if not statics:
-        return given, []
     for i, _ in statics:
         leaves[i] = None
-    return pytree.tree_unflatten(leaves, tree), statics
+    return (pytree.tree_unflatten(leaves, tree) if statics else given), statics
 
 
 def _argument_name(parameters: list[inspect.Parameter], has_keywords: bool, path: Any) -> str:

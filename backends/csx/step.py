@@ -303,7 +303,7 @@ class StepFunction:
                 raise StateChanged(
                     f"{type(module).__name__} was in {mode[was]} mode when the {self.stage} program"
                     f" was built, and now is in {mode[is_now]} mode.",
-                    remedy="set the mode before fit, and leave it",
+                    remedy="set the mode before the first step, and leave it",
                 )
         if before.requires_grad != now.requires_grad:
             names = [
@@ -326,7 +326,7 @@ class StepFunction:
             raise StateChanged(
                 "The state of an optimizer was replaced (load_state_dict, or cleared) while the"
                 " program works on it.",
-                remedy="fit(ckpt_path=...), or load it before fit",
+                remedy="load it before the first step, or by fit(ckpt_path=...)",
             )
         if before.options != now.options:
             return f"the param groups' options were {before.options}, and now are {now.options}"
@@ -391,7 +391,7 @@ class StepFunction:
             batch=first.batch,
             numbers=first.numbers,
             states=[optimizer.state for optimizer in self._world.optimizers],
-            gradients=[one.gradients for one in captured.values() if one.gradients.on_host],
+            gradients=[one.gradients for one in captured.values() if one.gradients.decided_by],
             guards=tuple(guard for one in captured.values() for guard in one.guards) + unused,
             ready={
                 name: Ready(one, loads[name], self._fabric, self._gradients)
