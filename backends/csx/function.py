@@ -134,6 +134,8 @@ class FunctionPrograms:
                 self._steps[key] = step
 
     def _make(self, given: Any, has_keywords: bool, statics: list[tuple[int, Any]]) -> _Step:
+        args, kwargs = given if has_keywords else (given, {})
+        self._signature.bind(*args, **kwargs)  # raises as a call would
         paths, _ = pytree.tree_flatten_with_path(given)
         parameters = list(self._signature.parameters.values())
         name = functools.partial(_argument_name, parameters, has_keywords)
@@ -278,12 +280,14 @@ def _check_argument(name: str, value: Any, line: UserLine | None) -> None:
                 remedy=f"{name}.detach(); or pass the module or the optimizer that holds it",
             )
         return
-    if isinstance(value, np.ndarray):
+    if isinstance(value, (np.ndarray, np.generic)) and not isinstance(value, _DATA):
         raise UnsupportedInput(
-            f"{name} is a numpy array.", line=line, remedy=f"torch.as_tensor({name})"
+            f"{name} is a numpy {type(value).__name__}.",
+            line=line,
+            remedy=f"torch.as_tensor({name})",
         )
     if isinstance(value, Mapping) or is_dataclass(value):
-        as_dict = dict if isinstance(value, Mapping) else vars
+        as_dict: Callable[[Any], dict[Any, Any]] = dict if isinstance(value, Mapping) else vars
         if any(isinstance(leaf, Tensor) for leaf in as_dict(value).values()):
             raise UnsupportedInput(
                 f"{name} is a {type(value).__name__} with tensors in it, which would be constants.",

@@ -522,7 +522,7 @@ def test_trace_refuses_generators() -> None:
 @pytest.mark.parametrize(
     ("argument", "part"),
     [
-        (torch.ones(2).numpy(), r"x is a numpy array.\n.*\n.*\n  Remedy: torch.as_tensor\(x\)"),
+        (torch.ones(2).numpy(), r"x is a numpy ndarray.\n.*\n.*\n  Remedy: torch.as_tensor\(x\)"),
         (torch.ones(2, requires_grad=True), "x requires a gradient"),
     ],
 )
@@ -554,6 +554,11 @@ def test_arguments_of_every_kind_have_their_names() -> None:
         step(two, two, two, scale=two, last=[two])
     for name in ("x", "more[0]", "more[1]", "scale", "last[0]"):
         assert f" {name} has shape [3]" in str(caught.value)
+
+
+def test_too_many_arguments_are_a_type_error() -> None:
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        fulgurite.trace(lambda x: x)(1, 2)
 
 
 def test_a_failed_trace_looks_again_for_what_the_function_works_on() -> None:
