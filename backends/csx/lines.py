@@ -11,11 +11,12 @@ import contextlib
 import functools
 import linecache
 import os
+import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import CodeType, FrameType, FunctionType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any
 
 import torch
@@ -62,6 +63,11 @@ class UserLine:
         """The text of the line, without its indent."""
         return linecache.getline(self.file, self.line).strip()
 
+    @property
+    def place(self) -> str:
+        """File and line alone, for the middle of a sentence: ``model.py:41``."""
+        return f"{os.path.basename(self.file)}:{self.line}"
+
     def __str__(self) -> str:
         near = os.path.relpath(self.file) if os.path.isabs(self.file) else self.file
         return f"{self.file if near.startswith('..') else near}:{self.line} in {self.function}"
@@ -82,7 +88,17 @@ def belongs_to_library(item: type | ModuleType | FunctionType) -> bool:
 
 @functools.lru_cache(maxsize=4096)  # a trace asks for 28 frames an operation
 def _is_library(file: str, module: str) -> bool:
-    return file.startswith(_INSTALLED) or module.partition(".")[0] in LIBRARIES
+    generated = not module  # by exec: torch.fx does
+    return generated or file.startswith(_INSTALLED) or module.partition(".")[0] in LIBRARIES
+
+
+def user_modules() -> Iterator[ModuleType]:
+    """The modules of the user's: what a name imported from elsewhere may be held by."""
+    for name, module in list(sys.modules.items()):
+        if isinstance(module, ModuleType):
+            file = getattr(module, "__file__", None) or ""
+            if not _is_library(file, name) and (file or name == "__main__"):
+                yield module
 
 
 def top_package(frame: FrameType) -> str:
@@ -100,6 +116,11 @@ def user_line(boundary: CodeType | None = None) -> UserLine | None:
     return None
 
 
+def run_backward(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run a backward pass. Frames above this one are the user's hooks and own functions."""
+    return run(*args, **kwargs)
+
+
 def raised_at(error: BaseException) -> UserLine | None:
     """The innermost line of the user's in an exception's traceback."""
     found, traceback = None, error.__traceback__
@@ -111,13 +132,27 @@ def raised_at(error: BaseException) -> UserLine | None:
     return found
 
 
+def user_frames(traceback: TracebackType | None) -> TracebackType | None:
+    """A traceback without the frames of libraries."""
+    kept: list[TracebackType] = []
+    while traceback is not None:
+        if not is_library(traceback.tb_frame):
+            kept.append(traceback)
+        traceback = traceback.tb_next
+    found: TracebackType | None = None
+    for one in reversed(kept):
+        found = TracebackType(found, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return found
+
+
 @contextlib.contextmanager
 def record_lines(boundary: CodeType, fallback: Callable[[], UserLine | None]) -> Iterator[None]:
     """Put the user's line on each node that is traced inside, as its ``stack_trace``.
 
-    A node of the backward pass gets the line of the forward operation that it differentiates: both
-    carry the same autograd sequence number. A node that no user frame made (an optimizer's, a
-    clip's) gets ``fallback()``, which need not look at the frames again.
+    A node of the backward pass gets the line of a hook of the user's that makes it, or else of the
+    forward operation that it differentiates: both carry the same autograd sequence number. A node
+    that no user frame made (an optimizer's, a clip's) gets ``fallback()``, which need not look at
+    the frames again.
 
     torch's own ``record_stack_traces`` keeps only frames named ``forward`` (0 of 162 nodes,
     measured on 2.13), so the method that makes nodes is wrapped while the trace lasts.
@@ -135,12 +170,22 @@ def record_lines(boundary: CodeType, fallback: Callable[[], UserLine | None]) ->
                     # the operation's own autograd node is made next, and takes this number
                     forward_lines[torch.autograd._get_sequence_nr()] = line
             else:
-                line = forward_lines.get(grad_node._sequence_nr()) or user_line(boundary)
+                line = (
+                    user_line(run_backward.__code__)
+                    or forward_lines.get(grad_node._sequence_nr())
+                    or user_line(boundary)
+                )
             set_line(node, line or fallback())
         return node
 
     with patched([(PythonKeyTracer, "create_node", create_node)]):
         yield
+
+
+def line_of(node: Node) -> UserLine | None:
+    """The line that ``set_line`` put on a node."""
+    found = re.match(r'File "(.*)", line (\d+), in (.*)', str(node.meta.get("stack_trace", "")))
+    return None if found is None else UserLine(found[1], int(found[2]), found[3])
 
 
 def set_line(node: Node, line: UserLine | None) -> None:
