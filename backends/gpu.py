@@ -11,6 +11,11 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from fulgurite.backends.backend import Backend
 
 
+def gpu_device() -> torch.device:
+    """Where eager code on backend GPU has its tensors."""
+    return torch.device("cuda" if torch.cuda.is_available() else "mps")
+
+
 @dataclass(frozen=True, kw_only=True)
 class GPUBackend(Backend):
     """Eager Lightning on the GPU. It takes no options.

@@ -59,7 +59,7 @@ class FitLoop(_FitLoop):
             return
         if building.only_builds(self.trainer):
             super().advance()
-            raise BuiltOnly  # a hook skipped the whole epoch
+            raise BuiltOnly(None)  # a hook skipped the whole epoch
         assert self._data_fetcher is not None
         with feeding.timed(self._data_fetcher, strategy_of(self.trainer).fabric) as times:
             super().advance()

@@ -31,18 +31,32 @@ def check_last_batch(
     Raises:
         InputChanged: with the sizes, and the remedies.
     """
-    if loader is None or backend.max_programs > 1:
+    if loader is None:
         return
     limits = limits or loader.limits or [math.inf] * len(loader.flattened)
     for i, (one, limit) in enumerate(zip(loader.flattened, limits, strict=False)):
-        sizes = _sizes(one)
-        if sizes is None:
-            continue
-        samples, batch_size = sizes
-        batches, last = divmod(samples, batch_size)
-        if not last or not batches or (limit is not None and limit <= batches):
-            continue
         which = f"{stage} loader {i}" if len(loader.flattened) > 1 else f"{stage} loader"
+        check_loader(which, one, backend, limit)
+
+
+def check_loader(which: str, loader: object, backend: CSXBackend, limit: float | None) -> None:
+    """Refuse a sized loader whose last batch will be smaller, if that batch will be reached.
+
+    Args:
+        which: the loader in the message.
+        loader: any iterable; most say nothing about the last batch.
+        backend: its ``max_programs`` may allow a second batch size.
+        limit: batches that are taken; None: all.
+
+    Raises:
+        InputChanged: with the sizes, and the remedies.
+    """
+    sizes = _sizes(loader)
+    if sizes is None or backend.max_programs > 1:
+        return
+    samples, batch_size = sizes
+    batches, last = divmod(samples, batch_size)
+    if last and batches and (limit is None or limit > batches):
         raise InputChanged(
             f"The last batch of the {which} would be smaller: {samples} samples in batches of"
             f" {batch_size} leave {last}, and a program has one batch size.",

@@ -66,6 +66,22 @@ def test_gpt_bytes(device: str, tmp_path: Path) -> None:
     assert ("training program" in text) == (device == "CSX")
 
 
+@pytest.mark.parametrize("device", ["CSX", "CPU"])
+def test_custom_loop(device: str, tmp_path: Path) -> None:
+    text = run(
+        str(ROOT / "examples/custom_loop.py"),
+        f"--device={device}",
+        "--epochs=2",
+        f"--out={tmp_path / 'loop'}",
+        *(["--autogen-policy", "disabled"] if device == "CSX" else []),
+    )
+    assert float(text.rpartition("test accuracy ")[2]) > 0.7
+    assert text.count("  loss ") == 2  # steps 50 and 94
+    assert "step   94  test accuracy" in text
+    assert "checkpoint of step 94" in text
+    assert (tmp_path / "loop/last.pt").exists()
+
+
 @pytest.mark.compiler
 def test_the_step_benchmark(tmp_path: Path) -> None:
     path = tmp_path / "step.json"

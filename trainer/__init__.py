@@ -5,11 +5,16 @@
 
 Names are imported when they are first used, so that ``import fulgurite`` costs nothing.
 
-Trainer         Lightning's Trainer with ``device`` or ``backend`` (``fulgurite.trainer``)
-backend         makes a backend, or returns the live one (``fulgurite.backends``)
-CSConfig        the cluster's configuration (``fulgurite.backends``)
-global_step     the number of optimizer steps done, as a tensor (``fulgurite.backends.step_count``)
-TraceError      base of the errors about steps that are not static (``backends.csx.errors``)
+Trainer             Lightning's Trainer with ``device`` or ``backend`` (``fulgurite.trainer``)
+backend             makes a backend, or returns the live one (``fulgurite.backends``)
+current_backend     the live one, or None (``backends.backend``)
+CSConfig            the cluster's configuration (``fulgurite.backends``)
+compile, trace      for loops of one's own: a function as a program (``fulgurite.function``);
+                    ``fulgurite.utils.data.DataExecutor`` is the loop
+step_closure        a function that runs on the host after each step (``backends.closures``)
+checkpoint_closure  one that runs where a checkpoint is written (``backends.closures``)
+global_step         the number of steps done, as a tensor (``backends.step_count``)
+TraceError          base of the errors about steps that are not static (``backends.csx.errors``)
 """
 
 from __future__ import annotations
@@ -20,8 +25,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fulgurite.backends import CSConfig as CSConfig
     from fulgurite.backends import backend as backend
+    from fulgurite.backends.backend import current_backend as current_backend
+    from fulgurite.backends.closures import checkpoint_closure as checkpoint_closure
+    from fulgurite.backends.closures import step_closure as step_closure
     from fulgurite.backends.csx.errors import TraceError as TraceError
     from fulgurite.backends.step_count import global_step as global_step
+    from fulgurite.function import compile as compile
+    from fulgurite.function import trace as trace
     from fulgurite.trainer import Trainer as Trainer
 
 __version__ = "0.1.0"
@@ -29,12 +39,29 @@ __version__ = "0.1.0"
 _HOMES = {
     "Trainer": "fulgurite.trainer",
     "backend": "fulgurite.backends",
+    "current_backend": "fulgurite.backends.backend",
     "CSConfig": "fulgurite.backends",
     "global_step": "fulgurite.backends.step_count",
+    "compile": "fulgurite.function",
+    "trace": "fulgurite.function",
+    "step_closure": "fulgurite.backends.closures",
+    "checkpoint_closure": "fulgurite.backends.closures",
     "TraceError": "fulgurite.backends.csx.errors",
 }
 
-__all__ = ["CSConfig", "TraceError", "Trainer", "__version__", "backend", "global_step"]
+__all__ = [
+    "CSConfig",
+    "TraceError",
+    "Trainer",
+    "__version__",
+    "backend",
+    "checkpoint_closure",
+    "compile",
+    "current_backend",
+    "global_step",
+    "step_closure",
+    "trace",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -27,6 +27,7 @@ from torch import Tensor
 from fulgurite.backends import Backend, CSXBackend, backend_from
 from fulgurite.backends import backend as make_backend
 from fulgurite.backends.backend import current_backend, set_backend
+from fulgurite.backends.closures import checkpoint_written, watch_trainer
 from fulgurite.backends.csx.accelerator import CSXAccelerator
 from fulgurite.backends.csx.errors import TraceError
 from fulgurite.backends.csx.lines import user_frames
@@ -167,6 +168,17 @@ class Trainer(pl.Trainer):
         if logger is True or (logger is None and not barebones):
             arguments["logger"] = _default_logger(arguments["default_root_dir"])
         pl.Trainer.__init__.__wrapped__(self, **arguments)  # type: ignore[attr-defined]
+        watch_trainer(self)
+
+    def save_checkpoint(
+        self,
+        filepath: str | Path,
+        weights_only: bool | None = None,
+        storage_options: Any | None = None,
+    ) -> None:
+        """Write a checkpoint, as Lightning does; then run the checkpoint closures."""
+        super().save_checkpoint(filepath, weights_only, storage_options)
+        checkpoint_written(self)
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         """Lightning's run of a stage, in which ``fulgurite.global_step()`` counts."""

@@ -39,7 +39,7 @@ from fulgurite.backends.csx.errors import DynamicShape, FrozenNumber, Unsupporte
 from fulgurite.backends.csx.first_update import Unborn, first_updates
 from fulgurite.backends.csx.formulas import eager_formulas, plain_library_code, without_mkldnn
 from fulgurite.backends.csx.frozen import warn_of_frozen_reads
-from fulgurite.backends.csx.gradients import Gradients
+from fulgurite.backends.csx.gradients import Gradients, Handover
 from fulgurite.backends.csx.graph import Graph, Input, Kind, used_numbers
 from fulgurite.backends.csx.impure import impure_functions
 from fulgurite.backends.csx.inputs import BatchSpec
@@ -108,6 +108,7 @@ class Captured:
     reads: tuple[Access, ...]  # scalars of modules that the step's Python read
     changes: tuple[Access, ...]  # and those that it changed
     recording: Recording | None  # for later traces to be compared with
+    gradients: Handover
 
 
 def capture(
@@ -165,7 +166,7 @@ class Trace:
     ) -> None:
         self._world, self._run = world, run
         self._clears_gradients = clears_gradients
-        self._batch_spec = BatchSpec(batch)
+        self._batch_spec = BatchSpec(batch, world.leaf_name)
         self._newborn = list(self._births()) if first is None else []
         self._snapshot = Snapshot(world.objects())
         self._states = [(optimizer.state, dict(optimizer.state)) for optimizer in world.optimizers]
@@ -174,12 +175,14 @@ class Trace:
             world.unborn += [Unborn(newborn) for newborn in self._newborn if newborn.of_gradient]
         self._unborn = world.unborn if first is None else first.unborn
         self._parameters = world.parameters()
-        self.gradients = Gradients(self._parameters if world.trains else {})
+        self.gradients = Gradients(
+            self._parameters if world.trains else {}, world.gradients_on_host
+        )
         self._entries = entries_of(self._slots())
         self._names = {
             id(held.tensor): held.slots[0].name for entry in self._entries for held in entry.held
         }
-        self._number_slots = number_slots(world.optimizers)
+        self._number_slots = number_slots(world.named_optimizers())
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._inputs = list(self._make_inputs())
         self._guards: list[Guard] = []
@@ -192,7 +195,7 @@ class Trace:
         self._noted: list[NotedGroup] = []
 
     def _births(self) -> Iterator[Newborn]:
-        made_at = self._line_of("configure_optimizers")
+        made_at = self._world.line_of("configure_optimizers")
         for optimizer in self._world.optimizers:
             check_optimizer(optimizer, made_at)
             newborn = give_birth(optimizer, made_at)
@@ -200,12 +203,13 @@ class Trace:
                 yield newborn
 
     def _slots(self) -> Iterator[Slot]:
-        yield from module_slots(self._world.module)
+        yield from module_slots(self._world.module, self._world.root)
+        known = {id(p) for p in self._world.module.parameters()}
         for name, p in self._parameters.items():
-            if name.startswith("optimizers["):
+            if id(p) not in known:
                 yield Slot({0: p}, 0, name)
         names = {id(p): name for name, p in self._parameters.items()}
-        yield from optimizer_slots(self._world.optimizers, names)
+        yield from optimizer_slots(self._world.named_optimizers(), names)
         yield from (one.slot() for one in self._unborn)
 
     def _fake(self, tensor: Tensor) -> Tensor:
@@ -247,7 +251,9 @@ class Trace:
         return Recording(
             operations=operations,
             own=own,
-            constants=constant_sources(self._world.module, constants, self._accumulators),
+            constants=constant_sources(
+                self._world.module, self._world.root, constants, self._accumulators
+            ),
             outputs=self._outputs,
             unborn=self._unborn,
             states=self._states,
@@ -261,8 +267,11 @@ class Trace:
         self.refuse_the_rest()
         self._entries = release_rebound(self._rebound, self._entries, self._nodes)
         constants = constants_as_inputs(module, position=self._count_before_batch())
-        sources = constant_sources(self._world.module, constants, self._accumulators)
+        sources = constant_sources(
+            self._world.module, self._world.root, constants, self._accumulators
+        )
         self._add_constants(constants)
+        self._inputs = self.gradients.marked(self._inputs)
         graph = lower(Graph(module=module, inputs=tuple(self._inputs), mode=self._mode))
         self._unbear(graph)
         return Captured(
@@ -277,6 +286,7 @@ class Trace:
             reads=self._attributes.reads() if self._world.freezes else (),
             changes=self._attributes.changes(),
             recording=recording,
+            gradients=self.gradients.handover,
         )
 
     def _with_own_example(self, item: Input) -> Input:
@@ -305,7 +315,7 @@ class Trace:
                     stack.enter_context(patched(impure_functions(self._world.module)))
                 stack.enter_context(torch.inference_mode(False))
                 stack.enter_context(self._mode)
-                stack.enter_context(record_lines(boundary, self._line_of_hook))
+                stack.enter_context(record_lines(boundary, self._world.line_now))
                 stack.enter_context(patched(refused_seeding(self._fallback_line)))
                 stack.enter_context(self._contract)
                 stack.enter_context(patched([self._contract.in_backward()]))
@@ -318,7 +328,7 @@ class Trace:
         except (DynamicOutputShapeException, DataDependentOutputException) as error:
             raise DynamicShape(
                 f"{error.func} has a result whose shape depends on values.",
-                line=raised_at(error) or self._line_of_hook(),  # the step is off the stack by now
+                line=raised_at(error) or self._world.line_now(),  # the step is off the stack by now
                 remedy=MASKS,
             ) from None
         finally:
@@ -353,7 +363,7 @@ class Trace:
             with (
                 record_host_calls(self._world.trainer, self._world.schedulers) as calls,
                 torch.set_grad_enabled(self._world.trains),
-                self.gradients.hidden_from_steps(self._world.module.automatic_optimization),
+                self.gradients.hidden_from_steps(self._world.backward_is_lightnings),
                 first_updates(self._unborn),
                 self._attributes.watched(Trace._step.__code__),
                 self._constants,
@@ -431,7 +441,7 @@ class Trace:
                 raise FrozenNumber(
                     f"The step set param_groups['{key}'] from a Python value, which the program"
                     " would freeze.",
-                    line=group.lines.get(key) or self._line_of("training_step"),
+                    line=group.lines.get(key) or self._world.line_of("training_step"),
                     remedy="a learning-rate scheduler, or the host between steps:\n"
                     "      def on_train_batch_start(self, batch, batch_idx):\n"
                     f"          self.trainer.optimizers[0].param_groups[0][{key!r}] = ...",
@@ -468,17 +478,4 @@ class Trace:
 
     def _fallback_line(self) -> UserLine | None:
         """The user's line that runs now, or where they wrote the hook that does."""
-        return user_line(Trace._step.__code__) or self._line_of_hook()
-
-    def _line_of_hook(self) -> UserLine | None:
-        """Where the user wrote what now runs without a frame of theirs: by the current hook."""
-        module, trainer = self._world.module, self._world.trainer
-        hook = module._current_fx_name or ""
-        stage = {"test": "test_step", "predict": "predict_step"}.get(
-            str(trainer.state.stage), "training_step" if trainer.training else "validation_step"
-        )
-        made_at = self._line_of("configure_optimizers") if hook == "optimizer_step" else None
-        return made_at or self._line_of(hook) or self._line_of(stage)
-
-    def _line_of(self, hook: str) -> UserLine | None:
-        return UserLine.of_method(type(self._world.module), hook)
+        return user_line(Trace._step.__code__) or self._world.line_now()

@@ -23,7 +23,7 @@ from fulgurite.backends.csx.errors import ForeignState, StateChanged, Unsupporte
 from fulgurite.backends.csx.leaks import Born
 from fulgurite.backends.csx.lines import UserLine, line_of
 from fulgurite.backends.csx.logs import Accumulator
-from fulgurite.backends.csx.state import Layout
+from fulgurite.backends.csx.state import Layout, member
 
 LARGEST = 1 << 22  # elements; larger constants are not followed (assumed: none is looked at)
 
@@ -207,12 +207,13 @@ class Source:
 
 
 def constant_sources(
-    module: nn.Module, constants: list[Tensor], known: dict[int, Accumulator]
+    module: nn.Module, root: str, constants: list[Tensor], known: dict[int, Accumulator]
 ) -> list[Source | Accumulator]:
     """Find each constant in the lists, tuples and dicts that are attributes of modules.
 
     Args:
         module: where to look.
+        root: how the user reaches it.
         constants: the tensors.
         known: sources of some of them, by the tensor's identity.
 
@@ -224,8 +225,7 @@ def constant_sources(
     for path, owner in module.named_modules():
         for key, value in vars(owner).items():
             if type(value) in (list, tuple, dict) and key not in ("_parameters", "_buffers"):
-                name = f"self.{path}.{key}" if path else f"self.{key}"
-                _search(value, (key,), name, vars(owner), wanted, found)
+                _search(value, (key,), member(root, path, key), vars(owner), wanted, found)
     for constant in constants:
         if isinstance(constant.grad, FakeTensor):
             constant.grad = None

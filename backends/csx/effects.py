@@ -14,12 +14,16 @@ from typing import Any, Protocol
 
 import lightning.pytorch as pl
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torchmetrics import MaxMetric, Metric, MetricCollection, MinMetric
 from torchmetrics.aggregation import BaseAggregator
 
+from fulgurite.backends.closures import Closure, noted
 from fulgurite.backends.csx.logs import record_log
 from fulgurite.backends.csx.patches import patched
+from fulgurite.backends.csx.traced_numbers import TracedNumber
+from fulgurite.backends.csx.watched import unwatched
 
 
 class HostCall(Protocol):
@@ -27,7 +31,7 @@ class HostCall(Protocol):
 
     value: Any
 
-    def __call__(self, trainer: pl.Trainer, value: Any) -> None: ...
+    def __call__(self, value: Any) -> None: ...
 
 
 @dataclass(slots=True)
@@ -37,7 +41,7 @@ class SchedulerCall:
     step: Callable[..., None]
     value: Any
 
-    def __call__(self, trainer: pl.Trainer, value: Any) -> None:
+    def __call__(self, value: Any) -> None:
         """Step the scheduler."""
         args, kwargs = value
         self.step(*args, **kwargs)
@@ -51,19 +55,64 @@ class MetricCall:
     updates: int
     value: Any = None
 
-    def __call__(self, trainer: pl.Trainer, value: Any) -> None:
+    def __call__(self, value: Any) -> None:
         """Count."""
         attributes = vars(self.metric)  # past nn.Module.__setattr__, 3 µs a step (measured)
         attributes["_update_count"] += self.updates
         attributes["_computed"] = None
 
 
+class ClosureCall:
+    """One call of a ``step_closure`` or ``checkpoint_closure`` function inside the step.
+
+    Args:
+        closure: the function.
+        trainer: whose step it is, where Lightning runs it.
+        args: of the call; tensors are taken as they are now.
+        kwargs: the others.
+    """
+
+    def __init__(
+        self, closure: Closure, trainer: pl.Trainer | None, args: Any, kwargs: dict[str, Any]
+    ) -> None:
+        closure.check(trainer)
+        self._closure, self._trainer = closure, trainer
+        leaves, self._tree = pytree.tree_flatten((args, kwargs))
+        self._numbers = [i for i, leaf in enumerate(leaves) if isinstance(leaf, TracedNumber)]
+        self.value: Any = [_taken(leaf) for leaf in leaves]
+
+    def __call__(self, value: Any) -> None:
+        """Run it."""
+        for i in self._numbers:
+            value[i] = value[i].item()
+        args, kwargs = pytree.tree_unflatten(value, self._tree)
+        self._closure.run(args, kwargs, self._trainer, self)
+
+
+def _taken(leaf: Any) -> Any:
+    """A value for later: the step may still write a tensor."""
+    leaf = unwatched(leaf)
+    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
+
+
 @contextlib.contextmanager
-def record_host_calls(trainer: pl.Trainer, schedulers: list[Any]) -> Iterator[list[Any]]:
-    """Record logging and scheduler steps instead of doing them; yields the list, in order."""
+def record_host_calls(trainer: pl.Trainer | None, schedulers: list[Any]) -> Iterator[list[Any]]:
+    """Record logging, scheduler steps and closures instead of doing them; yields the list.
+
+    They are in the order of the calls, closures last: what they raise leaves the step complete.
+
+    Args:
+        trainer: whose step it is, where Lightning runs it.
+        schedulers: those that the step may call.
+    """
     calls: list[Any] = []
+    closures: list[ClosureCall] = []
+
+    def note(closure: Closure, args: Any, kwargs: Any) -> None:
+        closures.append(ClosureCall(closure, trainer, args, kwargs))
 
     def log(self: pl.LightningModule, *args: Any, **kwargs: Any) -> None:
+        assert trainer is not None
         call = record_log(calls, trainer, self, *args, **kwargs)
         if call is not None:
             calls.append(call)
@@ -71,9 +120,14 @@ def record_host_calls(trainer: pl.Trainer, schedulers: list[Any]) -> Iterator[li
     def record(step: Callable[..., None]) -> Callable[..., None]:
         return lambda *args, **kwargs: calls.append(SchedulerCall(step, (args, kwargs)))
 
-    changes = [(scheduler, "step", record(scheduler.step)) for scheduler in schedulers]
-    with patched([(pl.LightningModule, "log", log), *changes]):
+    changes: list[tuple[Any, str, Any]] = [
+        (scheduler, "step", record(scheduler.step)) for scheduler in schedulers
+    ]
+    if trainer is not None:
+        changes.append((pl.LightningModule, "log", log))
+    with patched(changes), noted(note):
         yield calls
+    calls += closures
 
 
 def _where_branch(tensor: Tensor, normalization: str | None) -> Tensor:

@@ -31,6 +31,8 @@ class Input:
     index: int
     name: str
     example: Tensor  # fake
+    kept: bool = False  # a gradient that is of use even where it is only written
+    zero: bool = False  # a gradient that is zero whenever the step begins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ strings in a batch are constants of the program; one that the step read may not 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from fulgurite.backends.csx.errors import InputChanged, UnsupportedInput
 from fulgurite.backends.csx.state import dtype_and_shape
 from fulgurite.backends.csx.watched import watch
 
-_CONSTANTS = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+CONSTANTS = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +46,17 @@ class Leaf:
 class BatchSpec:
     """Structure, shapes, dtypes and constants of the batch that a program was traced with.
 
+    Args:
+        batch: that batch.
+        name: the user's name of a leaf, by its path in the batch.
+
     Raises:
         UnsupportedInput: a leaf is neither a tensor nor a number, string or None.
     """
 
-    def __init__(self, batch: Any) -> None:
+    def __init__(self, batch: Any, name: Callable[[Any], str]) -> None:
         paths, self._tree = pytree.tree_flatten_with_path(batch)
-        self.leaves = tuple(_leaf(f"batch{pytree.keystr(path)}", value) for path, value in paths)
+        self.leaves = tuple(_leaf(name(path), value) for path, value in paths)
         self._kind = type(batch)
         children = self._tree.children() if self._kind in (tuple, list) else ()
         self._flat = bool(children) and all(child.is_leaf() for child in children)
@@ -170,7 +175,7 @@ def _leaf(name: str, value: Any) -> Leaf:
         if not value.is_contiguous() and 0 in stride:
             stride = torch.empty(value.shape, device="meta").stride()
         return Leaf(name, value.shape, stride, value.dtype, None)
-    if isinstance(value, _CONSTANTS):
+    if isinstance(value, CONSTANTS):
         return Leaf(name, None, (), None, value)
     raise UnsupportedInput(
         f"{name} is a {type(value).__name__}. A batch may hold tensors, numbers, strings and None"

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -18,6 +19,7 @@ from fulgurite.backends.csx.errors import LeakedTensor
 from fulgurite.backends.csx.lines import UserLine, user_line
 
 _ORIGIN = "_fulgurite_origin"
+_RESULT = "The result of the step"
 KEEP = (
     "self.last = x or self.outs.append(x), with an attribute or a list of the module, which are\n"
     "      filled after every step; return x from the step; or pass it to a @fulgurite.step_closure"
@@ -38,6 +40,13 @@ class Leaked(Tensor):
         _collect((args, kwargs), found)
         name, line = vars(found[0]).get(_ORIGIN, ("A tensor of the step", None))
         use = user_line()
+        if name == _RESULT:
+            raise LeakedTensor(
+                f"{name} has no value: the backend builds programs, and runs none.",
+                line=use,
+                remedy="a step_closure, which is not called then; or a backend without compile_only"
+                " and validate_only",
+            )
         where = f" at {use.place}" if use is not None else ""
         raise LeakedTensor(
             f"{name} was used{where}, after the trace that made it. It was kept outside of the"
@@ -45,6 +54,14 @@ class Leaked(Tensor):
             line=line,
             remedy=KEEP,
         )
+
+
+def valueless(example: Tensor) -> Leaked:
+    """A result of a step that was built and not run."""
+    empty = torch.empty_strided(example.shape, example.stride(), dtype=example.dtype, device="meta")
+    result: Leaked = Tensor._make_subclass(Leaked, empty)
+    vars(result)[_ORIGIN] = (_RESULT, None)
+    return result
 
 
 def _collect(value: Any, found: list[Leaked]) -> None:

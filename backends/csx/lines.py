@@ -15,7 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import CodeType, FrameType, ModuleType, TracebackType
+from types import CodeType, FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any
 
 import torch
@@ -48,6 +48,15 @@ class UserLine:
             return None
         return cls(code.co_filename, code.co_firstlineno, code.co_name)
 
+    @classmethod
+    def of_function(cls, function: FunctionType) -> UserLine:
+        """Where a function is defined: its ``def``, below the decorators."""
+        code = function.__code__
+        found = cls(code.co_filename, code.co_firstlineno, code.co_name)
+        while found.source.startswith("@"):
+            found = cls(found.file, found.line + 1, found.function)
+        return found
+
     @property
     def source(self) -> str:
         """The text of the line, without its indent."""
@@ -66,6 +75,14 @@ class UserLine:
 def is_library(frame: FrameType) -> bool:
     """Whether a frame belongs to a library rather than to the user: those named, or installed."""
     return _is_library(frame.f_code.co_filename, str(frame.f_globals.get("__name__", "")))
+
+
+def belongs_to_library(item: type | ModuleType | FunctionType) -> bool:
+    """The same of a class, a Python module, or a function."""
+    if isinstance(item, FunctionType):
+        return _is_library(item.__code__.co_filename, str(item.__globals__.get("__name__", "")))
+    module = item if isinstance(item, ModuleType) else sys.modules.get(item.__module__)
+    return _is_library(getattr(module, "__file__", None) or "", getattr(module, "__name__", ""))
 
 
 @functools.lru_cache(maxsize=4096)  # a trace asks for 28 frames an operation

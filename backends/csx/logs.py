@@ -78,7 +78,7 @@ class LogCall:
             result.value.copy_(meta.reduce_fx(result.value, value))
         return found
 
-    def __call__(self, trainer: pl.Trainer, value: Any) -> None:
+    def __call__(self, value: Any) -> None:
         """Tell the result that the program has updated it; ``value`` is the step's."""
         result, attributes = self.result, vars(self.result)  # past nn.Module.__setattr__
         if not result.is_tensor:

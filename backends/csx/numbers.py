@@ -31,6 +31,7 @@ class NumberSlot:
     group: int
     key: str
     index: int | None
+    owner: str  # the optimizer in messages
 
     def read(self, optimizers: list[Optimizer]) -> float:
         """Its value now."""
@@ -54,7 +55,7 @@ class NumberSlot:
 
     def __str__(self) -> str:
         part = "" if self.index is None else f"[{self.index}]"
-        return f"optimizers[{self.optimizer}].param_groups[{self.group}]['{self.key}']{part}"
+        return f"{self.owner}.param_groups[{self.group}]['{self.key}']{part}"
 
 
 def is_number(value: object) -> bool:
@@ -116,11 +117,15 @@ def _frozen(value: Any) -> Any:
     return copy.copy(value) if isinstance(value, set) else value
 
 
-def number_slots(optimizers: list[Optimizer]) -> list[NumberSlot]:
-    """All numbers of all groups, alone or in a list or tuple, in a fixed order."""
+def number_slots(optimizers: dict[str, Optimizer]) -> list[NumberSlot]:
+    """All numbers of all groups, alone or in a list or tuple, in a fixed order.
+
+    Args:
+        optimizers: by the names that messages have for them.
+    """
     return [
-        NumberSlot(o, g, key, index)
-        for o, optimizer in enumerate(optimizers)
+        NumberSlot(o, g, key, index, owner)
+        for o, (owner, optimizer) in enumerate(optimizers.items())
         for g, group in enumerate(optimizer.param_groups)
         for key, value in group.items()
         if key not in _NAMES

@@ -16,7 +16,15 @@ from fulgurite.backends.csx.state import Snapshot
 
 
 class BuiltOnly(Exception):
-    """A step was built and, as the backend asks, not run. No error: whoever calls it decides."""
+    """A step was built and, as the backend asks, not run. No error: whoever calls it decides.
+
+    Args:
+        result: what the step would return, with tensors that have no value.
+    """
+
+    def __init__(self, result: Any) -> None:
+        super().__init__()
+        self.result = result
 
 
 class _Silent(DummyLogger):

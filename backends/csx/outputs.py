@@ -81,6 +81,11 @@ def builder(outputs: Outputs) -> Callable[[Sequence[Tensor]], tuple[Any, Any, An
     return build
 
 
+def result_of(outputs: Outputs) -> Callable[[Sequence[Tensor]], Any]:
+    """A function that makes the step's result of a program's outputs, and does nothing else."""
+    return _filler(pytree.tree_unflatten(list(outputs.leaves), outputs.tree)["result"])
+
+
 def _filler(template: Any) -> Callable[[Sequence[Tensor]], Any]:
     """A function from a program's outputs to a copy of ``template`` with them in it."""
     if isinstance(template, Output):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fulgurite.backends.csx.capture import Captured
 from fulgurite.backends.csx.constants import Source
 from fulgurite.backends.csx.errors import UnsupportedInput
 from fulgurite.backends.csx.fabric import HostFabric, Loaded
+from fulgurite.backends.csx.gradients import held_gradients
 from fulgurite.backends.csx.graph import Kind
 from fulgurite.backends.csx.logs import Accumulator, LogCall
 from fulgurite.backends.csx.outputs import Outputs, builder
@@ -33,12 +33,7 @@ class Ready:
         self._fabric, self._loaded = fabric, loaded
         state = [item for item in graph.inputs if item.kind is Kind.STATE]
         self._binding = Binding(tuple(captured.entries[item.index] for item in state))
-        self._gradients = []
-        for item in graph.inputs:
-            if item.kind is Kind.GRADIENT:
-                example = item.example
-                zero = torch.empty_strided(example.shape, example.stride(), dtype=example.dtype)
-                self._gradients.append(gradients.setdefault(item.name, zero.zero_()))
+        self._gradients = held_gradients(graph.inputs, captured.gradients, gradients)
         self._takes_numbers = any(item.kind is Kind.NUMBERS for item in graph.inputs)
         self._takes_steps = any(item.kind is Kind.STEPS for item in graph.inputs)
         self._constants_read = [i.index for i in graph.inputs if i.kind is Kind.CONSTANT]
@@ -74,7 +69,9 @@ class Ready:
             batch: its tensors in the traced layout.
             given: its tensors as they came.
         """
-        inputs = self._binding.inputs() + self._gradients
+        inputs = self._binding.inputs()
+        gradients = [] if self._gradients is None else self._gradients.before()
+        inputs += gradients
         if self._takes_numbers:
             assert vector is not None
             inputs.append(vector)
@@ -89,6 +86,8 @@ class Ready:
             batch = [t.clone() if t.untyped_storage().data_ptr() in storages else t for t in batch]
         inputs += batch if self._takes_all else [batch[i] for i in self._batch]
         outputs = self._fabric.run(self._loaded, inputs)
+        if self._gradients is not None:
+            self._gradients.after(gradients)
         for i in self._written:
             if given[i] is not batch[i]:
                 given[i].copy_(batch[i])

@@ -34,7 +34,7 @@ def headline(fabric: HostFabric, program: Program, loads: list[Loaded]) -> str:
 
 
 def announce(
-    trainer: pl.Trainer,
+    trainer: pl.Trainer | None,
     fabric: HostFabric,
     backend: CSXBackend,
     program: Program,
@@ -65,9 +65,9 @@ def closing(backend: CSXBackend, programs: list[Program]) -> str:
     return f"{option}: the model is static. Nothing was compiled or trained."
 
 
-def say(trainer: pl.Trainer, line: str) -> None:
+def say(trainer: pl.Trainer | None, line: str) -> None:
     """Print a line above the progress bar, or, where there is none, to the log."""
-    bar = trainer.progress_bar_callback
+    bar = None if trainer is None else trainer.progress_bar_callback
     if bar is not None and getattr(bar, "is_enabled", False):
         bar.print(line)
     else:

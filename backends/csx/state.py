@@ -102,11 +102,21 @@ def slot_tensor(slot: Slot) -> Tensor:
     return value
 
 
-def module_slots(root: nn.Module) -> Iterator[Slot]:
-    """Parameters, buffers and plain tensor attributes of all modules; metric states are these."""
-    for path, module in root.named_modules():
-        owner = f"self.{path}" if path else "self"
-        for container in (module._parameters, module._buffers, module.__dict__):
+def member(*path: str) -> str:
+    """A dotted name of those parts that are not empty."""
+    return ".".join(part for part in path if part)
+
+
+def module_slots(module: nn.Module, root: str) -> Iterator[Slot]:
+    """Parameters, buffers and plain tensor attributes of all modules; metric states are these.
+
+    Args:
+        module: holds them all.
+        root: how the user reaches it.
+    """
+    for path, one in module.named_modules():
+        owner = member(root, path)
+        for container in (one._parameters, one._buffers, one.__dict__):
             for key, value in container.items():
                 if is_lazy(value):
                     raise UnsupportedState(
@@ -117,16 +127,16 @@ def module_slots(root: nn.Module) -> Iterator[Slot]:
                     yield Slot(container, key, f"{owner}.{key}")
 
 
-def optimizer_slots(optimizers: list[Optimizer], names: dict[int, str]) -> Iterator[Slot]:
+def optimizer_slots(optimizers: dict[str, Optimizer], names: dict[int, str]) -> Iterator[Slot]:
     """The state of all optimizers, and tensors among their groups' numbers (a tensor ``lr``)."""
-    for o, optimizer in enumerate(optimizers):
+    for owner, optimizer in optimizers.items():
         for key in optimizer.state:
-            name = f"optimizers[{o}].state[{names.get(id(key)) or brief(key)}]"
+            name = f"{owner}.state[{names.get(id(key)) or brief(key)}]"
             yield from _state_slots(optimizer.state, key, name)
         for g, group in enumerate(optimizer.param_groups):
             for option, value in group.items():
                 if isinstance(value, Tensor):
-                    yield Slot(group, option, f"optimizers[{o}].param_groups[{g}]['{option}']")
+                    yield Slot(group, option, f"{owner}.param_groups[{g}]['{option}']")
 
 
 def _state_slots(container: dict[Any, Any], key: Any, name: str) -> Iterator[Slot]:

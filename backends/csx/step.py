@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
+import torch.utils._pytree as pytree
 from torch import Tensor
 
 from fulgurite.backends.csx.attributes import FrozenScalars
@@ -21,7 +22,9 @@ from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.errors import InputChanged, StateChanged, TraceError
 from fulgurite.backends.csx.fabric import HostFabric, Loaded
 from fulgurite.backends.csx.first_update import Unborn
+from fulgurite.backends.csx.gradients import Handover, broken_gradient
 from fulgurite.backends.csx.inputs import BatchSpec
+from fulgurite.backends.csx.leaks import valueless
 from fulgurite.backends.csx.lines import UserLine
 from fulgurite.backends.csx.logs import begin_step
 from fulgurite.backends.csx.numbers import (
@@ -33,6 +36,7 @@ from fulgurite.backends.csx.numbers import (
     unused_guards,
 )
 from fulgurite.backends.csx.offline import BuiltOnly
+from fulgurite.backends.csx.outputs import result_of
 from fulgurite.backends.csx.program import Program, make_program
 from fulgurite.backends.csx.ready import Ready
 from fulgurite.backends.csx.retrace import retrace
@@ -69,6 +73,7 @@ class Built:
     ready: dict[str, Ready]
     scalars: FrozenScalars
     states: list[Any]  # the optimizers': kept, so that no identity is used twice
+    gradients: list[Handover]
     held_for: list[float] | None = None  # numbers for which the guards were found to hold
 
 
@@ -145,7 +150,7 @@ class StepFunction:
                 )
             ready = built.ready[entry]
             given = built.batch.tensors(batch) if ready.writes_batch else tensors
-            if ready.logs:
+            if ready.logs and self._world.trainer is not None:
                 begin_step(self._world.trainer, ready.logs)
             result, calls, values = ready.run(self._vector, tensors, given)
         except TraceError as error:
@@ -156,10 +161,8 @@ class StepFunction:
                 placed.add_note(note)
             raise placed from None
         self.runs += 1
-        if calls:
-            trainer = self._world.trainer
-            for call, value in zip(calls, values, strict=True):
-                call(trainer, value)
+        for call, value in zip(calls, values, strict=True):
+            call(value)
         return result
 
     def _retrace(self, built: Built, entry: str, run: Callable[[Any], Any], batch: Any) -> None:
@@ -174,21 +177,27 @@ class StepFunction:
 
     def _line(self) -> UserLine | None:
         """Where the user's step begins: the line of errors that no other line is to blame for."""
-        hook = f"{self.stage.partition(' ')[0]}_step"
-        return UserLine.of_method(type(self._world.module), hook)
+        return self._world.line_of(f"{self.stage.partition(' ')[0]}_step")
+
+    def check_modules(self) -> None:
+        """``check_state`` where a module was added, removed or replaced: quick, for every call."""
+        now = [child for children in self._children for child in children.values()]
+        if len(now) != len(self._descendants) or not all(map(is_, now, self._descendants)):
+            self.check_state()
 
     def check_state(self) -> None:
         """Verify that modules and tensors are those the programs were built on."""
-        before = self._modules
-        self._collect_conditions()
-        changed = [a for a, b in zip(before, self._modules, strict=False) if a is not b]
-        if self._built and (changed or len(before) != len(self._modules)):
+        before, now = self._modules, list(self._world.module.modules())
+        changed = [a for a, b in zip(before, now, strict=False) if a is not b]
+        if self._built and (changed or len(before) != len(now)):
             name = type(changed[0]).__name__ if changed else "one more or less"
             raise StateChanged(
                 f"The modules of the model changed after the {self.stage} program was built"
                 f" ({name}).",
-                remedy="replace modules before fit, for instance in setup() or configure_model()",
+                remedy="replace modules before the first step, for instance in setup() or"
+                " configure_model()",
             )
+        self._collect_conditions()
         for built in self._built:
             for ready in built.ready.values():
                 ready.check()
@@ -203,6 +212,8 @@ class StepFunction:
 
     def _collect_conditions(self) -> None:
         self._modules = list(self._world.module.modules())
+        self._children = [module._modules for module in self._modules if module._modules]
+        self._descendants = [child for one in self._children for child in one.values()]
         self._parameters = list(self._world.module.parameters()) if self._world.trains else []
 
     def _conditions(self) -> Conditions:
@@ -224,22 +235,22 @@ class StepFunction:
 
     def _select(self, conditions: Conditions, batch: Any) -> tuple[Built | None, list[Tensor]]:
         """The program that fits; (None, []) where another one may be built."""
-        why = ""
+        why, error = "", TraceError
         for built in self._built:
             if built.conditions != conditions:
-                why = self._changed(built.conditions, conditions)
+                why, error = self._changed(built.conditions, conditions), StateChanged
                 continue
             tensors = built.batch.accept(batch)
             if tensors is None:
-                why = built.batch.difference(batch)
+                why, error = built.batch.difference(batch), InputChanged
                 continue
-            broken = self._update_numbers(built)
+            broken = broken_gradient(built.gradients) or self._update_numbers(built)
             if broken is not None:
-                why = broken
+                why, error = broken, StateChanged
                 continue
             return built, tensors
         if self._built and len(self._built) >= self._backend.max_programs:
-            self._refuse(why)
+            self._refuse(error, why)
         return None, []
 
     def _changed(self, before: Conditions, now: Conditions) -> str:
@@ -249,7 +260,7 @@ class StepFunction:
                 raise StateChanged(
                     f"{type(module).__name__} was in {mode[was]} mode when the {self.stage} program"
                     f" was built, and now is in {mode[is_now]} mode.",
-                    remedy="set the mode before fit, and leave it",
+                    remedy="set the mode before the first step, and leave it",
                 )
         if before.requires_grad != now.requires_grad:
             names = [
@@ -272,16 +283,15 @@ class StepFunction:
             raise StateChanged(
                 "The state of an optimizer was replaced (load_state_dict, or cleared) while the"
                 " program works on it.",
-                remedy="fit(ckpt_path=...), or load it before fit",
+                remedy="load it before the first step, or by fit(ckpt_path=...)",
             )
         if before.options != now.options:
             return f"the param groups' options were {before.options}, and now are {now.options}"
         window = "(accumulate_grad_batches, gradient_clip_val, gradient_clip_algorithm)"
         return f"{window} was {before.settings}, and now is {now.settings}"
 
-    def _refuse(self, why: str) -> None:
+    def _refuse(self, error: type[TraceError], why: str) -> None:
         limit = self._backend.max_programs
-        error: type[TraceError] = InputChanged if why.startswith("batch") else StateChanged
         advice = "DataLoader(drop_last=True), or padding; or " if error is InputChanged else ""
         raise error(
             f"The {self.stage} step needs another program: {why}. The backend allows {limit} per"
@@ -326,7 +336,7 @@ class StepFunction:
             self.programs.append(program)
             self._announce(program, list(loads.values()))
             if self._backend.only_builds:
-                raise BuiltOnly
+                raise BuiltOnly(_without_values(captured))
         first = next(iter(captured.values()))
         used = frozenset().union(*(one.used_numbers for one in captured.values()))
         now = read_numbers(first.numbers, self._world.optimizers)
@@ -337,6 +347,7 @@ class StepFunction:
             batch=first.batch,
             numbers=first.numbers,
             states=[optimizer.state for optimizer in self._world.optimizers],
+            gradients=[one.gradients for one in captured.values() if one.gradients.decided_by],
             guards=tuple(guard for one in captured.values() for guard in one.guards) + unused,
             ready={
                 name: Ready(
@@ -362,6 +373,13 @@ class StepFunction:
             )
             for name, one in captured.items()
         }
+
+
+def _without_values(captured: dict[str, Captured]) -> Any:
+    """The result of a step that is not run."""
+    [*_, last] = captured.values()
+    nodes = pytree.tree_leaves(last.graph.module.graph.output_node().args[0])
+    return result_of(last.outputs)([valueless(node.meta["val"]) for node in nodes])
 
 
 def _clears_gradients(entry: str, entries: Collection[str]) -> bool:

@@ -27,6 +27,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch.optim import Optimizer
 
 from fulgurite.backends.backend import current_backend
+from fulgurite.backends.closures import checkpoint_written, watch_trainer
 from fulgurite.backends.csx import offline, report, rng
 from fulgurite.backends.csx.accelerator import CSXAccelerator
 from fulgurite.backends.csx.birth import giving_birth
@@ -40,7 +41,7 @@ from fulgurite.backends.csx.lines import user_line
 from fulgurite.backends.csx.precision import CSXPrecision, csx_precision
 from fulgurite.backends.csx.program import Program
 from fulgurite.backends.csx.step import STEP, Entries, StepFunction
-from fulgurite.backends.csx.world import World
+from fulgurite.backends.csx.world import LightningWorld
 
 LOOPS = "fulgurite.loops:install"
 """Who puts the CSX loops into a Trainer: a room above this one, so it is named, not imported."""
@@ -121,9 +122,10 @@ class StaticGraph(Strategy):
         if trainer.ckpt_path is None or trainer.state.fn != TrainerFn.FITTING:
             self.restored = None
         super().setup(trainer)
+        watch_trainer(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
-            world = World(
-                trainer=trainer,
+            world = LightningWorld(
+                run_by=trainer,
                 module=module,
                 optimizers=self.optimizers,
                 schedulers=[config.scheduler for config in self.lr_scheduler_configs],
@@ -132,7 +134,7 @@ class StaticGraph(Strategy):
             )
             self._training = self._step_function("training", world)
 
-    def _step_function(self, stage: str, world: World) -> StepFunction:
+    def _step_function(self, stage: str, world: LightningWorld) -> StepFunction:
         trainer = world.trainer
 
         def settings() -> tuple[Any, ...]:
@@ -210,7 +212,7 @@ class StaticGraph(Strategy):
         if step is None:
             name = stage if loader is None else f"{stage} {loader}"
             freezes = not self.backend.retrace_every_iteration
-            world = World(trainer=module.trainer, module=module, freezes=freezes)
+            world = LightningWorld(run_by=module.trainer, module=module, freezes=freezes)
             step = self._step_function(name, world)
             self._evaluating[stage, loader] = step
         return step(
@@ -259,6 +261,7 @@ class StaticGraph(Strategy):
             **{moment: rng.portable(states) for moment, states in self.data_position.items()},
         }
         super().save_checkpoint(checkpoint, filepath, storage_options)
+        checkpoint_written(self.lightning_module.trainer)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """An optimizer's state, without what its first update is still to make."""

@@ -17,13 +17,13 @@ PATIENCE_S = 2.0
 
 
 @contextlib.contextmanager
-def shown(trainer: pl.Trainer, doing: str) -> Iterator[None]:
+def shown(trainer: pl.Trainer | None, doing: str) -> Iterator[None]:
     """Show ``doing`` while the block runs, if it runs for more than two seconds.
 
     Below Lightning's Rich progress bar on a terminal it is a line with the seconds that passed,
     gone with the block. Else it is one plain line: above another kind of bar, or in the log.
     """
-    live = _line_below(trainer.progress_bar_callback, doing)
+    live = None if trainer is None else _line_below(trainer.progress_bar_callback, doing)
     say = functools.partial(report.say, trainer, f"CSX: {doing} ...")
     timer = threading.Timer(PATIENCE_S, say if live is None else live.start)
     timer.daemon = True  # a process that ends meanwhile does not wait for it

@@ -1,19 +1,22 @@
-"""What a step works on: trainer, module, optimizers; and how a failed trace is undone."""
+"""What a step works on: modules and optimizers; and how a failed trace is undone."""
 
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fulgurite.backends.csx import rng
 from fulgurite.backends.csx.first_update import Unborn
+from fulgurite.backends.csx.lines import UserLine
 from fulgurite.backends.csx.state import Snapshot
 
 
@@ -23,36 +26,58 @@ def _counter() -> Tensor:
 
 
 @dataclass(slots=True, kw_only=True)
-class World:
-    """What a step works on. Evaluation stages have no optimizers."""
+class World(ABC):
+    """What a step works on; the base of Lightning's and of a plain function's.
 
-    trainer: pl.Trainer
-    module: pl.LightningModule
+    Evaluation stages have no optimizers.
+    """
+
+    root: ClassVar[str]  # how the step's code reaches ``module``
+    module: nn.Module  # every module of the step is in it
     optimizers: list[Optimizer] = field(default_factory=list)
     schedulers: list[Any] = field(default_factory=list)
     trains: bool = False  # whether the step computes gradients
     unborn: list[Unborn] = field(default_factory=list)
     freezes: bool = True  # the step's Python runs once: the values that it reads stay
+    gradients_on_host: ClassVar[bool] = False  # whether the host sees them between steps
 
     _steps: Tensor = field(default_factory=_counter)
 
     def global_step(self) -> Tensor:
-        """How many optimizer steps were done, as a program's input: int64, without dimensions.
+        """How many steps were done, as a program's input: int64, without dimensions.
 
         Always the same tensor: making one takes 5 µs, filling it 1 (measured).
         """
-        return self._steps.fill_(self.trainer.global_step)
+        return self._steps.fill_(self.steps_done())
+
+    @property
+    def trainer(self) -> pl.Trainer | None:
+        """Whose step it is, where Lightning runs it."""
+        return None
+
+    @property
+    def backward_is_lightnings(self) -> bool:
+        """Whether Lightning calls ``backward`` (automatic optimization)."""
+        return False
+
+    def named_optimizers(self) -> dict[str, Optimizer]:
+        """The optimizers as messages call them."""
+        return {f"optimizers[{i}]": optimizer for i, optimizer in enumerate(self.optimizers)}
+
+    def leaf_name(self, path: Any) -> str:
+        """How messages call a leaf of the batch, by its path in it."""
+        return f"batch{pytree.keystr(path)}"
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Every parameter by its name: the module's, then those only an optimizer knows."""
+        """Every parameter by its name: the modules', then those only an optimizer knows."""
         found = dict(self.module.named_parameters())
         known = {id(p) for p in found.values()}
-        for o, optimizer in enumerate(self.optimizers):
+        for owner, optimizer in self.named_optimizers().items():
             for g, group in enumerate(optimizer.param_groups):
                 for i, p in enumerate(group["params"]):
                     if id(p) not in known:
                         known.add(id(p))
-                        found[f"optimizers[{o}].param_groups[{g}]['params'][{i}]"] = p
+                        found[f"{owner}.param_groups[{g}]['params'][{i}]"] = p
         return found
 
     def groups(self) -> list[dict[str, Any]]:
@@ -64,10 +89,63 @@ class World:
         yield from self.module.modules()
         yield from self.optimizers
         yield from self.schedulers
+
+    @abstractmethod
+    def steps_done(self) -> int:
+        """How many steps were done before this one."""
+
+    @abstractmethod
+    def line_of(self, hook: str) -> UserLine | None:
+        """Where the user wrote one of Lightning's hooks, or the function that stands for all."""
+
+    @abstractmethod
+    def line_now(self) -> UserLine | None:
+        """Where the user wrote what now runs without a frame of theirs."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LightningWorld(World):
+    """What a LightningModule's step works on."""
+
+    root = "self"
+    module: pl.LightningModule
+    run_by: pl.Trainer
+
+    @property
+    def trainer(self) -> pl.Trainer:
+        """Whose step it is."""
+        return self.run_by
+
+    @property
+    def backward_is_lightnings(self) -> bool:
+        """Whether the module has automatic optimization."""
+        return self.module.automatic_optimization
+
+    def objects(self) -> Iterator[object]:
+        """Whatever traced code may change on the host."""
+        yield from World.objects(self)
         yield from self.trainer.callbacks  # type: ignore[attr-defined]
         yield self.trainer
         yield self.trainer._logger_connector
         yield from self.trainer.strategy._lightning_optimizers
+
+    def steps_done(self) -> int:
+        """Lightning's ``global_step``."""
+        return self.trainer.global_step
+
+    def line_of(self, hook: str) -> UserLine | None:
+        """Where the user wrote one of Lightning's hooks."""
+        return UserLine.of_method(type(self.module), hook)
+
+    def line_now(self) -> UserLine | None:
+        """Where the user wrote the hook that now runs."""
+        hook = self.module._current_fx_name or ""
+        stage = {"test": "test_step", "predict": "predict_step"}.get(
+            str(self.trainer.state.stage),
+            "training_step" if self.trainer.training else "validation_step",
+        )
+        made_at = self.line_of("configure_optimizers") if hook == "optimizer_step" else None
+        return made_at or self.line_of(hook) or self.line_of(stage)
 
 
 @contextlib.contextmanager

@@ -258,6 +258,7 @@ def test_passes_are_pure(monkeypatch: pytest.MonkeyPatch) -> None:
         "drop_renames",
         "functionalize",
         "drop_renames",
+        "fold_zeros",
         "simplify",
         "prune",
     ]

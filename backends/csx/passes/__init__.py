@@ -3,6 +3,7 @@
 drop_renames    no operations that only rename
 functionalize   no in-place operations but the final write of each state; decomposed
 drop_renames    none that this added
+fold_zeros      fold away additions to gradients that are zero
 simplify        none that repeat another, no dead ones
 prune           no inputs that nothing reads
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fulgurite.backends.csx.graph import Graph
+from fulgurite.backends.csx.passes.fold import fold_zeros
 from fulgurite.backends.csx.passes.functionalize import functionalize
 from fulgurite.backends.csx.passes.prune import prune
 from fulgurite.backends.csx.passes.realize import realize_scalars
@@ -26,6 +28,7 @@ PASSES: tuple[Callable[[Graph], Graph], ...] = (
     drop_renames,
     functionalize,
     drop_renames,
+    fold_zeros,
     simplify,
     prune,
 )

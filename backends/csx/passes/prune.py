@@ -15,7 +15,8 @@ def prune(graph: Graph) -> Graph:
     fresh = graph.copied()
     kept = []
     for entry, node in zip(graph.inputs, list(fresh.find_nodes(op="placeholder")), strict=True):
-        if entry.kind is Kind.GRADIENT and all(_overwrites(user, node) for user in node.users):
+        only_written = all(_overwrites(user, node) for user in node.users)
+        if entry.kind is Kind.GRADIENT and only_written and not entry.kept:
             for user in sorted(node.users, reverse=True):
                 user.replace_all_uses_with(user.args[1])
                 fresh.erase_node(user)

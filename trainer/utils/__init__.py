@@ -1,0 +1,4 @@
+"""Around a hand-written loop.
+
+data    DataExecutor: batches, and which steps closures run on
+"""
