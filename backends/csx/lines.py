@@ -59,7 +59,8 @@ class UserLine:
 
     @property
     def source(self) -> str:
-        """The text of the line, without its indent."""
+        """The text of the line as it is in the file now, without its indent."""
+        linecache.checkcache(self.file)
         return linecache.getline(self.file, self.line).strip()
 
     @property

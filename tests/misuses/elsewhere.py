@@ -81,5 +81,6 @@ def first_line(error: BaseException | None) -> str:
     if error is None:
         return RUNS
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
-    text = f"{type(error).__name__}: {lines[0]}"
+    begins = lines[0].endswith(":") and len(lines) > 1
+    text = f"{type(error).__name__}: {' '.join(lines[: 1 + begins])}"
     return text if len(text) <= 180 else f"{text[:177]}..."

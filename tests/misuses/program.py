@@ -181,7 +181,8 @@ def run(code: Code, folder: Path, *, static: bool = True, compiled: bool = False
 
     class Recorder(pl.Callback):
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *args: Any) -> None:
-            losses.append(float(outputs["loss"]))
+            if outputs:
+                losses.append(float(outputs["loss"]))
 
     options: dict[str, Any] = {**QUIET, "max_epochs": 1, "callbacks": [Recorder()]}
     if static:
