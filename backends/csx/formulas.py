@@ -19,6 +19,13 @@ from fulgurite.backends.csx.patches import patched
 from fulgurite.backends.csx.scalars import as_tensor
 from fulgurite.backends.csx.traced_numbers import as_number, is_traced
 
+TRACEABLE: dict[Any, Any] = {
+    torch.ops.aten._efficientzerotensor.default: torch.ops.aten.zeros.default
+}
+"""Operations by one that gives the same numbers. The tangents that forward mode need not compute
+are zero tensors without memory; their products are laid out on the device "meta", from which second
+derivatives (``torch.func.hessian`` in a loss) then do not come back under fakes (torch 2.13)."""
+
 
 @contextlib.contextmanager
 def without_mkldnn() -> Iterator[None]:
