@@ -50,6 +50,7 @@ from fulgurite.backends.csx.leftovers import (
 from fulgurite.backends.csx.lines import UserLine, raised_at, record_lines, user_line
 from fulgurite.backends.csx.logs import Accumulator, LogCall
 from fulgurite.backends.csx.mathematics import traced_math
+from fulgurite.backends.csx.moved import Moved
 from fulgurite.backends.csx.numbers import (
     NumberSlot,
     as_vector,
@@ -155,6 +156,7 @@ class Trace:
         self._modules = list(world.module.modules())
         self._nodes: dict[int, fx.Node] = {}  # of each state tensor
         self._rebound: list[Held] = []
+        self._moved = Moved()
 
     def _births(self) -> Iterator[Newborn]:
         made_at = self._line_of("configure_optimizers")
@@ -230,7 +232,9 @@ class Trace:
                 stack.enter_context(self._mode)
                 stack.enter_context(record_lines(boundary, self._line_of_hook))
                 stack.enter_context(
-                    Contract(self._fallback_line, self.describe, self._constants.value_of)
+                    Contract(
+                        self._fallback_line, self.describe, self._constants.value_of, self._set_data
+                    )
                 )
                 return make_fx(self._step, tracing_mode="fake", _allow_non_fake_inputs=True)(
                     *[entry.example for entry in self._inputs]
@@ -337,7 +341,14 @@ class Trace:
         )
         for call in calls:
             call.value = None
+        self._moved.write_back()
         return outputs
+
+    def _set_data(self, tensor: Tensor, value: Tensor) -> None:
+        if storage_of(tensor) in self._boundaries or self._moved.holds(tensor):
+            self._moved.move(tensor, value)
+        else:
+            tensor.detach().copy_(value)
 
     def _check_numbers(self) -> None:
         for group, installed in zip(self._world.groups(), self._installed, strict=True):

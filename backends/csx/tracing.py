@@ -75,6 +75,7 @@ class Contract(TorchFunctionMode):
         line: the user's line that runs now.
         describe: the name of a tensor, as the user knows it.
         known: the value of a traced tensor that follows from constants alone, or None.
+        move: ``tensor.data = value``.
     """
 
     def __init__(
@@ -82,9 +83,10 @@ class Contract(TorchFunctionMode):
         line: Callable[[], UserLine | None],
         describe: Callable[[Tensor], str],
         known: Callable[[Tensor], Tensor | None],
+        move: Callable[[Tensor, Tensor], None],
     ) -> None:
         super().__init__()
-        self._line, self._describe, self._known = line, describe, known
+        self._line, self._describe, self._known, self._move = line, describe, known, move
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -161,7 +163,7 @@ class Contract(TorchFunctionMode):
         )
 
     def _set_data(self, tensor: Tensor, value: Tensor) -> None:
-        """``p.data = value``: a copy into it, for the memory of state does not move."""
+        """``p.data = value``, of the same shape and dtype."""
         if (tensor.shape, tensor.dtype) != (value.shape, value.dtype):
             raise UnsupportedState(
                 f"The step gave {self._describe(tensor)} other .data, {brief(value)} for"
@@ -169,8 +171,7 @@ class Contract(TorchFunctionMode):
                 line=self._line(),
                 remedy="keep its shape and dtype",
             )
-        with torch.no_grad():
-            tensor.detach().copy_(value)
+        self._move(tensor, value)
 
     def _refuse_move(self, tensor: Tensor, func: Any) -> None:
         """`.cpu()` is a host read where the user wrote it; libraries call it as a no-op."""
