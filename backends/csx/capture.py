@@ -34,7 +34,7 @@ from fulgurite.backends.csx.constants import (
 from fulgurite.backends.csx.effects import record_host_calls, static_metrics
 from fulgurite.backends.csx.errors import DynamicShape, UnsupportedInput, UnsupportedState
 from fulgurite.backends.csx.first_update import Unborn, first_updates
-from fulgurite.backends.csx.formulas import eager_formulas, plain_library_code, without_mkldnn
+from fulgurite.backends.csx.formulas import eager_formulas, plain_library_code
 from fulgurite.backends.csx.frozen import warn_of_frozen_reads
 from fulgurite.backends.csx.gradients import Gradients
 from fulgurite.backends.csx.graph import Graph, Input, Kind, used_numbers
@@ -224,7 +224,6 @@ class Trace:
                 stack.enter_context(static_metrics(self._world.module))
                 stack.enter_context(fused_rounding(self._world.optimizers))
                 stack.enter_context(eager_formulas(self._world.optimizers))
-                stack.enter_context(without_mkldnn())
                 stack.enter_context(traced_math())
                 stack.enter_context(plain_library_code())
                 stack.enter_context(warn_of_frozen_reads())

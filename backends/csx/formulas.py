@@ -30,7 +30,10 @@ derivatives (``torch.func.hessian`` in a loss) then do not come back under fakes
 
 @contextlib.contextmanager
 def without_mkldnn() -> Iterator[None]:
-    """nn.LSTM takes an opaque oneDNN path that does not trace."""
+    """For ``torch.lstm``, which takes an opaque oneDNN path that does not trace.
+
+    Not for a whole trace: the layout of a convolution's result (``channels_last``) rests on it.
+    """
     before = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:

@@ -34,7 +34,7 @@ from fulgurite.backends.csx.errors import (
     TraceError,
     UnsupportedState,
 )
-from fulgurite.backends.csx.formulas import host_value
+from fulgurite.backends.csx.formulas import host_value, without_mkldnn
 from fulgurite.backends.csx.lines import UserLine, is_library, top_package
 from fulgurite.backends.csx.scalars import call_with_numbers
 from fulgurite.backends.csx.state import brief
@@ -246,8 +246,14 @@ def _stacked(args: Any, kwargs: Any) -> Any:
     return built(data).to(**options).requires_grad_(kwargs.get("requires_grad", False))
 
 
+def _plain_lstm(args: Any, kwargs: Any) -> Any:
+    with without_mkldnn():
+        return torch.lstm(*args, **kwargs)
+
+
 _STATIC_TWINS: dict[Any, Callable[[Any, Any], Any]] = {
     torch.bincount: _static_bincount,
     Tensor.bincount: _static_bincount,
     torch.tensor: _stacked,
+    torch.lstm: _plain_lstm,
 }
