@@ -9,8 +9,9 @@ state; tensors in other attributes are outputs; logging and the like are host ca
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -32,7 +33,7 @@ from fulgurite.backends.csx.constants import (
     constants_as_inputs,
 )
 from fulgurite.backends.csx.effects import record_host_calls, static_metrics
-from fulgurite.backends.csx.errors import DynamicShape, UnsupportedInput, UnsupportedState
+from fulgurite.backends.csx.errors import DynamicShape, FrozenNumber, UnsupportedInput
 from fulgurite.backends.csx.first_update import Unborn, first_updates
 from fulgurite.backends.csx.formulas import eager_formulas, plain_library_code
 from fulgurite.backends.csx.frozen import warn_of_frozen_reads
@@ -47,9 +48,16 @@ from fulgurite.backends.csx.leftovers import (
     release_rebound,
     sort_state,
 )
-from fulgurite.backends.csx.lines import UserLine, raised_at, record_lines, user_line
+from fulgurite.backends.csx.lines import (
+    UserLine,
+    line_of,
+    raised_at,
+    record_lines,
+    user_line,
+)
 from fulgurite.backends.csx.logs import Accumulator, LogCall
 from fulgurite.backends.csx.mathematics import traced_math
+from fulgurite.backends.csx.misuse import MASKS, refused_scalar, refused_seeding
 from fulgurite.backends.csx.moved import Moved
 from fulgurite.backends.csx.numbers import (
     NumberSlot,
@@ -60,6 +68,7 @@ from fulgurite.backends.csx.numbers import (
 )
 from fulgurite.backends.csx.outputs import Outputs, numbered
 from fulgurite.backends.csx.passes import lower
+from fulgurite.backends.csx.patches import patched
 from fulgurite.backends.csx.rounding import fused_rounding
 from fulgurite.backends.csx.scalars import forget_failed_reads
 from fulgurite.backends.csx.stand_ins import stand_in_for, storage_of, swap
@@ -74,7 +83,7 @@ from fulgurite.backends.csx.state import (
     optimizer_slots,
 )
 from fulgurite.backends.csx.traced_numbers import Guard
-from fulgurite.backends.csx.tracing import MASKS, Contract
+from fulgurite.backends.csx.tracing import Contract
 from fulgurite.backends.csx.watched import WATCHED
 from fulgurite.backends.csx.world import World
 
@@ -114,6 +123,9 @@ def capture(
     try:
         return Trace(world, run, batch, clears_gradients).result()
     except TypeError as error:
+        scalar = re.match(r"(\w+)\(\): argument '(\w+)'.* must be \w+, not FakeTensor", str(error))
+        if scalar is not None:  # torch looks at alpha= before any mode does
+            raise refused_scalar("A tensor", scalar[1], scalar[2], raised_at(error)) from None
         if WATCHED not in str(error):
             raise
         raise UnsupportedInput(
@@ -153,6 +165,9 @@ class Trace:
         self._inputs = list(self._make_inputs())
         self._guards: list[Guard] = []
         self._constants = Constants(self._fallback_line)
+        self._contract = Contract(
+            self._fallback_line, self.describe, self._constants.value_of, self._set_data
+        )
         self._modules = list(world.module.modules())
         self._nodes: dict[int, fx.Node] = {}  # of each state tensor
         self._rebound: list[Held] = []
@@ -197,6 +212,8 @@ class Trace:
         """Trace, lower, and sort what the step left behind."""
         module = self._traced()
         forget_failed_reads(module.graph)
+        self._inputs = [self._with_own_example(item) for item in self._inputs]
+        self._constants.born.spoil_the_living(self._origin)
         refuse_the_rest(self._snapshot, self._modules, self._world.module)
         self._entries = release_rebound(self._rebound, self._entries, self._nodes)
         constants = constants_as_inputs(module, position=self._count_before_batch())
@@ -215,6 +232,15 @@ class Trace:
             outputs=self._outputs,
         )
 
+    def _with_own_example(self, item: Input) -> Input:
+        """An input without the tensor that the step saw: the user may have kept it."""
+        if item.kind is not Kind.BATCH:
+            return item
+        seen = item.example
+        with self._mode:
+            own = torch.empty_strided(seen.shape, seen.stride(), dtype=seen.dtype)
+        return replace(item, example=own)
+
     def _traced(self) -> fx.GraphModule:
         """The step as a graph, with everything changed that keeps it from being one."""
         boundary = Trace._step.__code__
@@ -230,14 +256,14 @@ class Trace:
                 stack.enter_context(torch.inference_mode(False))
                 stack.enter_context(self._mode)
                 stack.enter_context(record_lines(boundary, self._line_of_hook))
-                stack.enter_context(
-                    Contract(
-                        self._fallback_line, self.describe, self._constants.value_of, self._set_data
-                    )
-                )
-                return make_fx(self._step, tracing_mode="fake", _allow_non_fake_inputs=True)(
+                stack.enter_context(patched(refused_seeding(self._fallback_line)))
+                stack.enter_context(self._contract)
+                traced = make_fx(self._step, tracing_mode="fake", _allow_non_fake_inputs=True)(
                     *[entry.example for entry in self._inputs]
                 )
+            if self._contract.refused is not None:  # and caught by code in between
+                raise self._contract.refused
+            return traced
         except (DynamicOutputShapeException, DataDependentOutputException) as error:
             raise DynamicShape(
                 f"{error.func} has a result whose shape depends on values.",
@@ -264,7 +290,10 @@ class Trace:
         given: dict[Kind, list[Tensor]] = {kind: [] for kind in Kind}
         for item, tensor in zip(self._inputs, flat, strict=True):
             given[item.kind].append(tensor)
+        self._tracker = get_innermost_proxy_mode().tracer.tensor_tracker  # type: ignore[union-attr]
         self._boundaries = {storage_of(tensor) for tensor in flat}
+        for tensor in given[Kind.BATCH]:
+            self._constants.born.add(tensor)
         leaves = zip(given[Kind.BATCH], self._batch_spec.tensor_leaves(), strict=True)
         self._names |= {id(tensor): leaf.name for tensor, leaf in leaves}
         with self._inputs_in_place(given):
@@ -291,11 +320,10 @@ class Trace:
                     stand_in = stand_in_for(held.tensor, entry.view(base, i))
                     self.gradients.watch(held.tensor, stand_in)
                     swapped.append((held.tensor, stand_in))
-            proxies = get_innermost_proxy_mode().tracer.tensor_tracker  # type: ignore[union-attr]
             for tensor, stand_in in swapped:
                 swap(tensor, stand_in)
-                proxies[tensor] = proxies[stand_in]  # they go by the object, which stayed
-                self._nodes[id(tensor)] = proxies[stand_in].proxy.node
+                self._tracker[tensor] = self._tracker[stand_in]  # by the object, which stayed
+                self._nodes[id(tensor)] = self._tracker[stand_in].proxy.node
             self.gradients.put(given[Kind.GRADIENT])
             for vector in given[Kind.NUMBERS]:
                 self._guards = install(self._number_slots, vector, self._world.optimizers)
@@ -353,7 +381,7 @@ class Trace:
         for group, installed in zip(self._world.groups(), self._installed, strict=True):
             for key in {**installed, **group}:
                 if group.get(key) is not installed.get(key) and key != "params":
-                    raise UnsupportedState(
+                    raise FrozenNumber(
                         f"The step set param_groups['{key}'] from a Python value, which the"
                         " program would freeze.",
                         line=self._line_of("optimizer_step") or self._line_of("training_step"),
@@ -373,8 +401,22 @@ class Trace:
         self._world.unborn = [one for one in unborn if one.state.keys() & set(one.newborn.keys)]
 
     def describe(self, tensor: Tensor) -> str:
-        """The user's name of a tensor."""
-        return self._names.get(id(tensor)) or f"A tensor computed in the step ({brief(tensor)})"
+        """The user's name of a tensor, or where it was made; for the begin of a sentence."""
+        name = self._names.get(id(tensor))
+        if name is not None:
+            return name
+        origin, line = self._contract.origin(tensor), self._line_of_tensor(tensor)
+        if origin is None or line is None:
+            return f"A tensor computed in the step ({brief(tensor)})"
+        return f"The result of {origin}, {line.place} ({brief(tensor)})"
+
+    def _origin(self, tensor: Tensor) -> tuple[str, UserLine | None]:
+        return self.describe(tensor), self._line_of_tensor(tensor)
+
+    def _line_of_tensor(self, tensor: Tensor) -> UserLine | None:
+        """The user's line that a traced tensor came from."""
+        found = self._tracker.get(tensor)
+        return None if found is None else line_of(found.proxy.node)
 
     def _fallback_line(self) -> UserLine | None:
         """The user's line that runs now, or where they wrote the hook that does."""

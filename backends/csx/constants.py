@@ -19,9 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fulgurite.backends.csx.default_dtype import with_explicit_dtype
-from fulgurite.backends.csx.errors import StateChanged, UnsupportedState
+from fulgurite.backends.csx.errors import ForeignState, StateChanged, UnsupportedState
 from fulgurite.backends.csx.formulas import TRACEABLE
-from fulgurite.backends.csx.lines import UserLine
+from fulgurite.backends.csx.leaks import Born
+from fulgurite.backends.csx.lines import UserLine, line_of
 from fulgurite.backends.csx.logs import Accumulator
 from fulgurite.backends.csx.state import Layout
 
@@ -38,11 +39,15 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         line: the user's line that runs now.
+
+    Attributes:
+        born: every tensor that the trace made.
     """
 
     def __init__(self, line: Callable[[], UserLine | None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._line = line
+        self._line, self.born = line, Born()
+        self._foreign: set[int] = set()  # storages of fakes over tensors that no module holds
         self._values: Any = WeakIdKeyDictionary()
         self._spoiled: set[int] = set()  # storages
         self._alive: list[Tensor] = []  # so that no storage's identity is used twice
@@ -61,6 +66,12 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._check_writes(func, args, kwargs)
         known = all(self._value(t) is not None for t in tensors)
         result = func(*args, **kwargs)
+        for output in pytree.tree_leaves(result):
+            if isinstance(output, FakeTensor):
+                self.born.add(output)
+                if _is_view(func) and not all(isinstance(t, FakeTensor) for t in tensors):
+                    self._foreign.add(output.untyped_storage()._cdata)
+                    self._alive.append(output)
         if known and self._follows(func, result):
             self._compute(func, args, kwargs, result)
         elif func._schema.is_mutable:
@@ -72,11 +83,13 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _check_writes(self, func: Any, args: Any, kwargs: Any) -> None:
         for tensor in _written(func, args, kwargs):
-            if not isinstance(tensor, FakeTensor):
-                raise UnsupportedState(
+            foreign = not isinstance(tensor, FakeTensor)
+            if foreign or tensor.untyped_storage()._cdata in self._foreign:
+                raise ForeignState(
                     "The step changes a tensor that no module holds (a global, a closure's).",
                     line=self._line(),
-                    remedy="self.register_buffer(name, tensor), changed in place",
+                    remedy='self.register_buffer("total", torch.zeros(4)) in __init__, and'
+                    " self.total.add_(x) in the step",
                 )
 
     def _value(self, tensor: Tensor) -> Tensor | None:
@@ -107,6 +120,13 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._alive.append(value)
 
 
+def _is_view(func: Any) -> bool:
+    """Whether an operation's result shares the memory of an argument; not so a literal's."""
+    returns = func._schema.returns
+    shares = bool(returns) and returns[0].alias_info is not None
+    return shares and not func._schema.is_mutable and func is not torch.ops.aten.lift_fresh.default
+
+
 def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
     """The tensors that an operation writes, among its arguments."""
     arguments = func._schema.arguments
@@ -124,6 +144,9 @@ def constants_as_inputs(module: fx.GraphModule, position: int) -> list[Tensor]:
 
     As attributes of the graph they would be copied into the compiled program, and a change in place
     on the host would go unseen.
+
+    Raises:
+        UnsupportedState: one of them is a fake, whose operations are not in the graph.
     """
     graph = module.graph
     before = list(graph.nodes)[position]  # placeholders come first
@@ -134,6 +157,13 @@ def constants_as_inputs(module: fx.GraphModule, position: int) -> list[Tensor]:
         value = getattr(module, target)
         if not isinstance(value, Tensor):
             continue
+        if isinstance(value, FakeTensor):
+            raise UnsupportedState(
+                "The step uses a tensor that was computed where the trace does not see it: in"
+                " another thread, or by an earlier trace.",
+                line=line_of(node) or line_of(next(iter(node.users))),
+                remedy="compute it in the step itself, in its own thread",
+            )
         if id(value) not in placeholders:
             with graph.inserting_before(before):
                 placeholders[id(value)] = graph.placeholder(f"constant_{len(constants)}")

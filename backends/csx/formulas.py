@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch._dynamo.config
 import torch.utils.checkpoint
 from torch import Tensor
-from torch._dynamo import config as dynamo
 from torch.distributions import Distribution
 from torch.optim import Optimizer, _adafactor, asgd, radam
 
@@ -131,7 +131,8 @@ def plain_library_code() -> Iterator[None]:
 
     ``torch.utils.checkpoint`` runs its function once and stores nothing twice: traced as it is, a
     dropout inside would get two masks and silently wrong gradients. ``torch.distributions`` checks
-    the values of its arguments.
+    the values of its arguments. ``torch.compile`` refuses to run under a trace. ``logging`` prints
+    the errors of formatting a tensor instead of raising them: the trace raises them at its end.
     """
 
     def plain(*args: Any, **kwargs: Any) -> Iterator[None]:
@@ -148,9 +149,9 @@ def plain_library_code() -> Iterator[None]:
         (torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", plain),
         (torch.utils.checkpoint, "CheckpointFunction", Plain),
         (Distribution, "_validate_args", False),
+        (logging, "raiseExceptions", False),
     ]
-    # a function under torch.compile: the whole step is compiled, so it runs as it was written
-    with patched(changes), dynamo.patch(error_on_nested_fx_trace=False):
+    with patched(changes), torch._dynamo.config.patch(error_on_nested_fx_trace=False):
         log.setLevel(logging.CRITICAL)  # a method, which also forgets cached answers
         try:
             yield

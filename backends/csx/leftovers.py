@@ -20,9 +20,11 @@ from torchmetrics import Metric
 
 from fulgurite.backends.csx.effects import MetricCall
 from fulgurite.backends.csx.errors import UnsupportedState
+from fulgurite.backends.csx.leaks import Leaked
 from fulgurite.backends.csx.lines import UserLine
 from fulgurite.backends.csx.stand_ins import storage_of
 from fulgurite.backends.csx.state import Entry, Held, Snapshot, brief
+from fulgurite.backends.csx.traced_numbers import TracedNumber
 
 _TORCHS = "_opt_called"  # by which schedulers know that an optimizer has stepped
 IN_PLACE = "change it in place (tensor.copy_(...)), or untie it before fit"
@@ -200,27 +202,38 @@ def refuse_the_rest(snapshot: Snapshot, modules: list[nn.Module], module: nn.Mod
         items = list(container.items() if isinstance(container, dict) else enumerate(container))
         for key, value in items:
             where = f"{name}.{key}" if container is vars(root) else f"{name}[{brief(key)}]"
-            if snapshot.before(value) is None and holds_traced(value):
+            replaced = _before(copy, key)
+            belongs = isinstance(root, Optimizer) or key in getattr(root, "_parameters", ())
+            frozen = value is not replaced and (belongs or isinstance(replaced, Tensor))
+            if frozen and holds_traced(value):
                 raise UnsupportedState(
-                    f"The step left a traced tensor in {where}, where it would stay as it is.",
-                    remedy="keep it in an attribute of the module, or append it to a list that is"
-                    " one: both are filled after every step",
+                    f"The step put a traced tensor into {where}, where the next step would not"
+                    " find it.",
+                    remedy="state has its place from the start, and changes there:\n"
+                    '      self.register_buffer("kept", torch.zeros(4)) in __init__, and'
+                    " self.kept.copy_(x) in the step",
                 )
-            before = copy.get(key) if isinstance(copy, dict) else None
-            counts = type(value) in (int, float, bool) and value != before and key != _TORCHS
+            counts = type(value) in (int, float, bool) and value != replaced and key != _TORCHS
             if isinstance(root, Optimizer) and isinstance(container, dict) and counts:
                 kind = "flag" if type(value) is bool else "number"
                 raise UnsupportedState(
                     f"{type(root).__name__} changed a Python {kind} in its step ({where}, from"
-                    f" {before!r} to {value!r}), which the program would freeze.",
+                    f" {replaced!r} to {value!r}), which the program would freeze.",
                     remedy="a tensor in optimizer.state[p], changed in place",
                 )
 
 
+def _before(copy: Any, key: Any) -> Any:
+    """What was in a place of a container, by the container's copy."""
+    if isinstance(copy, dict):
+        return copy.get(key)
+    return copy[key] if isinstance(copy, list) and key < len(copy) else None
+
+
 def holds_traced(value: Any) -> bool:
     """Whether a value is a traced tensor, or a list, tuple or dict with one in it."""
-    if isinstance(value, FakeTensor):
+    if isinstance(value, (FakeTensor, Leaked, TracedNumber)):
         return True
     if type(value) in (list, tuple, dict):
-        return any(isinstance(leaf, FakeTensor) for leaf in pytree.tree_leaves(value))
+        return any(isinstance(leaf, (FakeTensor, Leaked)) for leaf in pytree.tree_leaves(value))
     return False

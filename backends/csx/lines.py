@@ -11,11 +11,12 @@ import contextlib
 import functools
 import linecache
 import os
+import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -53,6 +54,11 @@ class UserLine:
         """The text of the line, without its indent."""
         return linecache.getline(self.file, self.line).strip()
 
+    @property
+    def place(self) -> str:
+        """File and line alone, for the middle of a sentence: ``model.py:41``."""
+        return f"{os.path.basename(self.file)}:{self.line}"
+
     def __str__(self) -> str:
         near = os.path.relpath(self.file) if os.path.isabs(self.file) else self.file
         return f"{self.file if near.startswith('..') else near}:{self.line} in {self.function}"
@@ -66,6 +72,15 @@ def is_library(frame: FrameType) -> bool:
 @functools.lru_cache(maxsize=4096)  # a trace asks for 28 frames an operation
 def _is_library(file: str, module: str) -> bool:
     return file.startswith(_INSTALLED) or module.partition(".")[0] in LIBRARIES
+
+
+def user_modules() -> Iterator[ModuleType]:
+    """The modules of the user's: what a name imported from elsewhere may be held by."""
+    for name, module in list(sys.modules.items()):
+        if isinstance(module, ModuleType):
+            file = getattr(module, "__file__", None) or ""
+            if not _is_library(file, name) and (file or name == "__main__"):
+                yield module
 
 
 def top_package(frame: FrameType) -> str:
@@ -124,6 +139,12 @@ def record_lines(boundary: CodeType, fallback: Callable[[], UserLine | None]) ->
 
     with patched([(PythonKeyTracer, "create_node", create_node)]):
         yield
+
+
+def line_of(node: Node) -> UserLine | None:
+    """The line that ``set_line`` put on a node."""
+    found = re.match(r'File "(.*)", line (\d+), in (.*)', str(node.meta.get("stack_trace", "")))
+    return None if found is None else UserLine(found[1], int(found[2]), found[3])
 
 
 def set_line(node: Node, line: UserLine | None) -> None:

@@ -16,6 +16,7 @@ from lightning.pytorch.plugins.precision import HalfPrecision, MixedPrecision, P
 from torch import Tensor
 
 from fulgurite.backends.csx.capture import Trace
+from fulgurite.backends.csx.errors import NoLoss
 
 
 class CSXPrecision(Precision):
@@ -30,8 +31,17 @@ class CSXPrecision(Precision):
         **kwargs: Any,
     ) -> None:
         """Differentiate; parameters that it does not reach keep ``grad`` None, as eagerly."""
+        automatic = Trace.current is not None and model.automatic_optimization
+        if automatic and not tensor.requires_grad:
+            raise NoLoss(
+                "training_step returned a loss that no gradient goes through: it was detached, or"
+                " computed without the parameters.",
+                remedy="return it as it was computed, without .detach() and outside of"
+                " torch.no_grad()",
+            )
         super().backward(tensor, model, optimizer, *args, **kwargs)
-        if Trace.current is not None and model.automatic_optimization:
+        if automatic:
+            assert Trace.current is not None
             Trace.current.gradients.hide_unreached()
 
 

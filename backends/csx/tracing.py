@@ -1,7 +1,7 @@
 """What the user's code sees while it is traced: one function mode in front of every torch call.
 
-It is the single place where misuse is noticed, with the user's frame still on the stack: reading a
-value, branching on one, printing one, shapes that follow from values. It also gives the numbers of
+It is the single place where misuse is noticed, with the user's frame still on the stack; which
+functions are misuse, and what to write instead, is in ``misuse``. It also gives the numbers of
 param groups to functions (scalars.py), and turns the few functions whose ordinary form is not
 static into their static twins. Checked against torch 2.13.
 """
@@ -25,47 +25,39 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.weak import WeakIdKeyDictionary
 
 from fulgurite.backends.csx.errors import (
     ConditionalOnTensor,
     DynamicShape,
     HostRead,
-    TensorPrinted,
     TraceError,
+    UnsupportedDevice,
     UnsupportedState,
 )
 from fulgurite.backends.csx.formulas import host_value, without_mkldnn
 from fulgurite.backends.csx.lines import UserLine, is_library, top_package
+from fulgurite.backends.csx.misuse import (
+    ASSERT,
+    DEVICE,
+    FIXED_SIZE,
+    MASKS,
+    OF_VALUES,
+    READ_LATER,
+    SCALARS,
+    WINDOW,
+    Misuse,
+    asked_device,
+    check_generator,
+    refuse_dtype,
+    refused_scalar,
+    wide,
+)
 from fulgurite.backends.csx.scalars import call_with_numbers
 from fulgurite.backends.csx.state import brief
+from fulgurite.backends.csx.traced_numbers import is_traced
 
-WHERE = "compute both sides and choose with torch.where(condition, a, b)"
-READ_LATER = (
-    "return it from the step or self.log() it, and read it in on_train_batch_end (or the hook of"
-    " your stage), which runs on the host after every step"
-)
-MASKS = "keep the shape and use a mask: torch.where(mask, x, 0), or a sum weighted by the mask"
-
-# torch function -> (error, what was done, remedy)
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
-_MISUSES: dict[Any, tuple[type[TraceError], str, str]] = {
-    Tensor.__bool__: (ConditionalOnTensor, "used as a Python condition", WHERE),
-    Tensor.__contains__: (ConditionalOnTensor, "searched by Python's `in`", WHERE),
-    Tensor.item: (HostRead, "read by .item()", READ_LATER),
-    Tensor.tolist: (HostRead, "read by .tolist()", READ_LATER),
-    Tensor.numpy: (HostRead, "read by .numpy()", READ_LATER),
-    Tensor.__array__: (HostRead, "turned into a numpy array", READ_LATER),
-    Tensor.__float__: (HostRead, "read by float()", READ_LATER),
-    Tensor.__int__: (HostRead, "read by int()", READ_LATER),
-    Tensor.__complex__: (HostRead, "read by complex()", READ_LATER),
-    Tensor.__index__: (HostRead, "used as a Python index", READ_LATER),
-    Tensor.__repr__: (TensorPrinted, "printed or formatted", READ_LATER),
-    Tensor.__format__: (TensorPrinted, "printed or formatted", READ_LATER),
-    torch.equal: (ConditionalOnTensor, "compared by torch.equal", WHERE),
-    torch.allclose: (ConditionalOnTensor, "compared by torch.allclose", WHERE),
-    Tensor.equal: (ConditionalOnTensor, "compared by .equal()", WHERE),
-    Tensor.allclose: (ConditionalOnTensor, "compared by .allclose()", WHERE),
-}
 
 
 class Contract(TorchFunctionMode):
@@ -73,9 +65,13 @@ class Contract(TorchFunctionMode):
 
     Args:
         line: the user's line that runs now.
-        describe: the name of a tensor, as the user knows it.
+        describe: the name of a tensor, as the user knows it, for the begin of a sentence.
         known: the value of a traced tensor that follows from constants alone, or None.
         move: ``tensor.data = value``.
+
+    Attributes:
+        made_by: the function that each tensor came from.
+        refused: the first error; code that catches it must not make it unseen.
     """
 
     def __init__(
@@ -87,53 +83,100 @@ class Contract(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self._line, self._describe, self._known, self._move = line, describe, known, move
+        self.made_by: Any = WeakIdKeyDictionary()
+        self.refused: TraceError | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        try:
+            return self._call(func, args, kwargs or {})
+        except TraceError as error:
+            self.refused = self.refused or error
+            raise
+
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func is Tensor.item and _inside_torch_optim():
             return host_value(args[0])
-        misuse = _MISUSES.get(func)
+        misuse = OF_VALUES.get(func)
         if misuse is not None:
             values = [self._value(arg) if isinstance(arg, Tensor) else arg for arg in args]
             if not any(value is None for value in values):
                 with DisableTorchFunction(), _disable_current_modes():
                     return func(*values, **kwargs)
-            self._refuse(args[0], *misuse)
+            self._refuse(args[0], misuse)
         if func is Tensor.cpu or (func is Tensor.to and "cpu" in args[1:]):
             self._refuse_move(args[0], func)
         if func == _SET_DATA:  # a method-wrapper: equal, never the same
             return self._set_data(*args)
         if func is Tensor.__getitem__:
             args = (args[0], self._without_known_masks(args[1]))
+        if kwargs or func in (Tensor.to, Tensor.cuda):
+            self._check_device(func, args, kwargs)
+            check_generator(kwargs, self._line)
         static = _STATIC_TWINS.get(func)
         if static is not None:
             twin = static(args, kwargs)
             if twin is not NotImplemented:
                 return twin
+        result = self._run(func, args, kwargs)
+        if isinstance(result, Tensor):
+            self._note(func, result)
+        elif type(result) in (tuple, list):
+            for one in result:
+                if isinstance(one, Tensor):
+                    self._note(func, one)
+        return result
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call a function; what the fakes cannot do is said as the user's misuse."""
         try:
             return call_with_numbers(func, args, kwargs)
         except DynamicOutputShapeException:
-            raise DynamicShape(
-                f"The shape of the result of {_name(func)} depends on the values of"
-                f" {self._describe_first(args)}; a static program has fixed shapes.",
-                line=self._line(),
-                remedy=MASKS,
-            ) from None
+            self._refuse_shape(func, args)
         except DataDependentOutputException:
-            raise HostRead(
-                f"{_name(func)} needs the value of {self._describe_first(args)} on the host.",
+            self._refuse_value(func, args, kwargs)
+
+    def _note(self, func: Any, result: Tensor) -> None:
+        """Remember where a tensor came from; refuse what the backend does not have."""
+        self.made_by[result] = func
+        if wide(result.dtype) and not is_traced(result) and not _counts_in_double():
+            refuse_dtype(f"The result of {_name(func)}()", result.dtype, self._line())
+        if result.layout is not torch.strided:
+            raise DynamicShape(
+                f"The result of {_name(func)}() is sparse: how many elements it has depends on"
+                " values.",
                 line=self._line(),
-                remedy=READ_LATER,
-            ) from None
+                remedy="dense tensors; in an embedding sparse=False",
+            )
+
+    def _check_device(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Refuse a device that the program does not run on; fakes use "meta" by themselves."""
+        asked = asked_device(func, args, kwargs)
+        if asked not in ("cpu", None) and not (asked == "meta" and _is_library(_caller())):
+            raise UnsupportedDevice(
+                f"The step asked for device {asked!r}. A program's tensors all are where the"
+                " program runs, which the step sees as 'cpu'.",
+                line=self._line(),
+                remedy=DEVICE,
+            )
 
     def _value(self, tensor: Tensor) -> Tensor | None:
         """The value of a tensor that has one while tracing: a constant's."""
         return self._known(tensor) if isinstance(tensor, FakeTensor) else tensor
 
+    def origin(self, tensor: Tensor) -> str | None:
+        """What made a tensor: ``layer_norm``; None if no torch function did."""
+        func = self.made_by.get(tensor)
+        return None if func is None else _name(func)
+
     def _describe_first(self, args: Any) -> str:
-        tensors = [arg for arg in args if isinstance(arg, Tensor)]
+        parts = [
+            part
+            for leaf in pytree.tree_leaves(args)
+            for part in ([leaf.start, leaf.stop, leaf.step] if type(leaf) is slice else [leaf])
+        ]
+        tensors = [part for part in parts if isinstance(part, Tensor)]
         name = self._describe(tensors[0]) if tensors else "a tensor"
-        return name.replace("A tensor", "a tensor", 1)  # within a sentence
+        return name.replace("A tensor", "a tensor", 1).replace("The ", "the ", 1)
 
     def _without_known_masks(self, index: Any) -> Any:
         """An index with the places that its masks choose, where these follow from constants."""
@@ -148,7 +191,11 @@ class Contract(TorchFunctionMode):
                     items += value.nonzero(as_tuple=True)
         return tuple(items) if isinstance(index, tuple) or len(items) > 1 else items[0]
 
-    def _refuse(self, tensor: Tensor, error: type[TraceError], done: str, remedy: str) -> None:
+    def _refuse(self, tensor: Tensor, misuse: Misuse) -> None:
+        error, done, remedy = misuse
+        line = self._line()
+        if error is ConditionalOnTensor and line is not None and line.source.startswith("assert"):
+            remedy = ASSERT
         metric = _inside_torchmetrics()
         if metric is not None:
             done += f" inside torchmetrics ({metric})"
@@ -158,9 +205,44 @@ class Contract(TorchFunctionMode):
             )
         raise error(
             f"{self._describe(tensor)} was {done}, but it has no value while the step is traced.",
-            line=self._line(),
+            line=line,
             remedy=remedy,
         )
+
+    def _refuse_shape(self, func: Any, args: Any) -> None:
+        raise DynamicShape(
+            f"The shape of the result of {_name(func)}() depends on the values of"
+            f" {self._describe_first(args)}; a static program has fixed shapes.",
+            line=self._line(),
+            remedy=MASKS,
+        ) from None
+
+    def _refuse_value(self, func: Any, args: Any, kwargs: Any) -> None:
+        """A function asked for a value by itself: as a size, a bound of a slice, or to check it."""
+        name = _name(func)
+        for key in SCALARS:
+            if isinstance(kwargs.get(key), Tensor):
+                tensor = self._describe(kwargs[key])
+                raise refused_scalar(tensor, name, key, self._line()) from None
+        if func in (Tensor.__getitem__, Tensor.__setitem__):
+            raise DynamicShape(
+                f"The shape of a slice depends on the values of {self._describe_first(args[1:])}; a"
+                " static program has fixed shapes.",
+                line=self._line(),
+                remedy=WINDOW,
+            ) from None
+        if name in _SIZED:
+            raise DynamicShape(
+                f"The shape of the result of {name}() depends on the values of"
+                f" {self._describe_first(args)}; a static program has fixed shapes.",
+                line=self._line(),
+                remedy=_SIZED[name],
+            ) from None
+        raise HostRead(
+            f"{name}() needs the value of {self._describe_first(args)} on the host.",
+            line=self._line(),
+            remedy=READ_LATER,
+        ) from None
 
     def _set_data(self, tensor: Tensor, value: Tensor) -> None:
         """``p.data = value``, of the same shape and dtype."""
@@ -175,10 +257,17 @@ class Contract(TorchFunctionMode):
 
     def _refuse_move(self, tensor: Tensor, func: Any) -> None:
         """`.cpu()` is a host read where the user wrote it; libraries call it as a no-op."""
-        caller = _caller()
-        if caller is not None and not is_library(caller) and isinstance(tensor, FakeTensor):
+        if not _is_library(_caller()) and isinstance(tensor, FakeTensor):
             done = "read by .cpu()" if func is Tensor.cpu else 'read by .to("cpu")'
-            self._refuse(tensor, HostRead, done, READ_LATER)
+            self._refuse(tensor, Misuse(HostRead, done, READ_LATER))
+
+
+_SIZED = {
+    **dict.fromkeys(("zeros", "ones", "empty", "full", "rand", "randn", "arange"), FIXED_SIZE),
+    "one_hot": "the number of classes: one_hot(x, num_classes=10)",
+    "repeat_interleave": "repeats as a Python number, or output_size=",
+}
+"""Functions whose arguments make a shape, and what to give them."""
 
 
 def _inside_torchmetrics() -> str | None:
@@ -197,17 +286,34 @@ def _inside_torch_optim() -> bool:
     return caller is not None and caller.f_globals.get("__name__", "").startswith("torch.optim.")
 
 
+def _counts_in_double() -> bool:
+    """Whether code asked that may use float64: optimizers and metrics, for a few scalars."""
+    frame = _caller()
+    while frame is not None and top_package(frame) in ("torch", "contextlib", "functools"):
+        if frame.f_globals["__name__"].startswith("torch.optim"):
+            return True
+        frame = frame.f_back
+    return frame is None or top_package(frame) in ("fulgurite", "torchmetrics", "lightning")
+
+
 def _caller() -> FrameType | None:
     """The frame that called the torch function which runs now."""
-    frame: FrameType | None = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and top_package(frame) == "fulgurite":
+        frame = frame.f_back
     while frame is not None and frame.f_code.co_name == "__torch_function__":
         frame = frame.f_back
     return frame
 
 
+def _is_library(caller: FrameType | None) -> bool:
+    return caller is None or is_library(caller)
+
+
 def _name(func: Any) -> str:
-    name = getattr(func, "__name__", str(func))
-    return "indexing with a mask" if name == "__getitem__" else f"{name}()"
+    """The name of a torch function without underscores: ``add``, ``getitem``."""
+    name: str = getattr(func, "__name__", str(func)).strip("_")
+    return "indexing" if name == "getitem" else name
 
 
 def _static_bincount(args: Any, kwargs: Any) -> Any:

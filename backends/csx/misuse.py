@@ -1,0 +1,189 @@
+"""What a traced step may not do, function by function: which error it is, and what to write.
+
+A table from torch's functions to the errors; ``tracing`` looks into it on every call. Remedies are
+code to paste.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fulgurite.backends.csx.errors import (
+    ConditionalOnTensor,
+    HostRead,
+    RandomStateSet,
+    ScalarArgument,
+    TensorPrinted,
+    TraceError,
+    UnsupportedDtype,
+)
+from fulgurite.backends.csx.lines import UserLine, user_modules
+
+CHOOSE = "compute both sides, and choose:\n      x = torch.where(condition, a, b)"
+ASSERT = (
+    "torch.where for a choice; to look at values, a step closure:\n"
+    "      @fulgurite.step_closure\n"
+    "      def check(ok):  # runs on the host after every step: check(condition)\n"
+    "          assert ok"
+)
+READ_LATER = (
+    'self.log("name", value), or read it after the step, in a step closure:\n'
+    "      @fulgurite.step_closure\n"
+    "      def show(value):  # runs on the host after every step: show(value)\n"
+    "          print(value.item())"
+)
+MASKS = (
+    "keep the shape, and use a mask:\n"
+    "      torch.where(mask, x, 0).sum() / mask.sum()  # for x[mask].mean()"
+)
+WINDOW = (
+    "a mask over positions keeps the shape:\n"
+    "      torch.where(torch.arange(len(x), device=x.device) < n, x, 0)  # for x[:n], x [N]"
+)
+FIXED_SIZE = "a size from shapes or Python numbers: x.shape[0], self.size"
+DEVICE = "leave the device out, or take one that fits: device=x.device, device=self.device"
+SINGLE = "float32: x.float(), dtype=torch.float32, and in the dataset"
+SEED_ONCE = (
+    "lightning.seed_everything(seed) before fit; the step's draws then differ from step to step"
+    " and follow it"
+)
+
+
+class Misuse(NamedTuple):
+    """What was done, as the error says it."""
+
+    error: type[TraceError]
+    done: str
+    remedy: str
+
+
+_READ: dict[Any, str] = {
+    Tensor.item: "read by .item()",
+    Tensor.tolist: "read by .tolist()",
+    Tensor.numpy: "read by .numpy()",
+    Tensor.__array__: "turned into a numpy array",
+    Tensor.__float__: "read by float()",
+    Tensor.__int__: "read by int()",
+    Tensor.__complex__: "read by complex()",
+    Tensor.__index__: "used as a Python index",
+    Tensor.__reduce_ex__: "pickled or saved",
+    Tensor.data_ptr: "asked for its address",
+}
+_ASKED: dict[Any, str] = {
+    Tensor.__bool__: "used as a Python condition",
+    Tensor.__contains__: "searched by Python's `in`",
+    torch.equal: "compared by torch.equal",
+    torch.allclose: "compared by torch.allclose",
+    Tensor.equal: "compared by .equal()",
+    Tensor.allclose: "compared by .allclose()",
+}
+_PRINTED = (Tensor.__repr__, Tensor.__format__)
+
+OF_VALUES: dict[Any, Misuse] = {
+    **{func: Misuse(HostRead, done, READ_LATER) for func, done in _READ.items()},
+    **{func: Misuse(ConditionalOnTensor, done, CHOOSE) for func, done in _ASKED.items()},
+    **dict.fromkeys(_PRINTED, Misuse(TensorPrinted, "printed or formatted", READ_LATER)),
+}
+"""Functions that need the value of their first tensor, which has none while the step is traced."""
+
+_MULTIPLIED_OUT = {
+    "add": "x + t * y",
+    "sub": "x - t * y",
+    "addcmul": "x + t * a * b",
+    "addcdiv": "x + t * a / b",
+    "addmm": "b * x + a * (m @ n)",
+    "full": "torch.zeros(shape) + t",
+    "full_like": "torch.zeros_like(x) + t",
+    "new_full": "x.new_zeros(shape) + t",
+}
+
+
+SCALARS = ("alpha", "beta", "value", "fill_value")
+"""Arguments for which torch takes only Python's own numbers."""
+
+
+def refused_scalar(tensor: str, function: str, argument: str, line: UserLine | None) -> TraceError:
+    """The error for a computed tensor in the place of a Python number.
+
+    Args:
+        tensor: its name.
+        function: torch's, that it was given to.
+        argument: its name there.
+        line: the user's.
+    """
+    form = _MULTIPLIED_OUT.get(function.rstrip("_"))
+    return ScalarArgument(
+        f"{tensor} was given as {argument}= of {function}(), which takes only Python's own numbers"
+        " there.",
+        line=line,
+        remedy=f"the form multiplied out: {form}" if form else "an operation on tensors",
+    )
+
+
+def asked_device(func: Any, args: Any, kwargs: Any) -> str | None:
+    """The kind of device that a call names, "cuda"; None where it names none."""
+    asked = kwargs.get("device")
+    if func is Tensor.cuda:
+        asked = "cuda"
+    elif asked is None and func is Tensor.to:
+        asked = next((arg for arg in args[1:] if isinstance(arg, (str, torch.device))), None)
+    return None if asked is None else torch.device(asked).type
+
+
+def wide(dtype: torch.dtype) -> bool:
+    """Whether a dtype is one that the backend does not have."""
+    return dtype is torch.float64 or dtype is torch.complex128
+
+
+def refuse_dtype(what: str, dtype: torch.dtype, line: UserLine | None) -> None:
+    """Raise for a result of a dtype that the backend does not have."""
+    raise UnsupportedDtype(
+        f"{what} is {str(dtype).removeprefix('torch.')}, which CSX does not have. It has float32,"
+        " bfloat16, and integers.",
+        line=line,
+        remedy=SINGLE,
+    )
+
+
+def check_generator(kwargs: Any, line: Callable[[], UserLine | None]) -> None:
+    """Refuse random numbers from another generator than torch's own.
+
+    Raises:
+        RandomStateSet: its state would not be the program's.
+    """
+    if kwargs.get("generator") not in (None, torch.default_generator):
+        raise RandomStateSet(
+            "The step drew from a generator of its own (generator=...). A program draws from"
+            " torch's default generator.",
+            line=line(),
+            remedy=f"leave generator= out; {SEED_ONCE}",
+        )
+
+
+_SEEDING = ("manual_seed", "seed", "set_rng_state")
+
+
+def refused_seeding(line: Callable[[], UserLine | None]) -> Iterator[tuple[Any, str, Any]]:
+    """Changes (see ``patches``) that make the functions which set a random state errors."""
+
+    def refusal(name: str) -> Callable[..., Any]:
+        def refuse(*args: Any, **kwargs: Any) -> Any:
+            raise RandomStateSet(
+                f"torch.{name}() was called in the step. Traced once, it would make every step draw"
+                " the same numbers, or none of them.",
+                line=line(),
+                remedy=SEED_ONCE,
+            )
+
+        return refuse
+
+    homes = (torch, torch.random)  # which hold different objects by some of these names
+    functions = {id(getattr(home, name)): refusal(name) for name in _SEEDING for home in homes}
+    for module in (*homes, *user_modules()):
+        for key, value in list(vars(module).items()):
+            if id(value) in functions:
+                yield module, key, functions[id(value)]

@@ -1,0 +1,54 @@
+"""Each row of the table of misuses: its error, the user's line, the text; and its twin runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from misuses.program import Misuse, run
+from misuses.table import TABLE
+
+from fulgurite.backends.csx import errors
+from fulgurite.backends.csx.frozen import FrozenValueWarning
+
+ROWS = [row for rows in TABLE.values() for row in rows]
+
+
+def text_of(row: Misuse, folder: Path) -> str:
+    """What a misuse's program says, checked for class and line."""
+    outcome = run(row.bad, folder)
+    if row.warns:
+        assert outcome.error is None
+        messages = [w for w in outcome.warnings if w.category is FrozenValueWarning]
+        assert [w.lineno for w in messages] == [outcome.marked]
+        assert Path(messages[0].filename) == outcome.file
+        return str(messages[0].message)
+    error = outcome.error
+    if type(error) is not getattr(errors, row.error):
+        raise AssertionError(f"no {row.error}") from error
+    assert isinstance(error, errors.TraceError)
+    if outcome.marked:
+        assert error.line is not None
+        assert (Path(error.line.file), error.line.line) == (outcome.file, outcome.marked)
+    return str(error)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_misuse_is_named_with_its_line_and_remedy(row: Misuse, tmp_path: Path) -> None:
+    text = text_of(row, tmp_path)
+    assert len(text.splitlines()) <= 12
+    assert "site-packages" not in text
+    assert "model.py" in text
+    assert ("Use " if row.warns else "Remedy: ") in text
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.good], ids=lambda row: row.name)
+def test_its_corrected_twin_runs_as_in_stock(row: Misuse, tmp_path: Path) -> None:
+    assert row.good is not None
+    ours = run(row.good, tmp_path)
+    assert ours.error is None
+    assert ours.warnings == []
+    if row.same:
+        stock = run(row.good, tmp_path, static=False)
+        assert ours.losses == pytest.approx(stock.losses, rel=1e-5)
+    assert len(ours.losses) == 4

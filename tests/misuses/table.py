@@ -1,0 +1,879 @@
+"""The table: group -> misuses, in the order of the document."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from misuses.program import Code, Misuse
+
+SHOW = """
+@fulgurite.step_closure
+def show(value):
+    assert value.item() == value.item()
+"""
+
+
+def _row(name: str, title: str, error: str, step: str, good: str = "", **rest: Any) -> Misuse:
+    """A misuse whose two programs differ in their step alone, but for what ``rest`` says.
+
+    ``init``, ``top``, ``hooks``, ``after`` and ``batches`` are of both programs; with the prefix
+    ``good_`` of the corrected one, with ``bad_`` of the other.
+    """
+    parts = ("init", "top", "hooks", "after", "batches")
+    both = {part: rest.pop(part) for part in parts if part in rest}
+    own = {
+        side: {part: rest.pop(f"{side}_{part}") for part in parts if f"{side}_{part}" in rest}
+        for side in ("bad", "good")
+    }
+    twin = Code(step=good, **{**both, **own["good"]}) if good or own["good"] else None
+    bad = Code(step=step, **{**both, **own["bad"]})
+    return Misuse(name=name, title=title, error=error, bad=bad, good=twin, **rest)
+
+
+CONDITIONS = [
+    _row(
+        "if",
+        "`if tensor:`",
+        "ConditionalOnTensor",
+        """
+        if loss > 1:  # <-
+            loss = loss * 2
+        """,
+        "loss = torch.where(loss > 1, loss * 2, loss)",
+        jax="if loss > 1:\n    loss = loss * 2",
+    ),
+    _row(
+        "while",
+        "`while tensor:`",
+        "ConditionalOnTensor",
+        """
+        while loss > 1:  # <-
+            loss = loss / 2
+        """,
+        """
+        for _ in range(4):
+            loss = torch.where(loss > 1, loss / 2, loss)
+        """,
+        jax="while loss > 1:\n    loss = loss / 2",
+    ),
+    _row(
+        "assert",
+        "`assert tensor`",
+        "ConditionalOnTensor",
+        "assert torch.isfinite(loss)  # <-",
+        "check(torch.isfinite(loss))",
+        good_top="@fulgurite.step_closure\ndef check(finite):\n    assert finite\n",
+        jax="assert jnp.isfinite(loss)",
+    ),
+    _row(
+        "and",
+        "`a and b`, `not a`",
+        "ConditionalOnTensor",
+        "loss = loss * ((out.mean() > 0) and (out.std() > 1))  # <-",
+        "loss = loss * ((out.mean() > 0) & (out.std() > 1))",
+        jax="loss = loss * ((out.mean() > 0) and (out.std() > 1))",
+    ),
+    _row(
+        "max",
+        "`max(t1, t2)`, `min`, `sorted`",
+        "ConditionalOnTensor",
+        "loss = max(loss, out.mean())  # <-",
+        "loss = torch.maximum(loss, out.mean())",
+        jax="loss = max(loss, out.mean())",
+    ),
+    _row(
+        "in",
+        "`t in list`",
+        "ConditionalOnTensor",
+        "loss = loss * (out.argmax() in [y[0], y[1]])  # <-",
+        "loss = loss * (out.argmax() == y[:2]).any()",
+        jax="loss = loss * (out.argmax() in [y[0], y[1]])",
+    ),
+    _row(
+        "equal",
+        "`torch.equal`, `torch.allclose`",
+        "ConditionalOnTensor",
+        "loss = loss * (1 if torch.allclose(out, -out) else 2)  # <-",
+        "loss = loss * torch.where((out - -out).abs().max() <= 1e-5, 1, 2)",
+        jax="loss = loss * (1 if jnp.allclose(out, -out) else 2)",
+    ),
+    _row(
+        "helper",
+        "in a helper function",
+        "ConditionalOnTensor",
+        "loss = positive(loss)",
+        "loss = loss.abs()",
+        bad_top="""
+        def positive(value):
+            return value if value > 0 else -value  # <-
+        """,
+        jax="def positive(t):\n    return t if t > 0 else -t\nloss = positive(loss)",
+    ),
+    _row(
+        "comprehension",
+        "in a list comprehension",
+        "ConditionalOnTensor",
+        "loss = loss + sum([row.sum() for row in out if row[0] > 0])  # <-",
+        "loss = loss + torch.where(out[:, 0] > 0, out.sum(1), 0).sum()",
+        jax="loss = loss + sum([row.sum() for row in out if row[0] > 0])",
+    ),
+    _row(
+        "layer",
+        "in a layer of a library",
+        "HostRead",
+        "loss = nn.GaussianNLLLoss()(out[:, 0], out[:, 1].detach(), out[:, 2].exp())  # <-",
+        """
+        variance = out[:, 2].exp().clamp(min=1e-6)
+        loss = (variance.log() + (out[:, 0] - out[:, 1].detach()) ** 2 / variance).mean() / 2
+        """,
+    ),
+]
+
+READS = [
+    _row(
+        "item",
+        "`t.item()`",
+        "HostRead",
+        "loss = loss * (1 + out.max().item())  # <-",
+        "loss = loss * (1 + out.max().detach())",
+        jax="loss = loss * (1 + out.max().item())",
+    ),
+    _row(
+        "float",
+        "`float(t)`, `int(t)`, `math.sqrt(t)`",
+        "HostRead",
+        "loss = loss * float(out.mean())  # <-",
+        "loss = loss * out.mean().detach()",
+        jax="loss = loss * float(out.mean())",
+    ),
+    _row(
+        "index",
+        "`python_list[t]`, `range(t)`",
+        "HostRead",
+        "loss = loss * [1.0, 2.0, 3.0, 4.0][y[0]]  # <-",
+        "loss = loss * torch.tensor([1.0, 2.0, 3.0, 4.0])[y[0]]",
+        jax="loss = loss * [1.0, 2.0, 3.0, 4.0][y[0]]",
+    ),
+    _row(
+        "tolist",
+        "`t.tolist()`",
+        "HostRead",
+        "loss = loss * sum(out[0].tolist())  # <-",
+        "loss = loss * out[0].detach().sum()",
+        jax="loss = loss * sum(out[0].tolist())",
+    ),
+    _row(
+        "numpy",
+        "`t.numpy()`, `np.asarray(t)`",
+        "HostRead",
+        "loss = loss * float(out.detach().numpy().mean())  # <-",
+        "loss = loss * out.detach().mean()",
+        jax="import numpy\nloss = loss * float(numpy.asarray(out).mean())",
+    ),
+    _row(
+        "cpu",
+        '`t.cpu()`, `t.to("cpu")`',
+        "HostRead",
+        'loss = loss * out.detach().to("cpu").mean()  # <-',
+        "loss = loss * out.detach().mean()",
+        jax="loss = loss * jax.device_get(out).mean()",
+    ),
+    _row(
+        "print",
+        "`print(t)`",
+        "TensorPrinted",
+        'print("loss", loss)  # <-',
+        "show(loss)",
+        good_top=SHOW,
+        jax='print("loss", loss)',
+    ),
+    _row(
+        "format",
+        '`f"{t:.3f}"`',
+        "TensorPrinted",
+        'text = f"{loss:.3f}"  # <-',
+        "show(loss)",
+        good_top=SHOW,
+        jax='text = f"{loss:.3f}"',
+    ),
+    _row(
+        "logging",
+        '`logging.info("%s", t)`',
+        "TensorPrinted",
+        'logging.getLogger("model").warning("loss %s", loss)  # <-',
+        'self.log("loss", loss)',
+        bad_top="import logging",
+        jax='import logging\nlogging.getLogger("model").warning("loss %s", loss)',
+    ),
+    _row(
+        "save",
+        "`torch.save(t)`, `pickle.dumps(t)`",
+        "HostRead",
+        "torch.save(out, io.BytesIO())  # <-",
+        "keep(out)",
+        bad_top="import io",
+        good_top="""
+        import io
+
+        @fulgurite.step_closure
+        def keep(value):
+            torch.save(value, io.BytesIO())
+        """,
+        jax="import pickle\npickle.dumps(out)",
+    ),
+    _row(
+        "address",
+        "`t.data_ptr()`",
+        "HostRead",
+        "seen = {out.data_ptr(): out}  # <-",
+        "seen = {id(out): out}",
+    ),
+    _row(
+        "lambda",
+        "in a lambda",
+        "HostRead",
+        "loss = loss * (lambda row: row.max().item())(out[0])  # <-",
+        "loss = loss * (lambda row: row.max().detach())(out[0])",
+        jax="loss = loss * (lambda row: row.max().item())(out[0])",
+    ),
+    _row(
+        "caught",
+        "an error that `except` hides",
+        "HostRead",
+        """
+        try:
+            loss = loss * loss.item()  # <-
+        except Exception:
+            pass
+        """,
+        "loss = loss * loss.detach()",
+        jax="try:\n    loss = loss * loss.item()\nexcept Exception:\n    pass",
+    ),
+    _row(
+        "backward",
+        "in the backward of an own function",
+        "HostRead",
+        "loss = Clipped.apply(loss)",
+        "loss = Clipped.apply(loss)",
+        bad_top="""
+        class Clipped(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, value):
+                return value.clone()
+
+            @staticmethod
+            def backward(ctx, gradient):
+                return gradient * min(1.0, gradient.item())  # <-
+        """,
+        good_top="""
+        class Clipped(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, value):
+                return value.clone()
+
+            @staticmethod
+            def backward(ctx, gradient):
+                return gradient * gradient.clamp(max=1.0)
+        """,
+    ),
+    _row(
+        "optimizer",
+        "in an optimizer of one's own",
+        "HostRead",
+        "",
+        "",
+        top="""
+        class Clipping(torch.optim.SGD):
+            pass
+        """,
+        bad_top="""
+        class Clipping(torch.optim.SGD):
+            @torch.no_grad()
+            def step(self, closure=None):
+                loss = closure()
+                for p in self.param_groups[0]["params"]:
+                    p.sub_(p.grad / (1 + p.grad.norm().item()))  # <-
+                return loss
+        """,
+        good_top="""
+        class Clipping(torch.optim.SGD):
+            @torch.no_grad()
+            def step(self, closure=None):
+                loss = closure()
+                for p in self.param_groups[0]["params"]:
+                    p.sub_(p.grad / (1 + p.grad.norm()))
+                return loss
+        """,
+        hooks="""
+        def configure_optimizers(self):
+            return Clipping(self.parameters(), lr=0.1)
+        """,
+    ),
+]
+
+SCALARS = [
+    _row(
+        "alpha",
+        "`torch.add(x, y, alpha=t)`",
+        "ScalarArgument",
+        "loss = torch.add(loss, out.mean(), alpha=out.std().detach())  # <-",
+        "loss = loss + out.std().detach() * out.mean()",
+    ),
+    _row(
+        "value",
+        "`torch.addcdiv(x, a, b, value=t)`",
+        "ScalarArgument",
+        "loss = torch.addcdiv(out, out, out.exp(), value=out.std().detach()).mean()  # <-",
+        "loss = (out + out.std().detach() * out / out.exp()).mean()",
+    ),
+    _row(
+        "full",
+        "`torch.full(shape, t)`",
+        "ScalarArgument",
+        "loss = loss + torch.full((4,), out.std()).mean()  # <-",
+        "loss = loss + (torch.zeros(4) + out.std()).mean()",
+        jax="loss = loss + jnp.full((4,), out.std()).mean()",
+    ),
+]
+
+SHAPES = [
+    _row(
+        "mask",
+        "`x[x > 0]`, `masked_select`",
+        "DynamicShape",
+        "loss = loss + out[out > 0].mean()  # <-",
+        "loss = loss + torch.where(out > 0, out, 0).sum() / (out > 0).sum()",
+        jax="loss = loss + out[out > 0].mean()",
+    ),
+    _row(
+        "nonzero",
+        "`t.nonzero()`, `torch.where(t)`",
+        "DynamicShape",
+        "loss = loss * len((y == 1).nonzero())  # <-",
+        "loss = loss * (y == 1).sum()",
+        jax="loss = loss * len(jnp.nonzero(y == 1)[0])",
+    ),
+    _row(
+        "unique",
+        "`t.unique()`",
+        "DynamicShape",
+        "loss = loss * len(y.unique())  # <-",
+        "loss = loss * (y[None] == torch.arange(4)[:, None]).any(1).sum()",
+        jax="loss = loss * len(jnp.unique(y))",
+    ),
+    _row(
+        "slice",
+        "`x[:t]`",
+        "DynamicShape",
+        "loss = loss + out[: y.max()].sum()  # <-",
+        """
+        mask = torch.arange(len(out)) < y.max()
+        loss = loss + torch.where(mask[:, None], out, 0).sum()
+        """,
+        jax="loss = loss + out[: y.max()].sum()",
+    ),
+    _row(
+        "size",
+        "`torch.zeros(t)`, `torch.arange(t)`",
+        "DynamicShape",
+        "loss = loss + torch.arange(y.max()).sum()  # <-",
+        "loss = loss + torch.where(torch.arange(4) < y.max(), torch.arange(4), 0).sum()",
+        jax="loss = loss + jnp.arange(y.max()).sum()",
+    ),
+    _row(
+        "repeat",
+        "`repeat_interleave(t)`",
+        "DynamicShape",
+        "loss = loss + out.repeat_interleave(y, 0).sum()  # <-",
+        "loss = loss + (out * y[:, None]).sum()",
+        jax="loss = loss + jnp.repeat(out, y, 0).sum()",
+    ),
+    _row(
+        "one_hot",
+        "`one_hot(t)` without `num_classes`",
+        "DynamicShape",
+        "loss = loss + (F.one_hot(y) * out).sum()  # <-",
+        "loss = loss + (F.one_hot(y, num_classes=4) * out).sum()",
+        jax="loss = loss + (jax.nn.one_hot(y, y.max() + 1) * out).sum()",
+    ),
+    _row(
+        "sparse",
+        "`t.to_sparse()`",
+        "DynamicShape",
+        "loss = loss + torch.sparse.mm(x.to_sparse(), self.net.weight.T).mean()  # <-",
+        "loss = loss + (x @ self.net.weight.T).mean()",
+    ),
+]
+
+DEVICES = [
+    _row(
+        "cuda",
+        '`t.to("cuda")`, `device="cuda"`',
+        "UnsupportedDevice",
+        'loss = loss + torch.zeros((), device="cuda")  # <-',
+        "loss = loss + torch.zeros((), device=loss.device)",
+    ),
+    _row(
+        "double",
+        "`t.double()`, `dtype=torch.float64`",
+        "UnsupportedDtype",
+        "loss = loss + out.double().mean().float()  # <-",
+        "loss = loss + out.float().mean()",
+        jax="loss = loss + out.astype(jnp.float64).mean()",
+    ),
+    _row(
+        "double_batch",
+        "a float64 batch that the step computes with",
+        "UnsupportedDtype",
+        "loss = loss + (x2 - out).square().mean()  # <-",
+        "loss = loss + (x2.float() - out).square().mean()",
+        bad_hooks="",
+        init="",
+        top="x2 = torch.ones(4, dtype=torch.float64)",
+        jax="",
+    ),
+    _row(
+        "seed",
+        "`torch.manual_seed` in the step",
+        "RandomStateSet",
+        """
+        torch.manual_seed(0)  # <-
+        loss = loss + torch.randn(()) * out.mean()
+        """,
+        "loss = loss + torch.randn(()) * out.mean()",
+    ),
+    _row(
+        "generator",
+        "`torch.randn(..., generator=g)`",
+        "RandomStateSet",
+        "loss = loss + torch.randn((), generator=self.generator) * out.mean()  # <-",
+        "loss = loss + torch.randn(()) * out.mean()",
+        bad_init="self.generator = torch.Generator().manual_seed(0)",
+    ),
+]
+
+STATE = [
+    _row(
+        "born",
+        "`if self.average is None: self.average = loss`",
+        "StateBornInStep",
+        """
+        if self.average is None:  # <-
+            self.average = loss.detach()
+        self.average = 0.9 * self.average + 0.1 * loss.detach()
+        loss = loss * self.average
+        """,
+        """
+        start = torch.where(self.count == 0, loss.detach(), self.average)
+        self.average = 0.9 * start + 0.1 * loss.detach()
+        self.count += 1
+        loss = loss * self.average
+        """,
+        bad_init="self.average = None",
+        good_init="""
+        self.register_buffer("average", torch.zeros(()))
+        self.register_buffer("count", torch.zeros(()))
+        """,
+    ),
+    _row(
+        "read_list",
+        "a list of tensors that grows and is read",
+        "UnsupportedState",
+        """
+        self.outs.append(loss.detach())
+        loss = loss / torch.stack(self.outs).mean()  # <-
+        """,
+        """
+        self.total += loss.detach()
+        self.count += 1
+        loss = loss * self.count / self.total
+        """,
+        bad_init="self.outs = []",
+        good_init="""
+        self.register_buffer("total", torch.zeros(()))
+        self.register_buffer("count", torch.zeros(()))
+        """,
+    ),
+    _row(
+        "global",
+        "a global tensor changed in place",
+        "ForeignState",
+        "TOTAL.add_(loss.detach())  # <-",
+        "self.total.add_(loss.detach())",
+        bad_top="TOTAL = torch.zeros(())",
+        good_init='self.register_buffer("total", torch.zeros(()))',
+        jax="TOTAL = jnp.zeros(())\nTOTAL = TOTAL.at[()].add(loss)",
+    ),
+    _row(
+        "global_view",
+        "a part of a global tensor changed",
+        "ForeignState",
+        "COUNTS[0] = loss.detach()  # <-",
+        "self.counts[0] = loss.detach()",
+        bad_top="COUNTS = torch.zeros(4)",
+        good_init='self.register_buffer("counts", torch.zeros(4))',
+    ),
+    _row(
+        "dict",
+        "a tensor replaced in a dict",
+        "UnsupportedState",
+        """
+        self.memory["mean"] = 0.9 * self.memory["mean"] + 0.1 * loss.detach()
+        loss = loss * self.memory["mean"]
+        """,
+        """
+        self.mean = 0.9 * self.mean + 0.1 * loss.detach()
+        loss = loss * self.mean
+        """,
+        bad_init='self.memory = {"mean": torch.ones(())}',
+        good_init='self.register_buffer("mean", torch.ones(()))',
+    ),
+    _row(
+        "data",
+        "`p.data = ` of another shape",
+        "UnsupportedState",
+        "self.net.bias.data = torch.zeros(3)  # <-",
+        "self.net.bias.data = self.net.bias.data * 0.9",
+    ),
+    _row(
+        "module",
+        "a module made in the step",
+        "UnsupportedState",
+        "self.head = nn.Linear(4, 4)",
+        "loss = loss + self.head(out).mean()",
+        good_init="self.head = nn.Linear(4, 4)",
+    ),
+    _row(
+        "group",
+        'a `param_group["lr"]` set from a Python value',
+        "FrozenNumber",
+        'self.optimizers().param_groups[0]["lr"] = 0.1 / (1 + 1)  # <-',
+        "",
+        good_hooks="""
+        def on_train_batch_start(self, batch, batch_idx):
+            self.trainer.optimizers[0].param_groups[0]["lr"] = 0.1 / (1 + 1)
+        """,
+    ),
+    _row(
+        "count",
+        "an optimizer that counts in Python",
+        "UnsupportedState",
+        "",
+        "",
+        bad_top="""
+        class Counting(torch.optim.SGD):
+            @torch.no_grad()
+            def step(self, closure=None):
+                loss = closure()
+                for p in self.param_groups[0]["params"]:
+                    count = self.state[p].setdefault("count", 0)
+                    self.state[p]["count"] = count + 1
+                    p.sub_(p.grad / (1 + count))
+                return loss
+        """,
+        good_top="""
+        class Counting(torch.optim.SGD):
+            @torch.no_grad()
+            def step(self, closure=None):
+                loss = closure()
+                for p in self.param_groups[0]["params"]:
+                    count = self.state[p].setdefault("count", torch.zeros(()))
+                    p.sub_(p.grad / (1 + count))
+                    count += 1
+                return loss
+        """,
+        hooks="""
+        def configure_optimizers(self):
+            return Counting(self.parameters(), lr=0.1)
+        """,
+    ),
+]
+
+LEAKS = [
+    _row(
+        "leak_global",
+        "a tensor appended to a global list",
+        "LeakedTensor",
+        "LOSSES.append(loss * 1)  # <-",
+        "self.losses.append(loss)",
+        top="LOSSES = []",
+        bad_after="mean = torch.stack(LOSSES).mean()",
+        good_init="self.losses = []",
+        good_after="mean = torch.stack(model.losses).mean()",
+        jax="global LOSSES\nLOSSES = [loss * 1]",
+    ),
+    _row(
+        "leak_dict",
+        "a tensor put into a dict",
+        "LeakedTensor",
+        'self.seen["out"] = out.detach()  # <-',
+        "self.seen = out",
+        bad_init="self.seen = {}",
+        bad_after='print(model.seen["out"])',
+        good_init="self.seen = None",
+        good_after="print(model.seen)",
+    ),
+    _row(
+        "leak_object",
+        "a tensor put into an object that is no module",
+        "LeakedTensor",
+        "self.notes.out = out.detach()  # <-",
+        "show(out.detach().mean())",
+        bad_top="import types",
+        bad_init="self.notes = types.SimpleNamespace()",
+        bad_after="float(model.notes.out.mean())",
+        good_top=SHOW,
+    ),
+    _row(
+        "leak_closure",
+        "a tensor that a closure holds",
+        "LeakedTensor",
+        """
+        mean = out.mean()  # <-
+        self.callback = lambda: mean.item()
+        """,
+        "self.mean = out.mean()",
+        bad_init="self.callback = None",
+        bad_after="model.callback()",
+        good_init="self.mean = None",
+        good_after="model.mean.item()",
+    ),
+]
+
+LOSSES = [
+    _row("none", "`training_step` returns None", "NoLoss", "return None", "return loss * 0"),
+    _row(
+        "detached",
+        "a loss that no gradient goes through",
+        "NoLoss",
+        "return loss.detach()",
+        "return loss",
+    ),
+]
+
+FROZEN = [
+    _row(
+        "batch_idx",
+        "`batch_idx` read",
+        "FrozenValueWarning",
+        """
+        if batch_idx % 2 == 0:  # <-
+            loss = loss * 2
+        """,
+        "loss = torch.where(fulgurite.global_step() % 2 == 0, loss * 2, loss)",
+        same=False,
+    ),
+    _row(
+        "epoch",
+        "`self.current_epoch`, `self.global_step` read",
+        "FrozenValueWarning",
+        "loss = loss * (1 + self.current_epoch)  # <-",
+        "loss = loss * (1 + self.epoch)",
+        good_init='self.register_buffer("epoch", torch.zeros(()))',
+        good_hooks="""
+        def on_train_epoch_start(self):
+            self.epoch.fill_(self.current_epoch)
+        """,
+    ),
+    _row(
+        "is_last_batch",
+        "`trainer.is_last_batch` read",
+        "FrozenValueWarning",
+        """
+        if self.trainer.is_last_batch:  # <-
+            self.epochs = 1
+        """,
+        "",
+        bad_init="self.epochs = 1",
+        good_init="self.epochs = 0",
+        good_hooks="""
+        def on_train_epoch_end(self):
+            self.epochs += 1
+        """,
+    ),
+    _row(
+        "time",
+        "`time.time()`",
+        "FrozenValueWarning",
+        "self.started = time() * 0 + 1.0  # <-",
+        "",
+        bad_top="from time import time",
+        good_top="from time import time",
+        bad_init="self.started = 1.0",
+        good_init="self.started = 0.0",
+        good_hooks="""
+        def on_train_batch_start(self, batch, batch_idx):
+            self.started = time()
+        """,
+        jax="import time\nloss = loss + time.time() * 0",
+    ),
+    _row(
+        "random",
+        "`random.random()`",
+        "FrozenValueWarning",
+        "loss = loss * random.random()  # <-",
+        "loss = loss * torch.rand(())",
+        bad_top="import random",
+        jax="import random\nloss = loss * random.random()",
+    ),
+    _row(
+        "numpy_random",
+        "`numpy.random.rand()`",
+        "FrozenValueWarning",
+        "loss = loss * np.random.rand()  # <-",
+        "loss = loss * torch.rand(())",
+        bad_top="import numpy as np",
+        jax="import numpy\nloss = loss * numpy.random.rand()",
+    ),
+    _row(
+        "counter",
+        "`self.n += 1`",
+        "FrozenValueWarning",
+        "self.n += 1  # <-",
+        """
+        self.n += 1
+        loss = loss / self.n
+        """,
+        bad_init="self.n = 0",
+        good_init='self.register_buffer("n", torch.zeros(()))',
+    ),
+    _row(
+        "callback_metrics",
+        "`trainer.callback_metrics` read",
+        "FrozenValueWarning",
+        'known = "loss" in self.trainer.callback_metrics  # <-',
+        'self.log("loss", loss)',
+    ),
+    _row(
+        "logger",
+        "`self.logger` used",
+        "FrozenValueWarning",
+        """
+        if self.logger:  # <-
+            self.logger.log_metrics({"batches": 1})
+        """,
+        'self.log("batches", 1.0)',
+    ),
+    _row(
+        "last_lr",
+        "`scheduler.get_last_lr()`",
+        "FrozenValueWarning",
+        "loss = loss * (1 + self.lr_schedulers().get_last_lr()[0])  # <-",
+        'loss = loss * (1 + self.trainer.optimizers[0].param_groups[0]["lr"])',
+        hooks="""
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+        """,
+    ),
+]
+
+CHANGED = [
+    _row(
+        "attribute",
+        "an attribute that a hook changes",
+        "FrozenValueChanged",
+        "loss = loss * self.weight",
+        "loss = loss * self.weight",
+        bad_init="self.weight = 1.0",
+        bad_hooks="""
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            self.weight = 0.5 * self.weight
+        """,
+        good_init='self.register_buffer("weight", torch.ones(()))',
+        good_hooks="""
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            self.weight.mul_(0.5)
+        """,
+    ),
+    _row(
+        "dropout",
+        "a dropout's `p` that a hook changes",
+        "FrozenValueChanged",
+        "loss = loss + F.mse_loss(self.drop(x), x)",
+        "loss = loss + F.mse_loss(torch.where(torch.rand_like(x) < self.p, 0, x), x)",
+        bad_init="self.drop = nn.Dropout(0.1)",
+        bad_hooks="""
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            self.drop.p = 0.2
+        """,
+        good_init='self.register_buffer("p", torch.full((), 0.1))',
+        good_hooks="""
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            self.p.fill_(0.2)
+        """,
+    ),
+    _row(
+        "shape",
+        "a batch of another shape",
+        "InputChanged",
+        "",
+        "",
+        bad_batches="batches[:2] + [(x[:8], y[:8]) for x, y in batches[2:]]",
+        good_batches="batches[:2] + batches[:2]",
+    ),
+    _row(
+        "dtype",
+        "a batch of another dtype",
+        "InputChanged",
+        "",
+        "",
+        bad_batches="batches[:2] + [(x.half(), y) for x, y in batches[2:]]",
+        good_batches="batches[:2] + [(x.half().float(), y) for x, y in batches[2:]]",
+    ),
+    _row(
+        "mode",
+        "`self.eval()` in the step",
+        "StateChanged",
+        "self.net.eval()",
+        "",
+        good_hooks="""
+        def on_train_start(self):
+            self.net.eval()
+        """,
+    ),
+    _row(
+        "freeze",
+        "`requires_grad_` in a hook",
+        "StateChanged",
+        "",
+        "",
+        bad_hooks="""
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            self.net.bias.requires_grad_(False)
+        """,
+        good_hooks="""
+        def on_train_start(self):
+            self.net.bias.requires_grad_(False)
+        """,
+    ),
+    _row(
+        "replace",
+        "a parameter of another shape",
+        "StateChanged",
+        "",
+        "",
+        bad_hooks="""
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            self.net.bias = nn.Parameter(torch.zeros(3))
+        """,
+        good_hooks="""
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            self.net.bias.data.zero_()
+        """,
+    ),
+]
+
+TABLE: dict[str, list[Misuse]] = {
+    "Conditions": CONDITIONS,
+    "Reading values on the host": READS,
+    "Tensors as Python numbers": SCALARS,
+    "Shapes that depend on values": SHAPES,
+    "Devices, dtypes and random states": DEVICES,
+    "State": STATE,
+    "Tensors kept elsewhere": LEAKS,
+    "Losses": LOSSES,
+    "Python values that stay as they were": FROZEN,
+    "What changes after the trace": CHANGED,
+}
