@@ -57,7 +57,7 @@ from fulgurite.backends.csx.lines import (
 )
 from fulgurite.backends.csx.logs import Accumulator, LogCall
 from fulgurite.backends.csx.mathematics import traced_math
-from fulgurite.backends.csx.misuse import MASKS, refused_scalar, refused_seeding
+from fulgurite.backends.csx.misuse import MASKS, refused_scalar, refused_calls
 from fulgurite.backends.csx.moved import Moved
 from fulgurite.backends.csx.numbers import (
     NumberSlot,
@@ -256,7 +256,7 @@ class Trace:
                 stack.enter_context(torch.inference_mode(False))
                 stack.enter_context(self._mode)
                 stack.enter_context(record_lines(boundary, self._line_of_hook))
-                stack.enter_context(patched(refused_seeding(self._fallback_line)))
+                stack.enter_context(patched(refused_calls(self._fallback_line)))
                 stack.enter_context(self._contract)
                 traced = make_fx(self._step, tracing_mode="fake", _allow_non_fake_inputs=True)(
                     *[entry.example for entry in self._inputs]

@@ -14,6 +14,7 @@ import torch._dynamo.config
 import torch.utils.checkpoint
 from torch import Tensor
 from torch.distributions import Distribution
+from torch.nn.modules import batchnorm
 from torch.optim import Optimizer, _adafactor, asgd, radam
 
 from fulgurite.backends.csx.patches import patched
@@ -69,7 +70,8 @@ def eager_formulas(optimizers: list[Optimizer]) -> Iterator[None]:
 
     They read their step count with ``_get_value`` or ``.item()``, a host read (``host_value``). In
     RAdam and ASGD values then decide Python branches; there torch's capturable form of the same
-    formula stands in. Adafactor's ``min`` and ``max`` become torch's. Checked against torch 2.13.
+    formula stands in. Adafactor's ``min`` and ``max`` become torch's. ``BatchNorm(momentum=None)``
+    reads a count too, by ``float()``. Checked against torch 2.13.
     """
     readers = [
         module
@@ -83,6 +85,7 @@ def eager_formulas(optimizers: list[Optimizer]) -> Iterator[None]:
         (asgd, "_single_tensor_asgd", _in_double(asgd._single_tensor_asgd, 3, 4, 5)),
         (_adafactor, "min", _of_numbers(min, torch.minimum)),
         (_adafactor, "max", _of_numbers(max, torch.maximum)),
+        (batchnorm, "float", lambda count: host_value(count)),
     ]
     with patched(changes), plain_options(optimizers):
         yield

@@ -106,6 +106,11 @@ def module_slots(root: nn.Module) -> Iterator[Slot]:
     """Parameters, buffers and plain tensor attributes of all modules; metric states are these."""
     for path, module in root.named_modules():
         owner = f"self.{path}" if path else "self"
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UnsupportedState(
+                f"{owner} is a scripted module, whose tensors Python cannot reach.",
+                remedy=f"{owner} without torch.jit.script: the whole step is compiled",
+            )
         for container in (module._parameters, module._buffers, module.__dict__):
             for key, value in container.items():
                 if is_lazy(value):
@@ -114,6 +119,11 @@ def module_slots(root: nn.Module) -> Iterator[Slot]:
                         remedy="run one batch through the model before fit, or give its sizes",
                     )
                 if isinstance(value, Tensor):
+                    if value.layout is not torch.strided:
+                        raise UnsupportedState(
+                            f"{owner}.{key} is a {value.layout} tensor; a program's are dense.",
+                            remedy=f"{owner}.{key} = {owner}.{key}.to_dense() before fit",
+                        )
                     yield Slot(container, key, f"{owner}.{key}")
 
 

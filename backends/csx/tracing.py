@@ -58,6 +58,7 @@ from fulgurite.backends.csx.state import brief
 from fulgurite.backends.csx.traced_numbers import is_traced
 
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+_GRADIENT = Tensor.grad.__get__  # type: ignore[attr-defined]
 
 
 class Contract(TorchFunctionMode):
@@ -141,8 +142,9 @@ class Contract(TorchFunctionMode):
         if wide(result.dtype) and not is_traced(result) and not _counts_in_double():
             refuse_dtype(f"The result of {_name(func)}()", result.dtype, self._line())
         if result.layout is not torch.strided:
+            what = "A gradient" if func == _GRADIENT else f"The result of {_name(func)}()"
             raise DynamicShape(
-                f"The result of {_name(func)}() is sparse: how many elements it has depends on"
+                f"{what} is sparse: how many elements it has depends on"
                 " values.",
                 line=self._line(),
                 remedy="dense tensors; in an embedding sparse=False",
@@ -214,7 +216,7 @@ class Contract(TorchFunctionMode):
             f"The shape of the result of {_name(func)}() depends on the values of"
             f" {self._describe_first(args)}; a static program has fixed shapes.",
             line=self._line(),
-            remedy=MASKS,
+            remedy=_SIZED.get(_name(func), MASKS),
         ) from None
 
     def _refuse_value(self, func: Any, args: Any, kwargs: Any) -> None:
@@ -266,8 +268,13 @@ _SIZED = {
     **dict.fromkeys(("zeros", "ones", "empty", "full", "rand", "randn", "arange"), FIXED_SIZE),
     "one_hot": "the number of classes: one_hot(x, num_classes=10)",
     "repeat_interleave": "repeats as a Python number, or output_size=",
+    "pack_padded_sequence": "the padded batch, and the output where each sequence ends:"
+    " out[torch.arange(len(out)), lengths - 1]",
+    "linalg_lstsq": "torch.linalg.pinv(a) @ b",
+    "ctc_loss": "a loss in tensor operations over the padded targets; torch's own sizes its table"
+    " by the longest target",
 }
-"""Functions whose arguments make a shape, and what to give them."""
+"""Functions whose arguments make a shape, and what to give them or to write instead."""
 
 
 def _inside_torchmetrics() -> str | None:
@@ -290,7 +297,7 @@ def _counts_in_double() -> bool:
     """Whether code asked that may use float64: optimizers and metrics, for a few scalars."""
     frame = _caller()
     while frame is not None and top_package(frame) in ("torch", "contextlib", "functools"):
-        if frame.f_globals["__name__"].startswith("torch.optim"):
+        if frame.f_globals["__name__"].startswith(("torch.optim", "torch.amp")):
             return True
         frame = frame.f_back
     return frame is None or top_package(frame) in ("fulgurite", "torchmetrics", "lightning")

@@ -1,4 +1,4 @@
-"""What an idiom is: a small LightningModule that does one thing, and how close to stock it comes."""
+"""What an idiom is: a small LightningModule that does one thing."""
 
 from __future__ import annotations
 
@@ -58,6 +58,34 @@ class Manual(Example):
             self.manual_backward(loss)
         optimizer.step()
         return losses[0].detach()
+
+
+class OneLayer(Example):
+    """``prepare`` -> one layer -> mean over all but the batch -> logits"""
+
+    def __init__(self, layer: nn.Module, prepare: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.net, self.prepare = layer, prepare
+        self.head = nn.Linear(1, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        given = self.prepare(x)
+        out = self.net(*given) if isinstance(given, tuple) else self.net(given)
+        return self.head(out.reshape(len(x), -1).square().mean(1, keepdim=True))  # type: ignore[no-any-return]
+
+
+class OneOperation(Example):
+    """hidden [16, 16] -> ``operation`` -> a number beside the loss"""
+
+    def __init__(self, operation: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.operation = operation
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        hidden = self.net[1](self.net[0](x))
+        out = self.operation(hidden)
+        out = torch.view_as_real(out) if out.is_complex() else out
+        return F.cross_entropy(self.net[2](hidden), y) + 0.1 * out.square().mean().log1p()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Gradients that the user takes, changes or defines."""
+"""Gradients that the user takes and changes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ import torch
 from idioms.base import Example, F, Manual
 from models import CLASSES
 from torch import Tensor, nn
-from torch.autograd import Function, forward_ad
-from torch.autograd.function import once_differentiable
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 
 class GradientOfInput(Example):
@@ -88,10 +85,7 @@ class InnerStep(Example):
         weights = dict(self.net.named_parameters())
         inner = F.cross_entropy(self.net(x[:8]), y[:8])
         gradients = torch.autograd.grad(inner, list(weights.values()), create_graph=True)
-        moved = {
-            name: p - 0.1 * g
-            for (name, p), g in zip(weights.items(), gradients, strict=True)
-        }
+        moved = {name: p - 0.1 * g for (name, p), g in zip(weights.items(), gradients, strict=True)}
         return F.cross_entropy(torch.func.functional_call(self.net, moved, (x[8:],)), y[8:])
 
 
@@ -201,7 +195,7 @@ class ConflictingGradients(Manual):
         logits = self.net(batch[0])
         losses = F.cross_entropy(logits, batch[1]), logits.square().mean()
         weights = list(self.parameters())
-        first, second = (torch.autograd.grad(l, weights, retain_graph=True) for l in losses)
+        first, second = (torch.autograd.grad(loss, weights, retain_graph=True) for loss in losses)
         for p, a, b in zip(weights, first, second, strict=True):
             dot = (a * b).sum()
             p.grad = a + torch.where(dot < 0, b - dot / a.square().sum() * a, b)
@@ -275,205 +269,104 @@ class GradientNoise(Example):
         nn.utils.clip_grad_norm_(self.parameters(), 0.1)
 
 
-class ReversedGradient(Example):
-    """Gradient reversal (domain adaptation): a custom function with a number in `ctx`"""
+class PenaltyThroughLayers(Example):
+    """Gradient penalty through convolution, BatchNorm, GroupNorm, LeakyReLU and pooling"""
 
-    class Reverse(Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor, scale: float) -> Tensor:
-            ctx.scale = scale
-            return x.view_as(x)
-
-        @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> Any:
-            return -ctx.scale * gradient, None
-
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        hidden = self.net[1](self.net[0](x))
-        reversed_ = self.Reverse.apply(hidden, 0.3)
-        return F.cross_entropy(self.net[2](hidden), y) + reversed_.square().mean()
-
-
-class SavedTensors(Example):
-    """A custom function that saves tensors, with a gradient of its own gradient"""
-
-    class Cube(Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            ctx.save_for_backward(x)
-            return x**3
-
-        @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> Any:
-            (x,) = ctx.saved_tensors
-            return 3 * x**2 * gradient
-
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        x = x.clone().requires_grad_()
-        loss = F.cross_entropy(self.Cube.apply(self.net(x)), y)
-        [gradient] = torch.autograd.grad(loss, x, create_graph=True)
-        return loss + gradient.square().mean()
-
-
-class OnceDifferentiable(Example):
-    """A custom function under `once_differentiable`, with `needs_input_grad`"""
-
-    class Scale(Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
-            ctx.save_for_backward(x, scale)
-            return x * scale
-
-        @staticmethod
-        @once_differentiable
-        def backward(ctx: Any, gradient: Tensor) -> Any:
-            x, scale = ctx.saved_tensors
-            of_scale = (gradient * x).sum() if ctx.needs_input_grad[1] else None
-            return gradient * scale, of_scale
+    noise = ("net.1.bias", "net.2.running_mean")
 
     def __init__(self) -> None:
         super().__init__()
-        self.scale = nn.Parameter(torch.tensor(1.5))
+        layers = nn.BatchNorm1d(3), nn.LeakyReLU(0.2), nn.MaxPool1d(2), nn.GroupNorm(1, 3)
+        self.net = nn.Sequential(
+            nn.Unflatten(1, (1, 8)),
+            nn.Conv1d(1, 3, 3),
+            *layers,
+            nn.Flatten(),
+            nn.Linear(9, CLASSES),
+        )
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(self.Scale.apply(self.net(x), self.scale), y)
+        x = x.clone().requires_grad_()
+        loss = super().loss(x, y)
+        [gradient] = torch.autograd.grad(loss, x, create_graph=True)
+        return loss + 10 * gradient.square().sum()
 
 
-class MarkedDirty(Example):
-    """A custom function in place, with `mark_dirty`"""
+class PenaltyThroughTime(Example):
+    """Gradient penalty through an LSTM and an embedding with LayerNorm"""
 
-    class Double(Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            ctx.mark_dirty(x)
-            return x.mul_(2)
-
-        @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> Any:
-            return 2 * gradient
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.norm = nn.Embedding(6, 2), nn.LayerNorm(2)
+        self.lstm, self.head = nn.LSTM(2, 4, batch_first=True), nn.Linear(4, CLASSES)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(self.Double.apply(self.net(x)), y)
+        words = self.table((x * 2).long().clamp(-3, 2) + 3)
+        loss = F.cross_entropy(self.head(self.lstm(self.norm(words))[0][:, -1]), y)
+        [gradient] = torch.autograd.grad(loss, words, create_graph=True)
+        return loss + 10 * gradient.square().sum()
 
 
-class SetupContext(Example):
-    """A custom function in the `setup_context` form, several outputs, one not differentiable"""
-
-    class Sorted(Function):
-        @staticmethod
-        def forward(x: Tensor) -> Any:
-            return x.sort(1)
-
-        @staticmethod
-        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-            ctx.mark_non_differentiable(output[1])
-            ctx.save_for_backward(output[1])
-
-        @staticmethod
-        def backward(ctx: Any, gradient: Tensor, _: Any) -> Any:
-            (places,) = ctx.saved_tensors
-            return torch.zeros_like(gradient).scatter(1, places, gradient)
+class HooksOfNodes(Example):
+    """`grad_fn.register_hook`, `register_prehook`, `register_multi_grad_hook`"""
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        values, places = self.Sorted.apply(self.net(x))
-        return (values * torch.arange(CLASSES)).mean() + F.cross_entropy(values, y) + 0 * places.sum()
-
-
-class StraightThrough(Example):
-    """Straight-through estimator: `x + (q - x).detach()`"""
-
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        hidden = self.net[0](x)
-        hidden = hidden + (hidden.round() - hidden).detach()
+        first = self.net[0](x)
+        hidden = self.net[1](first)
+        hidden.grad_fn.register_hook(lambda gi, go: (gi[0] * 0.5,))
+        hidden.grad_fn.register_prehook(lambda go: (go[0] + 1e-3,))
+        torch.autograd.graph.register_multi_grad_hook([first, hidden], self.log_norm)
         return F.cross_entropy(self.net[2](hidden), y)
 
+    def log_norm(self, gradients: Any) -> None:
+        self.log("norm", sum(g.norm() for g in gradients))
 
-class VectorQuantization(Example):
-    """VQ-VAE: nearest codes by `argmin`, codebook and commitment loss, the code straight through"""
+
+class SavedOnCpu(Example):
+    """`torch.autograd.graph.save_on_cpu`"""
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        with torch.autograd.graph.save_on_cpu():
+            return super().loss(x, y)
+
+
+class FeaturesOfHooks(Example):
+    """Forward hooks that hand features on: set and removed in the step, a list, a dict emptied"""
 
     def __init__(self) -> None:
         super().__init__()
-        self.codes = nn.Embedding(6, 16)
+        self.listed: list[Tensor] = []
+        self.named: dict[str, Tensor] = {}
+        self.net[0].register_forward_hook(lambda m, args, out: self.listed.append(out))
+        self.net[1].register_forward_hook(lambda m, args, out: self.named.update(hidden=out))
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        hidden = self.net[0](x)
-        nearest = torch.cdist(hidden, self.codes.weight).argmin(1)
-        code = self.codes(nearest)
-        aside = F.mse_loss(code, hidden.detach()) + 0.25 * F.mse_loss(hidden, code.detach())
-        return F.cross_entropy(self.net[2](hidden + (code - hidden).detach()), y) + aside
+        outputs: list[Tensor] = []
+        handle = self.net[2].register_forward_hook(lambda m, args, out: outputs.append(out))
+        loss = super().loss(x, y)
+        handle.remove()
+        self.log("spread", outputs[0].std())
+        extra = self.listed[-1].square().mean() + self.named.pop("hidden").abs().mean()
+        self.listed.clear()
+        return loss + 0.1 * extra
 
 
-class GumbelSoftmax(Example):
-    """`gumbel_softmax`, soft and hard"""
+class BackwardOfTensors(Manual):
+    """`torch.autograd.backward(tensors, grad_tensors)`"""
 
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        logits = self.net(x)
-        soft, hard = F.gumbel_softmax(logits, tau=0.7), F.gumbel_softmax(logits, hard=True)
-        return F.nll_loss((soft + 0.1).log(), y) + (hard * logits).mean()
-
-
-class ForwardMode(Example):
-    """Forward-mode derivatives: `torch.autograd.forward_ad` in the step"""
-
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        with forward_ad.dual_level():
-            out = self.net(forward_ad.make_dual(x, torch.ones_like(x)))
-            logits, slope = forward_ad.unpack_dual(out)
-        return F.cross_entropy(logits, y) + slope.square().mean()
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        out = self.net(batch[0])
+        weights = [torch.ones_like(out) * 1e-2, None]
+        torch.autograd.backward([out, out.square().mean()], weights)
+        optimizer.step()
+        return out.mean().detach()
 
 
-class NoGrad(Example):
-    """`no_grad`, `enable_grad`, `set_grad_enabled` and `detach` in the step"""
+class OwnBackward(Example):
+    """`backward` overridden: twice through one graph"""
 
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        with torch.no_grad():
-            target = self.net(x).softmax(1)
-            with torch.enable_grad():
-                live = self.net(0.5 * x)
-        with torch.set_grad_enabled(False):
-            weight = self.net[2].weight.square().sum()
-        return F.cross_entropy(self.net(x), y) + (live - target).square().mean() * weight
-
-
-class InferenceMode(Example):
-    """`inference_mode` for a part of the step"""
-
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        with torch.inference_mode():
-            target = self.net(x).softmax(1)
-        return F.cross_entropy(self.net(x), y) + F.mse_loss(self.net(x), target.clone())
-
-
-def dropped(net: Any, x: Tensor) -> Tensor:
-    """Through two layers, with dropout between."""
-    return net[2](F.dropout(net[1](net[0](x)), 0.3))  # type: ignore[no-any-return]
-
-
-class Checkpointed(Example):
-    """`torch.utils.checkpoint` with dropout, `use_reentrant=False`"""
-
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(checkpoint(dropped, self.net, x, use_reentrant=False), y)
-
-
-class CheckpointedReentrant(Example):
-    """`torch.utils.checkpoint` with dropout, `use_reentrant=True`"""
-
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        x = x.clone().requires_grad_()
-        return F.cross_entropy(checkpoint(dropped, self.net, x, use_reentrant=True), y)
-
-
-class CheckpointedSequential(Example):
-    """`checkpoint_sequential`"""
-
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(checkpoint_sequential(self.net, 2, x, use_reentrant=False), y)
-
-
-class SavedTensorHooks(Example):
-    """`torch.autograd.graph.saved_tensors_hooks` that pack and unpack"""
-
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: (t + 0, 1), lambda packed: packed[0]):
-            return super().loss(x, y)
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        loss.backward(retain_graph=True)
+        (0.1 * loss).backward()

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from idioms.base import Example, F, Idiom
+from idioms.base import Example, F, Idiom, OneOperation
 from models import CLASSES, loader
 from torch import Tensor, distributions, nn
 from torch.utils.data import DataLoader
-
-
-class OneOperation(Example):
-    """hidden [16, 16] -> ``operation`` -> a number beside the loss"""
-
-    def __init__(self, operation: Callable[[Tensor], Any]) -> None:
-        super().__init__()
-        self.operation = operation
-
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        hidden = self.net[1](self.net[0](x))
-        out = self.operation(hidden)
-        out = torch.view_as_real(out) if out.is_complex() else out
-        return F.cross_entropy(self.net[2](hidden), y) + 0.1 * out.square().mean().log1p()
 
 
 def in_place(x: Tensor) -> Tensor:
@@ -75,7 +63,11 @@ def segments(x: Tensor) -> Tensor:
 
 def masked(x: Tensor) -> Tensor:
     kept = torch.where(x > 0, x, torch.full_like(x, 0.1))
-    return kept.masked_fill(x > 0.5, 0.0) + torch.nan_to_num(torch.where(x > 0, x, torch.nan)) + x.clamp(-0.1, 0.2)
+    return (
+        kept.masked_fill(x > 0.5, 0.0)
+        + torch.nan_to_num(torch.where(x > 0, x, torch.nan))
+        + x.clamp(-0.1, 0.2)
+    )
 
 
 def padded(x: Tensor) -> Tensor:
@@ -90,7 +82,11 @@ def spectra(x: Tensor) -> Tensor:
     spectrum = torch.fft.rfft(x)
     filtered = torch.fft.irfft(spectrum * torch.exp(-torch.arange(9)), n=16)
     two = torch.fft.fftshift(torch.fft.fft2(x)).abs()
-    return filtered + two + torch.stft(x, 4, window=torch.hann_window(4), return_complex=True).abs().mean()
+    return (
+        filtered
+        + two
+        + torch.stft(x, 4, window=torch.hann_window(4), return_complex=True).abs().mean()
+    )
 
 
 def solved(x: Tensor) -> Tensor:
@@ -139,7 +135,7 @@ def normal(x: Tensor) -> Tensor:
     return distributions.kl_divergence(posterior, prior) - prior.log_prob(z) + posterior.entropy()
 
 
-def other_distributions(x: Tensor) -> Tensor:
+def combined(x: Tensor) -> Tensor:
     gaussian = distributions.MultivariateNormal(x, torch.eye(16))
     mixture = distributions.MixtureSameFamily(
         distributions.Categorical(logits=x), distributions.Normal(x, 1.0)
@@ -159,6 +155,18 @@ def other_distributions(x: Tensor) -> Tensor:
     )
 
 
+def weighted_losses(x: Tensor) -> Tensor:
+    y, weight = x.argmax(1).clamp(max=3), torch.linspace(0.5, 1, 16)
+    entropy = F.cross_entropy(x, y, weight=weight, label_smoothing=0.1, ignore_index=2)
+    signs, positive = (x > 0).float(), torch.tensor(2.0)
+    return entropy + F.binary_cross_entropy_with_logits(x, signs, pos_weight=positive)
+
+
+def quantized(x: Tensor) -> Tensor:
+    fake = torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127)
+    return fake * ((x * 8).to(torch.int8) & 3 | 1)
+
+
 def policy(x: Tensor) -> Tensor:
     """REINFORCE: a sampled action, its log-probability times a reward."""
     actions = distributions.Categorical(logits=x)
@@ -175,75 +183,82 @@ OPERATIONS: dict[str, Callable[[Tensor], Any]] = {
     "`torch.where`, `masked_fill`, `nan_to_num`, `clamp`": masked,
     "`pad_sequence`, masks made of lengths": padded,
     "`torch.fft`, `stft`, complex numbers": spectra,
-    "`torch.polar`, `view_as_complex`, `angle`": lambda x: torch.polar(x.abs(), x)
-    * torch.view_as_complex(x.view(16, 8, 2)).angle()[:, :1],
+    "`torch.polar`, `view_as_complex`, `angle`": lambda x: (
+        torch.polar(x.abs(), x) * torch.view_as_complex(x.view(16, 8, 2)).angle()[:, :1]
+    ),
     "`torch.linalg`: `solve`, `inv`, `cholesky`, `eigvalsh`, `svdvals`, `qr`, `matrix_exp`": solved,
-    "`torch.einsum`, `tensordot`, `bmm`, `kron`": lambda x: torch.einsum("bi,bj,ij->b", x, x, x)
-    + torch.tensordot(x, x, 1)
-    + torch.bmm(x[None], x[None])[0]
-    + torch.kron(x[:4, :4], x[:4, :4]),
+    "`torch.einsum`, `tensordot`, `bmm`, `kron`": lambda x: (
+        torch.einsum("bi,bj,ij->b", x, x, x)
+        + torch.tensordot(x, x, 1)
+        + torch.bmm(x[None], x[None])[0]
+        + torch.kron(x[:4, :4], x[:4, :4])
+    ),
     "Python loops over tensors: `split`, `unbind`, `stack`, `cat`, lists": loops,
     "`sort`, `topk`, `median`, `kthvalue`, `cummax`": compared,
     "`cumprod`, `logcumsumexp`, `diff`, `searchsorted`, `bucketize`": lambda x: (
-        x.cumprod(1)
-        + x.logcumsumexp(1)
-        + torch.searchsorted(x.sort(1).values.detach(), x.detach().contiguous())
-        + torch.bucketize(x.detach(), torch.linspace(-1, 1, 5))
-    )[:, 1:]
-    + x.diff(dim=1),
-    "`cdist`, `pairwise_distance`, `cosine_similarity`": lambda x: torch.cdist(x, x + 1)
-    + F.cosine_similarity(x[:, None], x[None], dim=-1),
+        (
+            x.cumprod(1)
+            + x.logcumsumexp(1)
+            + torch.searchsorted(x.sort(1).values.detach(), x.detach().contiguous())
+            + torch.bucketize(x.detach(), torch.linspace(-1, 1, 5))
+        )[:, 1:]
+        + x.diff(dim=1)
+    ),
+    "`cdist`, `pairwise_distance`, `cosine_similarity`": lambda x: (
+        torch.cdist(x, x + 1) + F.cosine_similarity(x[:, None], x[None], dim=-1)
+    ),
     "`grid_sample`, `affine_grid`, `interpolate`": lambda x: F.grid_sample(
         F.interpolate(x.view(4, 4, 4, 4), size=(6, 6), mode="bilinear"),
         F.affine_grid(x[:4, :6].view(4, 2, 3), [4, 4, 3, 3], align_corners=False),
         align_corners=False,
     ),
-    "`one_hot` with `num_classes`, `bincount` with `minlength`, `argmax`": lambda x: x
-    * F.one_hot(x.argmax(1), num_classes=16)
-    * torch.bincount(x.argmax(1), minlength=16),
-    "`tril_indices`, `meshgrid`, `roll`, `rot90`, `flip`, `unfold`": lambda x: x[
-        torch.tril_indices(16, 16).unbind()
-    ].sum()
-    + x.roll(3, 1).rot90().flip(0) * torch.meshgrid(torch.arange(16), torch.arange(16), indexing="ij")[0]
-    + x.unfold(1, 4, 4).sum(2).repeat(1, 4),
+    "`one_hot` with `num_classes`, `bincount` with `minlength`, `argmax`": lambda x: (
+        x * F.one_hot(x.argmax(1), num_classes=16) * torch.bincount(x.argmax(1), minlength=16)
+    ),
+    "`tril_indices`, `meshgrid`, `roll`, `rot90`, `flip`, `unfold`": lambda x: (
+        x[torch.tril_indices(16, 16).unbind()].sum()
+        + x.roll(3, 1).rot90().flip(0)
+        * torch.meshgrid(torch.arange(16), torch.arange(16), indexing="ij")[0]
+        + x.unfold(1, 4, 4).sum(2).repeat(1, 4)
+    ),
     "Random draws: `randn_like`, `multinomial`, `bernoulli`, `randperm`, `normal`": sampled,
     "`Normal.rsample`, `log_prob`, `kl_divergence`, `entropy`: a VAE": normal,
-    "`MultivariateNormal`, mixtures, `TransformedDistribution`, relaxed and `Beta`": other_distributions,
+    "`MultivariateNormal`, mixtures, `TransformedDistribution`, relaxed and `Beta`": combined,
     "`Categorical.sample`, `log_prob`: a policy gradient": policy,
     "`logsumexp`, `log_softmax`, `normalize`: InfoNCE": lambda x: F.cross_entropy(
         F.normalize(x) @ F.normalize(x.flip(1)).T / 0.1, torch.arange(16)
     ),
-    "`float()`, `int()` of shapes, `len`, `numel`, `x.shape[0]`": lambda x: x
-    / float(x.shape[0])
-    * len(x)
-    / x.numel(),
+    "`float()`, `int()` of shapes, `len`, `numel`, `x.shape[0]`": lambda x: (
+        x / float(x.shape[0]) * len(x) / x.numel()
+    ),
     "`as_strided`, `view`, `expand`, `movedim`, `squeeze`, transposed products": lambda x: (
         x.as_strided((4, 4), (16, 2)) @ x.view(4, 4, 16).movedim(0, 2)[0, :4]
     ).T.expand(2, 4, 4),
     "`torch.utils._pytree`, `zip`, sorting by Python keys, comprehensions": lambda x: sum(
         part for _, part in sorted(zip("ba", x.chunk(2), strict=True))
     ),
-    "`nn.functional` losses with weights, `label_smoothing`, `ignore_index`": lambda x: F.cross_entropy(
-        x, x.argmax(1).clamp(max=3), weight=torch.linspace(0.5, 1, 16), label_smoothing=0.1, ignore_index=2
-    )
-    + F.binary_cross_entropy_with_logits(x, (x > 0).float(), pos_weight=torch.tensor(2.0)),
+    "`nn.functional` losses with weights, `label_smoothing`, `ignore_index`": weighted_losses,
     "`chunk`ed computation with `torch.vmap(chunk_size=...)`": lambda x: torch.vmap(
         lambda row: row.softmax(0).cumsum(0), chunk_size=4
     )(x),
-    "`torch.jit.script` functions": lambda x: scripted(x),
+    "`eigvals`, `matrix_rank`, `det`, `pinv`": lambda x: (
+        torch.linalg.eigvals(x.T @ x).abs() * torch.linalg.matrix_rank(x)
+        + torch.linalg.det(x)
+        + torch.linalg.pinv(x)
+    ),
+    "`fake_quantize`, `bitwise` and integer arithmetic": quantized,
+    "Constants from numpy and Python lists": lambda x: (
+        x * torch.from_numpy(np.linspace(0, 1, 16, dtype=np.float32))
+        + torch.tensor([[0.1], [0.2]]).repeat(8, 1)
+    ),
     "`torch.compile`d functions: unwrapped": lambda x: compiled(x),
     "`autocast` for a part of the step": lambda x: autocasted(x),
 }
 
 
-@torch.compile
+@functools.partial(torch.compile, backend="eager")
 def compiled(x: Tensor) -> Tensor:
     return torch.tanh(x) * 2
-
-
-@torch.jit.script
-def scripted(x: Tensor) -> Tensor:
-    return x
 
 
 def autocasted(x: Tensor) -> Tensor:
@@ -306,6 +321,21 @@ class SharedMemoryBatch(Example):
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return self.loss(torch.cat([batch[0], batch[1][:, -1:]], 1), batch[2])
+
+
+class BytesBatch(Example):
+    """Batches of bytes, 16-bit integers and booleans"""
+
+    @staticmethod
+    def batches() -> Any:
+        def coarse(x: Tensor) -> Tensor:
+            return (x * 50 + 128).clamp(0, 255).to(torch.uint8)
+
+        batches = [(coarse(x), y.to(torch.int16), x > 0) for x, y in loader(64)]
+        return DataLoader(batches, batch_size=None)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.loss(batch[0].float() / 255 * batch[2], batch[1].long())
 
 
 class AugmentedBatch(Example):

@@ -63,7 +63,7 @@ class ClippedByHand(Manual):
 
 
 class NormOfGradients(Manual):
-    """A gradient norm over all parameters, `torch.stack` or `parameters_to_vector`, scaled by"""
+    """A norm of all gradients, by `torch.stack` or `parameters_to_vector`, that scales them"""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         optimizer = self.optimizers()
@@ -149,33 +149,6 @@ class Sharpness(Manual):
                 p.sub_(climb)
         optimizer.step()
         return loss.detach()
-
-
-class SharpnessOptimizer(torch.optim.Optimizer):
-    """SAM as it is published: ``first_step``, ``second_step``, the old weights in its state."""
-
-    def __init__(self, params: Any, lr: float) -> None:
-        super().__init__(params, {"lr": lr, "rho": 0.05})
-        self.base = torch.optim.SGD(self.param_groups, lr=lr, momentum=0.9)
-
-    @torch.no_grad()
-    def first_step(self) -> None:
-        groups = self.param_groups
-        weights = [p for group in groups for p in group["params"]]
-        norm = torch.stack([p.grad.norm() for p in weights]).norm()
-        for group in groups:
-            for p in group["params"]:
-                self.state[p]["old"] = p.data.clone()
-                p.add_(p.grad * (group["rho"] / (norm + 1e-12)))
-        self.zero_grad()
-
-    @torch.no_grad()
-    def second_step(self) -> None:
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.data = self.state[p]["old"]
-                p.sub_(p.grad * group["lr"])
-        self.zero_grad()
 
 
 class UpdateByHand(Manual):
@@ -338,7 +311,9 @@ class Queue(Example):
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         query, key = F.normalize(self.net(x), dim=1), F.normalize(self.net(2 * x), dim=1).detach()
-        logits = torch.cat([(query * key).sum(1, keepdim=True), query @ self.queue.clone().T], 1) / 0.2
+        logits = (
+            torch.cat([(query * key).sum(1, keepdim=True), query @ self.queue.clone().T], 1) / 0.2
+        )
         rows = (self.place + torch.arange(len(x))) % len(self.queue)
         self.queue.index_copy_(0, rows, key)
         self.place.add_(len(x)).remainder_(len(self.queue))
@@ -346,7 +321,7 @@ class Queue(Example):
 
 
 class ClampedWeights(Example):
-    """Weights clamped or normalized in `on_before_zero_grad` or after `optimizer_step`"""
+    """Weights clamped or normalized after `optimizer_step`"""
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         super().optimizer_step(*args, **kwargs)
@@ -367,3 +342,79 @@ class AddedNoise(Example):
     def on_after_backward(self) -> None:
         with torch.no_grad():
             self.net[0].weight.copy_(self.kept)
+
+
+class SwappedData(Manual):
+    """Two networks swap weights by `p.data`; `old = p.data` keeps the values it had"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = copy.deepcopy(self.net).requires_grad_(False)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self.update(self.loss(*batch))
+        for p, q in zip(self.net.parameters(), self.other.parameters(), strict=True):
+            old = p.data
+            p.data = q.data
+            q.data = old
+        return loss
+
+
+class DataSetBefore(Example):
+    """`p.data = ...` before the forward pass, `p.grad.data = ...` after backward"""
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        weight = self.net[0].weight
+        self.before = weight.data
+        weight.data = weight.data / weight.data.norm(dim=1, keepdim=True)
+        weight.data.mul_(1.01)
+        return super().loss(x, y) + 0.1 * self.before.mean()
+
+    def on_after_backward(self) -> None:
+        for p in self.parameters():
+            p.grad.data = p.grad.data.clamp(-0.1, 0.1)
+
+
+class WeightsAsVector(Manual):
+    """`parameters_to_vector`, `vector_to_parameters`"""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self.update(self.loss(*batch))
+        flat = nn.utils.parameters_to_vector(self.parameters())
+        nn.utils.vector_to_parameters(0.99 * flat.detach(), self.parameters())
+        return loss
+
+
+class MixedGradients(Manual):
+    """`p.grad += ...`, gradients kept, cleared with `set_to_none=False`, and mixed"""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        loss = self.loss(*batch)
+        self.manual_backward(loss)
+        for p in self.parameters():
+            p.grad += 1e-2 * p.detach()
+        kept = [p.grad.clone() for p in self.parameters()]
+        optimizer.zero_grad(set_to_none=False)
+        self.manual_backward(self.loss(batch[0].flip(1), batch[1]))
+        for p, gradient in zip(self.parameters(), kept, strict=True):
+            p.grad = 0.5 * (p.grad + gradient)
+        optimizer.step()
+        return loss.detach()
+
+
+class ToggledModel(Manual):
+    """`with optimizer.toggle_model():`"""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        with self.optimizers().toggle_model():
+            return self.update(self.loss(*batch))
+
+
+class OwnClipping(Example):
+    """`configure_gradient_clipping` overridden"""
+
+    def configure_gradient_clipping(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        self.clip_gradients(optimizer, 0.1, "value")
+        self.clip_gradients(optimizer, 0.1, "norm")
