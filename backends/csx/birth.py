@@ -114,8 +114,8 @@ def check_optimizer(optimizer: Optimizer, line: UserLine | None = None) -> None:
                 f"{name} keeps another optimizer, in .{key}; that one's state would be none of the"
                 " program's.",
                 line=line,
-                remedy="both from configure_optimizers(), as a list, and the passes written out in a"
-                " manual training_step",
+                remedy="both from configure_optimizers(), as a list, and what the outer one does in"
+                " a manual training_step",
             )
 
 

@@ -57,7 +57,7 @@ from fulgurite.backends.csx.lines import (
 )
 from fulgurite.backends.csx.logs import Accumulator, LogCall
 from fulgurite.backends.csx.mathematics import traced_math
-from fulgurite.backends.csx.misuse import MASKS, refused_scalar, refused_calls
+from fulgurite.backends.csx.misuse import MASKS, refused_calls, refused_scalar
 from fulgurite.backends.csx.moved import Moved
 from fulgurite.backends.csx.numbers import (
     NumberSlot,

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C import DisableTorchFunction
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -53,12 +53,13 @@ from fulgurite.backends.csx.misuse import (
     refused_scalar,
     wide,
 )
+from fulgurite.backends.csx.patches import patched
 from fulgurite.backends.csx.scalars import call_with_numbers
 from fulgurite.backends.csx.state import brief
 from fulgurite.backends.csx.traced_numbers import is_traced
 
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
-_GRADIENT = Tensor.grad.__get__  # type: ignore[attr-defined]
+_GRADIENT = Tensor.grad.__get__  # type: ignore[union-attr]
 
 
 class Contract(TorchFunctionMode):
@@ -144,8 +145,7 @@ class Contract(TorchFunctionMode):
         if result.layout is not torch.strided:
             what = "A gradient" if func == _GRADIENT else f"The result of {_name(func)}()"
             raise DynamicShape(
-                f"{what} is sparse: how many elements it has depends on"
-                " values.",
+                f"{what} is sparse: how many elements it has depends on values.",
                 line=self._line(),
                 remedy="dense tensors; in an embedding sparse=False",
             )
@@ -364,9 +364,31 @@ def _plain_lstm(args: Any, kwargs: Any) -> Any:
         return torch.lstm(*args, **kwargs)
 
 
+def _gaussian_nll(args: Any, kwargs: Any) -> Any:
+    """``F.gaussian_nll_loss`` without its look at the variances: negative ones count as eps."""
+    with patched([(torch, "any", lambda condition: False)]):
+        return nn.functional.gaussian_nll_loss(*args, **kwargs)
+
+
+def _copied(args: Any, kwargs: Any) -> Any:
+    """``copy.deepcopy`` of a leaf; torch's own asks for the address of its memory."""
+    tensor, memo = args
+    if not tensor.is_leaf or not isinstance(tensor, FakeTensor):
+        return NotImplemented
+    values = tensor.detach().clone()
+    if isinstance(tensor, nn.Parameter):
+        copied: Tensor = nn.Parameter(values, requires_grad=tensor.requires_grad)
+    else:
+        copied = values.requires_grad_(tensor.requires_grad)
+    memo[id(tensor)] = copied
+    return copied
+
+
 _STATIC_TWINS: dict[Any, Callable[[Any, Any], Any]] = {
     torch.bincount: _static_bincount,
     Tensor.bincount: _static_bincount,
     torch.tensor: _stacked,
     torch.lstm: _plain_lstm,
+    Tensor.__deepcopy__: _copied,
+    nn.functional.gaussian_nll_loss: _gaussian_nll,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any
 
 import torch
@@ -222,8 +223,14 @@ class MadeInStep(Example):
         return super().loss(x, y) + F.mse_loss(self.net(0.9 * x), target)
 
 
-class CompiledModule(Example):
-    """`torch.compile(module)`, `module.compile()`: they run as they were written"""
+@functools.partial(torch.compile, backend="eager")
+def halved(x: Tensor) -> Tensor:
+    """A function that is compiled when it stands alone."""
+    return x / 2
+
+
+class CompiledParts(Example):
+    """`torch.compile` of a function or module, `module.compile()`: they run as they are written"""
 
     def __init__(self) -> None:
         super().__init__()
@@ -231,7 +238,7 @@ class CompiledModule(Example):
         self.net.compile(backend="eager")
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.net(self.first(x))  # type: ignore[no-any-return]
+        return self.net(self.first(halved(x)))  # type: ignore[no-any-return]
 
 
 class ComplexWeights(Example):
@@ -337,11 +344,11 @@ class DotProductDropout(Example):
 
 
 class FullTransformer(Example):
-    """`nn.Transformer`, encoder and decoder, causal masks, `norm_first`"""
+    """`nn.Transformer`, encoder and decoder, causal masks"""
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Transformer(4, 2, 1, 1, 8, dropout=0.0, batch_first=True, norm_first=True)
+        self.body = nn.Transformer(4, 2, 1, 1, 8, dropout=0.0, batch_first=True)
         self.head = nn.Linear(4, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:

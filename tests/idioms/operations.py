@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -251,14 +250,8 @@ OPERATIONS: dict[str, Callable[[Tensor], Any]] = {
         x * torch.from_numpy(np.linspace(0, 1, 16, dtype=np.float32))
         + torch.tensor([[0.1], [0.2]]).repeat(8, 1)
     ),
-    "`torch.compile`d functions: unwrapped": lambda x: compiled(x),
     "`autocast` for a part of the step": lambda x: autocasted(x),
 }
-
-
-@functools.partial(torch.compile, backend="eager")
-def compiled(x: Tensor) -> Tensor:
-    return torch.tanh(x) * 2
 
 
 def autocasted(x: Tensor) -> Tensor:
