@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import lightning.pytorch as pl
 from lightning.fabric.loggers.tensorboard import _TENSORBOARD_AVAILABLE, _TENSORBOARDX_AVAILABLE
@@ -25,9 +25,13 @@ from fulgurite.backends import Backend, CSXBackend, backend_from
 from fulgurite.backends import backend as make_backend
 from fulgurite.backends.backend import current_backend, set_backend
 from fulgurite.backends.csx.accelerator import CSXAccelerator
+from fulgurite.backends.csx.errors import TraceError
+from fulgurite.backends.csx.lines import user_frames
 from fulgurite.backends.csx.strategy import CSXStrategy
 
 _Init = TypeVar("_Init", bound=Callable[..., None])
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 def _with_env_defaults(init: _Init) -> _Init:
@@ -47,6 +51,22 @@ def _with_env_defaults(init: _Init) -> _Init:
         init(self, **{**defaults, **given})
 
     return with_defaults  # type: ignore[return-value]
+
+
+def _with_short_traceback(run: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Let the error of a step that is not static come with the user's own frames alone.
+
+    The 60 frames of Lightning and torch in between say nothing about the model.
+    """
+
+    @functools.wraps(run)
+    def fit(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return run(*args, **kwargs)
+        except TraceError as error:
+            raise error.with_traceback(user_frames(error.__traceback__)) from None
+
+    return fit
 
 
 class Trainer(pl.Trainer):
@@ -142,6 +162,11 @@ class Trainer(pl.Trainer):
         if logger is True or (logger is None and not barebones):
             arguments["logger"] = _default_logger(arguments["default_root_dir"])
         pl.Trainer.__init__.__wrapped__(self, **arguments)  # type: ignore[attr-defined]
+
+    fit = _with_short_traceback(pl.Trainer.fit)
+    validate = _with_short_traceback(pl.Trainer.validate)
+    test = _with_short_traceback(pl.Trainer.test)
+    predict = _with_short_traceback(pl.Trainer.predict)
 
 
 _OURS = ("device", "backend", "model_dir")

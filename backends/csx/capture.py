@@ -60,9 +60,11 @@ from fulgurite.backends.csx.mathematics import traced_math
 from fulgurite.backends.csx.misuse import MASKS, refused_calls, refused_scalar
 from fulgurite.backends.csx.moved import Moved
 from fulgurite.backends.csx.numbers import (
+    NotedGroup,
     NumberSlot,
     as_vector,
     install,
+    noted_groups,
     number_slots,
     read_numbers,
 )
@@ -172,6 +174,7 @@ class Trace:
         self._nodes: dict[int, fx.Node] = {}  # of each state tensor
         self._rebound: list[Held] = []
         self._moved = Moved()
+        self._noted: list[NotedGroup] = []
 
     def _births(self) -> Iterator[Newborn]:
         made_at = self._line_of("configure_optimizers")
@@ -258,6 +261,7 @@ class Trace:
                 stack.enter_context(record_lines(boundary, self._line_of_hook))
                 stack.enter_context(patched(refused_calls(self._fallback_line)))
                 stack.enter_context(self._contract)
+                stack.enter_context(patched([self._contract.in_backward()]))
                 traced = make_fx(self._step, tracing_mode="fake", _allow_non_fake_inputs=True)(
                     *[entry.example for entry in self._inputs]
                 )
@@ -327,8 +331,8 @@ class Trace:
             self.gradients.put(given[Kind.GRADIENT])
             for vector in given[Kind.NUMBERS]:
                 self._guards = install(self._number_slots, vector, self._world.optimizers)
-            self._installed = [dict(group) for group in self._world.groups()]
-            yield
+            with noted_groups(self._world.optimizers) as self._noted:
+                yield
         finally:
             for group, before in zip(self._world.groups(), groups, strict=True):
                 group.clear()
@@ -378,16 +382,16 @@ class Trace:
             tensor.detach().copy_(value)
 
     def _check_numbers(self) -> None:
-        for group, installed in zip(self._world.groups(), self._installed, strict=True):
-            for key in {**installed, **group}:
-                if group.get(key) is not installed.get(key) and key != "params":
-                    raise FrozenNumber(
-                        f"The step set param_groups['{key}'] from a Python value, which the"
-                        " program would freeze.",
-                        line=self._line_of("optimizer_step") or self._line_of("training_step"),
-                        remedy="a learning-rate scheduler, or set it in on_train_batch_start: both"
-                        " run on the host between steps",
-                    )
+        for group in self._noted:
+            for key in group.changed():
+                raise FrozenNumber(
+                    f"The step set param_groups['{key}'] from a Python value, which the program"
+                    " would freeze.",
+                    line=group.lines.get(key) or self._line_of("training_step"),
+                    remedy="a learning-rate scheduler, or the host between steps:\n"
+                    "      def on_train_batch_start(self, batch, batch_idx):\n"
+                    f"          self.trainer.optimizers[0].param_groups[0][{key!r}] = ...",
+                )
 
     # -- checks and names --------------------------------------------------------------------
 

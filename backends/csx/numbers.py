@@ -6,9 +6,10 @@ them between steps. A program holds only as long as all guards would come out th
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer, Rprop
 
 from fulgurite.backends.csx.errors import StateChanged
+from fulgurite.backends.csx.lines import UserLine, user_line
 from fulgurite.backends.csx.traced_numbers import Guard, Numbers, TracedNumber
 
 
@@ -148,6 +150,38 @@ def install(
             items = [*before[: slot.index], number, *before[slot.index + 1 :]]
             group[slot.key] = items if isinstance(before, list) else tuple(items)
     return guards
+
+
+class NotedGroup(dict[str, Any]):
+    """A param group while it is traced: it knows the user's line that set each key."""
+
+    def __init__(self, group: dict[str, Any]) -> None:
+        super().__init__(group)
+        self.installed = dict(group)
+        self.lines: dict[str, UserLine | None] = {}
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.lines[key] = user_line()
+        super().__setitem__(key, value)
+
+    def changed(self) -> list[str]:
+        """The keys that the step set to something else."""
+        keys = {**self.installed, **self}
+        return [k for k in keys if self.get(k) is not self.installed.get(k) and k != "params"]
+
+
+@contextlib.contextmanager
+def noted_groups(optimizers: list[Optimizer]) -> Iterator[list[NotedGroup]]:
+    """Let optimizers have noted param groups; afterwards theirs are as they were before."""
+    before = [list(optimizer.param_groups) for optimizer in optimizers]
+    noted = [[NotedGroup(group) for group in groups] for groups in before]
+    try:
+        for optimizer, groups in zip(optimizers, noted, strict=True):
+            optimizer.param_groups[:] = groups
+        yield [group for groups in noted for group in groups]
+    finally:
+        for optimizer, own in zip(optimizers, before, strict=True):
+            optimizer.param_groups[:] = own
 
 
 def read_numbers(slots: Sequence[NumberSlot], optimizers: list[Optimizer]) -> Numbers:

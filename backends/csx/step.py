@@ -218,7 +218,10 @@ class StepFunction:
         except TraceError as error:
             if error.line is not None:
                 raise
-            raise type(error)(error.what, line=self._line(), remedy=error.remedy) from None
+            placed = type(error)(error.what, line=self._line(), remedy=error.remedy)
+            for note in getattr(error, "__notes__", ()):
+                placed.add_note(note)
+            raise placed from None
         self.runs += 1
         if calls:
             trainer = self._world.trainer

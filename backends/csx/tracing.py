@@ -8,6 +8,7 @@ static into their static twins. Checked against torch 2.13.
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
 from collections.abc import Callable
@@ -36,7 +37,7 @@ from fulgurite.backends.csx.errors import (
     UnsupportedState,
 )
 from fulgurite.backends.csx.formulas import host_value, without_mkldnn
-from fulgurite.backends.csx.lines import UserLine, is_library, top_package
+from fulgurite.backends.csx.lines import UserLine, is_library, run_backward, top_package
 from fulgurite.backends.csx.misuse import (
     ASSERT,
     DEVICE,
@@ -87,13 +88,36 @@ class Contract(TorchFunctionMode):
         self._line, self._describe, self._known, self._move = line, describe, known, move
         self.made_by: Any = WeakIdKeyDictionary()
         self.refused: TraceError | None = None
+        self._busy = False  # torch takes the mode away while it handles a call
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        busy, self._busy = self._busy, True
         try:
             return self._call(func, args, kwargs or {})
         except TraceError as error:
             self.refused = self.refused or error
             raise
+        finally:
+            self._busy = busy
+
+    def in_backward(self) -> tuple[Any, str, Any]:
+        """A change (see ``patches``) that keeps the mode while a backward pass runs.
+
+        ``backward()`` is a torch function itself, and calls hooks and functions of the user's.
+        """
+        run = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if not self._busy:
+                return run_backward(run, *args, **kwargs)
+            self._busy = False
+            try:
+                with self:
+                    return run_backward(run, *args, **kwargs)
+            finally:
+                self._busy = True
+
+        return torch.autograd, "_engine_run_backward", watched
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func is Tensor.item and _inside_torch_optim():
@@ -109,6 +133,10 @@ class Contract(TorchFunctionMode):
             self._refuse_move(args[0], func)
         if func == _SET_DATA:  # a method-wrapper: equal, never the same
             return self._set_data(*args)
+        if func is Tensor.__getitem__ or func is Tensor.__setitem__:
+            places = self._scalar_places(args[1])
+            if places is not None:
+                return _at(places, *args[:1], *args[2:])
         if func is Tensor.__getitem__:
             args = (args[0], self._without_known_masks(args[1]))
         if kwargs or func in (Tensor.to, Tensor.cuda):
@@ -193,6 +221,21 @@ class Contract(TorchFunctionMode):
                     items += value.nonzero(as_tuple=True)
         return tuple(items) if isinstance(index, tuple) or len(items) > 1 else items[0]
 
+    def _scalar_places(self, index: Any) -> list[Any] | None:
+        """``x[i]``, ``x[:, i]`` with an integer tensor [] for i, as an index that reads no value.
+
+        torch reads such an ``i`` on the host; an index of tensors alone is an operation.
+        """
+        items = index if isinstance(index, tuple) else (index,)
+        scalars = [isinstance(i, FakeTensor) and not i.ndim and not is_traced(i) for i in items]
+        whole = [type(i) is slice and i == slice(None) for i in items]
+        if not any(scalars) or not all(map(operator.or_, scalars, whole)):
+            return None
+        tensors = [i for i, scalar in zip(items, scalars, strict=True) if scalar]
+        if any(i.is_floating_point() or i.dtype is torch.bool for i in tensors):
+            return None
+        return [i if scalar else None for i, scalar in zip(items, scalars, strict=True)]
+
     def _refuse(self, tensor: Tensor, misuse: Misuse) -> None:
         error, done, remedy = misuse
         line = self._line()
@@ -275,6 +318,16 @@ _SIZED = {
     " by the longest target",
 }
 """Functions whose arguments make a shape, and what to give them or to write instead."""
+
+
+def _at(places: list[Any], x: Tensor, *value: Any) -> Tensor:
+    """``x[places]``, or with a value ``x[places] = value``."""
+    if not value:
+        found: Tensor = torch.ops.aten.index.Tensor(x, places)
+        return found
+    given = torch.as_tensor(value[0]).to(x.dtype)
+    changed: Tensor = torch.ops.aten.index_put_.default(x, places, given)
+    return changed
 
 
 def _inside_torchmetrics() -> str | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from misuses.program import Misuse, run
+from document_errors import PAGE, message, ours
+from misuses.program import Misuse, Outcome, run
 from misuses.table import TABLE
 
 from fulgurite.backends.csx import errors
@@ -14,15 +15,13 @@ from fulgurite.backends.csx.frozen import FrozenValueWarning
 ROWS = [row for rows in TABLE.values() for row in rows]
 
 
-def text_of(row: Misuse, folder: Path) -> str:
-    """What a misuse's program says, checked for class and line."""
-    outcome = run(row.bad, folder)
+def check_kind_and_line(row: Misuse, outcome: Outcome) -> None:
     if row.warns:
         assert outcome.error is None
         messages = [w for w in outcome.warnings if w.category is FrozenValueWarning]
         assert [w.lineno for w in messages] == [outcome.marked]
         assert Path(messages[0].filename) == outcome.file
-        return str(messages[0].message)
+        return
     error = outcome.error
     if type(error) is not getattr(errors, row.error):
         raise AssertionError(f"no {row.error}") from error
@@ -30,16 +29,19 @@ def text_of(row: Misuse, folder: Path) -> str:
     if outcome.marked:
         assert error.line is not None
         assert (Path(error.line.file), error.line.line) == (outcome.file, outcome.marked)
-    return str(error)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_misuse_is_named_with_its_line_and_remedy(row: Misuse, tmp_path: Path) -> None:
-    text = text_of(row, tmp_path)
+    outcome = run(row.bad, tmp_path)
+    check_kind_and_line(row, outcome)
+    text = message(row, outcome)
     assert len(text.splitlines()) <= 12
     assert "site-packages" not in text
     assert "model.py" in text
     assert ("Use " if row.warns else "Remedy: ") in text
+    page = PAGE.read_text(encoding="utf-8")
+    assert ours(row, outcome) in page, "docs/errors.md is old: python tests/document_errors.py"
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.good], ids=lambda row: row.name)

@@ -80,7 +80,7 @@ class Talkative(Classifier):
         self.log("counted", loss, on_step=False, on_epoch=True, batch_size=batch[1].sum())
         self.log("number", 2.5, on_step=True, on_epoch=True)
         self.log("numpy", np.float32(1.5), on_step=True, on_epoch=True)
-        self.log("hits", (logits.argmax(1) == batch[1]).sum().double(), on_epoch=True)
+        self.log("hits", (logits.argmax(1) == batch[1]).sum().float(), on_epoch=True)
         self.accuracy(logits, batch[1])
         self.log("accuracy", self.accuracy, on_step=True, on_epoch=True)
         self.scores.update(logits, batch[1])

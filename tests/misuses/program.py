@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import torch
 from harness import QUIET, csx
 from torch.utils.data import DataLoader, TensorDataset
@@ -163,10 +164,15 @@ def data(code: Code) -> Any:
     return DataLoader(given, batch_size=None)
 
 
-def run(code: Code, folder: Path, *, static: bool = True, epochs: int = 1) -> Outcome:
-    """Train a program on four batches: on CSX if ``static``, else in stock Lightning."""
-    import lightning.pytorch as pl
+def run(code: Code, folder: Path, *, static: bool = True, compiled: bool = False) -> Outcome:
+    """Train a program on four batches, for an epoch or as long as it goes.
 
+    Args:
+        code: the program.
+        folder: where its file is written.
+        static: on CSX, or else in stock Lightning.
+        compiled: with ``training_step`` under ``torch.compile(fullgraph=True)``.
+    """
     torch.manual_seed(0)
     module, file = load(code, folder)
     lines = file.read_text(encoding="utf-8").splitlines()
@@ -177,7 +183,7 @@ def run(code: Code, folder: Path, *, static: bool = True, epochs: int = 1) -> Ou
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *args: Any) -> None:
             losses.append(float(outputs["loss"]))
 
-    options: dict[str, Any] = {**QUIET, "max_epochs": epochs, "callbacks": [Recorder()]}
+    options: dict[str, Any] = {**QUIET, "max_epochs": 1, "callbacks": [Recorder()]}
     if static:
         reset_backend()
     with warnings.catch_warnings(record=True) as seen:
@@ -189,6 +195,9 @@ def run(code: Code, folder: Path, *, static: bool = True, epochs: int = 1) -> Ou
             where = {"backend": csx()} if static else {"accelerator": "cpu"}
             trainer = kind(**where, **options)
             model = module.Model()
+            if compiled:
+                step = torch.compile(model.training_step, fullgraph=True, backend="aot_eager")
+                model.training_step = step
             torch.manual_seed(7)
             trainer.fit(model, data(code))
             exec(
