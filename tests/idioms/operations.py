@@ -158,7 +158,8 @@ def weighted_losses(x: Tensor) -> Tensor:
     y, weight = x.argmax(1).clamp(max=3), torch.linspace(0.5, 1, 16)
     entropy = F.cross_entropy(x, y, weight=weight, label_smoothing=0.1, ignore_index=2)
     signs, positive = (x > 0).float(), torch.tensor(2.0)
-    return entropy + F.binary_cross_entropy_with_logits(x, signs, pos_weight=positive)
+    gaussian = F.gaussian_nll_loss(x[:, 0], y.float(), F.softplus(x[:, 1]))
+    return entropy + F.binary_cross_entropy_with_logits(x, signs, pos_weight=positive) + gaussian
 
 
 def quantized(x: Tensor) -> Tensor:
@@ -236,7 +237,7 @@ OPERATIONS: dict[str, Callable[[Tensor], Any]] = {
     "`torch.utils._pytree`, `zip`, sorting by Python keys, comprehensions": lambda x: sum(
         part for _, part in sorted(zip("ba", x.chunk(2), strict=True))
     ),
-    "`nn.functional` losses with weights, `label_smoothing`, `ignore_index`": weighted_losses,
+    "Losses: weights, `label_smoothing`, `ignore_index`, `gaussian_nll_loss`": weighted_losses,
     "`chunk`ed computation with `torch.vmap(chunk_size=...)`": lambda x: torch.vmap(
         lambda row: row.softmax(0).cumsum(0), chunk_size=4
     )(x),
