@@ -254,9 +254,11 @@ def report(seeds: list[int], say: Callable[[str], None] = print) -> list[int]:
     for seed in seeds:
         layers_seen.update(recipe(seed).layers)
         wrong = finding(seed)
+        if len(seeds) == 1 or wrong is not None:
+            say(str(recipe(seed)))
         if wrong is not None:
             found.append(seed)
-            say(f"\n{recipe(seed)}\n{wrong}\n  repeat: python tests/fuzz.py --seed {seed}")
+            say(f"{wrong}\n  repeat: python tests/fuzz.py --seed {seed}\n")
     misuses = sum(bool(recipe(seed).misuse) for seed in seeds)
     say(
         f"{len(seeds)} modules ({misuses} misused), {len(layers_seen)} kinds of layers,"
@@ -277,8 +279,6 @@ def main() -> int:
     for name in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.simplefilter("ignore")  # other people's; the suite runs with warnings as errors
-    if given.count == 1:
-        print(recipe(given.seed))
     return bool(report(list(range(given.seed, given.seed + given.count))))
 
 
