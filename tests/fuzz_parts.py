@@ -141,6 +141,12 @@ def _width(draw: random.Random) -> int:
     return draw.choice((4, 6, 8))
 
 
+def _power(x: Tensor) -> Tensor:
+    """Log-power of frequencies; not ``abs``, whose slope is noise where a mean is zero."""
+    spectrum = torch.fft.rfft(x)
+    return (spectrum * spectrum.conj()).real.log1p()
+
+
 LAYERS: dict[str, Layer] = {
     **{
         kind.__name__: Layer(0, lambda shape, draw, kind=kind: kind())  # type: ignore[misc]
@@ -171,7 +177,7 @@ LAYERS: dict[str, Layer] = {
     "BatchNorm1d": Layer(2, lambda s, d: nn.BatchNorm1d(s[1], momentum=d.choice((0.1, None)))),
     "GLU": Layer(0, lambda s, d: nn.GLU(1), _even),
     "outer": Layer(2, lambda s, d: Apply(lambda x: torch.einsum("bi,bj->bij", x, x))),
-    "fft": Layer(2, lambda s, d: Apply(lambda x: torch.fft.rfft(x).abs().add(1).log())),
+    "fft": Layer(2, lambda s, d: Apply(_power)),
     "sort": Layer(2, lambda s, d: Apply(lambda x: x.sort(1).values)),
     "as sequence": Layer(2, lambda s, d: nn.Unflatten(1, (2, s[1] // 2)), _even),
     "LSTM": Layer(3, lambda s, d: First(nn.LSTM(s[2], 4, d.choice((1, 2)), batch_first=True))),
