@@ -85,6 +85,7 @@ class TrainingEpochLoop(_TrainingEpochLoop):
         if not self._hooks.hold():
             self._hooks = self._find_hooks()
         if self.restarting or not self._lean:
+            strategy_of(self.trainer).on_host_code()
             super().advance(data_fetcher)
         else:
             self._advance(data_fetcher)

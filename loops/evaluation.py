@@ -13,7 +13,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.seed import isolate_rng
 
+from fulgurite.backends.csx.offline import BuiltOnly
 from fulgurite.backends.csx.strategy import strategy_of
+from fulgurite.loops import building
 from fulgurite.loops.lean import (
     BatchHooks,
     announce_batch,
@@ -35,6 +37,8 @@ class EvaluationLoop(_EvaluationLoop):
         backend = strategy_of(self.trainer).backend
         stage = {"validate": "validation"}.get(str(self._stage.value), str(self._stage.value))
         check_last_batch(self._combined_loader, backend, stage, self._max_batches)
+        if backend.only_builds:
+            self._max_batches = building.at_most_one(self._max_batches)
 
     def increment_progress_to_evaluation_end(self) -> None:
         """Skip a validation; one that was done before the checkpoint must not draw again."""
@@ -46,8 +50,25 @@ class EvaluationLoop(_EvaluationLoop):
         """Run over all loaders; within a fit, the values of its last step can be read from here."""
         if self.trainer.state.fn == TrainerFn.FITTING:
             store_step_metrics(self.trainer, self.trainer.fit_loop.epoch_loop._results)
-        results: list[_OUT_DICT] = super().run()
+        builds = building.only_builds(self.trainer)
+        if builds and self.trainer.sanity_checking:
+            return []  # the fit loop builds these programs after training's
+        with building.uncounted(self) if builds else nullcontext():
+            results: list[_OUT_DICT] = super().run()
+        if builds and self.trainer.state.fn != TrainerFn.FITTING:
+            building.close(self.trainer)
+        strategy_of(self.trainer).on_host_code()
         return results
+
+    def on_run_end(self) -> list[_OUT_DICT]:
+        """Call the hooks of the end, and return what was logged; nothing of it where none was."""
+        if not building.only_builds(self.trainer):
+            logged: list[_OUT_DICT] = super().on_run_end()
+            return logged
+        self._logged_outputs = []
+        self._on_evaluation_model_train()
+        self.trainer._logger_connector.reset_results()
+        return []
 
     def on_run_start(self) -> None:
         """Call the hooks of the start, and find those around the batches."""
@@ -64,12 +85,22 @@ class EvaluationLoop(_EvaluationLoop):
     def _evaluation_step(
         self, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_iter: Iterator[Any] | None
     ) -> None:
-        """Run one batch: what Lightning's method does, in its order."""
+        """Run one batch, or build its program."""
+        try:
+            self._run_batch(batch, batch_idx, dataloader_idx, dataloader_iter)
+        except BuiltOnly:
+            self.trainer.lightning_module._current_fx_name = None
+
+    def _run_batch(
+        self, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_iter: Iterator[Any] | None
+    ) -> None:
+        """What Lightning's method does, in its order."""
         trainer = self.trainer
         if not self._hooks.hold():
             self._find_hooks()
         hooks = self._hooks
         if not hooks.suffice(self._data_fetcher):
+            strategy_of(trainer).on_host_code()
             super()._evaluation_step(batch, batch_idx, dataloader_idx, dataloader_iter)
             return
         progress, results = self.batch_progress, self._results
@@ -116,3 +147,28 @@ class PredictionLoop(_PredictionLoop):
         super().setup_data()
         backend = strategy_of(self.trainer).backend
         check_last_batch(self._combined_loader, backend, "predict", self.max_batches)
+        if backend.only_builds:
+            self.max_batches = building.at_most_one(self.max_batches)
+
+    def run(self) -> Any:
+        """Run over all loaders, or only build."""
+        if not building.only_builds(self.trainer):
+            return super().run()
+        with building.uncounted(self):
+            results = super().run()
+        building.close(self.trainer)
+        return results
+
+    def _predict_step(self, *args: Any) -> None:
+        """Run one batch, or build its program."""
+        try:
+            super()._predict_step(*args)
+        except BuiltOnly:
+            self.trainer.lightning_module._current_fx_name = None
+
+    def on_run_end(self) -> Any:
+        """Call the hooks of the end, and return the predictions."""
+        if not building.only_builds(self.trainer):
+            return super().on_run_end()
+        self._on_predict_model_train()
+        return [] if self.return_predictions else None

@@ -1,18 +1,45 @@
-"""The fit loop: Lightning's, which also refuses loaders that cannot be static, and times them."""
+"""The fit loop: Lightning's, which also refuses loaders that cannot be static, and times them.
+
+Where the backend only builds, it ends after the first batch's program and validation's.
+"""
 
 from __future__ import annotations
 
+import contextlib
+
 from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.utilities.exceptions import _TunerExitException
 
 from fulgurite.backends.csx import report
+from fulgurite.backends.csx.offline import BuiltOnly
 from fulgurite.backends.csx.rng import collect_with
 from fulgurite.backends.csx.strategy import strategy_of
-from fulgurite.loops import feeding, position
+from fulgurite.loops import building, feeding, position
 from fulgurite.loops.shapes import check_last_batch
 
 
 class FitLoop(_FitLoop):
     """Lightning's ``_FitLoop``."""
+
+    def run(self) -> None:
+        """Run, or only build; then Lightning's exit without the hooks of a training's end."""
+        if not building.only_builds(self.trainer):
+            super().run()
+            return
+        with building.uncounted(self):
+            with contextlib.suppress(BuiltOnly):
+                super().run()
+            if not self.skip:
+                self._build_validation()
+        building.close(self.trainer)
+        raise _TunerExitException
+
+    def _build_validation(self) -> None:
+        trainer = self.trainer
+        if trainer.enable_validation:
+            trainer.validating = True
+            self.epoch_loop.val_loop.run()
+            trainer.training = True
 
     def setup_data(self) -> None:
         """Make the loader and its iterator, and remember the random states it was made from."""
@@ -30,6 +57,9 @@ class FitLoop(_FitLoop):
         if self.trainer.current_epoch:
             super().advance()
             return
+        if building.only_builds(self.trainer):
+            super().advance()
+            raise BuiltOnly  # a hook skipped the whole epoch
         assert self._data_fetcher is not None
         with feeding.timed(self._data_fetcher, strategy_of(self.trainer).fabric) as times:
             super().advance()

@@ -20,6 +20,8 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import _Result
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 
+from fulgurite.backends.csx.strategy import strategy_of
+
 _TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
@@ -39,6 +41,8 @@ class BatchHooks:
         self.callbacks = list(trainer.callbacks)
         self._start, self._end = self._find(start), self._find(end)
         self._transfers = self._overrides_transfer()
+        steps_schedulers = _overrides(self._module, "lr_scheduler_step", pl.LightningModule)
+        self._run_code = bool(self._start or self._end or self._transfers or steps_schedulers)
         self._of_module = self._set_on_module()
 
     def hold(self) -> bool:
@@ -76,7 +80,10 @@ class BatchHooks:
 
     def before(self, *args: Any) -> Any:
         """Call the hooks before the step; returns what the module's returned."""
-        return self._call(self._start, 0, args)
+        response = self._call(self._start, 0, args)
+        if self._run_code:
+            strategy_of(self._trainer).on_host_code()
+        return response
 
     def after(self, *args: Any) -> None:
         """Call the hooks after the step."""

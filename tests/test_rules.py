@@ -53,9 +53,6 @@ OPTIONS = {
 """Every argument of CSX, with its default."""
 
 NOT_BUILT = {
-    "compile_only": True,
-    "validate_only": True,
-    "retrace_every_iteration": True,
     "autogen_policy": "aggressive",
     "fabric": "gpu",
     "execution": "weight_streaming",

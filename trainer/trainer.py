@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar
 
 import lightning.pytorch as pl
+import torch
 from lightning.fabric.loggers.tensorboard import _TENSORBOARD_AVAILABLE, _TENSORBOARDX_AVAILABLE
 from lightning.fabric.plugins.precision.precision import _PRECISION_INPUT
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -20,6 +22,7 @@ from lightning.pytorch.plugins import _PLUGIN_INPUT
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities.argparse import _parse_env_variables
+from torch import Tensor
 
 from fulgurite.backends import Backend, CSXBackend, backend_from
 from fulgurite.backends import backend as make_backend
@@ -27,7 +30,9 @@ from fulgurite.backends.backend import current_backend, set_backend
 from fulgurite.backends.csx.accelerator import CSXAccelerator
 from fulgurite.backends.csx.errors import TraceError
 from fulgurite.backends.csx.lines import user_frames
+from fulgurite.backends.csx.patches import patched
 from fulgurite.backends.csx.strategy import CSXStrategy
+from fulgurite.backends.step_count import counted_by
 
 _Init = TypeVar("_Init", bound=Callable[..., None])
 _P = ParamSpec("_P")
@@ -163,6 +168,11 @@ class Trainer(pl.Trainer):
             arguments["logger"] = _default_logger(arguments["default_root_dir"])
         pl.Trainer.__init__.__wrapped__(self, **arguments)  # type: ignore[attr-defined]
 
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        """Lightning's run of a stage, in which ``fulgurite.global_step()`` counts."""
+        with _counting(self):
+            return super()._run(*args, **kwargs)
+
     fit = _with_short_traceback(pl.Trainer.fit)
     validate = _with_short_traceback(pl.Trainer.validate)
     test = _with_short_traceback(pl.Trainer.test)
@@ -170,6 +180,31 @@ class Trainer(pl.Trainer):
 
 
 _OURS = ("device", "backend", "model_dir")
+
+
+@contextlib.contextmanager
+def _counting(trainer: pl.Trainer) -> Iterator[None]:
+    """Let ``global_step()`` give a Trainer's counter.
+
+    Within an eager training step it is the number at its begin, as in a program: under manual
+    optimization Lightning's own goes on inside.
+    """
+    strategy, begun = trainer.strategy, []
+    step = strategy.training_step
+
+    def training_step(*args: Any, **kwargs: Any) -> Any:
+        begun.append(trainer.global_step)
+        try:
+            return step(*args, **kwargs)
+        finally:
+            begun.pop()
+
+    def count() -> Tensor:
+        steps = begun[-1] if begun else trainer.global_step
+        return torch.tensor(steps, device=strategy.root_device)
+
+    with patched([(strategy, "training_step", training_step)]), counted_by(count):
+        yield
 
 
 def _placement(

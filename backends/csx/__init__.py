@@ -3,7 +3,10 @@
 config        its options
 strategy      Lightning's strategy "csx": a step function per stage, checkpoints
 accelerator   what goes with it; precision: what runs in which type
-step          a stage's step: which program fits the batch, run it, hand out what it returns
+step          a stage's step: which program fits the batch, run it, hand out what it returns;
+              ready: an entry point of it, bound to its tensors;
+              retrace: trace it again on every batch, compare: is it still the same program?;
+              offline: runs that only build
 capture       run Lightning's own code once on fakes, in place
   world         what a step works on, and how a failed trace is undone
   state         the tensors that modules and optimizers hold; birth: optimizer state before step 0;
@@ -17,7 +20,8 @@ capture       run Lightning's own code once on fakes, in place
   tracing       what the user's code sees; misuse: which calls are errors, and the remedies; leaks:
                 tensors kept beyond the trace; constants: tensors that keep their value;
                 default_dtype: the one they were made with; frozen: Python values that stay;
-                patches: what a trace changes in others' code, and puts back
+                impure: clocks and random numbers; attributes: what modules hold; lists: outputs
+                that the step collects; patches: what a trace changes in others' code, and puts back
   effects       what happens on the host after every step; logs: self.log among it; leftovers: what
                 the step left there; outputs: where results go
   lines         which line of the user's; errors: TraceError and its kinds

@@ -25,7 +25,9 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx.experimental.proxy_tensor import get_innermost_proxy_mode, make_fx
 
+from fulgurite.backends.csx.attributes import Access, Attributes
 from fulgurite.backends.csx.birth import Newborn, check_optimizer, give_birth
+from fulgurite.backends.csx.compare import MISSING, Recording, record_operations
 from fulgurite.backends.csx.constants import (
     Constants,
     Source,
@@ -39,6 +41,7 @@ from fulgurite.backends.csx.formulas import eager_formulas, plain_library_code
 from fulgurite.backends.csx.frozen import warn_of_frozen_reads
 from fulgurite.backends.csx.gradients import Gradients
 from fulgurite.backends.csx.graph import Graph, Input, Kind, used_numbers
+from fulgurite.backends.csx.impure import impure_functions
 from fulgurite.backends.csx.inputs import BatchSpec
 from fulgurite.backends.csx.leftovers import (
     Leftovers,
@@ -88,6 +91,7 @@ from fulgurite.backends.csx.traced_numbers import Guard
 from fulgurite.backends.csx.tracing import Contract
 from fulgurite.backends.csx.watched import WATCHED
 from fulgurite.backends.csx.world import World
+from fulgurite.backends.step_count import counted_by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +106,9 @@ class Captured:
     constants: tuple[Source | Accumulator, ...]
     batch: BatchSpec
     outputs: Outputs
+    reads: tuple[Access, ...]  # scalars of modules that the step's Python read
+    changes: tuple[Access, ...]  # and those that it changed
+    recording: Recording | None  # for later traces to be compared with
 
 
 def capture(
@@ -122,8 +129,15 @@ def capture(
     Raises:
         TraceError: the step is not static.
     """
-    try:
+    with explained():
         return Trace(world, run, batch, clears_gradients).result()
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Say of Python's own errors in a trace what they mean."""
+    try:
+        yield
     except TypeError as error:
         scalar = re.match(r"(\w+)\(\): argument '(\w+)'.* must be \w+, not FakeTensor", str(error))
         if scalar is not None:  # torch looks at alpha= before any mode does
@@ -148,14 +162,18 @@ class Trace:
         run: Callable[[Any], Any],
         batch: Any,
         clears_gradients: bool,
+        first: Recording | None = None,
     ) -> None:
         self._world, self._run = world, run
         self._clears_gradients = clears_gradients
         self._batch_spec = BatchSpec(batch)
-        self._newborn = list(self._births())
+        self._newborn = list(self._births()) if first is None else []
         self._snapshot = Snapshot(world.objects())
-        world.unborn = [one for one in world.unborn if one.waits()]
-        world.unborn += [Unborn(newborn) for newborn in self._newborn if newborn.of_gradient]
+        self._states = [(optimizer.state, dict(optimizer.state)) for optimizer in world.optimizers]
+        if first is None:
+            world.unborn = [one for one in world.unborn if one.waits()]
+            world.unborn += [Unborn(newborn) for newborn in self._newborn if newborn.of_gradient]
+        self._unborn = world.unborn if first is None else first.unborn
         self._parameters = world.parameters()
         self.gradients = Gradients(self._parameters if world.trains else {})
         self._entries = entries_of(self._slots())
@@ -171,6 +189,7 @@ class Trace:
             self._fallback_line, self.describe, self._constants.value_of, self._set_data
         )
         self._modules = list(world.module.modules())
+        self._attributes = Attributes(world.module)
         self._nodes: dict[int, fx.Node] = {}  # of each state tensor
         self._rebound: list[Held] = []
         self._moved = Moved()
@@ -191,7 +210,7 @@ class Trace:
                 yield Slot({0: p}, 0, name)
         names = {id(p): name for name, p in self._parameters.items()}
         yield from optimizer_slots(self._world.optimizers, names)
-        yield from (one.slot() for one in self._world.unborn)
+        yield from (one.slot() for one in self._unborn)
 
     def _fake(self, tensor: Tensor) -> Tensor:
         return self._mode.from_tensor(tensor.detach(), static_shapes=True)
@@ -206,18 +225,44 @@ class Trace:
         if self._number_slots:
             vector = as_vector(read_numbers(self._number_slots, self._world.optimizers))
             yield Input(kind=Kind.NUMBERS, index=0, name="numbers", example=fake(vector))
+        steps = fake(torch.zeros((), dtype=torch.int64))
+        yield Input(kind=Kind.STEPS, index=0, name="global_step", example=steps)
         for i, leaf in enumerate(self._batch_spec.tensor_leaves()):
             assert leaf.shape is not None
             laid_out = torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype)
             yield Input(kind=Kind.BATCH, index=i, name=leaf.name, example=fake(laid_out))
 
-    def result(self) -> Captured:
-        """Trace, lower, and sort what the step left behind."""
+    def trace(self) -> fx.GraphModule:
+        """The step as it was traced, before any pass."""
         module = self._traced()
         forget_failed_reads(module.graph)
         self._inputs = [self._with_own_example(item) for item in self._inputs]
         self._constants.born.spoil_the_living(self._origin)
+        return module
+
+    def refuse_the_rest(self) -> None:
+        """Raise where the step left something behind that would be frozen."""
         refuse_the_rest(self._snapshot, self._modules, self._world.module)
+
+    def recorded(self, module: fx.GraphModule) -> Recording:
+        """What is kept of a trace, to compare a later one with it."""
+        operations, own, constants = record_operations(module, self._inputs, self._last)
+        filled = [(owner, key, owner.get(key, MISSING)) for owner, key in self._outputs.attributes]
+        return Recording(
+            operations=operations,
+            own=own,
+            constants=constant_sources(self._world.module, constants, self._accumulators),
+            outputs=self._outputs,
+            unborn=self._unborn,
+            states=self._states,
+            filled=[place for place in filled if not isinstance(place[2], Tensor)],
+        )
+
+    def result(self) -> Captured:
+        """Trace, lower, and sort what the step left behind."""
+        module = self.trace()
+        recording = None if self._world.freezes else self.recorded(module)
+        self.refuse_the_rest()
         self._entries = release_rebound(self._rebound, self._entries, self._nodes)
         constants = constants_as_inputs(module, position=self._count_before_batch())
         sources = constant_sources(self._world.module, constants, self._accumulators)
@@ -233,6 +278,9 @@ class Trace:
             constants=tuple(sources),
             batch=self._batch_spec,
             outputs=self._outputs,
+            reads=self._attributes.reads() if self._world.freezes else (),
+            changes=self._attributes.changes(),
+            recording=recording,
         )
 
     def _with_own_example(self, item: Input) -> Input:
@@ -255,7 +303,9 @@ class Trace:
                 stack.enter_context(eager_formulas(self._world.optimizers))
                 stack.enter_context(traced_math())
                 stack.enter_context(plain_library_code())
-                stack.enter_context(warn_of_frozen_reads())
+                if self._world.freezes:
+                    stack.enter_context(warn_of_frozen_reads())
+                    stack.enter_context(patched(impure_functions(self._world.module)))
                 stack.enter_context(torch.inference_mode(False))
                 stack.enter_context(self._mode)
                 stack.enter_context(record_lines(boundary, self._line_of_hook))
@@ -300,16 +350,19 @@ class Trace:
             self._constants.born.add(tensor)
         leaves = zip(given[Kind.BATCH], self._batch_spec.tensor_leaves(), strict=True)
         self._names |= {id(tensor): leaf.name for tensor, leaf in leaves}
-        with self._inputs_in_place(given):
+        [steps] = given[Kind.STEPS]
+        with self._inputs_in_place(given), counted_by(steps.clone):
             batch = self._batch_spec.rebuild(given[Kind.BATCH])
             with (
                 record_host_calls(self._world.trainer, self._world.schedulers) as calls,
                 torch.set_grad_enabled(self._world.trains),
                 self.gradients.hidden_from_steps(self._world.module.automatic_optimization),
-                first_updates(self._world.unborn),
+                first_updates(self._unborn),
+                self._attributes.watched(Trace._step.__code__),
                 self._constants,
             ):
                 result = self._run(batch)
+            self._last = next(reversed(get_innermost_proxy_mode().tracer.graph.nodes))  # type: ignore[union-attr]
             with torch.no_grad():
                 return self._collect(result, calls)
 
@@ -347,6 +400,7 @@ class Trace:
         self._check_numbers()
         self.gradients.keep(cleared=self._clears_gradients)
         module, left = self._world.module, Leftovers()
+        self._attributes.settle(left, lambda t: self._constants.value_of(t) is not None)
         known = sort_state(self._entries, module, self._boundaries, left, self._fallback_line)
         collect_outputs(module, self._snapshot, known, left)
         calls = [*metric_calls(module, self._snapshot), *calls]

@@ -75,8 +75,9 @@ class CSXBackend(Backend):
         artifact_dir: folder that receives each program as text when it is built; None writes none.
         compile_dir: folder of compiled programs, which later runs load; None is the user's cache
             folder (docs/backends.md).
-        compile_only: trace and compile, then stop.
-        validate_only: run the checks, then stop.
+        compile_only: trace and compile the programs of a run, say what they are, and stop. The
+            next run loads them.
+        validate_only: trace them, which is all that is checked, and stop: needs no compiler.
         retrace_every_iteration: run the step's Python on every iteration.
         autogen_policy: "disabled" runs the program operation by operation; "default", the same as
             "medium", generates fused kernels; "aggressive" generates products and convolutions too.
@@ -88,7 +89,8 @@ class CSXBackend(Backend):
         cluster_config: a CSConfig, or a dict of its fields.
 
     Raises:
-        ValueError: a value outside its range, or a second, different ``cluster_config``.
+        ValueError: a value outside its range, options that exclude each other, or a second,
+            different ``cluster_config``.
         NotImplementedError: a value that is known, but whose effect is not built yet.
         RuntimeError: a backend of another type already lives in this process.
     """
@@ -97,9 +99,9 @@ class CSXBackend(Backend):
 
     artifact_dir: str | Path | None = None
     compile_dir: str | Path | None = None
-    compile_only: bool = field(default=False, metadata={"built": ()})
-    validate_only: bool = field(default=False, metadata={"built": ()})
-    retrace_every_iteration: bool = field(default=False, metadata={"built": ()})
+    compile_only: bool = False
+    validate_only: bool = False
+    retrace_every_iteration: bool = False
     autogen_policy: str = field(
         default="default", metadata={"known": AUTOGEN_POLICIES, "built": ("disabled", "medium")}
     )
@@ -116,6 +118,17 @@ class CSXBackend(Backend):
                 raise ValueError(f"{item.name} must be one of {known}; got {value!r}.")
         if type(self.max_programs) is not int or self.max_programs < 1:
             raise ValueError(f"max_programs must be a positive integer; got {self.max_programs!r}.")
+        if self.compile_only and self.validate_only:
+            raise ValueError(
+                "compile_only and validate_only exclude each other: the one stops after compiling,"
+                " the other before it. Give one of them."
+            )
+        if self.compile_only and not self.compiles:
+            raise ValueError(
+                f"compile_only=True has nothing to do with autogen_policy={self.autogen_policy!r},"
+                " which compiles nothing. Leave autogen_policy out; or validate_only=True, which"
+                " checks the model without compiling."
+            )
         _refuse_unbuilt(self, "")
         if self.cluster_config is not None:
             config = self.cluster_config
@@ -129,6 +142,11 @@ class CSXBackend(Backend):
                 )
             _claim_config(config)
             object.__setattr__(self, "cluster_config", config)
+
+    @property
+    def only_builds(self) -> bool:
+        """Whether programs are built and not run."""
+        return self.compile_only or self.validate_only
 
     @property
     def compiles(self) -> bool:

@@ -56,7 +56,7 @@ class HostFabric:
 
     def __init__(self, backend: CSXBackend) -> None:
         self._backend = backend
-        if backend.compiles and backend.compile_dir is not None:
+        if backend.compiles and not backend.validate_only and backend.compile_dir is not None:
             self._cache  # noqa: B018  # so that a folder that cannot be used is known at once
 
     @functools.cached_property
@@ -79,6 +79,9 @@ class HostFabric:
         Args:
             graph: the graph.
             shown: entered with what is done ("compiling") where that may take long.
+
+        Raises:
+            RuntimeError: ``compile_only`` on a machine that cannot compile.
         """
         began = time.perf_counter()
         try:
@@ -91,6 +94,12 @@ class HostFabric:
                 waiting=lambda: shown("waiting for another process that compiles"),
             )
         except NoToolchain as missing:
+            if self._backend.compile_only:
+                raise RuntimeError(
+                    f"compile_only=True, but nothing can be compiled on this machine: {missing}."
+                    " Install a C++ compiler and Python's headers; or validate_only=True, which"
+                    " checks the model without them."
+                ) from None
             return Loaded(
                 call=_flat(graph.module),
                 compiled=False,

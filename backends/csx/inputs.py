@@ -69,6 +69,13 @@ class BatchSpec:
         leaves = pytree.tree_leaves(batch)
         return [leaves[i] for i in self._tensors]
 
+    def with_tensors(self, batch: Any, tensors: list[Tensor]) -> Any:
+        """A batch of this structure with other tensors: those that ``accept`` returned."""
+        leaves = pytree.tree_leaves(batch)
+        for i, tensor in zip(self._tensors, tensors, strict=True):
+            leaves[i] = tensor
+        return pytree.tree_unflatten(leaves, self._tree)
+
     def tensor_leaves(self) -> list[Leaf]:
         """What is expected of the tensors, in order."""
         return [self.leaves[i] for i in self._tensors]

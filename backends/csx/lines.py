@@ -13,7 +13,6 @@ import linecache
 import os
 import re
 import sys
-import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType, ModuleType, TracebackType
@@ -29,7 +28,7 @@ LIBRARIES = frozenset(
     {"torch", "lightning", "lightning_fabric", "pytorch_lightning", "torchmetrics", "fulgurite"}
 ) | (sys.stdlib_module_names - {"__main__"})
 
-_INSTALLED = (sysconfig.get_path("purelib") + os.sep, sysconfig.get_path("platlib") + os.sep)
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,8 @@ def is_library(frame: FrameType) -> bool:
 @functools.lru_cache(maxsize=4096)  # a trace asks for 28 frames an operation
 def _is_library(file: str, module: str) -> bool:
     generated = not module  # by exec: torch.fx does
-    return generated or file.startswith(_INSTALLED) or module.partition(".")[0] in LIBRARIES
+    installed = any(folder in file for folder in _INSTALLED)
+    return generated or installed or module.partition(".")[0] in LIBRARIES
 
 
 def user_modules() -> Iterator[ModuleType]:

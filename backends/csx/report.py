@@ -7,17 +7,24 @@ from pathlib import Path
 import lightning.pytorch as pl
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only
 
+from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.fabric import HostFabric, Loaded
 from fulgurite.backends.csx.program import Program
 
 
 def headline(fabric: HostFabric, program: Program, loads: list[Loaded]) -> str:
-    """``CSX on host fabric (AMD EPYC, 2 threads): training program, 312 operations, ...``"""
+    """``CSX on host fabric (AMD EPYC, 2 threads): training program, 312 operations, ...``
+
+    Args:
+        fabric: what runs the program.
+        program: the program.
+        loads: its entry points; none where it was only checked.
+    """
     names = {"accumulate": "accumulate", "step": "accumulate and step"}
     several = len(program.entries) > 1
     entries = " and ".join(repr(names[entry.name]) for entry in program.entries)
-    how = max(loads, key=lambda load: load.built).how
-    if loads[0].compiled:
+    how = max(loads, key=lambda load: load.built).how if loads else "checked"
+    if loads and loads[0].compiled:
         seconds = sum(load.seconds for load in loads)
         how += f" in {seconds:.1f} s" if seconds >= 0.1 else f" in {seconds:.2f} s"
     return (
@@ -29,15 +36,33 @@ def headline(fabric: HostFabric, program: Program, loads: list[Loaded]) -> str:
 def announce(
     trainer: pl.Trainer,
     fabric: HostFabric,
-    artifact_dir: str | Path | None,
+    backend: CSXBackend,
     program: Program,
     loads: list[Loaded],
 ) -> None:
     """Say that a program was built, and write it down where asked to."""
     line = headline(fabric, program, loads)
-    say(trainer, line)
-    if artifact_dir is not None:
-        _write(Path(artifact_dir), program, line)
+    say(trainer, f"{line}\n{summary(program)}" if backend.only_builds else line)
+    if backend.artifact_dir is not None:
+        _write(Path(backend.artifact_dir), program, line)
+
+
+def summary(program: Program) -> str:
+    """What a program takes and keeps, in two lines."""
+    layouts = [state.layout for state in program.state]
+    size_bytes = sum(layout.shape.numel() * layout.dtype.itemsize for layout in layouts)
+    inputs = ", ".join(map(str, program.inputs))
+    return f"  inputs: {inputs}\n  state: {len(layouts)} tensors, {size_bytes:,} bytes"
+
+
+def closing(backend: CSXBackend, programs: list[Program]) -> str:
+    """The last line of a run that only builds."""
+    option = "compile_only" if backend.compile_only else "validate_only"
+    if not programs:
+        return f"{option}: no batch came to a step, so there was nothing to build."
+    if backend.compile_only:
+        return f"{option}: nothing was trained. The next run loads these programs."
+    return f"{option}: the model is static. Nothing was compiled or trained."
 
 
 def say(trainer: pl.Trainer, line: str) -> None:

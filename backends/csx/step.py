@@ -8,23 +8,22 @@ batch -> which program? (shapes, requires_grad, param groups, guards)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
+from fulgurite.backends.csx.attributes import FrozenScalars
 from fulgurite.backends.csx.capture import Captured, capture
 from fulgurite.backends.csx.config import CSXBackend
-from fulgurite.backends.csx.errors import InputChanged, StateChanged, TraceError, UnsupportedInput
+from fulgurite.backends.csx.errors import InputChanged, StateChanged, TraceError
 from fulgurite.backends.csx.fabric import HostFabric, Loaded
 from fulgurite.backends.csx.first_update import Unborn
-from fulgurite.backends.csx.graph import Kind
 from fulgurite.backends.csx.inputs import BatchSpec
 from fulgurite.backends.csx.lines import UserLine
-from fulgurite.backends.csx.logs import LogCall, begin_step
+from fulgurite.backends.csx.logs import begin_step
 from fulgurite.backends.csx.numbers import (
     NumberSlot,
     are_fixed,
@@ -33,9 +32,10 @@ from fulgurite.backends.csx.numbers import (
     read_numbers,
     unused_guards,
 )
-from fulgurite.backends.csx.outputs import builder
+from fulgurite.backends.csx.offline import BuiltOnly
 from fulgurite.backends.csx.program import Program, make_program
-from fulgurite.backends.csx.state import Binding
+from fulgurite.backends.csx.ready import Ready
+from fulgurite.backends.csx.retrace import retrace
 from fulgurite.backends.csx.traced_numbers import Guard
 from fulgurite.backends.csx.waiting import shown
 from fulgurite.backends.csx.world import World, undone_on_failure
@@ -57,82 +57,6 @@ class Conditions(NamedTuple):
     settings: tuple[Any, ...]  # accumulation window, gradient clipping
 
 
-class Ready:
-    """One entry point, loaded and bound to the tensors it works on."""
-
-    def __init__(
-        self, captured: Captured, loaded: Loaded, fabric: HostFabric, gradients: dict[str, Tensor]
-    ) -> None:
-        graph = captured.graph
-        self._fabric, self._loaded = fabric, loaded
-        state = [item for item in graph.inputs if item.kind is Kind.STATE]
-        self._binding = Binding(tuple(captured.entries[item.index] for item in state))
-        self._gradients = []
-        for item in graph.inputs:
-            if item.kind is Kind.GRADIENT:
-                example = item.example
-                zero = torch.empty_strided(example.shape, example.stride(), dtype=example.dtype)
-                self._gradients.append(gradients.setdefault(item.name, zero.zero_()))
-        self._takes_numbers = any(item.kind is Kind.NUMBERS for item in graph.inputs)
-        self._constants = [
-            captured.constants[item.index] for item in graph.inputs if item.kind is Kind.CONSTANT
-        ]
-        self._batch = [item.index for item in graph.inputs if item.kind is Kind.BATCH]
-        offset = len(graph.inputs) - len(self._batch)
-        written = graph.written()
-        self._written = [i for k, i in enumerate(self._batch) if offset + k in written]
-        self._names = [leaf.name for leaf in captured.batch.tensor_leaves()]
-        self._takes_all = self._batch == list(range(len(self._names)))
-        self._result = builder(captured.outputs)
-        self.logs = [call for call in captured.outputs.calls if isinstance(call, LogCall)]
-
-    @property
-    def writes_batch(self) -> bool:
-        """Whether the step changes a tensor of the batch in place."""
-        return bool(self._written)
-
-    def check(self) -> None:
-        """Verify the state (see ``Binding.check``)."""
-        self._binding.check()
-
-    def run(self, vector: Tensor | None, batch: list[Tensor], given: list[Tensor]) -> Any:
-        """Run once.
-
-        Args:
-            vector: the numbers, float64.
-            batch: its tensors in the traced layout.
-            given: its tensors as they came.
-        """
-        inputs = self._binding.inputs() + self._gradients
-        if self._takes_numbers:
-            assert vector is not None
-            inputs.append(vector)
-        if self._constants:
-            inputs += [source.now() for source in self._constants]
-        if self._written:
-            self._check_writes(batch)
-        storages = self._binding.storages
-        if not storages.isdisjoint([t.untyped_storage().data_ptr() for t in batch]):
-            batch = [t.clone() if t.untyped_storage().data_ptr() in storages else t for t in batch]
-        inputs += batch if self._takes_all else [batch[i] for i in self._batch]
-        outputs = self._fabric.run(self._loaded, inputs)
-        for i in self._written:
-            if given[i] is not batch[i]:
-                given[i].copy_(batch[i])
-        return self._result(outputs)
-
-    def _check_writes(self, batch: list[Tensor]) -> None:
-        pointers = [tensor.untyped_storage().data_ptr() for tensor in batch]
-        for i in self._written:
-            others = [j for j, pointer in enumerate(pointers) if pointer == pointers[i] and j != i]
-            if others:
-                raise UnsupportedInput(
-                    f"The step changes {self._names[i]} in place, and {self._names[others[0]]}"
-                    " shares its memory.",
-                    remedy=f"work on a copy: {self._names[i]}.clone(), in the step or the dataset",
-                )
-
-
 @dataclass(slots=True)
 class Built:
     """A program and its entry points, ready to run."""
@@ -143,6 +67,7 @@ class Built:
     numbers: tuple[NumberSlot, ...]
     guards: tuple[Guard, ...]
     ready: dict[str, Ready]
+    scalars: FrozenScalars
     states: list[Any]  # the optimizers': kept, so that no identity is used twice
     held_for: list[float] | None = None  # numbers for which the guards were found to hold
 
@@ -155,8 +80,12 @@ class StepFunction:
         world: what the step works on.
         backend: its options.
         fabric: what runs the programs.
-        announce: called with each program and how its entry points were loaded.
+        announce: called with each program and how its entry points were loaded, none of them
+            where the backend only validates.
         settings: Python values that a program is built on (the accumulation window).
+
+    Attributes:
+        programs: those built so far.
     """
 
     def __init__(
@@ -169,8 +98,10 @@ class StepFunction:
         settings: Callable[[], tuple[Any, ...]] = tuple,
     ) -> None:
         self.stage, self.runs = stage, 0
+        self.host_code_ran = False  # since the scalars of modules were last compared
         self._world, self._backend, self._fabric = world, backend, fabric
         self._announce, self._settings = announce, settings
+        self.programs: list[Program] = []
         self._built: list[Built] = []
         self._gradients: dict[str, Tensor] = {}
         self._group_values: list[Any] = []  # of all param groups, when they were last read
@@ -179,11 +110,6 @@ class StepFunction:
         self._numbers_are_read = False
         self._vector: Tensor | None = None
         self._collect_conditions()
-
-    @property
-    def programs(self) -> list[Program]:
-        """The programs built so far."""
-        return [built.program for built in self._built]
 
     @property
     def unborn(self) -> list[Unborn]:
@@ -200,8 +126,11 @@ class StepFunction:
 
         Raises:
             TraceError: the step is not static, or batch or model changed.
+            BuiltOnly: the program is built, and the backend asks for no more; nothing has changed.
         """
         try:
+            if self.host_code_ran:
+                self._check_scalars()
             conditions = self._conditions()
             built, tensors = self._select(conditions, batch)
             if built is None:
@@ -210,6 +139,10 @@ class StepFunction:
                 assert accepted is not None
                 tensors = accepted
                 self._update_numbers(built)
+            elif self._backend.retrace_every_iteration:
+                self._retrace(
+                    built, entry, entries()[entry], built.batch.with_tensors(batch, tensors)
+                )
             ready = built.ready[entry]
             given = built.batch.tensors(batch) if ready.writes_batch else tensors
             if ready.logs:
@@ -228,6 +161,16 @@ class StepFunction:
             for call, value in zip(calls, values, strict=True):
                 call(trainer, value)
         return result
+
+    def _retrace(self, built: Built, entry: str, run: Callable[[Any], Any], batch: Any) -> None:
+        """Run an entry point's Python again; it must still be the program that was built."""
+        ready = built.ready[entry]
+        assert ready.recording is not None
+        clears = _clears_gradients(entry, built.ready)
+        now = retrace(
+            self._world, run, batch, ready.recording, step=self.stage, clears_gradients=clears
+        )
+        ready.follow(now.constants, now.outputs)
 
     def _line(self) -> UserLine | None:
         """Where the user's step begins: the line of errors that no other line is to blame for."""
@@ -249,6 +192,12 @@ class StepFunction:
         for built in self._built:
             for ready in built.ready.values():
                 ready.check()
+        self._check_scalars()
+
+    def _check_scalars(self) -> None:
+        for built in self._built:
+            built.scalars.check()
+        self.host_code_ran = False
 
     # -- which program -----------------------------------------------------------------------
 
@@ -362,23 +311,22 @@ class StepFunction:
     def _build(
         self, conditions: Conditions, batch: Any, entries: dict[str, Callable[[Any], Any]]
     ) -> Built:
-        window = ACCUMULATE in entries
         modes = conditions.training
         with undone_on_failure(self._world):
-            captured = {
-                name: capture(self._world, run, batch, clears_gradients=window and name == STEP)
-                for name, run in entries.items()
-            }
+            captured: dict[str, Captured] = {}
+            for name, run in entries.items():
+                for change in [change for one in captured.values() for change in one.changes]:
+                    change.undo()  # Python's changes happen once, not once for each entry point
+                clears = _clears_gradients(name, entries)
+                captured[name] = capture(self._world, run, batch, clears_gradients=clears)
             if self._conditions().training != modes:
                 self._changed(conditions, self._conditions())
             program = make_program(self.stage, captured)
-            what = f"the {self.stage} program, {program.operations} operations"
-            loads = {
-                name: self._fabric.load(
-                    one.graph, lambda doing: shown(self._world.trainer, f"{doing} {what}")
-                )
-                for name, one in captured.items()
-            }
+            loads = {} if self._backend.validate_only else self._load(program, captured)
+            self.programs.append(program)
+            self._announce(program, list(loads.values()))
+            if self._backend.only_builds:
+                raise BuiltOnly
         first = next(iter(captured.values()))
         used = frozenset().union(*(one.used_numbers for one in captured.values()))
         now = read_numbers(first.numbers, self._world.optimizers)
@@ -391,13 +339,31 @@ class StepFunction:
             states=[optimizer.state for optimizer in self._world.optimizers],
             guards=tuple(guard for one in captured.values() for guard in one.guards) + unused,
             ready={
-                name: Ready(one, loads[name], self._fabric, self._gradients)
+                name: Ready(
+                    one, loads[name], self._fabric, self._gradients, self._world.global_step
+                )
                 for name, one in captured.items()
             },
+            scalars=FrozenScalars(read for one in captured.values() for read in one.reads),
         )
         for one in captured.values():
             first.batch.read |= one.batch.read
+        if self._backend.retrace_every_iteration:
+            first.batch.read.clear()  # what is made of them is compared
         self._built.append(built)
         self._vector = None
-        self._announce(program, list(loads.values()))
         return built
+
+    def _load(self, program: Program, captured: dict[str, Captured]) -> dict[str, Loaded]:
+        what = f"the {self.stage} program, {program.operations} operations"
+        return {
+            name: self._fabric.load(
+                one.graph, lambda doing: shown(self._world.trainer, f"{doing} {what}")
+            )
+            for name, one in captured.items()
+        }
+
+
+def _clears_gradients(entry: str, entries: Collection[str]) -> bool:
+    """Whether an entry point ends an accumulation window."""
+    return entry == STEP and ACCUMULATE in entries

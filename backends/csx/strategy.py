@@ -6,6 +6,7 @@ does not depend on how many processes there are; it goes over Lightning's own st
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import pkgutil
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch.optim import Optimizer
 
 from fulgurite.backends.backend import current_backend
-from fulgurite.backends.csx import report, rng
+from fulgurite.backends.csx import offline, report, rng
 from fulgurite.backends.csx.accelerator import CSXAccelerator
 from fulgurite.backends.csx.birth import giving_birth
 from fulgurite.backends.csx.capture import Trace
@@ -75,6 +76,7 @@ class StaticGraph(Strategy):
         self._training: StepFunction | None = None
         self._evaluating: dict[tuple[str, int | None], StepFunction] = {}
         self._traced_module: pl.LightningModule | None = None
+        self._aside = contextlib.ExitStack()  # what a run that only builds puts back
         super().__init__(accelerator=CSXAccelerator(with_strategy=True), **strategy_options)
 
     # -- what Lightning's connector sets -------------------------------------------------------
@@ -100,6 +102,12 @@ class StaticGraph(Strategy):
 
     # -- setting up ----------------------------------------------------------------------------
 
+    def connect(self, model: pl.LightningModule) -> None:
+        """Begin a run; one that only builds leaves no traces."""
+        super().connect(model)
+        if self.backend.only_builds:
+            self._aside = offline.put_aside(model.trainer)
+
     def setup(self, trainer: pl.Trainer) -> None:
         """Check what is asked for, install the loops, and make the training step's function."""
         module = self.lightning_module
@@ -120,6 +128,7 @@ class StaticGraph(Strategy):
                 optimizers=self.optimizers,
                 schedulers=[config.scheduler for config in self.lr_scheduler_configs],
                 trains=True,
+                freezes=not self.backend.retrace_every_iteration,
             )
             self._training = self._step_function("training", world)
 
@@ -130,9 +139,7 @@ class StaticGraph(Strategy):
             clip = (trainer.gradient_clip_val, trainer.gradient_clip_algorithm)
             return (trainer.accumulate_grad_batches, *clip) if world.trains else ()
 
-        announce = functools.partial(
-            report.announce, trainer, self.fabric, self.backend.artifact_dir
-        )
+        announce = functools.partial(report.announce, trainer, self.fabric, self.backend)
         return StepFunction(stage, world, self.backend, self.fabric, announce, settings)
 
     @property
@@ -154,14 +161,17 @@ class StaticGraph(Strategy):
             self._handles.append(handle)
 
     def teardown(self) -> None:
-        """Give the optimizers back."""
+        """Give the optimizers back, and what a run that only builds had put aside."""
         while self._handles:
             self._handles.pop().remove()
         super().teardown()
+        self._aside.close()
 
     def process_dataloader(self, dataloader: object) -> object:
         """Remember the states of a loader's generators before its iterator draws from them."""
         self.loader_generators += rng.collect_loaders([dataloader])
+        if self.backend.only_builds:
+            offline.put_generators_aside(self._aside, dataloader)
         return super().process_dataloader(dataloader)
 
     # -- steps ---------------------------------------------------------------------------------
@@ -186,7 +196,8 @@ class StaticGraph(Strategy):
         return self._evaluate("test", super().test_step, *args, **kwargs)
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the predict program."""
+        """Run the predict program; Lightning's own loop may have called hooks before it."""
+        self.on_host_code()
         return self._evaluate("predict", super().predict_step, *args, **kwargs)
 
     def _evaluate(self, stage: str, run: Callable[..., Any], batch: Any, *rest: Any) -> Any:
@@ -198,12 +209,20 @@ class StaticGraph(Strategy):
         step = self._evaluating.get((stage, loader))
         if step is None:
             name = stage if loader is None else f"{stage} {loader}"
-            step = self._step_function(name, World(trainer=module.trainer, module=module))
+            freezes = not self.backend.retrace_every_iteration
+            world = World(trainer=module.trainer, module=module, freezes=freezes)
+            step = self._step_function(name, world)
             self._evaluating[stage, loader] = step
         return step(
             batch,
             lambda: {STEP: lambda batch: run(batch, *map(frozen_index, rest[:1]), *rest[1:])},
         )
+
+    def on_host_code(self) -> None:
+        """The user's code ran on the host: it may have changed what the steps read."""
+        for step in (self._training, *self._evaluating.values()):
+            if step is not None:
+                step.host_code_ran = True
 
     def _check_evaluation(self) -> None:
         for step in self._evaluating.values():

@@ -38,6 +38,7 @@ from fulgurite.backends.csx.errors import (
 )
 from fulgurite.backends.csx.formulas import host_value, without_mkldnn
 from fulgurite.backends.csx.lines import UserLine, is_library, run_backward, top_package
+from fulgurite.backends.csx.lists import note_lists
 from fulgurite.backends.csx.misuse import (
     ASSERT,
     DEVICE,
@@ -120,6 +121,7 @@ class Contract(TorchFunctionMode):
         return torch.autograd, "_engine_run_backward", watched
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        note_lists((*args, *kwargs.values()))
         if func is Tensor.item and _inside_torch_optim():
             return host_value(args[0])
         misuse = OF_VALUES.get(func)

@@ -8,12 +8,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import lightning.pytorch as pl
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fulgurite.backends.csx import rng
 from fulgurite.backends.csx.first_update import Unborn
 from fulgurite.backends.csx.state import Snapshot
+
+
+def _counter() -> Tensor:
+    with torch.inference_mode(False):  # it is written in other modes too
+        return torch.zeros((), dtype=torch.int64)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,6 +32,16 @@ class World:
     schedulers: list[Any] = field(default_factory=list)
     trains: bool = False  # whether the step computes gradients
     unborn: list[Unborn] = field(default_factory=list)
+    freezes: bool = True  # the step's Python runs once: the values that it reads stay
+
+    _steps: Tensor = field(default_factory=_counter)
+
+    def global_step(self) -> Tensor:
+        """How many optimizer steps were done, as a program's input: int64, without dimensions.
+
+        Always the same tensor: making one takes 5 µs, filling it 1 (measured).
+        """
+        return self._steps.fill_(self.trainer.global_step)
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Every parameter by its name: the module's, then those only an optimizer knows."""

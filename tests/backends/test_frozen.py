@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import random
+import time
 import warnings
+from random import random as draw
+from time import perf_counter
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from harness import fit
+from harness import assert_same_run, both, fit
+from lightning.pytorch.loggers import CSVLogger
 from models import GAN, Classifier, loader, mlp
+from numpy.random import rand
 from torch import Tensor, nn
 
 from fulgurite.backends.csx import frozen
 from fulgurite.backends.csx.frozen import FrozenValueWarning
 
+OWN = random.Random(3)
+
 
 class Reads(Classifier):
-    """``read`` looks at Python values in the step."""
+    """``read`` looks at Python values in the step; a learning rate that falls on every step."""
 
     def __init__(self, read: Any) -> None:
         super().__init__(mlp())
@@ -24,7 +33,24 @@ class Reads(Classifier):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        self.log("loss", loss)
         return loss * self.read(self, batch_idx)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+
+def warnings_of(read: Any, **options: Any) -> list[warnings.WarningMessage]:
+    """The warnings of a fit with ``read`` in its step; it has two entry points."""
+    frozen._SHOWN.clear()
+    options = {"accumulate_grad_batches": 2, "limit_train_batches": 4, **options}
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", FrozenValueWarning)
+        fit(lambda: Reads(read), lambda: (loader(),), static=True, **options)
+    return [warning for warning in seen if warning.category is FrozenValueWarning]
 
 
 def branch(module: Any, batch_idx: int) -> float:
@@ -55,36 +81,137 @@ def last(module: Any, batch_idx: int) -> float:
     return 1.0 + module.trainer.is_last_batch
 
 
+def sanity(module: Any, batch_idx: int) -> float:
+    return 1.0 + module.trainer.sanity_checking
+
+
+def metrics(module: Any, batch_idx: int) -> float:
+    return 1.0 + len(module.trainer.callback_metrics)
+
+
+def logged(module: Any, batch_idx: int) -> float:
+    return 1.0 + len(module.trainer.logged_metrics)
+
+
+def shown(module: Any, batch_idx: int) -> float:
+    return 1.0 + len(module.trainer.progress_bar_metrics)
+
+
+def rate(module: Any, batch_idx: int) -> float:
+    return float(module.lr_schedulers().get_last_lr()[0])
+
+
+def clock(module: Any, batch_idx: int) -> float:
+    return 1.0 + 0 * time.time()
+
+
+def clock_by_name(module: Any, batch_idx: int) -> float:
+    return 1.0 + 0 * perf_counter()
+
+
+def nanoseconds(module: Any, batch_idx: int) -> float:
+    return 1.0 + 0 * time.monotonic_ns()
+
+
+def chance(module: Any, batch_idx: int) -> float:
+    return 1.0 + random.randint(3, 3)
+
+
+def chance_by_name(module: Any, batch_idx: int) -> float:
+    return 1.0 + draw()
+
+
+def own_generator(module: Any, batch_idx: int) -> float:
+    return OWN.uniform(2.0, 2.0)
+
+
+def numpys(module: Any, batch_idx: int) -> float:
+    return 1.0 + np.random.randint(5, 6)
+
+
+def numpys_by_name(module: Any, batch_idx: int) -> float:
+    return 1.0 + rand(2).sum()
+
+
+def numpys_new_generator(module: Any, batch_idx: int) -> float:
+    return 1.0 + float(np.random.default_rng(0).random())
+
+
+COUNT, DRAW = "Use fulgurite.global_step()", "Use torch.rand, torch.randint or torch.randperm"
 READS = [
-    (branch, "batch_idx", "0"),
-    (arithmetic, "batch_idx", "0"),
-    (looped, "batch_idx", "0"),
-    (step_count, "global_step", "0"),
-    (epoch, "current_epoch", "0"),
-    (trainer_s_epoch, "current_epoch", "0"),
-    (last, "is_last_batch", "False"),
+    (branch, "batch_idx was read", "0", COUNT),
+    (arithmetic, "batch_idx was read", "0", COUNT),
+    (looped, "batch_idx was read", "0", COUNT),
+    (step_count, "global_step was read", "0", COUNT),
+    (epoch, "current_epoch was read", "0", "Use a buffer that on_train_epoch_start sets"),
+    (trainer_s_epoch, "current_epoch was read", "0", "Use a buffer"),
+    (last, "is_last_batch was read", "False", "Use on_train_batch_end"),
+    (sanity, "sanity_checking was read", "False", "Use Trainer(num_sanity_val_steps=0)"),
+    (metrics, "callback_metrics was read", "a dict", "Use a host hook such as on_train_batch_end"),
+    (logged, "logged_metrics was read", "a dict", "Use a host hook"),
+    (shown, "progress_bar_metrics was read", "a dict", "Use a host hook"),
+    (rate, "get_last_lr() was called", "0.01", 'Use optimizer.param_groups[0]["lr"]'),
+    (clock, "time.time() was called", "1", "Use on_train_batch_start and on_train_batch_end"),
+    (clock_by_name, "time.perf_counter() was called", "", "Use on_train_batch_start"),
+    (nanoseconds, "time.monotonic_ns() was called", "", "Use on_train_batch_start"),
+    (chance, "random.randint() was called", "3", DRAW),
+    (chance_by_name, "random.random() was called", "0.", DRAW),
+    (own_generator, "random.Random.uniform() was called", "2.0", DRAW),
+    (numpys, "numpy.random.randint() was called", "5", DRAW),
+    (numpys_by_name, "numpy.random.rand() was called", "a ndarray", DRAW),
+    (numpys_new_generator, "numpy.random.default_rng() was called", "a Generator", DRAW),
 ]
 
 
-@pytest.mark.parametrize(("read", "name", "value"), READS, ids=lambda v: getattr(v, "__name__", ""))
-def test_a_read_warns_with_line_value_and_remedy(read: Any, name: str, value: str) -> None:
-    frozen._REGISTRY.clear()
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("default", FrozenValueWarning)
-        fit(lambda: Reads(read), lambda: (loader(),), static=True, accumulate_grad_batches=2)
-    [warning] = [w for w in seen if w.category is FrozenValueWarning]
+@pytest.mark.parametrize(
+    ("read", "done", "value", "remedy"), READS, ids=lambda v: getattr(v, "__name__", "")
+)
+def test_a_read_warns_with_line_value_and_remedy(
+    read: Any, done: str, value: str, remedy: str
+) -> None:
+    [warning] = warnings_of(read)
     text = str(warning.message)
-    assert text.startswith(f"{name} was read while the step was traced")
-    assert f"its value, {value}, in" in text
-    assert "Use " in text
+    assert text.startswith(f"{done} while the step was traced; the program keeps its value")
+    assert f"its value, {value}" in text
+    assert f"{remedy}" in text
     assert warning.filename == __file__
     assert warning.lineno == read.__code__.co_firstlineno + 1
+
+
+def test_using_a_logger_warns_on_that_line_alone(tmp_path: Any) -> None:
+    def logs(module: Any, batch_idx: int) -> float:
+        module.logger.log_metrics({"a": 1.0})
+        module.trainer.loggers[0].log_metrics({"a": 2.0})
+        return 1.0
+
+    first, second = warnings_of(logs, logger=CSVLogger(tmp_path))
+    assert str(first.message).startswith("logger was read while the step was traced")
+    assert 'Use self.log("name", value); or fulgurite.step_closure' in str(first.message)
+    assert str(second.message).startswith("loggers was read")
+    start = logs.__code__.co_firstlineno
+    assert [first.lineno, second.lineno] == [start + 1, start + 2]
 
 
 def test_nothing_warns_where_nothing_is_read() -> None:
     fit(lambda: Classifier(mlp()), lambda: (loader(),), static=True)  # warnings are errors here
     fit(GAN, lambda: (loader(),), static=True)
+
+
+def test_only_the_users_own_code_warns() -> None:
+    library = compile(
+        "import time\ndef now(): return time.time()", "site-packages/clock.py", "exec"
+    )
+    names: dict[str, Any] = {"__name__": "clock"}
+    exec(library, names)
+    names["now"].__code__ = names["now"].__code__.replace(co_filename="/x/site-packages/clock.py")
+    assert warnings_of(lambda module, _: 1.0 + 0 * names["now"]()) == []
+
+
+def test_functions_are_the_librarys_own_again_after_the_trace() -> None:
+    before = time.time, perf_counter, random.random, draw, np.random.rand, rand
+    warnings_of(clock)
+    assert (time.time, perf_counter, random.random, draw, np.random.rand, rand) == before
+    assert "random" not in vars(random.Random)
 
 
 def test_a_logged_index_is_its_first_value() -> None:
@@ -93,9 +220,37 @@ def test_a_logged_index_is_its_first_value() -> None:
             self.log("index", batch_idx)
             return super().training_step(batch, batch_idx)
 
-    frozen._REGISTRY.clear()
+    frozen._SHOWN.clear()
     with pytest.warns(FrozenValueWarning, match="batch_idx was read"):
         run = fit(
             lambda: Logs(lambda *_: 1.0), lambda: (loader(),), static=True, limit_train_batches=3
         )
     assert [metrics["index"] for metrics in run.metrics] == [0.0] * 3
+
+
+# -- what the warnings advise: the same numbers as eager Lightning ---------------------------------
+
+
+class EpochInABuffer(Reads):
+    """Remedy of ``current_epoch`` and of the metric dicts."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda module, _: module.beta)
+        self.register_buffer("beta", torch.tensor(1.0))
+
+    def on_train_epoch_start(self) -> None:
+        self.beta.fill_(1.0 / (1 + self.current_epoch))
+
+
+TWINS = {
+    "a buffer that a hook sets": EpochInABuffer,
+    "the group's learning rate": lambda: Reads(
+        lambda module, _: 100 * module.optimizers().param_groups[0]["lr"]
+    ),
+    "torch's random numbers": lambda: Reads(lambda module, _: torch.rand(()) + 1),
+}
+
+
+@pytest.mark.parametrize("make", TWINS.values(), ids=TWINS)
+def test_the_corrected_twin_equals_stock(make: Any) -> None:
+    assert_same_run(*both(make, lambda: (loader(64),), max_epochs=3))

@@ -214,7 +214,7 @@ def test_a_smaller_last_validation_batch_is_refused_before_step_0(sanity: int) -
 
     with pytest.raises(InputChanged, match="validation loader"):
         fit(make, lambda: (loader(64), loader(50)), static=True, num_sanity_val_steps=sanity)
-    assert made[0].calls == 0
+    assert not made[0].calls
 
 
 @pytest.mark.parametrize("options", [{"limit_train_batches": 3}, {"overfit_batches": 2}])

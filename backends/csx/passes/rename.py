@@ -6,7 +6,7 @@ import torch
 
 from fulgurite.backends.csx.graph import Graph
 
-_RENAMES = {
+RENAMES = {
     torch.ops.aten.detach.default,
     torch.ops.aten.detach_copy.default,
     torch.ops.aten.alias.default,
@@ -22,7 +22,7 @@ def drop_renames(graph: Graph) -> Graph:
     """
     operations = graph.copied()
     for node in list(operations.nodes):
-        if node.target in _RENAMES:
+        if node.target in RENAMES:
             node.replace_all_uses_with(node.args[0])
             operations.erase_node(node)
     return graph.with_operations(operations)

@@ -1,0 +1,106 @@
+"""One entry point of a program, loaded and bound to the tensors that it works on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fulgurite.backends.csx.capture import Captured
+from fulgurite.backends.csx.constants import Source
+from fulgurite.backends.csx.errors import UnsupportedInput
+from fulgurite.backends.csx.fabric import HostFabric, Loaded
+from fulgurite.backends.csx.graph import Kind
+from fulgurite.backends.csx.logs import Accumulator, LogCall
+from fulgurite.backends.csx.outputs import Outputs, builder
+from fulgurite.backends.csx.state import Binding
+
+
+class Ready:
+    """One entry point, loaded and bound to the tensors it works on."""
+
+    def __init__(
+        self,
+        captured: Captured,
+        loaded: Loaded,
+        fabric: HostFabric,
+        gradients: dict[str, Tensor],
+        global_step: Callable[[], Tensor],
+    ) -> None:
+        graph, self._global_step = captured.graph, global_step
+        self._fabric, self._loaded = fabric, loaded
+        state = [item for item in graph.inputs if item.kind is Kind.STATE]
+        self._binding = Binding(tuple(captured.entries[item.index] for item in state))
+        self._gradients = []
+        for item in graph.inputs:
+            if item.kind is Kind.GRADIENT:
+                example = item.example
+                zero = torch.empty_strided(example.shape, example.stride(), dtype=example.dtype)
+                self._gradients.append(gradients.setdefault(item.name, zero.zero_()))
+        self._takes_numbers = any(item.kind is Kind.NUMBERS for item in graph.inputs)
+        self._takes_steps = any(item.kind is Kind.STEPS for item in graph.inputs)
+        self._constants_read = [i.index for i in graph.inputs if i.kind is Kind.CONSTANT]
+        self._batch = [item.index for item in graph.inputs if item.kind is Kind.BATCH]
+        offset = len(graph.inputs) - len(self._batch)
+        written = graph.written()
+        self._written = [i for k, i in enumerate(self._batch) if offset + k in written]
+        self._names = [leaf.name for leaf in captured.batch.tensor_leaves()]
+        self._takes_all = self._batch == list(range(len(self._names)))
+        self.recording = captured.recording
+        self.follow(captured.constants, captured.outputs)
+
+    def follow(self, constants: Sequence[Source | Accumulator], outputs: Outputs) -> None:
+        """Take constants from these places, and put the results into those."""
+        self._constants = [constants[i] for i in self._constants_read]
+        self._result = builder(outputs)
+        self.logs = [call for call in outputs.calls if isinstance(call, LogCall)]
+
+    @property
+    def writes_batch(self) -> bool:
+        """Whether the step changes a tensor of the batch in place."""
+        return bool(self._written)
+
+    def check(self) -> None:
+        """Verify the state (see ``Binding.check``)."""
+        self._binding.check()
+
+    def run(self, vector: Tensor | None, batch: list[Tensor], given: list[Tensor]) -> Any:
+        """Run once.
+
+        Args:
+            vector: the numbers, float64.
+            batch: its tensors in the traced layout.
+            given: its tensors as they came.
+        """
+        inputs = self._binding.inputs() + self._gradients
+        if self._takes_numbers:
+            assert vector is not None
+            inputs.append(vector)
+        if self._takes_steps:
+            inputs.append(self._global_step())
+        if self._constants:
+            inputs += [source.now() for source in self._constants]
+        if self._written:
+            self._check_writes(batch)
+        storages = self._binding.storages
+        if not storages.isdisjoint([t.untyped_storage().data_ptr() for t in batch]):
+            batch = [t.clone() if t.untyped_storage().data_ptr() in storages else t for t in batch]
+        inputs += batch if self._takes_all else [batch[i] for i in self._batch]
+        outputs = self._fabric.run(self._loaded, inputs)
+        for i in self._written:
+            if given[i] is not batch[i]:
+                given[i].copy_(batch[i])
+        return self._result(outputs)
+
+    def _check_writes(self, batch: list[Tensor]) -> None:
+        pointers = [tensor.untyped_storage().data_ptr() for tensor in batch]
+        for i in self._written:
+            others = [j for j, pointer in enumerate(pointers) if pointer == pointers[i] and j != i]
+            if others:
+                raise UnsupportedInput(
+                    f"The step changes {self._names[i]} in place, and {self._names[others[0]]}"
+                    " shares its memory.",
+                    remedy=f"work on a copy: {self._names[i]}.clone(), in the step or the dataset",
+                )

@@ -1,0 +1,489 @@
+"""Attributes of modules: scalars that stay, state that begins with data, lists of outputs."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from harness import Run, assert_close, assert_same_run, both, fit
+from models import Classifier, loader, mlp, tokens
+from torch import Tensor, nn
+
+from fulgurite.backends.csx import frozen
+from fulgurite.backends.csx.errors import (
+    FrozenValueChanged,
+    StateBornInStep,
+    TraceError,
+    UnsupportedState,
+)
+from fulgurite.backends.csx.frozen import FrozenValueWarning
+
+
+class Steps(Classifier):
+    """``work(module, loss)`` in the step; it returns another loss, or None for this one."""
+
+    def __init__(self, work: Any, **attributes: Any) -> None:
+        super().__init__(mlp(0.1))
+        self.work = work
+        for name, value in attributes.items():
+            if isinstance(value, Tensor):
+                self.register_buffer(name, value.clone())
+            else:
+                setattr(self, name, value)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        worked = self.work(self, loss)
+        return loss if worked is None else worked
+
+
+def run(work: Any, *callbacks: pl.Callback, **attributes: Any) -> Run:
+    """Four batches on CSX."""
+    make = lambda: Steps(work, **attributes)  # noqa: E731
+    return fit(make, lambda: (loader(64),), static=True, callbacks=callbacks)
+
+
+def assert_raised(error: TraceError, function: Any, offset: int, *parts: str) -> None:
+    """The error names a line of ``function``'s, ``offset`` lines below its ``def``."""
+    assert error.line is not None
+    assert (error.line.file, error.line.line) == (
+        __file__,
+        function.__code__.co_firstlineno + offset,
+    )
+    for part in parts:
+        assert part in str(error)
+
+
+# -- scalars that the host changes -----------------------------------------------------------------
+
+
+class Mode(Enum):
+    """Of a step."""
+
+    WARM, HOT = 1, 2
+
+
+class Sets(pl.Callback):
+    """Changes the module on the host, in ``hook``, after ``batch`` batches."""
+
+    def __init__(self, hook: str, change: Callable[[Any], None], batch: int = 2) -> None:
+        def changes(trainer: pl.Trainer, module: Any, *args: Any, **kwargs: Any) -> None:
+            if trainer.global_step >= batch:
+                change(module)
+
+        setattr(self, hook, changes)
+
+
+def weighted(module: Any, loss: Tensor) -> Tensor:
+    return loss * module.weight if module.weight else loss
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "remedy"),
+    [
+        (
+            0.1,
+            0.2,
+            'self.register_buffer("weight", torch.tensor(0.1)) in __init__, and'
+            " self.weight.fill_(value) on the host",
+        ),
+        (True, False, 'self.register_buffer("weight", torch.tensor(True))'),
+        (None, 0.5, "set it before fit, and leave it"),
+        (2, None, 'self.register_buffer("weight", torch.tensor(2))'),
+    ],
+)
+@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_train_batch_start"])
+def test_a_scalar_that_a_hook_changes_is_an_error_before_the_next_step(
+    hook: str, before: Any, after: Any, remedy: str
+) -> None:
+    callback = Sets(hook, lambda module: setattr(module, "weight", after))
+    with pytest.raises(FrozenValueChanged) as caught:
+        run(weighted, callback, weight=before)
+    message = f"self.weight was {before!r} when the step was traced and read it, and now is {after}"
+    assert_raised(caught.value, weighted, 1, message, f"Remedy: {remedy}")
+
+
+def test_the_message_is_one_that_can_be_acted_on() -> None:
+    with pytest.raises(FrozenValueChanged) as caught:
+        run(weighted, Sets("on_train_batch_end", lambda m: setattr(m, "weight", 0.2)), weight=0.1)
+    assert str(caught.value).replace(str(caught.value.line), "model.py:3 in weighted") == (
+        "self.weight was 0.1 when the step was traced and read it, and now is 0.2. The program"
+        " keeps the value that it was traced with.\n"
+        "  at model.py:3 in weighted\n"
+        "      return loss * module.weight if module.weight else loss\n"
+        '  Remedy: self.register_buffer("weight", torch.tensor(0.1)) in __init__, and'
+        " self.weight.fill_(value) on the host"
+    )
+
+
+def test_a_dropouts_probability_counts_though_torch_reads_it() -> None:
+    def change(module: Any) -> None:
+        module.net[2].p = 0.5
+
+    with pytest.raises(FrozenValueChanged, match=r"self\.net\.2\.p was 0\.1 .* now is 0\.5") as e:
+        run(lambda module, loss: None, Sets("on_train_batch_end", change))
+    assert_raised(e.value, Steps.training_step, 1, "Remedy: set it before fit, and leave it")
+
+
+def test_enums_strings_and_tuples_count_too() -> None:
+    def work(module: Any, loss: Tensor) -> Tensor:
+        return loss * (2 if module.mode is Mode.WARM else 1) * module.sizes[0] * len(module.name)
+
+    values = {"mode": Mode.WARM, "sizes": (1, 2), "name": "net"}
+    for name, value in {"mode": Mode.HOT, "sizes": (2, 2), "name": "other"}.items():
+        sets = Sets("on_train_batch_end", lambda m, n=name, v=value: setattr(m, n, v))
+        with pytest.raises(FrozenValueChanged, match=rf"self\.{name} was "):
+            run(work, sets, **values)
+
+
+def test_an_attribute_that_was_removed_is_an_error() -> None:
+    with pytest.raises(FrozenValueChanged, match=r"self\.weight was 1\.0 .* now is gone"):
+        run(weighted, Sets("on_train_batch_end", lambda m: delattr(m, "weight")), weight=1.0)
+
+
+def test_what_the_step_did_not_read_may_change_and_what_it_read_may_be_set_again() -> None:
+    def change(module: Any) -> None:
+        module.other += 1
+        module.weight = float("0.5")  # equal, and another object
+
+    assert run(weighted, Sets("on_train_batch_end", change), weight=0.5, other=1).module.other == 4
+
+
+def test_a_change_at_an_epochs_start_is_found_without_batch_hooks() -> None:
+    class Anneals(Steps):
+        def on_train_epoch_start(self) -> None:
+            self.weight = 1.0 + self.current_epoch
+
+    with pytest.raises(FrozenValueChanged, match=r"self\.weight was 1\.0 .* now is 2\.0"):
+        fit(lambda: Anneals(weighted), lambda: (loader(64),), static=True, max_epochs=2)
+
+
+def test_a_change_in_a_validation_within_the_epoch_is_found_before_the_next_training_step() -> None:
+    class Validates(Steps):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.net(batch[0])
+
+        def on_validation_epoch_end(self) -> None:
+            if not self.trainer.sanity_checking:
+                self.weight = 2.0
+
+    made: list[Any] = []
+
+    def make() -> Validates:
+        made.append(Validates(weighted, weight=1.0))
+        return made[0]
+
+    with pytest.raises(FrozenValueChanged, match=r"self\.weight was 1\.0 .* now is 2\.0"):
+        fit(make, lambda: (loader(64), loader(32)), static=True, val_check_interval=2)
+    assert made[0].trainer.global_step == 2
+
+
+def test_evaluation_compares_when_it_starts() -> None:
+    class Validates(Classifier):
+        def validation_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return self.net(batch[0]) * self.scale
+
+    module = Validates(mlp())
+    module.scale = 1.0
+    trainer = fit(lambda: Classifier(mlp()), lambda: (loader(32),), static=True).trainer
+    trainer.validate(module, loader(32), verbose=False)
+    module.scale = 2.0
+    with pytest.raises(FrozenValueChanged, match=r"self\.scale was 1\.0"):
+        trainer.validate(module, loader(32), verbose=False)
+
+
+def test_a_change_is_found_where_lightning_calls_the_hooks_itself() -> None:
+    change = Sets("on_train_batch_end", lambda m: setattr(m, "weight", 2.0))
+    make = lambda: Steps(weighted, weight=1.0)  # noqa: E731
+    options: dict[str, Any] = {"static": True, "callbacks": (change,), "profiler": "simple"}
+    with pytest.raises(FrozenValueChanged, match=r"self\.weight was 1\.0 .* now is 2\.0"):
+        fit(make, lambda: (loader(64),), **options)
+
+
+def test_prediction_compares_before_every_batch() -> None:
+    class Predicts(Classifier):
+        def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return self.net(batch[0]) * self.scale
+
+        def on_predict_batch_end(self, *args: Any) -> None:
+            self.scale = 2.0
+
+    module = Predicts(mlp())
+    module.scale = 1.0
+    trainer = fit(lambda: Classifier(mlp()), lambda: (loader(32),), static=True).trainer
+    with pytest.raises(FrozenValueChanged, match=r"self\.scale was 1\.0 .* now is 2\.0"):
+        trainer.predict(module, loader(64))
+
+
+def test_a_buffer_that_the_host_fills_follows() -> None:
+    class Fills(Steps):
+        def on_train_batch_end(self, *args: Any) -> None:
+            self.weight.mul_(0.5)
+
+    work = lambda module, loss: loss * module.weight  # noqa: E731
+    assert_same_run(*both(lambda: Fills(work, weight=torch.tensor(1.0)), lambda: (loader(64),)))
+
+
+# -- scalars that the step changes -----------------------------------------------------------------
+
+
+def warned(work: Any, **attributes: Any) -> tuple[Run, list[warnings.WarningMessage]]:
+    """The run and its warnings about frozen values; the step has two entry points."""
+    frozen._SHOWN.clear()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", FrozenValueWarning)
+        make = lambda: Steps(work, **attributes)  # noqa: E731
+        done = fit(make, lambda: (loader(64),), static=True, accumulate_grad_batches=2)
+    return done, [warning for warning in seen if warning.category is FrozenValueWarning]
+
+
+def counts(module: Any, loss: Tensor) -> None:
+    module.n += 1
+
+
+def test_a_counter_is_changed_once_with_a_warning() -> None:
+    done, [warning] = warned(counts, n=0)
+    assert done.module.n == 1
+    assert (warning.filename, warning.lineno) == (__file__, counts.__code__.co_firstlineno + 1)
+    text = str(warning.message)
+    assert text.startswith(
+        "self.n was changed from 0 to 1 while the step was traced; that happens once, in "
+    )
+    assert text.endswith(
+        'Use a buffer: self.register_buffer("n", torch.tensor(0)) in __init__, and self.n.add_(1)'
+        " in the step."
+    )
+
+
+def test_a_counter_in_a_buffer_counts() -> None:
+    def count(module: Any, loss: Tensor) -> Tensor:
+        module.n.add_(1)
+        return loss / module.n
+
+    ours, stock = both(lambda: Steps(count, n=torch.tensor(0)), lambda: (loader(64),))
+    assert_same_run(ours, stock)
+    assert ours.module.n == 4
+
+
+def test_other_values_and_lists_that_the_step_changes_warn_too() -> None:
+    def work(module: Any, loss: Tensor) -> None:
+        module.mode = Mode.HOT
+        module.seen = getattr(module, "seen", 0) + 1
+        module.history.append(3)
+
+    _, found = warned(work, mode=Mode.WARM, history=[])
+    start = work.__code__.co_firstlineno
+    assert sorted(w.lineno - start for w in found) == [1, 2, 3]
+    texts = sorted(str(w.message) for w in found)
+    assert texts[0].startswith("self.history was changed while the step was traced; that happens")
+    assert texts[1].startswith("self.mode was changed from <Mode.WARM: 1> to <Mode.HOT: 2>")
+    assert texts[2].startswith("self.seen was changed from nothing to 1")
+
+
+def test_flags_set_and_reset_and_values_only_left_for_the_host_do_not_warn() -> None:
+    def work(module: Any, loss: Tensor) -> None:
+        module.busy = True
+        module.busy = False
+        module.size = loss.ndim  # as it was: the same on every step
+
+    assert run(work, busy=False).module.size == 0
+
+
+# -- state that begins with data -------------------------------------------------------------------
+
+
+def averaged(module: Any, loss: Tensor) -> None:
+    if module.ema is None:
+        module.ema = loss.detach()
+    module.ema = 0.9 * module.ema + 0.1 * loss.detach()
+
+
+def looked_up(module: Any, loss: Tensor) -> None:
+    before = getattr(module, "rows", None)
+    module.rows = (loss.detach().expand(2, 3) + 1).long()
+    assert before is None
+
+
+def asked(module: Any, loss: Tensor) -> None:
+    if not hasattr(module, "pair"):
+        module.pair = (loss.detach(), module.net[0].weight.detach() * 2)
+
+
+def in_a_buffer(module: Any, loss: Tensor) -> None:
+    if module.running is None:
+        module.running = loss.detach()
+
+
+BORN = [
+    (averaged, 1, "self.ema was None", 'self.register_buffer("ema", torch.zeros([]))'),
+    (
+        looked_up,
+        1,
+        "self.rows was missing",
+        'self.register_buffer("rows", torch.zeros([2, 3], dtype=torch.int64))',
+    ),
+    (
+        asked,
+        1,
+        "self.pair was missing",
+        "self.pair = (torch.zeros([]), torch.zeros([16, 8])) in __init__",
+    ),
+    (in_a_buffer, 1, "self.running was None", 'self.register_buffer("running", torch.zeros([]))'),
+]
+
+
+@pytest.mark.parametrize(("work", "offset", "what", "remedy"), BORN, ids=lambda v: str(v)[:24])
+def test_state_born_in_the_step_is_an_error(work: Any, offset: int, what: str, remedy: str) -> None:
+    def make() -> Steps:
+        module = Steps(work, ema=None)
+        module.register_buffer("running", None)
+        return module
+
+    with pytest.raises(StateBornInStep) as caught:
+        fit(make, lambda: (loader(64),), static=True)
+    assert_raised(caught.value, work, offset, f"{what} when the step read it", f"Remedy: {remedy}")
+
+
+def test_the_average_with_a_buffer_equals_stock() -> None:
+    def work(module: Any, loss: Tensor) -> Tensor:
+        module.ema.mul_(0.9).add_(0.1 * loss.detach())
+        return loss / (1 + module.ema)
+
+    assert_same_run(*both(lambda: Steps(work, ema=torch.zeros([])), lambda: (loader(64),)))
+
+
+def test_what_is_only_written_or_written_first_is_an_output() -> None:
+    def work(module: Any, loss: Tensor) -> Tensor:
+        module.last = loss.detach()
+        module.double = module.last * 2
+        return loss + 0 * module.double
+
+    done = run(work, last=None, double=None)
+    assert float(done.module.double) == pytest.approx(2 * done.losses[-1])
+
+
+def test_a_module_may_cache_what_follows_from_constants() -> None:
+    def work(module: Any, loss: Tensor) -> Tensor:
+        if module.mask is None:
+            module.mask = torch.ones(4, 4).triu()
+        return loss * module.mask.mean()
+
+    assert_same_run(*both(lambda: Steps(work, mask=None), lambda: (loader(64),)))
+
+
+class Recurrent(pl.LightningModule):
+    """An LSTM whose state goes on from batch to batch: truncated backpropagation through time."""
+
+    def __init__(self, hidden: Any) -> None:
+        super().__init__()
+        self.embed, self.lstm = nn.Embedding(12, 8), nn.LSTM(8, 8, batch_first=True)
+        self.hidden = hidden
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        out, hidden = self.lstm(self.embed(batch[0]), self.hidden)
+        self.hidden = tuple(state.detach() for state in hidden)
+        return out.square().mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.5)
+
+
+def test_an_lstms_state_that_begins_as_none_is_an_error_and_with_zeros_equals_stock() -> None:
+    with pytest.raises(StateBornInStep) as caught:
+        fit(lambda: Recurrent(None), lambda: (tokens(32),), static=True)
+    remedy = "self.hidden = (torch.zeros([1, 8, 8]), torch.zeros([1, 8, 8])) in __init__"
+    what = "self.hidden was None when the step read it, and the step left a tuple of float32[1, 8,"
+    assert_raised(caught.value, Recurrent.training_step, 1, what, f"Remedy: {remedy}")
+    zeros = lambda: (torch.zeros([1, 8, 8]), torch.zeros([1, 8, 8]))  # noqa: E731
+    ours, stock = both(lambda: Recurrent(zeros()), lambda: (tokens(32),))
+    assert_same_run(ours, stock)
+    assert_close(list(ours.module.hidden), list(stock.module.hidden))
+
+
+# -- lists -----------------------------------------------------------------------------------------
+
+
+def stacked(module: Any, loss: Tensor) -> Tensor:
+    module.outs.append(loss.detach())
+    return loss + torch.stack(module.outs).mean()
+
+
+def measured(module: Any, loss: Tensor) -> Tensor:
+    module.outs.append(loss.detach())
+    return loss + len(module.outs)
+
+
+def summed(module: Any, loss: Tensor) -> Tensor:
+    outs = module.outs
+    outs += [loss.detach()]
+    return loss + sum(outs)
+
+
+def windowed(module: Any, loss: Tensor) -> None:
+    module.outs.append(loss.detach())
+    module.outs.pop(0) if module.outs[1:] else None
+
+
+READ_AT = [(stacked, 2), (measured, 2), (summed, 3), (windowed, 2)]
+
+
+@pytest.mark.parametrize(("work", "offset"), READ_AT, ids=lambda v: getattr(v, "__name__", ""))
+def test_a_list_that_is_appended_to_and_read_is_an_error(work: Any, offset: int) -> None:
+    made: list[Any] = []
+
+    def make() -> Steps:
+        made.append(Steps(work, outs=[]))
+        return made[0]
+
+    with pytest.raises(UnsupportedState) as caught:
+        fit(make, lambda: (loader(64),), static=True)
+    what = "puts tensors into self.outs and reads it: it would find what was there in the first"
+    remedy = "Remedy: read it in a host hook such as on_train_epoch_end; or keep the last n in a"
+    assert_raised(caught.value, work, offset, what, remedy)
+    assert made[0].outs == []
+
+
+def test_the_list_read_in_a_hook_and_a_ring_in_a_buffer_equal_stock() -> None:
+    class Rings(Steps):
+        def on_train_epoch_end(self) -> None:
+            self.mean = float(torch.stack(self.outs).mean())
+            self.outs.clear()
+
+    def work(module: Any, loss: Tensor) -> Tensor:
+        module.outs.append(loss.detach())
+        module.outs += [loss.detach() * 2]
+        module.ring.copy_(torch.cat([module.ring[1:], loss.detach().unsqueeze(0)]))
+        return loss + module.ring.mean()
+
+    make = lambda: Rings(work, outs=[], ring=torch.zeros(3))  # noqa: E731
+    ours, stock = both(make, lambda: (loader(64),), max_epochs=2)
+    assert_same_run(ours, stock)
+    assert ours.module.mean == pytest.approx(stock.module.mean)
+
+
+def test_a_list_that_the_step_fills_anew_holds_the_last_steps() -> None:
+    def work(module: Any, loss: Tensor) -> Tensor:
+        module.outs.clear()
+        module.outs.append(loss.detach())
+        return loss + torch.stack(module.outs).mean()
+
+    ours, stock = both(lambda: Steps(work, outs=[]), lambda: (loader(64),))
+    assert_same_run(ours, stock)
+    assert type(ours.module.outs) is list
+    assert_close(ours.module.outs, stock.module.outs)
+
+
+def test_a_list_that_is_only_read_is_the_users_own() -> None:
+    def work(module: Any, loss: Tensor) -> Tensor:
+        return loss * torch.stack(module.weights).sum() * len(module.empty or [1])
+
+    weights = [torch.tensor(0.5), torch.tensor(1.5)]
+    done = run(work, weights=weights, empty=[])
+    assert done.module.weights is weights
+    assert type(done.module.empty) is list
