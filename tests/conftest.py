@@ -29,6 +29,9 @@ FOREIGN = (
     r"The dirpath has changed from",
     r"You defined a `validation_step` but have no `val_dataloader`",
     r"You are trying to `self.log\(\)` but",
+    r"`torch.jit.script` is deprecated",  # by torch's own forward-mode formulas
+    r"Attempted to insert a get_attr Node",  # by torch.func.linearize
+    r"LSTM with projections is not supported with oneDNN",
 )
 
 

@@ -36,7 +36,8 @@ def message(row: Misuse, outcome: Outcome) -> str:
     for path in (str(outcome.file), os.path.relpath(outcome.file)):
         text = text.replace(path, "model.py")
     drawn = r"(its value, )\d+\.\d{3,}"  # by a clock or a generator
-    return f"{kind}: {re.sub(drawn, r'\g<1>0.123', text)}"
+    text = re.sub(drawn, r"\g<1>0.123", text)
+    return f"{kind}: {text}"
 
 
 def ours(row: Misuse, outcome: Outcome) -> str:

@@ -16,7 +16,8 @@ capture       run Lightning's own code once on fakes, in place
   numbers       the numbers of param groups; traced_numbers: what each is in a trace; scalars:
                 torch's functions on them; mathematics: Python's; rounding: where eager kernels
                 round narrow floats
-  stand_ins     fakes behind the user's objects; formulas: torch's code in the form that traces
+  stand_ins     fakes behind the user's objects; moved: where p.data = ... puts them; formulas:
+                torch's code in the form that traces
   tracing       what the user's code sees; misuse: which calls are errors, and the remedies; leaks:
                 tensors kept beyond the trace; constants: tensors that keep their value;
                 default_dtype: the one they were made with; frozen: Python values that stay;

@@ -93,7 +93,7 @@ def check_optimizer(optimizer: Optimizer, line: UserLine | None = None) -> None:
     """Refuse optimizers that no static program can hold.
 
     Raises:
-        UnsupportedState: LBFGS or SparseAdam.
+        UnsupportedState: LBFGS, SparseAdam, or one with another optimizer inside.
     """
     name = type(optimizer).__name__
     if isinstance(optimizer, LBFGS):
@@ -108,6 +108,15 @@ def check_optimizer(optimizer: Optimizer, line: UserLine | None = None) -> None:
             line=line,
             remedy="nn.Embedding(sparse=False) and torch.optim.Adam",
         )
+    for key, value in vars(optimizer).items():
+        if isinstance(value, Optimizer):
+            raise UnsupportedState(
+                f"{name} keeps another optimizer, in .{key}; that one's state would be none of the"
+                " program's.",
+                line=line,
+                remedy="both from configure_optimizers(), as a list, and what the outer one does in"
+                " a manual training_step",
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from fulgurite.backends.csx.constants import (
 from fulgurite.backends.csx.effects import record_host_calls, static_metrics
 from fulgurite.backends.csx.errors import DynamicShape, FrozenNumber, UnsupportedInput
 from fulgurite.backends.csx.first_update import Unborn, first_updates
-from fulgurite.backends.csx.formulas import eager_formulas, plain_library_code, without_mkldnn
+from fulgurite.backends.csx.formulas import eager_formulas, plain_library_code
 from fulgurite.backends.csx.frozen import warn_of_frozen_reads
 from fulgurite.backends.csx.gradients import Gradients, Handover
 from fulgurite.backends.csx.graph import Graph, Input, Kind, used_numbers
@@ -60,7 +60,8 @@ from fulgurite.backends.csx.lines import (
 )
 from fulgurite.backends.csx.logs import Accumulator, LogCall
 from fulgurite.backends.csx.mathematics import traced_math
-from fulgurite.backends.csx.misuse import MASKS, refused_scalar, refused_seeding
+from fulgurite.backends.csx.misuse import MASKS, refused_calls, refused_scalar
+from fulgurite.backends.csx.moved import Moved
 from fulgurite.backends.csx.numbers import (
     NotedGroup,
     NumberSlot,
@@ -187,11 +188,14 @@ class Trace:
         self._inputs = list(self._make_inputs())
         self._guards: list[Guard] = []
         self._constants = Constants(self._fallback_line)
-        self._contract = Contract(self._fallback_line, self.describe, self._constants.value_of)
+        self._contract = Contract(
+            self._fallback_line, self.describe, self._constants.value_of, self._set_data
+        )
         self._modules = list(world.module.modules())
         self._attributes = Attributes(world.module)
         self._nodes: dict[int, fx.Node] = {}  # of each state tensor
         self._rebound: list[Held] = []
+        self._moved = Moved()
         self._noted: list[NotedGroup] = []
 
     def _births(self) -> Iterator[Newborn]:
@@ -307,7 +311,6 @@ class Trace:
                 stack.enter_context(static_metrics(self._world.module))
                 stack.enter_context(fused_rounding(self._world.optimizers))
                 stack.enter_context(eager_formulas(self._world.optimizers))
-                stack.enter_context(without_mkldnn())
                 stack.enter_context(traced_math())
                 stack.enter_context(plain_library_code())
                 if self._world.freezes:
@@ -316,7 +319,7 @@ class Trace:
                 stack.enter_context(torch.inference_mode(False))
                 stack.enter_context(self._mode)
                 stack.enter_context(record_lines(boundary, self._world.line_now))
-                stack.enter_context(patched(refused_seeding(self._fallback_line)))
+                stack.enter_context(patched(refused_calls(self._fallback_line)))
                 stack.enter_context(self._contract)
                 stack.enter_context(patched([self._contract.in_backward()]))
                 traced = make_fx(self._step, tracing_mode="fake", _allow_non_fake_inputs=True)(
@@ -433,7 +436,14 @@ class Trace:
         )
         for call in calls:
             call.value = None
+        self._moved.write_back()
         return outputs
+
+    def _set_data(self, tensor: Tensor, value: Tensor) -> None:
+        if storage_of(tensor) in self._boundaries or self._moved.holds(tensor):
+            self._moved.move(tensor, value)
+        else:
+            tensor.detach().copy_(value)
 
     def _check_numbers(self) -> None:
         for group in self._noted:

@@ -20,6 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fulgurite.backends.csx.default_dtype import with_explicit_dtype
 from fulgurite.backends.csx.errors import ForeignState, StateChanged, UnsupportedState
+from fulgurite.backends.csx.formulas import TRACEABLE
 from fulgurite.backends.csx.leaks import Born
 from fulgurite.backends.csx.lines import UserLine, line_of
 from fulgurite.backends.csx.logs import Accumulator
@@ -59,6 +60,7 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return None if value.untyped_storage()._cdata in self._spoiled else value
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        func = TRACEABLE.get(func, func)
         args, kwargs = with_explicit_dtype(func, args, kwargs or {})
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         self._check_writes(func, args, kwargs)

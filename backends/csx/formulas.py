@@ -14,16 +14,27 @@ import torch._dynamo.config
 import torch.utils.checkpoint
 from torch import Tensor
 from torch.distributions import Distribution
+from torch.nn.modules import batchnorm
 from torch.optim import Optimizer, _adafactor, asgd, radam
 
 from fulgurite.backends.csx.patches import patched
 from fulgurite.backends.csx.scalars import as_tensor
 from fulgurite.backends.csx.traced_numbers import as_number, is_traced
 
+TRACEABLE: dict[Any, Any] = {
+    torch.ops.aten._efficientzerotensor.default: torch.ops.aten.zeros.default
+}
+"""Operations by one that gives the same numbers. The tangents that forward mode need not compute
+are zero tensors without memory; their products are laid out on the device "meta", from which second
+derivatives (``torch.func.hessian`` in a loss) then do not come back under fakes (torch 2.13)."""
+
 
 @contextlib.contextmanager
 def without_mkldnn() -> Iterator[None]:
-    """nn.LSTM takes an opaque oneDNN path that does not trace."""
+    """For ``torch.lstm``, which takes an opaque oneDNN path that does not trace.
+
+    Not for a whole trace: the layout of a convolution's result (``channels_last``) rests on it.
+    """
     before = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:
@@ -59,7 +70,8 @@ def eager_formulas(optimizers: list[Optimizer]) -> Iterator[None]:
 
     They read their step count with ``_get_value`` or ``.item()``, a host read (``host_value``). In
     RAdam and ASGD values then decide Python branches; there torch's capturable form of the same
-    formula stands in. Adafactor's ``min`` and ``max`` become torch's. Checked against torch 2.13.
+    formula stands in. Adafactor's ``min`` and ``max`` become torch's. ``BatchNorm(momentum=None)``
+    reads a count too, by ``float()``. Checked against torch 2.13.
     """
     readers = [
         module
@@ -73,6 +85,7 @@ def eager_formulas(optimizers: list[Optimizer]) -> Iterator[None]:
         (asgd, "_single_tensor_asgd", _in_double(asgd._single_tensor_asgd, 3, 4, 5)),
         (_adafactor, "min", _of_numbers(min, torch.minimum)),
         (_adafactor, "max", _of_numbers(max, torch.maximum)),
+        (batchnorm, "float", lambda count: host_value(count)),
     ]
     with patched(changes), plain_options(optimizers):
         yield

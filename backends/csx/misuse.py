@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fulgurite.backends.csx.errors import (
     ConditionalOnTensor,
+    DynamicShape,
     HostRead,
     RandomStateSet,
     ScalarArgument,
@@ -167,8 +168,27 @@ def check_generator(kwargs: Any, line: Callable[[], UserLine | None]) -> None:
 _SEEDING = ("manual_seed", "seed", "set_rng_state")
 
 
-def refused_seeding(line: Callable[[], UserLine | None]) -> Iterator[tuple[Any, str, Any]]:
-    """Changes (see ``patches``) that make the functions which set a random state errors."""
+def refused_calls(line: Callable[[], UserLine | None]) -> Iterator[tuple[Any, str, Any]]:
+    """Changes (see ``patches``) that make errors of functions which the function mode misses."""
+    yield from _refused_seeding(line)
+    yield from _refused_nesting(line)
+
+
+def _refused_nesting(line: Callable[[], UserLine | None]) -> Iterator[tuple[Any, str, Any]]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise DynamicShape(
+            "The step made a nested tensor: its shape is as long as each of its rows.",
+            line=line(),
+            remedy="rows padded to one length, and a mask:\n"
+            "      torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)",
+        )
+
+    for name in ("nested_tensor", "as_nested_tensor", "nested_tensor_from_jagged", "narrow"):
+        yield torch.nested, name, refuse
+
+
+def _refused_seeding(line: Callable[[], UserLine | None]) -> Iterator[tuple[Any, str, Any]]:
+    """Functions which set a random state, under every name that the user has for them."""
 
     def refusal(name: str) -> Callable[..., Any]:
         def refuse(*args: Any, **kwargs: Any) -> Any:

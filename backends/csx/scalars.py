@@ -244,6 +244,16 @@ def _item(name: str, x: Any, *place: Any) -> Any:
     return Tensor.__getitem__(x, index)
 
 
+def _batch_norm(
+    name: str, x: Tensor, mean: Tensor, variance: Tensor, momentum: Any, **options: Any
+) -> Any:
+    """``F.batch_norm`` with a momentum that is a number, as ``momentum=None`` makes it."""
+    now = torch.var_mean(x.detach(), [0, *range(2, x.ndim)])
+    for running, value in zip((variance, mean), now, strict=True):
+        running.add_(_multiply(value - running, momentum))
+    return torch.nn.functional.batch_norm(x, None, None, **options)
+
+
 _TWINS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("add", "sub", "subtract", "rsub"), _sum),
     **dict.fromkeys(("addcmul", "addcdiv"), _product_sum),
@@ -253,6 +263,7 @@ _TWINS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("full", "full_like", "new_full"), _filled),
     **dict.fromkeys(("tensor", "as_tensor", "scalar_tensor", "new_tensor", "asarray"), _tensor),
     **dict.fromkeys(("__getitem__", "__setitem__"), _item),
+    "batch_norm": _batch_norm,
 }
 
 _EACH: dict[str, Callable[..., Any]] = {

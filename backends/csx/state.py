@@ -116,6 +116,11 @@ def module_slots(module: nn.Module, root: str) -> Iterator[Slot]:
     """
     for path, one in module.named_modules():
         owner = member(root, path)
+        if isinstance(one, torch.jit.ScriptModule):
+            raise UnsupportedState(
+                f"{owner} is a scripted module, whose tensors Python cannot reach.",
+                remedy=f"{owner} without torch.jit.script: the whole step is compiled",
+            )
         for container in (one._parameters, one._buffers, one.__dict__):
             for key, value in container.items():
                 if is_lazy(value):
@@ -124,6 +129,11 @@ def module_slots(module: nn.Module, root: str) -> Iterator[Slot]:
                         remedy="run one batch through the model before fit, or give its sizes",
                     )
                 if isinstance(value, Tensor):
+                    if value.layout is not torch.strided:
+                        raise UnsupportedState(
+                            f"{owner}.{key} is a {value.layout} tensor; a program's are dense.",
+                            remedy=f"{owner}.{key} = {owner}.{key}.to_dense() before fit",
+                        )
                     yield Slot(container, key, f"{owner}.{key}")
 
 

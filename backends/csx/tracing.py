@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C import DisableTorchFunction
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -36,7 +36,7 @@ from fulgurite.backends.csx.errors import (
     UnsupportedDevice,
     UnsupportedState,
 )
-from fulgurite.backends.csx.formulas import host_value
+from fulgurite.backends.csx.formulas import host_value, without_mkldnn
 from fulgurite.backends.csx.lines import UserLine, is_library, run_backward, top_package
 from fulgurite.backends.csx.lists import note_lists
 from fulgurite.backends.csx.misuse import (
@@ -55,11 +55,13 @@ from fulgurite.backends.csx.misuse import (
     refused_scalar,
     wide,
 )
+from fulgurite.backends.csx.patches import patched
 from fulgurite.backends.csx.scalars import call_with_numbers
 from fulgurite.backends.csx.state import brief
 from fulgurite.backends.csx.traced_numbers import is_traced
 
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+_GRADIENT = Tensor.grad.__get__  # type: ignore[union-attr]
 
 
 class Contract(TorchFunctionMode):
@@ -69,6 +71,7 @@ class Contract(TorchFunctionMode):
         line: the user's line that runs now.
         describe: the name of a tensor, as the user knows it, for the begin of a sentence.
         known: the value of a traced tensor that follows from constants alone, or None.
+        move: ``tensor.data = value``.
 
     Attributes:
         made_by: the function that each tensor came from.
@@ -80,9 +83,10 @@ class Contract(TorchFunctionMode):
         line: Callable[[], UserLine | None],
         describe: Callable[[Tensor], str],
         known: Callable[[Tensor], Tensor | None],
+        move: Callable[[Tensor, Tensor], None],
     ) -> None:
         super().__init__()
-        self._line, self._describe, self._known = line, describe, known
+        self._line, self._describe, self._known, self._move = line, describe, known, move
         self.made_by: Any = WeakIdKeyDictionary()
         self.refused: TraceError | None = None
         self._busy = False  # torch takes the mode away while it handles a call
@@ -169,9 +173,9 @@ class Contract(TorchFunctionMode):
         if wide(result.dtype) and not is_traced(result) and not _counts_in_double():
             refuse_dtype(f"The result of {_name(func)}()", result.dtype, self._line())
         if result.layout is not torch.strided:
+            what = "A gradient" if func == _GRADIENT else f"The result of {_name(func)}()"
             raise DynamicShape(
-                f"The result of {_name(func)}() is sparse: how many elements it has depends on"
-                " values.",
+                f"{what} is sparse: how many elements it has depends on values.",
                 line=self._line(),
                 remedy="dense tensors; in an embedding sparse=False",
             )
@@ -257,7 +261,7 @@ class Contract(TorchFunctionMode):
             f"The shape of the result of {_name(func)}() depends on the values of"
             f" {self._describe_first(args)}; a static program has fixed shapes.",
             line=self._line(),
-            remedy=MASKS,
+            remedy=_SIZED.get(_name(func), MASKS),
         ) from None
 
     def _refuse_value(self, func: Any, args: Any, kwargs: Any) -> None:
@@ -288,7 +292,7 @@ class Contract(TorchFunctionMode):
         ) from None
 
     def _set_data(self, tensor: Tensor, value: Tensor) -> None:
-        """``p.data = value``: a copy into it, for the memory of state does not move."""
+        """``p.data = value``, of the same shape and dtype."""
         if (tensor.shape, tensor.dtype) != (value.shape, value.dtype):
             raise UnsupportedState(
                 f"The step gave {self._describe(tensor)} other .data, {brief(value)} for"
@@ -296,8 +300,7 @@ class Contract(TorchFunctionMode):
                 line=self._line(),
                 remedy="keep its shape and dtype",
             )
-        with torch.no_grad():
-            tensor.detach().copy_(value)
+        self._move(tensor, value)
 
     def _refuse_move(self, tensor: Tensor, func: Any) -> None:
         """`.cpu()` is a host read where the user wrote it; libraries call it as a no-op."""
@@ -310,8 +313,13 @@ _SIZED = {
     **dict.fromkeys(("zeros", "ones", "empty", "full", "rand", "randn", "arange"), FIXED_SIZE),
     "one_hot": "the number of classes: one_hot(x, num_classes=10)",
     "repeat_interleave": "repeats as a Python number, or output_size=",
+    "pack_padded_sequence": "the padded batch, and the output where each sequence ends:"
+    " out[torch.arange(len(out)), lengths - 1]",
+    "linalg_lstsq": "torch.linalg.pinv(a) @ b",
+    "ctc_loss": "a loss in tensor operations over the padded targets; torch's own sizes its table"
+    " by the longest target",
 }
-"""Functions whose arguments make a shape, and what to give them."""
+"""Functions whose arguments make a shape, and what to give them or to write instead."""
 
 
 def _at(places: list[Any], x: Tensor, *value: Any) -> Tensor:
@@ -344,7 +352,7 @@ def _counts_in_double() -> bool:
     """Whether code asked that may use float64: optimizers and metrics, for a few scalars."""
     frame = _caller()
     while frame is not None and top_package(frame) in ("torch", "contextlib", "functools"):
-        if frame.f_globals["__name__"].startswith("torch.optim"):
+        if frame.f_globals["__name__"].startswith(("torch.optim", "torch.amp")):
             return True
         frame = frame.f_back
     return frame is None or top_package(frame) in ("fulgurite", "torchmetrics", "lightning")
@@ -406,8 +414,36 @@ def _stacked(args: Any, kwargs: Any) -> Any:
     return built(data).to(**options).requires_grad_(kwargs.get("requires_grad", False))
 
 
+def _plain_lstm(args: Any, kwargs: Any) -> Any:
+    with without_mkldnn():
+        return torch.lstm(*args, **kwargs)
+
+
+def _gaussian_nll(args: Any, kwargs: Any) -> Any:
+    """``F.gaussian_nll_loss`` without its look at the variances: negative ones count as eps."""
+    with patched([(torch, "any", lambda condition: False)]):
+        return nn.functional.gaussian_nll_loss(*args, **kwargs)
+
+
+def _copied(args: Any, kwargs: Any) -> Any:
+    """``copy.deepcopy`` of a leaf; torch's own asks for the address of its memory."""
+    tensor, memo = args
+    if not tensor.is_leaf or not isinstance(tensor, FakeTensor):
+        return NotImplemented
+    values = tensor.detach().clone()
+    if isinstance(tensor, nn.Parameter):
+        copied: Tensor = nn.Parameter(values, requires_grad=tensor.requires_grad)
+    else:
+        copied = values.requires_grad_(tensor.requires_grad)
+    memo[id(tensor)] = copied
+    return copied
+
+
 _STATIC_TWINS: dict[Any, Callable[[Any, Any], Any]] = {
     torch.bincount: _static_bincount,
     Tensor.bincount: _static_bincount,
     torch.tensor: _stacked,
+    torch.lstm: _plain_lstm,
+    Tensor.__deepcopy__: _copied,
+    nn.functional.gaussian_nll_loss: _gaussian_nll,
 }

@@ -290,7 +290,7 @@ class Sharpness(Optimizer):
         (EverySecond, r"EverySecond changed a Python number in its step \(EverySecond.calls"),
         (Flipping, r"Flipping changed a Python flag in its step"),
         (Listing, r"keeps tensors in a list, state\['history'\]"),
-        (Wrapping, r"changes a tensor that no module holds"),
+        (Wrapping, r"keeps another optimizer, in \.inner"),
         (Sharpness, r"changes parameters before it evaluates its closure"),
         (OwnTensor, r"left a traced tensor in OwnTensor.norm"),
     ],

@@ -1,0 +1,286 @@
+"""Random small modules, trained three steps on CSX and in stock Lightning, or misused.
+
+    python tests/fuzz.py --seed 123      one of them: what it is, and what became of it
+    python tests/fuzz.py --count 500     many, and a summary
+
+Two thirds are proper modules, whose losses must equal stock's; a third does something in its step
+that a static program cannot, and must end with that misuse's error at the line that does it.
+Anything else (another exception, other numbers, a minute without an end) is a finding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import dataclasses
+import logging
+import random
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from fuzz_parts import (
+    CLASSES,
+    LAYERS,
+    LOSSES,
+    MISUSES,
+    OPTIMIZERS,
+    ROWS,
+    SCHEDULERS,
+    STARTS,
+    Shape,
+)
+from harness import fit
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from torchmetrics.classification import MulticlassAccuracy
+
+from fulgurite import TraceError
+
+STEPS = 3
+TOLERANCE = 1e-4
+"""Relative, of losses. The program decomposes normalizations and losses, and rounds in other places
+than eager's kernels: 1e-6 a step; optimizers that divide by the root of a small gradient, and rates
+of 0.05 on unscaled inputs, carry that a hundred times further in three steps."""
+LIMIT_S = 60
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """What a module is made of, all by name."""
+
+    seed: int
+    start: str
+    layers: tuple[str, ...]
+    loss: str
+    optimizer: str
+    misuse: str
+    scheduler: str
+    clip: str
+    accumulate: int
+    manual: bool
+    logs: tuple[str, ...]
+    metric: bool
+
+    def __str__(self) -> str:
+        parts = [self.start, *self.layers, self.loss, self.optimizer]
+        if self.accumulate > 1:
+            parts.append(f"accumulate {self.accumulate}")
+        options = (self.scheduler, self.clip, *self.logs, "metric" * self.metric)
+        parts += [option for option in options if option]
+        return " > ".join([*parts, *(["manual"] * self.manual), self.misuse or "proper"])
+
+
+def recipe(seed: int) -> Recipe:
+    """The recipe of a seed."""
+    draw = random.Random(seed)
+    manual = draw.random() < 0.3
+    start = draw.choice(list(STARTS))
+    return Recipe(
+        seed=seed,
+        start=start,
+        layers=layers(start, seed, draw),
+        loss=draw.choice(list(LOSSES)),
+        optimizer=draw.choice(list(OPTIMIZERS)),
+        misuse=draw.choice(list(MISUSES)) if seed % 3 == 2 else "",
+        scheduler=draw.choice(["", *SCHEDULERS]),
+        clip=draw.choice(("", "norm", "value")),
+        accumulate=1 if manual else draw.choice((1, 1, 2)),
+        manual=manual,
+        logs=tuple(name for name in ("on_step", "on_epoch", "prog_bar") if draw.random() < 0.3),
+        metric=draw.random() < 0.3,
+    )
+
+
+def layers(start: str, seed: int, draw: random.Random) -> tuple[str, ...]:
+    """Names of one to five layers, each of which takes what the one before gives."""
+    count = draw.randint(1, 5)
+    make_batch, make_first = STARTS[start]
+    x = make_first()(make_batch())
+    names: list[str] = []
+    while len(names) < count:
+        shape: Shape = tuple(x.shape)
+        fitting = [
+            n for n, one in LAYERS.items() if one.rank in (0, len(shape)) and one.fits(shape)
+        ]
+        name = draw.choice(fitting)
+        x = LAYERS[name].make(shape, random.Random(seed))(x)
+        names.append(name)
+    return tuple(names)
+
+
+class Fuzzed(pl.LightningModule):
+    """The module of a recipe."""
+
+    def __init__(self, made_of: Recipe) -> None:
+        super().__init__()
+        self.recipe = made_of
+        make_batch, make_first = STARTS[made_of.start]
+        self.net = nn.Sequential(make_first())
+        x = self.net(make_batch())
+        for name in made_of.layers:
+            layer = LAYERS[name].make(tuple(x.shape), random.Random(made_of.seed))
+            x = layer(x)
+            self.net.append(layer)
+        self.head = nn.Linear(x[0].numel(), CLASSES)
+        self.accuracy = MulticlassAccuracy(CLASSES, average="micro")
+        self.running: Any = None
+        self.automatic_optimization = not made_of.manual
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        hidden = self.net(batch[0]).flatten(1)
+        if self.recipe.misuse:
+            hidden = MISUSES[self.recipe.misuse][1](self, hidden)
+        logits = self.head(hidden)
+        loss = LOSSES[self.recipe.loss](logits, batch[1])
+        if self.recipe.logs:
+            self.log("loss", loss, **dict.fromkeys(self.recipe.logs, True))
+        if self.recipe.metric:
+            self.accuracy(logits, batch[1])
+            self.log("accuracy", self.accuracy, on_step=False, on_epoch=True)
+        if self.recipe.manual:
+            self.update(loss)
+        return loss
+
+    def update(self, loss: Tensor) -> None:
+        """A manual step."""
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        if self.recipe.clip:
+            self.clip_gradients(optimizer, 0.5, self.recipe.clip)
+        optimizer.step()
+        if self.recipe.scheduler:
+            self.lr_schedulers().step()
+
+    def configure_optimizers(self) -> Any:
+        kind, options = OPTIMIZERS[self.recipe.optimizer]
+        optimizer = kind(self.parameters(), **{"lr": 1e-2, **options})
+        if not self.recipe.scheduler:
+            return optimizer
+        scheduler = SCHEDULERS[self.recipe.scheduler](optimizer)
+        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+
+def batches(made_of: Recipe) -> DataLoader[Any]:
+    """A loader of ``STEPS`` batches."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(made_of.seed)
+        make = STARTS[made_of.start][0]
+        given = [(make(), torch.randint(0, CLASSES, (ROWS,))) for _ in range(STEPS)]
+    return DataLoader(given, batch_size=None)  # type: ignore[arg-type]
+
+
+def trained(made_of: Recipe, static: bool) -> tuple[list[float], list[dict[str, float]]]:
+    """Losses and logged values of each step."""
+    options: dict[str, Any] = {}
+    if not made_of.manual:
+        options = {"accumulate_grad_batches": made_of.accumulate}
+        if made_of.clip:
+            options |= {"gradient_clip_val": 0.5, "gradient_clip_algorithm": made_of.clip}
+    run = fit(lambda: Fuzzed(made_of), lambda: (batches(made_of),), static=static, **options)
+    return run.losses, run.metrics
+
+
+def finding(seed: int) -> str | None:
+    """What is wrong with the run of a seed; None if nothing is."""
+    made_of = recipe(seed)
+    try:
+        with time_limit():
+            return misused(made_of) if made_of.misuse else compared(made_of)
+    except Exception:  # whatever it is, it is the finding
+        return "".join(traceback.format_exc(limit=-4))
+
+
+def misused(made_of: Recipe) -> str | None:
+    """What is wrong with the error that a misuse gave."""
+    wanted = MISUSES[made_of.misuse][0]
+    try:
+        trained(made_of, static=True)
+    except TraceError as error:
+        if not isinstance(error, wanted):
+            return f"{type(error).__name__} instead of {wanted.__name__}: {error}"
+        if error.line is None or not error.line.file.endswith(("fuzz_parts.py", "fuzz.py")):
+            return f"{wanted.__name__} without the line: {error}"
+        return None
+    return f"no {wanted.__name__}"
+
+
+def compared(made_of: Recipe) -> str | None:
+    """How a run differs from stock's."""
+    ours, stock = trained(made_of, static=True), trained(made_of, static=False)
+    if len(ours[0]) != STEPS:
+        return f"{len(ours[0])} losses"
+    for mine, theirs in zip(numbers(ours), numbers(stock), strict=True):
+        if mine != theirs and not abs(mine - theirs) <= TOLERANCE * max(abs(theirs), 1e-3):
+            return f"{ours} instead of {stock}"
+    return None
+
+
+def numbers(run: tuple[list[float], list[dict[str, float]]]) -> list[float]:
+    """Every number of a run, in order; NaN, which equals nothing, as text."""
+    losses, logged = run
+    every = [*losses, *(value for step in logged for _, value in sorted(step.items()))]
+    return [float("inf") if value != value else value for value in every]
+
+
+@contextlib.contextmanager
+def time_limit() -> Iterator[None]:
+    """Raise in what does not end."""
+
+    def late(*_: Any) -> None:
+        raise TimeoutError(f"{LIMIT_S} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(LIMIT_S)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def report(seeds: list[int], say: Callable[[str], None] = print) -> list[int]:
+    """Run seeds; say what is found, and how to repeat it. Returns the seeds of findings."""
+    began, found = time.perf_counter(), []
+    layers_seen: collections.Counter[str] = collections.Counter()
+    for seed in seeds:
+        layers_seen.update(recipe(seed).layers)
+        wrong = finding(seed)
+        if len(seeds) == 1 or wrong is not None:
+            say(str(recipe(seed)))
+        if wrong is not None:
+            found.append(seed)
+            say(f"{wrong}\n  repeat: python tests/fuzz.py --seed {seed}\n")
+    misuses = sum(bool(recipe(seed).misuse) for seed in seeds)
+    say(
+        f"{len(seeds)} modules ({misuses} misused), {len(layers_seen)} kinds of layers,"
+        f" {time.perf_counter() - began:.0f} s: {len(found)} findings {found or ''}"
+    )
+    return found
+
+
+def main() -> int:
+    """Return 1 if anything was found."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--seed", type=int, default=0, help="the seed, or the first of them")
+    parser.add_argument("--count", type=int, default=1)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    for name in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")  # other people's; the suite runs with warnings as errors
+    return bool(report(list(range(given.seed, given.seed + given.count))))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
