@@ -118,14 +118,11 @@ CONDITIONS = [
         jax="loss = loss + sum([row.sum() for row in out if row[0] > 0])",
     ),
     _row(
-        "layer",
-        "in a layer of a library",
-        "HostRead",
-        "loss = nn.GaussianNLLLoss()(out[:, 0], out[:, 1].detach(), out[:, 2].exp())  # <-",
-        """
-        variance = out[:, 2].exp().clamp(min=1e-6)
-        loss = (variance.log() + (out[:, 0] - out[:, 1].detach()) ** 2 / variance).mean() / 2
-        """,
+        "library",
+        "in a function of a library",
+        "ConditionalOnTensor",
+        "loss = loss + nn.utils.get_total_norm([out], error_if_nonfinite=True)  # <-",
+        "loss = loss + nn.utils.get_total_norm([out])",
     ),
 ]
 
