@@ -9,7 +9,6 @@ state; tensors in other attributes are outputs; logging and the like are host ca
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -35,7 +34,7 @@ from fulgurite.backends.csx.constants import (
     constants_as_inputs,
 )
 from fulgurite.backends.csx.effects import record_host_calls, static_metrics
-from fulgurite.backends.csx.errors import DynamicShape, FrozenNumber, UnsupportedInput
+from fulgurite.backends.csx.errors import DynamicShape
 from fulgurite.backends.csx.first_update import Unborn, first_updates
 from fulgurite.backends.csx.formulas import eager_formulas, plain_library_code
 from fulgurite.backends.csx.frozen import warn_of_frozen_reads
@@ -53,19 +52,20 @@ from fulgurite.backends.csx.leftovers import (
 )
 from fulgurite.backends.csx.lines import (
     UserLine,
-    line_of,
     raised_at,
     record_lines,
     user_line,
 )
 from fulgurite.backends.csx.logs import Accumulator, LogCall
 from fulgurite.backends.csx.mathematics import traced_math
-from fulgurite.backends.csx.misuse import MASKS, refused_calls, refused_scalar
+from fulgurite.backends.csx.misuse import MASKS, explained, refused_calls
 from fulgurite.backends.csx.moved import Moved
+from fulgurite.backends.csx.names import Names
 from fulgurite.backends.csx.numbers import (
     NotedGroup,
     NumberSlot,
     as_vector,
+    check_groups,
     install,
     noted_groups,
     number_slots,
@@ -82,14 +82,12 @@ from fulgurite.backends.csx.state import (
     Held,
     Slot,
     Snapshot,
-    brief,
     entries_of,
     module_slots,
     optimizer_slots,
 )
 from fulgurite.backends.csx.traced_numbers import Guard
 from fulgurite.backends.csx.tracing import Contract
-from fulgurite.backends.csx.watched import WATCHED
 from fulgurite.backends.csx.world import World
 from fulgurite.backends.step_count import counted_by
 
@@ -134,24 +132,6 @@ def capture(
         return Trace(world, run, batch, clears_gradients).result()
 
 
-@contextlib.contextmanager
-def explained() -> Iterator[None]:
-    """Say of Python's own errors in a trace what they mean."""
-    try:
-        yield
-    except TypeError as error:
-        scalar = re.match(r"(\w+)\(\): argument '(\w+)'.* must be \w+, not FakeTensor", str(error))
-        if scalar is not None:  # torch looks at alpha= before any mode does
-            raise refused_scalar("A tensor", scalar[1], scalar[2], raised_at(error)) from None
-        if WATCHED not in str(error):
-            raise
-        raise UnsupportedInput(
-            "A number of the batch went to a function that takes only Python's own numbers.",
-            line=raised_at(error),
-            remedy="make it a tensor in the dataset; or int(n), float(n): a constant",
-        ) from None
-
-
 class Trace:
     """One capture while it runs."""
 
@@ -180,16 +160,14 @@ class Trace:
             self._parameters if world.trains else {}, world.gradients_on_host
         )
         self._entries = entries_of(self._slots())
-        self._names = {
-            id(held.tensor): held.slots[0].name for entry in self._entries for held in entry.held
-        }
+        self._names = Names(self._entries)
         self._number_slots = number_slots(world.named_optimizers())
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._inputs = list(self._make_inputs())
         self._guards: list[Guard] = []
         self._constants = Constants(self._fallback_line)
         self._contract = Contract(
-            self._fallback_line, self.describe, self._constants.value_of, self._set_data
+            self._fallback_line, self._names, self._constants.value_of, self._set_data
         )
         self._modules = list(world.module.modules())
         self._attributes = Attributes(world.module)
@@ -241,7 +219,7 @@ class Trace:
         module = self._traced()
         forget_failed_reads(module.graph)
         self._inputs = [self._with_own_example(item) for item in self._inputs]
-        self._constants.born.spoil_the_living(self._origin)
+        self._constants.born.spoil_the_living(self._names.origin)
         return module
 
     def refuse_the_rest(self) -> None:
@@ -355,11 +333,12 @@ class Trace:
         for item, tensor in zip(self._inputs, flat, strict=True):
             given[item.kind].append(tensor)
         self._tracker = get_innermost_proxy_mode().tracer.tensor_tracker  # type: ignore[union-attr]
+        self._names.tracker = self._tracker
         self._boundaries = {storage_of(tensor) for tensor in flat}
         for tensor in given[Kind.BATCH]:
             self._constants.born.add(tensor)
         leaves = zip(given[Kind.BATCH], self._batch_spec.tensor_leaves(), strict=True)
-        self._names |= {id(tensor): leaf.name for tensor, leaf in leaves}
+        self._names.give({id(tensor): leaf.name for tensor, leaf in leaves})
         [steps] = given[Kind.STEPS]
         with self._inputs_in_place(given), counted_by(steps.clone):
             batch = self._batch_spec.rebuild(given[Kind.BATCH])
@@ -407,7 +386,7 @@ class Trace:
     # -- what the step left behind -----------------------------------------------------------
 
     def _collect(self, result: Any, calls: list[Any]) -> list[Tensor]:
-        self._check_numbers()
+        check_groups(self._noted, self._world.line_of("training_step"))
         self.gradients.keep(cleared=self._clears_gradients)
         module, left = self._world.module, Leftovers()
         self._attributes.settle(left, lambda t: self._constants.value_of(t) is not None)
@@ -445,19 +424,7 @@ class Trace:
         else:
             tensor.detach().copy_(value)
 
-    def _check_numbers(self) -> None:
-        for group in self._noted:
-            for key in group.changed():
-                raise FrozenNumber(
-                    f"The step set param_groups['{key}'] from a Python value, which the program"
-                    " would freeze.",
-                    line=group.lines.get(key) or self._world.line_of("training_step"),
-                    remedy="a learning-rate scheduler, or the host between steps:\n"
-                    "      def on_train_batch_start(self, batch, batch_idx):\n"
-                    f"          self.trainer.optimizers[0].param_groups[0][{key!r}] = ...",
-                )
-
-    # -- checks and names --------------------------------------------------------------------
+    # -- after the trace --------------------------------------------------------------------
 
     def _unbear(self, graph: Graph) -> None:
         """Forget the newborn state of parameters that the step never updates."""
@@ -467,24 +434,6 @@ class Trace:
             newborn.forget_unused(live)
         unborn = self._world.unborn
         self._world.unborn = [one for one in unborn if one.state.keys() & set(one.newborn.keys)]
-
-    def describe(self, tensor: Tensor) -> str:
-        """The user's name of a tensor, or where it was made; for the begin of a sentence."""
-        name = self._names.get(id(tensor))
-        if name is not None:
-            return name
-        origin, line = self._contract.origin(tensor), self._line_of_tensor(tensor)
-        if origin is None or line is None:
-            return f"A tensor computed in the step ({brief(tensor)})"
-        return f"The result of {origin}, {line.place} ({brief(tensor)})"
-
-    def _origin(self, tensor: Tensor) -> tuple[str, UserLine | None]:
-        return self.describe(tensor), self._line_of_tensor(tensor)
-
-    def _line_of_tensor(self, tensor: Tensor) -> UserLine | None:
-        """The user's line that a traced tensor came from."""
-        found = self._tracker.get(tensor)
-        return None if found is None else line_of(found.proxy.node)
 
     def _fallback_line(self) -> UserLine | None:
         """The user's line that runs now, or where they wrote the hook that does."""

@@ -6,6 +6,8 @@ code to paste.
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -21,8 +23,10 @@ from fulgurite.backends.csx.errors import (
     TensorPrinted,
     TraceError,
     UnsupportedDtype,
+    UnsupportedInput,
 )
-from fulgurite.backends.csx.lines import UserLine, user_modules
+from fulgurite.backends.csx.lines import UserLine, raised_at, user_modules
+from fulgurite.backends.csx.watched import WATCHED
 
 CHOOSE = "compute both sides, and choose:\n      x = torch.where(condition, a, b)"
 ASSERT = (
@@ -207,3 +211,21 @@ def _refused_seeding(line: Callable[[], UserLine | None]) -> Iterator[tuple[Any,
         for key, value in list(vars(module).items()):
             if id(value) in functions:
                 yield module, key, functions[id(value)]
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Say of Python's own errors in a trace what they mean."""
+    try:
+        yield
+    except TypeError as error:
+        scalar = re.match(r"(\w+)\(\): argument '(\w+)'.* must be \w+, not FakeTensor", str(error))
+        if scalar is not None:  # torch looks at alpha= before any mode does
+            raise refused_scalar("A tensor", scalar[1], scalar[2], raised_at(error)) from None
+        if WATCHED not in str(error):
+            raise
+        raise UnsupportedInput(
+            "A number of the batch went to a function that takes only Python's own numbers.",
+            line=raised_at(error),
+            remedy="make it a tensor in the dataset; or int(n), float(n): a constant",
+        ) from None

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer, Rprop
 
-from fulgurite.backends.csx.errors import StateChanged
+from fulgurite.backends.csx.errors import FrozenNumber, StateChanged
 from fulgurite.backends.csx.lines import UserLine, user_line
 from fulgurite.backends.csx.traced_numbers import Guard, Numbers, TracedNumber
 
@@ -173,6 +173,28 @@ class NotedGroup(dict[str, Any]):
         """The keys that the step set to something else."""
         keys = {**self.installed, **self}
         return [k for k in keys if self.get(k) is not self.installed.get(k) and k != "params"]
+
+
+def check_groups(groups: list[NotedGroup], line: UserLine | None) -> None:
+    """Refuse a number that the step set.
+
+    Args:
+        groups: all of them, after the step.
+        line: the user's that is to blame where none is known.
+
+    Raises:
+        FrozenNumber: it would stay as it was set in the trace.
+    """
+    for group in groups:
+        for key in group.changed():
+            raise FrozenNumber(
+                f"The step set param_groups['{key}'] from a Python value, which the program would"
+                " freeze.",
+                line=group.lines.get(key) or line,
+                remedy="a learning-rate scheduler, or the host between steps:\n"
+                "      def on_train_batch_start(self, batch, batch_idx):\n"
+                f"          self.trainer.optimizers[0].param_groups[0][{key!r}] = ...",
+            )
 
 
 @contextlib.contextmanager

@@ -11,8 +11,9 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fulgurite.backends.csx.capture import Trace, explained
+from fulgurite.backends.csx.capture import Trace
 from fulgurite.backends.csx.compare import MISSING, Recording, check_same
+from fulgurite.backends.csx.misuse import explained
 from fulgurite.backends.csx.world import World, undone_on_failure
 
 

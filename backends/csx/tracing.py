@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from torch import Tensor, nn
+from torch import Tensor
 from torch._C import DisableTorchFunction
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -26,7 +26,6 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils.weak import WeakIdKeyDictionary
 
 from fulgurite.backends.csx.errors import (
     ConditionalOnTensor,
@@ -36,7 +35,7 @@ from fulgurite.backends.csx.errors import (
     UnsupportedDevice,
     UnsupportedState,
 )
-from fulgurite.backends.csx.formulas import host_value, without_mkldnn
+from fulgurite.backends.csx.formulas import host_value
 from fulgurite.backends.csx.lines import UserLine, is_library, run_backward, top_package
 from fulgurite.backends.csx.lists import note_lists
 from fulgurite.backends.csx.misuse import (
@@ -55,10 +54,11 @@ from fulgurite.backends.csx.misuse import (
     refused_scalar,
     wide,
 )
-from fulgurite.backends.csx.patches import patched
+from fulgurite.backends.csx.names import Names, function_name
 from fulgurite.backends.csx.scalars import call_with_numbers
 from fulgurite.backends.csx.state import brief
 from fulgurite.backends.csx.traced_numbers import is_traced
+from fulgurite.backends.csx.twins import STATIC_TWINS, at
 
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 _GRADIENT = Tensor.grad.__get__  # type: ignore[union-attr]
@@ -69,25 +69,23 @@ class Contract(TorchFunctionMode):
 
     Args:
         line: the user's line that runs now.
-        describe: the name of a tensor, as the user knows it, for the begin of a sentence.
+        names: what tensors are called; it is told what makes each.
         known: the value of a traced tensor that follows from constants alone, or None.
         move: ``tensor.data = value``.
 
     Attributes:
-        made_by: the function that each tensor came from.
         refused: the first error; code that catches it must not make it unseen.
     """
 
     def __init__(
         self,
         line: Callable[[], UserLine | None],
-        describe: Callable[[Tensor], str],
+        names: Names,
         known: Callable[[Tensor], Tensor | None],
         move: Callable[[Tensor, Tensor], None],
     ) -> None:
         super().__init__()
-        self._line, self._describe, self._known, self._move = line, describe, known, move
-        self.made_by: Any = WeakIdKeyDictionary()
+        self._line, self._names, self._known, self._move = line, names, known, move
         self.refused: TraceError | None = None
         self._busy = False  # torch takes the mode away while it handles a call
 
@@ -138,13 +136,13 @@ class Contract(TorchFunctionMode):
         if func is Tensor.__getitem__ or func is Tensor.__setitem__:
             places = self._scalar_places(args[1])
             if places is not None:
-                return _at(places, *args[:1], *args[2:])
+                return at(places, *args[:1], *args[2:])
         if func is Tensor.__getitem__:
             args = (args[0], self._without_known_masks(args[1]))
         if kwargs or func in (Tensor.to, Tensor.cuda):
             self._check_device(func, args, kwargs)
             check_generator(kwargs, self._line)
-        static = _STATIC_TWINS.get(func)
+        static = STATIC_TWINS.get(func)
         if static is not None:
             twin = static(args, kwargs)
             if twin is not NotImplemented:
@@ -169,11 +167,11 @@ class Contract(TorchFunctionMode):
 
     def _note(self, func: Any, result: Tensor) -> None:
         """Remember where a tensor came from; refuse what the backend does not have."""
-        self.made_by[result] = func
+        self._names.made_by[result] = func
         if wide(result.dtype) and not is_traced(result) and not _counts_in_double():
-            refuse_dtype(f"The result of {_name(func)}()", result.dtype, self._line())
+            refuse_dtype(f"The result of {function_name(func)}()", result.dtype, self._line())
         if result.layout is not torch.strided:
-            what = "A gradient" if func == _GRADIENT else f"The result of {_name(func)}()"
+            what = "A gradient" if func == _GRADIENT else f"The result of {function_name(func)}()"
             raise DynamicShape(
                 f"{what} is sparse: how many elements it has depends on values.",
                 line=self._line(),
@@ -195,11 +193,6 @@ class Contract(TorchFunctionMode):
         """The value of a tensor that has one while tracing: a constant's."""
         return self._known(tensor) if isinstance(tensor, FakeTensor) else tensor
 
-    def origin(self, tensor: Tensor) -> str | None:
-        """What made a tensor: ``layer_norm``; None if no torch function did."""
-        func = self.made_by.get(tensor)
-        return None if func is None else _name(func)
-
     def _describe_first(self, args: Any) -> str:
         parts = [
             part
@@ -207,8 +200,7 @@ class Contract(TorchFunctionMode):
             for part in ([leaf.start, leaf.stop, leaf.step] if type(leaf) is slice else [leaf])
         ]
         tensors = [part for part in parts if isinstance(part, Tensor)]
-        name = self._describe(tensors[0]) if tensors else "a tensor"
-        return name.replace("A tensor", "a tensor", 1).replace("The ", "the ", 1)
+        return self._names.within(tensors[0]) if tensors else "a tensor"
 
     def _without_known_masks(self, index: Any) -> Any:
         """An index with the places that its masks choose, where these follow from constants."""
@@ -251,25 +243,25 @@ class Contract(TorchFunctionMode):
                 " on the host, at the end of the epoch"
             )
         raise error(
-            f"{self._describe(tensor)} was {done}, but it has no value while the step is traced.",
+            f"{self._names(tensor)} was {done}, but it has no value while the step is traced.",
             line=line,
             remedy=remedy,
         )
 
     def _refuse_shape(self, func: Any, args: Any) -> None:
         raise DynamicShape(
-            f"The shape of the result of {_name(func)}() depends on the values of"
+            f"The shape of the result of {function_name(func)}() depends on the values of"
             f" {self._describe_first(args)}; a static program has fixed shapes.",
             line=self._line(),
-            remedy=_SIZED.get(_name(func), MASKS),
+            remedy=_SIZED.get(function_name(func), MASKS),
         ) from None
 
     def _refuse_value(self, func: Any, args: Any, kwargs: Any) -> None:
         """A function asked for a value by itself: as a size, a bound of a slice, or to check it."""
-        name = _name(func)
+        name = function_name(func)
         for key in SCALARS:
             if isinstance(kwargs.get(key), Tensor):
-                tensor = self._describe(kwargs[key])
+                tensor = self._names(kwargs[key])
                 raise refused_scalar(tensor, name, key, self._line()) from None
         if func in (Tensor.__getitem__, Tensor.__setitem__):
             raise DynamicShape(
@@ -295,7 +287,7 @@ class Contract(TorchFunctionMode):
         """``p.data = value``, of the same shape and dtype."""
         if (tensor.shape, tensor.dtype) != (value.shape, value.dtype):
             raise UnsupportedState(
-                f"The step gave {self._describe(tensor)} other .data, {brief(value)} for"
+                f"The step gave {self._names(tensor)} other .data, {brief(value)} for"
                 f" {brief(tensor)}.",
                 line=self._line(),
                 remedy="keep its shape and dtype",
@@ -320,16 +312,6 @@ _SIZED = {
     " by the longest target",
 }
 """Functions whose arguments make a shape, and what to give them or to write instead."""
-
-
-def _at(places: list[Any], x: Tensor, *value: Any) -> Tensor:
-    """``x[places]``, or with a value ``x[places] = value``."""
-    if not value:
-        found: Tensor = torch.ops.aten.index.Tensor(x, places)
-        return found
-    given = torch.as_tensor(value[0]).to(x.dtype)
-    changed: Tensor = torch.ops.aten.index_put_.default(x, places, given)
-    return changed
 
 
 def _inside_torchmetrics() -> str | None:
@@ -370,80 +352,3 @@ def _caller() -> FrameType | None:
 
 def _is_library(caller: FrameType | None) -> bool:
     return caller is None or is_library(caller)
-
-
-def _name(func: Any) -> str:
-    """The name of a torch function without underscores: ``add``, ``getitem``."""
-    name: str = getattr(func, "__name__", str(func)).strip("_")
-    return "indexing" if name == "getitem" else name
-
-
-def _static_bincount(args: Any, kwargs: Any) -> Any:
-    """``bincount(x, minlength=n)`` of values below n: the one form whose shape is known.
-
-    On CPU torch makes its result longer where a value needs it, which no static program can.
-    torchmetrics' confusion matrices and macro averages rest on it. A value of n or more is an error
-    of the index check when the program runs.
-    """
-    names = ("input", "weights", "minlength")
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    size = given.get("minlength", 0)
-    if not size:
-        return NotImplemented
-    x, weights = given["input"], given.get("weights")
-    ones = torch.ones_like(x, dtype=torch.int64) if weights is None else weights
-    return torch.zeros(size, dtype=ones.dtype).scatter_add(0, x.to(torch.int64), ones)
-
-
-def _stacked(args: Any, kwargs: Any) -> Any:
-    """``torch.tensor([t1, t2])``, which eagerly reads values: here it stacks traced tensors.
-
-    Lightning's ``grad_norm`` rests on it.
-    """
-
-    def built(data: Any) -> Tensor:
-        if isinstance(data, (list, tuple)):
-            return torch.stack([built(item) for item in data])
-        return data.detach() if isinstance(data, Tensor) else torch.tensor(data)
-
-    data = args[0] if args else kwargs["data"]
-    is_sequence = isinstance(data, (list, tuple))
-    if not is_sequence or not any(isinstance(x, Tensor) for x in pytree.tree_leaves(data)):
-        return NotImplemented
-    options = {key: kwargs[key] for key in ("dtype", "device") if kwargs.get(key) is not None}
-    return built(data).to(**options).requires_grad_(kwargs.get("requires_grad", False))
-
-
-def _plain_lstm(args: Any, kwargs: Any) -> Any:
-    with without_mkldnn():
-        return torch.lstm(*args, **kwargs)
-
-
-def _gaussian_nll(args: Any, kwargs: Any) -> Any:
-    """``F.gaussian_nll_loss`` without its look at the variances: negative ones count as eps."""
-    with patched([(torch, "any", lambda condition: False)]):
-        return nn.functional.gaussian_nll_loss(*args, **kwargs)
-
-
-def _copied(args: Any, kwargs: Any) -> Any:
-    """``copy.deepcopy`` of a leaf; torch's own asks for the address of its memory."""
-    tensor, memo = args
-    if not tensor.is_leaf or not isinstance(tensor, FakeTensor):
-        return NotImplemented
-    values = tensor.detach().clone()
-    if isinstance(tensor, nn.Parameter):
-        copied: Tensor = nn.Parameter(values, requires_grad=tensor.requires_grad)
-    else:
-        copied = values.requires_grad_(tensor.requires_grad)
-    memo[id(tensor)] = copied
-    return copied
-
-
-_STATIC_TWINS: dict[Any, Callable[[Any, Any], Any]] = {
-    torch.bincount: _static_bincount,
-    Tensor.bincount: _static_bincount,
-    torch.tensor: _stacked,
-    torch.lstm: _plain_lstm,
-    Tensor.__deepcopy__: _copied,
-    nn.functional.gaussian_nll_loss: _gaussian_nll,
-}
