@@ -7,7 +7,7 @@
   born from data: an error, as is a list that it both appends to and reads (lists.py).
 
 ``nn.Module``'s own attribute access is replaced while a trace lasts: 16,569 reads in the GPT of
-examples/, 10 ms of 1.8 s (measured).
+examples/ (measured), which do not show in the 1.8 s that its trace takes.
 """
 
 from __future__ import annotations

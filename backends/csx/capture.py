@@ -33,14 +33,12 @@ from fulgurite.backends.csx.constants import (
     constant_sources,
     constants_as_inputs,
 )
-from fulgurite.backends.csx.effects import record_host_calls, static_metrics
+from fulgurite.backends.csx.effects import record_host_calls
+from fulgurite.backends.csx.environment import traceable
 from fulgurite.backends.csx.errors import DynamicShape
 from fulgurite.backends.csx.first_update import Unborn, first_updates
-from fulgurite.backends.csx.formulas import eager_formulas, plain_library_code
-from fulgurite.backends.csx.frozen import warn_of_frozen_reads
 from fulgurite.backends.csx.gradients import Gradients, Handover
 from fulgurite.backends.csx.graph import Graph, Input, Kind, used_numbers
-from fulgurite.backends.csx.impure import impure_functions
 from fulgurite.backends.csx.inputs import BatchSpec
 from fulgurite.backends.csx.leftovers import (
     Leftovers,
@@ -57,8 +55,7 @@ from fulgurite.backends.csx.lines import (
     user_line,
 )
 from fulgurite.backends.csx.logs import Accumulator, LogCall
-from fulgurite.backends.csx.mathematics import traced_math
-from fulgurite.backends.csx.misuse import MASKS, explained, refused_calls
+from fulgurite.backends.csx.misuse import MASKS, explained
 from fulgurite.backends.csx.moved import Moved
 from fulgurite.backends.csx.names import Names
 from fulgurite.backends.csx.numbers import (
@@ -74,7 +71,6 @@ from fulgurite.backends.csx.numbers import (
 from fulgurite.backends.csx.outputs import Outputs, numbered
 from fulgurite.backends.csx.passes import lower
 from fulgurite.backends.csx.patches import patched
-from fulgurite.backends.csx.rounding import fused_rounding
 from fulgurite.backends.csx.scalars import forget_failed_reads
 from fulgurite.backends.csx.stand_ins import stand_in_for, storage_of, swap
 from fulgurite.backends.csx.state import (
@@ -286,18 +282,9 @@ class Trace:
         Trace.current = self
         try:
             with contextlib.ExitStack() as stack:
-                stack.enter_context(static_metrics(self._world.module))
-                stack.enter_context(fused_rounding(self._world.optimizers))
-                stack.enter_context(eager_formulas(self._world.optimizers))
-                stack.enter_context(traced_math())
-                stack.enter_context(plain_library_code())
-                if self._world.freezes:
-                    stack.enter_context(warn_of_frozen_reads())
-                    stack.enter_context(patched(impure_functions(self._world.module)))
-                stack.enter_context(torch.inference_mode(False))
+                stack.enter_context(traceable(self._world, self._fallback_line))
                 stack.enter_context(self._mode)
                 stack.enter_context(record_lines(boundary, self._world.line_now))
-                stack.enter_context(patched(refused_calls(self._fallback_line)))
                 stack.enter_context(self._contract)
                 stack.enter_context(patched([self._contract.in_backward()]))
                 traced = make_fx(self._step, tracing_mode="fake", _allow_non_fake_inputs=True)(
