@@ -8,7 +8,8 @@ step          a stage's step: which program fits the batch, run it, hand out wha
               ready: an entry point of it, bound to its tensors;
               retrace: trace it again on every batch, compare: is it still the same program?;
               offline: runs that only build
-capture       run Lightning's own code once on fakes, in place; environment: what is changed around it
+capture       run Lightning's own code once on fakes, in place
+  environment   what is changed around it
   world         what a step works on, and how a failed trace is undone
   state         the tensors that modules and optimizers hold; birth: optimizer state before step 0;
                 first_update: state that only the first gradient can make
