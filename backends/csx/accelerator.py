@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.accelerators import Accelerator, AcceleratorRegistry
+from lightning.pytorch.accelerators.cpu import get_cpu_stats
 
 ACCELERATOR = "csx"
 
@@ -47,6 +48,10 @@ class CSXAccelerator(Accelerator):
     def auto_device_count() -> int:
         """What ``devices="auto"`` means."""
         return 1
+
+    def get_device_stats(self, device: str | torch.device) -> dict[str, Any]:
+        """What ``DeviceStatsMonitor`` logs: the host's."""
+        return get_cpu_stats()
 
     @staticmethod
     def is_available() -> bool:

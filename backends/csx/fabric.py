@@ -30,7 +30,7 @@ from fulgurite.backends.csx.graph import Graph
 
 
 class NoToolchain(Exception):
-    """Generated kernels cannot be made on this machine; the text says what it lacks."""
+    """Generated kernels cannot be made, on this machine or of this graph; the text says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +87,8 @@ class HostFabric:
         try:
             if not self._backend.compiles:
                 raise NoToolchain("autogen_policy='disabled'")
+            if next(graph.operations(), None) is None:
+                raise NoToolchain("it computes nothing")
             found = self._cache.fetch(
                 program_key(graph),
                 build=lambda folder: _compile(graph, folder, shown),

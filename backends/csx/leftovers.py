@@ -158,13 +158,12 @@ def collect_outputs(
                 continue
             old: Any = before.get(key)
             content = snapshot.before(old) if type(old) is list else None
-            if type(value) is list and content is not None:
+            if value is old and content is not None:
                 if not _begins_with(value, content):
                     continue  # an element was replaced: refused with the other leftovers
                 leftovers.lists.append((owner, key))
                 leftovers.list_values.append(value[len(content) :])
                 old[:] = content
-                owner[key] = old
             elif value is not old:
                 leftovers.set_after([(owner, key)], value)
                 if key in before:

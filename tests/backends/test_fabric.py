@@ -46,6 +46,16 @@ def run_script(tmp_path: Path, **environment: str) -> str:
     return result.stdout + result.stderr
 
 
+def test_a_step_that_computes_nothing_has_a_program_of_nothing() -> None:
+    class Idle(Classifier):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.net(batch[0])
+
+    trainer = make_trainer(True, "default")
+    assert trainer.validate(Idle(mlp()), loader(32), verbose=False) == [{}]
+    assert trainer.strategy.programs[0].operations == 0
+
+
 def test_without_a_compiler_programs_run_operation_by_operation(tmp_path: Path) -> None:
     text = run_script(tmp_path, CXX="/nonexistent/c++", PATH="/nonexistent")
     assert "training program, " in text

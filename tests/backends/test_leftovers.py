@@ -133,6 +133,16 @@ def test_dicts_appended_to_a_list_that_the_host_replaces_each_epoch() -> None:
     assert_close(ours.module.means, stock.module.means)
 
 
+def test_a_list_that_the_step_makes_anew_holds_the_last_step_s() -> None:
+    class Renews(Rows):
+        def leave(self, loss: Tensor, batch: Any) -> Tensor:
+            self.outs = [loss.detach(), batch[1]]
+            return loss
+
+    ours, stock = both(Renews, lambda: (loader(),), **FEW)
+    assert_close(ours.module.outs, stock.module.outs)
+
+
 def test_a_metric_with_a_list_state_grows() -> None:
     class Cats(Rows):
         def __init__(self) -> None:
