@@ -14,7 +14,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from harness import Run, assert_same_run, both, fit
+from harness import Run, assert_same_run, both, fit, make_trainer
 from models import Classifier, Measured, loader, mlp
 
 import fulgurite
