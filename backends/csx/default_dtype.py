@@ -33,8 +33,6 @@ def with_explicit_dtype(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
 def _dtype_of_factory(func: Any, args: Any, kwargs: Any) -> torch.dtype:
     """By its result, for arguments decide too: ``full((2,), 1)`` is int64."""
     options = {**kwargs, "device": "meta"}
-    if "generator" in options:
-        options["generator"] = None  # it would have to be of the device
     with _disable_current_modes():
         dtype: torch.dtype = func(*args, **options).dtype
     return dtype

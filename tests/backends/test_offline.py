@@ -76,10 +76,10 @@ class Everything(Measured):
         self.net = mlp(0.5)
         self.hooks: list[str] = []
         self.outs: list[Tensor] = []
-        self.counted = 0
+        self.counted: dict[str, int] = {"steps": 0}  # counts without a warning
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        self.counted += 1
+        self.counted["steps"] += 1
         self.last = super().training_step(batch, batch_idx)
         self.outs.append(self.last)
         return self.last
@@ -295,13 +295,13 @@ def test_the_next_run_loads_what_compile_only_compiled(tmp_path: Path, lines: li
     make_trainer("compile_only", backend={"compile_dir": tmp_path}).fit(module, *batches)
     built = [line for line in lines if " program, " in line and "..." not in line]
     assert [", compiled in " in line for line in built] == [True, True]
-    assert module.calls == 0
+    assert module.calls.total() == 0
     lines.clear()
     backend = csx("default", compile_dir=tmp_path)
     fulgurite.Trainer(backend=backend, **QUIET, max_epochs=1).fit(module, *batches)
     said = [line for line in lines if " program, " in line]
     assert ["loaded from the cache" in line for line in said] == [True, True]
-    assert module.calls == 1
+    assert module.calls.total() == 1
 
 
 def test_lightnings_own_trainer_builds_only_too(offline: str) -> None:

@@ -292,7 +292,7 @@ class Sharpness(Optimizer):
         (Listing, r"keeps tensors in a list, state\['history'\]"),
         (Wrapping, r"keeps another optimizer, in \.inner"),
         (Sharpness, r"changes parameters before it evaluates its closure"),
-        (OwnTensor, r"left a traced tensor in OwnTensor.norm"),
+        (OwnTensor, r"put a traced tensor into OwnTensor.norm"),
     ],
 )
 def test_state_that_would_be_frozen_is_refused(optimizer: Any, message: str) -> None:
