@@ -24,6 +24,7 @@ from fulgurite.backends.csx.accelerator import CSXAccelerator
 from fulgurite.backends.csx.config import CSConfig as CSConfig
 from fulgurite.backends.csx.config import CSXBackend as CSXBackend
 from fulgurite.backends.csx.config import forget_config
+from fulgurite.backends.csx.frozen import forget_shown
 from fulgurite.backends.csx.strategy import CSXStrategy
 from fulgurite.backends.gpu import GPUBackend as GPUBackend
 
@@ -85,6 +86,7 @@ def reset_backend() -> None:
     """Forget the live backend and the process's CSConfig. For tests, which start afresh with it."""
     set_backend(None)
     forget_config()
+    forget_shown()
 
 
 CSXAccelerator.register()

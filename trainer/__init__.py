@@ -14,7 +14,7 @@ compile, trace      for loops of one's own: a function as a program (``fulgurite
 step_closure        a function that runs on the host after each step (``backends.closures``)
 checkpoint_closure  one that runs where a checkpoint is written (``backends.closures``)
 global_step         the number of steps done, as a tensor (``backends.step_count``)
-TraceError          base of the errors about steps that are not static (``backends.csx.errors``)
+errors              TraceError, its kinds, and FrozenValueWarning (``fulgurite.errors``)
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fulgurite.backends.closures import checkpoint_closure as checkpoint_closure
     from fulgurite.backends.closures import step_closure as step_closure
     from fulgurite.backends.csx.errors import TraceError as TraceError
+    from fulgurite.backends.csx.frozen import FrozenValueWarning as FrozenValueWarning
     from fulgurite.backends.step_count import global_step as global_step
     from fulgurite.function import compile as compile
     from fulgurite.function import trace as trace
@@ -46,11 +47,13 @@ _HOMES = {
     "trace": "fulgurite.function",
     "step_closure": "fulgurite.backends.closures",
     "checkpoint_closure": "fulgurite.backends.closures",
-    "TraceError": "fulgurite.backends.csx.errors",
+    "TraceError": "fulgurite.errors",
+    "FrozenValueWarning": "fulgurite.errors",
 }
 
 __all__ = [
     "CSConfig",
+    "FrozenValueWarning",
     "TraceError",
     "Trainer",
     "__version__",

@@ -20,6 +20,7 @@ from fulgurite.backends import backend as live_or_new_backend
 from fulgurite.backends.backend import check_backend_type, current_backend
 from fulgurite.backends.closures import call_and_run, current_span, in_step
 from fulgurite.backends.csx.capture import Trace
+from fulgurite.backends.csx.errors import UsersFramesAlone
 from fulgurite.backends.csx.function import FunctionPrograms, compiled_names
 from fulgurite.backends.gpu import gpu_device
 from fulgurite.backends.step_count import counted_by
@@ -117,7 +118,8 @@ def trace(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Resu
             return result
         if programs is None or (built_for is not backend and built_for != backend):
             programs, built_for = FunctionPrograms(function, backend), backend
-        result = programs(args, kwargs)
+        with UsersFramesAlone():
+            result = programs(args, kwargs)
         return result
 
     return traced

@@ -29,8 +29,7 @@ from fulgurite.backends import backend as make_backend
 from fulgurite.backends.backend import current_backend, set_backend
 from fulgurite.backends.closures import checkpoint_written, watch_trainer
 from fulgurite.backends.csx.accelerator import CSXAccelerator
-from fulgurite.backends.csx.errors import TraceError
-from fulgurite.backends.csx.lines import user_frames
+from fulgurite.backends.csx.errors import UsersFramesAlone
 from fulgurite.backends.csx.patches import patched
 from fulgurite.backends.csx.strategy import CSXStrategy
 from fulgurite.backends.step_count import counted_by
@@ -60,17 +59,10 @@ def _with_env_defaults(init: _Init) -> _Init:
 
 
 def _with_short_traceback(run: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Let the error of a step that is not static come with the user's own frames alone.
-
-    The 60 frames of Lightning and torch in between say nothing about the model.
-    """
-
     @functools.wraps(run)
     def fit(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        try:
+        with UsersFramesAlone():
             return run(*args, **kwargs)
-        except TraceError as error:
-            raise error.with_traceback(user_frames(error.__traceback__)) from None
 
     return fit
 

@@ -49,7 +49,7 @@ class CSXAccelerator(Accelerator):
         """What ``devices="auto"`` means."""
         return 1
 
-    def get_device_stats(self, device: str | torch.device) -> dict[str, Any]:
+    def get_device_stats(self, device: torch.device | str | int) -> dict[str, Any]:
         """What ``DeviceStatsMonitor`` logs: the host's."""
         return get_cpu_stats()
 

@@ -42,6 +42,7 @@ from fulgurite.backends.csx.watched import unwatched
 
 _HOST_HOOK = "a host hook such as on_train_batch_start, which runs on every step"
 _ABSENT: Any = object()
+_BEGINNINGS = frozenset((type(None), int, float, complex))
 _PLAIN = frozenset((bool, int, float, complex, str, type(None), tuple))
 _Key = tuple[int, str]
 
@@ -203,9 +204,9 @@ class Attributes:
             self._settle_list(module, name, watched, left)
         self._lists.clear()  # they hold traced tensors
         for read in self._reads.values():
-            empty = read.before is None or read.before is _ABSENT
+            begins = read.before is _ABSENT or type(read.before) in _BEGINNINGS
             now = read.now()
-            if empty and holds_traced(now) and not all(map(is_constant, pytree.tree_leaves(now))):
+            if begins and holds_traced(now) and not all(map(is_constant, pytree.tree_leaves(now))):
                 raise _born(read, now)
         for key, write in self._writes.items():
             _warn_of_change(write, was_read=key in self._reads)
@@ -247,15 +248,34 @@ class Attributes:
 
 
 def _born(read: Access, now: Any) -> StateBornInStep:
-    found = "missing" if read.before is _ABSENT else "None"
-    remedy = f"self.{read.name} = {_zeros(now)}"
-    if isinstance(now, Tensor):
-        remedy = f'self.register_buffer("{read.name}", {_zeros(now)})'
+    found = "missing" if read.before is _ABSENT else repr(read.before)
     return StateBornInStep(
         f"{read.where} was {found} when the step read it, and the step left {_content(now)} there:"
         " state that begins with data. A program has all of its state before its first step.",
         line=read.line,
-        remedy=f"{remedy} in __init__",
+        remedy=_tensors_from_the_start(read, now),
+    )
+
+
+def _tensors_from_the_start(read: Access, now: Any) -> str:
+    """Code that makes state which a step would give birth to."""
+    name, instead = read.name, ""
+    if read.before is not _ABSENT:
+        instead = f", instead of self.{name} = {read.before!r}"
+    if not isinstance(now, Tensor):
+        return f"self.{name} = {_zeros(now)} in __init__{instead}"
+    if read.before is not _ABSENT and read.before is not None:
+        whole = f"torch.tensor({read.before!r})"
+        if now.ndim:
+            whole = f"torch.full({list(now.shape)}, {read.before!r})"
+        return f'self.register_buffer("{name}", {whole}) in __init__{instead}'
+    return (
+        f"in __init__{instead}:\n"
+        f'      self.register_buffer("{name}", {_zeros(now)})\n'
+        f'      self.register_buffer("{name}_known", torch.zeros(()))\n'
+        f"    and in the step, where self.{name} begins with a value:\n"
+        f"      before = torch.where(self.{name}_known == 0, value, self.{name})\n"
+        f"      self.{name}_known.fill_(1)"
     )
 
 
@@ -297,7 +317,8 @@ def _is_number(value: Any) -> bool:
 
 
 def _buffer(name: str, value: Any) -> str:
-    return f'self.register_buffer("{name}", torch.tensor({value!r})) in __init__'
+    made = f'self.register_buffer("{name}", torch.tensor({value!r}))'
+    return f"{made} in __init__ instead of self.{name} = {value!r}"
 
 
 class FrozenScalars:

@@ -6,7 +6,10 @@ user's code, and what to do instead.
 
 from __future__ import annotations
 
-from fulgurite.backends.csx.lines import UserLine
+from fulgurite.backends.csx.lines import UserLine, user_frames
+
+PUBLIC = "fulgurite.errors"
+"""Where users import these from, and what tracebacks call them."""
 
 
 class TraceError(RuntimeError):
@@ -18,6 +21,9 @@ class TraceError(RuntimeError):
         remedy: what to do instead.
     """
 
+    def __init_subclass__(cls) -> None:
+        cls.__module__ = PUBLIC
+
     def __init__(self, what: str, *, line: UserLine | None = None, remedy: str = "") -> None:
         self.what, self.line, self.remedy = what, line, remedy
         lines = [what]
@@ -26,6 +32,25 @@ class TraceError(RuntimeError):
         if remedy:
             lines.append(f"  Remedy: {remedy}")
         super().__init__("\n".join(lines))
+
+
+TraceError.__module__ = PUBLIC
+
+
+class UsersFramesAlone:
+    """In a ``with``: the error of a step that is not static comes with the user's frames alone.
+
+    The 60 frames of Lightning and torch in between say nothing about the model.
+    """
+
+    def __enter__(self) -> None:
+        """Nothing to do."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Shorten the traceback; what is raised again takes it from here."""
+        if isinstance(error, TraceError):
+            error.__traceback__ = user_frames(error.__traceback__)
+            error.__suppress_context__ = True
 
 
 class ConditionalOnTensor(TraceError):
@@ -89,7 +114,7 @@ class ForeignState(UnsupportedState):
 
 
 class FrozenNumber(UnsupportedState):
-    """The step set a number of a param group from a Python value, which stays as it is."""
+    """The step set a number of a param group, which the host sets between steps."""
 
 
 class LeakedTensor(TraceError):

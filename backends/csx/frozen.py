@@ -18,13 +18,14 @@ from typing import Any
 import lightning.pytorch as pl
 from torch.optim.lr_scheduler import LRScheduler
 
+from fulgurite.backends.csx.errors import PUBLIC
 from fulgurite.backends.csx.lines import UserLine, is_library, user_line
 from fulgurite.backends.csx.patches import patched
 from fulgurite.backends.csx.watched import watch
 
 _COUNT = (
     "fulgurite.global_step(), a tensor that counts optimizer steps, with torch.where; or a host"
-    " hook such as on_train_batch_start"
+    " hook (on_train_batch_start, on_validation_batch_start), which runs on every batch"
 )
 _METRICS = "a host hook such as on_train_batch_end; or a buffer that on_train_epoch_start sets"
 _LOGGER = 'self.log("name", value); or fulgurite.step_closure, which runs on the host every step'
@@ -48,7 +49,7 @@ _PROPERTIES = (
     *((pl.Trainer, name) for name in ("is_last_batch", "sanity_checking", "logger", "loggers")),
     *((pl.Trainer, f"{kind}_metrics") for kind in ("callback", "logged", "progress_bar")),
 )
-_SHOWN: set[tuple[str, str, int]] = set()  # name, file and line: each warns once in a process
+_SHOWN: set[tuple[str, str, int]] = set()  # name, file and line: each warns once in a run
 _ATTRIBUTES = "fulgurite.backends.csx.attributes"  # named: it imports this file
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
@@ -57,6 +58,14 @@ _thread: int | None = None  # that traces, and wants warnings
 
 class FrozenValueWarning(UserWarning):
     """A Python value that the step read is a constant of the program from then on."""
+
+
+FrozenValueWarning.__module__ = PUBLIC
+
+
+def forget_shown() -> None:
+    """Let every line warn again: a run begins."""
+    _SHOWN.clear()
 
 
 def warn(name: str, text: str, line: UserLine | None, remedy: str) -> None:

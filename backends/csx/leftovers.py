@@ -151,19 +151,22 @@ def collect_outputs(
     module: nn.Module, snapshot: Snapshot, known: set[tuple[int, Any]], leftovers: Leftovers
 ) -> None:
     """Find traced tensors in attributes of modules and at the ends of lists; undo their setting."""
-    for owner in map(vars, module.modules()):
+    for one in module.modules():
+        owner, is_metric = vars(one), isinstance(one, Metric)  # forward() makes lists anew
         before = snapshot.before(owner) or {}
         for key, value in list(owner.items()):
             if (id(owner), key) in known or not holds_traced(value):
                 continue
             old: Any = before.get(key)
             content = snapshot.before(old) if type(old) is list else None
-            if value is old and content is not None:
+            grows = value is old or (is_metric and type(value) is list)
+            if grows and content is not None:
                 if not _begins_with(value, content):
                     continue  # an element was replaced: refused with the other leftovers
                 leftovers.lists.append((owner, key))
                 leftovers.list_values.append(value[len(content) :])
                 old[:] = content
+                owner[key] = old
             elif value is not old:
                 leftovers.set_after([(owner, key)], value)
                 if key in before:
@@ -203,7 +206,8 @@ def refuse_the_rest(snapshot: Snapshot, modules: list[nn.Module], module: nn.Mod
             where = f"{name}.{key}" if container is vars(root) else f"{name}[{brief(key)}]"
             replaced = _before(copy, key)
             belongs = isinstance(root, Optimizer) or key in getattr(root, "_parameters", ())
-            frozen = value is not replaced and (belongs or isinstance(replaced, Tensor))
+            begins = type(replaced) in (int, float) or isinstance(replaced, Tensor)
+            frozen = value is not replaced and (belongs or begins)
             if frozen and holds_traced(value):
                 raise UnsupportedState(
                     f"The step put a traced tensor into {where}, where the next step would not"

@@ -36,14 +36,15 @@ ASSERT = (
     "          assert ok"
 )
 READ_LATER = (
-    'self.log("name", value), or read it after the step, in a step closure:\n'
+    'leave it a tensor: x.detach() in a computation, self.log("name", x); to look at it:\n'
     "      @fulgurite.step_closure\n"
     "      def show(value):  # runs on the host after every step: show(value)\n"
     "          print(value.item())"
 )
 MASKS = (
     "keep the shape, and use a mask:\n"
-    "      torch.where(mask, x, 0).sum() / mask.sum()  # for x[mask].mean()"
+    "      torch.where(mask, x, 0).sum() / mask.sum()  # for x[mask].mean()\n"
+    '      (F.cross_entropy(x, y, reduction="none") * mask).sum() / mask.sum()  # for a loss'
 )
 WINDOW = (
     "a mask over positions keeps the shape:\n"

@@ -188,8 +188,8 @@ def check_groups(groups: list[NotedGroup], line: UserLine | None) -> None:
     for group in groups:
         for key in group.changed():
             raise FrozenNumber(
-                f"The step set param_groups['{key}'] from a Python value, which the program would"
-                " freeze.",
+                f"The step set param_groups['{key}'], which the host sets between steps: the"
+                " program would keep what it was set to.",
                 line=group.lines.get(key) or line,
                 remedy="a learning-rate scheduler, or the host between steps:\n"
                 "      def on_train_batch_start(self, batch, batch_idx):\n"

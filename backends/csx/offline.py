@@ -38,6 +38,12 @@ class _Silent(DummyLogger):
         super().__init__()
         self._trainer, self._own = trainer, trainer.loggers
 
+    @property
+    def save_dir(self) -> str | None:
+        """The real one's, which ``trainer.log_dir`` asks for."""
+        own: str | None = self._own[0].save_dir
+        return own
+
     def finalize(self, status: str) -> None:
         """Put the real loggers back."""
         self._trainer.loggers = self._own

@@ -287,8 +287,14 @@ class StepFunction:
             )
         if before.options != now.options:
             return f"the param groups' options were {before.options}, and now are {now.options}"
-        window = "(accumulate_grad_batches, gradient_clip_val, gradient_clip_algorithm)"
-        return f"{window} was {before.settings}, and now is {now.settings}"
+        names = ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm")
+        triples = zip(names, before.settings, now.settings, strict=True)
+        changed = [
+            f"{name} was {was!r}, and now is {is_now!r}"
+            for name, was, is_now in triples
+            if was != is_now
+        ]
+        return "; ".join(changed)
 
     def _refuse(self, error: type[TraceError], why: str) -> None:
         limit = self._backend.max_programs

@@ -36,7 +36,7 @@ from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.errors import UnsupportedState
 from fulgurite.backends.csx.fabric import HostFabric
 from fulgurite.backends.csx.first_update import hidden
-from fulgurite.backends.csx.frozen import frozen_index
+from fulgurite.backends.csx.frozen import forget_shown, frozen_index
 from fulgurite.backends.csx.lines import user_line
 from fulgurite.backends.csx.precision import CSXPrecision, csx_precision
 from fulgurite.backends.csx.program import Program
@@ -114,6 +114,7 @@ class StaticGraph(Strategy):
         module = self.lightning_module
         assert module is not None
         _refuse_unsupported(trainer, module)
+        forget_shown()
         pkgutil.resolve_name(self._install_loops)(trainer)
         if module is not self._traced_module:
             self._evaluating.clear()

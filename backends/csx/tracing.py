@@ -249,9 +249,10 @@ class Contract(TorchFunctionMode):
         )
 
     def _refuse_shape(self, func: Any, args: Any) -> None:
+        chosen_by = args[1:] if len(args) > 1 and func is not torch.where else args
         raise DynamicShape(
             f"The shape of the result of {function_name(func)}() depends on the values of"
-            f" {self._describe_first(args)}; a static program has fixed shapes.",
+            f" {self._describe_first(chosen_by)}; a static program has fixed shapes.",
             line=self._line(),
             remedy=_SIZED.get(function_name(func), MASKS),
         ) from None

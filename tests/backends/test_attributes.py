@@ -89,8 +89,8 @@ def weighted(module: Any, loss: Tensor) -> Tensor:
         (
             0.1,
             0.2,
-            'self.register_buffer("weight", torch.tensor(0.1)) in __init__, and'
-            " self.weight.fill_(value) on the host",
+            'self.register_buffer("weight", torch.tensor(0.1)) in __init__ instead of'
+            " self.weight = 0.1, and self.weight.fill_(value) on the host",
         ),
         (True, False, 'self.register_buffer("weight", torch.tensor(True))'),
         (None, 0.5, "set it before fit, and leave it"),
@@ -116,8 +116,8 @@ def test_the_message_is_one_that_can_be_acted_on() -> None:
         " keeps the value that it was traced with.\n"
         "  at model.py:3 in weighted\n"
         "      return loss * module.weight if module.weight else loss\n"
-        '  Remedy: self.register_buffer("weight", torch.tensor(0.1)) in __init__, and'
-        " self.weight.fill_(value) on the host"
+        '  Remedy: self.register_buffer("weight", torch.tensor(0.1)) in __init__ instead of'
+        " self.weight = 0.1, and self.weight.fill_(value) on the host"
     )
 
 
@@ -256,8 +256,8 @@ def test_a_counter_is_changed_once_with_a_warning() -> None:
         "self.n was changed from 0 to 1 while the step was traced; that happens once, in "
     )
     assert text.endswith(
-        'Use a buffer: self.register_buffer("n", torch.tensor(0)) in __init__, and self.n.add_(1)'
-        " in the step."
+        'Use a buffer: self.register_buffer("n", torch.tensor(0)) in __init__ instead of'
+        " self.n = 0, and self.n.add_(1) in the step."
     )
 
 
@@ -315,18 +315,28 @@ def asked(module: Any, loss: Tensor) -> None:
         module.pair = (loss.detach(), module.net[0].weight.detach() * 2)
 
 
+def from_zero(module: Any, loss: Tensor) -> None:
+    module.total += loss.detach()
+
+
 def in_a_buffer(module: Any, loss: Tensor) -> None:
     if module.running is None:
         module.running = loss.detach()
 
 
 BORN = [
-    (averaged, 1, "self.ema was None", 'self.register_buffer("ema", torch.zeros([]))'),
+    (averaged, 1, "self.ema was None", "in __init__, instead of self.ema = None:\n"),
+    (
+        from_zero,
+        1,
+        "self.total was 0.0",
+        'self.register_buffer("total", torch.tensor(0.0)) in __init__, instead of self.total = 0.0',
+    ),
     (
         looked_up,
         1,
         "self.rows was missing",
-        'self.register_buffer("rows", torch.zeros([2, 3], dtype=torch.int64))',
+        'in __init__:\n      self.register_buffer("rows", torch.zeros([2, 3], dtype=torch.int64))',
     ),
     (
         asked,
@@ -334,14 +344,14 @@ BORN = [
         "self.pair was missing",
         "self.pair = (torch.zeros([]), torch.zeros([16, 8])) in __init__",
     ),
-    (in_a_buffer, 1, "self.running was None", 'self.register_buffer("running", torch.zeros([]))'),
+    (in_a_buffer, 1, "self.running was None", "in __init__, instead of self.running = None:\n"),
 ]
 
 
 @pytest.mark.parametrize(("work", "offset", "what", "remedy"), BORN, ids=lambda v: str(v)[:24])
 def test_state_born_in_the_step_is_an_error(work: Any, offset: int, what: str, remedy: str) -> None:
     def make() -> Steps:
-        module = Steps(work, ema=None)
+        module = Steps(work, ema=None, total=0.0)
         module.register_buffer("running", None)
         return module
 
@@ -356,6 +366,28 @@ def test_the_average_with_a_buffer_equals_stock() -> None:
         return loss / (1 + module.ema)
 
     assert_same_run(*both(lambda: Steps(work, ema=torch.zeros([])), lambda: (loader(64),)))
+
+
+def test_the_remedy_for_an_average_that_begins_with_a_value_equals_eager() -> None:
+    def begins(module: Any, loss: Tensor) -> Tensor:
+        value = loss.detach()
+        before = torch.where(module.ema_known == 0, value, module.ema)
+        module.ema_known.fill_(1)
+        module.ema = 0.9 * before + 0.1 * value
+        return loss / (1 + module.ema)
+
+    def eager(module: Any, loss: Tensor) -> Tensor:
+        value = loss.detach()
+        before = value if module.ema is None else module.ema
+        module.ema = 0.9 * before + 0.1 * value
+        return loss / (1 + module.ema)
+
+    def make() -> Steps:
+        return Steps(begins, ema=torch.zeros([]), ema_known=torch.zeros(()))
+
+    ours = fit(make, lambda: (loader(64),), static=True)
+    stock = fit(lambda: Steps(eager, ema=None), lambda: (loader(64),), static=False)
+    assert ours.losses == pytest.approx(stock.losses, rel=1e-5)
 
 
 def test_what_is_only_written_or_written_first_is_an_output() -> None:

@@ -243,7 +243,12 @@ def a_new_module(module: Any, loss: Tensor) -> None:
     module.late = nn.Linear(2, 2)
 
 
+def number_in_a_dict(module: Any, loss: Tensor) -> None:
+    module.sums["loss"] += loss.detach()
+
+
 PLACES = [
+    (number_in_a_dict, r"traced tensor into Keeps\.sums\['loss'\]"),
     (replaced_in_a_dict, r"traced tensor into Keeps\.kept\['loss'\]"),
     (replaced_in_a_list, r"traced tensor into Keeps\.ring\[0\]"),
     (a_new_module, r"added, removed or replaced a module"),
@@ -258,6 +263,7 @@ def test_tensors_that_replace_others_are_refused_and_leave_nothing(keep: Any, me
         def __init__(self) -> None:
             super().__init__()
             self.kept: dict[str, Any] = {"loss": torch.zeros(())}
+            self.sums = {"loss": 0.0}
             self.ring = [torch.zeros(())]
             made.append(self)
 

@@ -286,7 +286,7 @@ class Sharpness(Optimizer):
     ("optimizer", "message"),
     [
         (CountingSGD, r"keeps state\['step'\] as a Python number"),
-        (CountingGroup, r"set param_groups\['steps'\] from a Python value"),
+        (CountingGroup, r"set param_groups\['steps'\], which the host sets"),
         (EverySecond, r"EverySecond changed a Python number in its step \(EverySecond.calls"),
         (Flipping, r"Flipping changed a Python flag in its step"),
         (Listing, r"keeps tensors in a list, state\['history'\]"),

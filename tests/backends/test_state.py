@@ -376,7 +376,7 @@ def test_a_group_that_the_step_sets_from_python_is_an_error() -> None:
             self.trainer.optimizers[0].param_groups[0]["lr"] = 0.1 * (self.global_step + 1)
             super().optimizer_step(*args, **kwargs)
 
-    match = r"set param_groups\['lr'\] from a Python value"
+    match = r"set param_groups\['lr'\], which the host sets"
     with pytest.raises(UnsupportedState, match=match) as error:
         fit(lambda: WarmUp(mlp()), lambda: (loader(),), static=True)
     assert error.value.line is not None

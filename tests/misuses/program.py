@@ -7,6 +7,7 @@ to blame ends in ``# <-``.
 from __future__ import annotations
 
 import importlib.util
+import sys
 import textwrap
 import warnings
 from dataclasses import dataclass
@@ -88,6 +89,8 @@ class Code:
             ("# in training_step\n" if self.init or self.hooks else "") + _clean(self.step)
         )
         parts += [_clean(self.hooks)]
+        if self.batches:
+            parts.append("# the batches, of four\n" + self.batches)
         if self.after:
             parts.append("# after fit\n" + _clean(self.after))
         return "\n\n".join(part for part in parts if part.strip())
@@ -152,6 +155,7 @@ def load(code: Code, folder: Path) -> tuple[Any, Path]:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules["model"] = module  # where the user's modules are looked for
     spec.loader.exec_module(module)
     return module, file
 

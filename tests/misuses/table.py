@@ -9,7 +9,7 @@ from misuses.program import Code, Misuse
 SHOW = """
 @fulgurite.step_closure
 def show(value):
-    assert value.item() == value.item()
+    print(f"{value.item():.3f}")
 """
 
 
@@ -131,9 +131,9 @@ READS = [
         "item",
         "`t.item()`",
         "HostRead",
-        "loss = loss * (1 + out.max().item())  # <-",
-        "loss = loss * (1 + out.max().detach())",
-        jax="loss = loss * (1 + out.max().item())",
+        'self.log("accuracy", (out.argmax(1) == y).float().mean().item())  # <-',
+        'self.log("accuracy", (out.argmax(1) == y).float().mean())',
+        jax="accuracy = (out.argmax(1) == y).mean().item()",
     ),
     _row(
         "float",
@@ -451,6 +451,21 @@ DEVICES = [
 
 STATE = [
     _row(
+        "born_number",
+        "`self.total += loss` from 0.0",
+        "StateBornInStep",
+        """
+        self.total += loss.detach()  # <-
+        loss = loss / self.total
+        """,
+        """
+        self.total += loss.detach()
+        loss = loss / self.total
+        """,
+        bad_init="self.total = 0.0",
+        good_init='self.register_buffer("total", torch.tensor(0.0))',
+    ),
+    _row(
         "born",
         "`if self.average is None: self.average = loss`",
         "StateBornInStep",
@@ -542,7 +557,7 @@ STATE = [
     ),
     _row(
         "group",
-        'a `param_group["lr"]` set from a Python value',
+        'a `param_group["lr"]` that the step sets',
         "FrozenNumber",
         'self.optimizers().param_groups[0]["lr"] = 0.1 / (1 + 1)  # <-',
         "",
@@ -692,7 +707,7 @@ FROZEN = [
         "time",
         "`time.time()`",
         "FrozenValueWarning",
-        "self.started = time() * 0 + 1.0  # <-",
+        "self.started = time()  # <-",
         "",
         bad_top="from time import time",
         good_top="from time import time",

@@ -1,0 +1,23 @@
+"""The errors and the warning about steps that are not static: ``docs/errors.md`` shows each."""
+
+from fulgurite.backends.csx.errors import ConditionalOnTensor as ConditionalOnTensor
+from fulgurite.backends.csx.errors import DynamicShape as DynamicShape
+from fulgurite.backends.csx.errors import ForeignState as ForeignState
+from fulgurite.backends.csx.errors import FrozenNumber as FrozenNumber
+from fulgurite.backends.csx.errors import FrozenValueChanged as FrozenValueChanged
+from fulgurite.backends.csx.errors import GraphChanged as GraphChanged
+from fulgurite.backends.csx.errors import HostRead as HostRead
+from fulgurite.backends.csx.errors import InputChanged as InputChanged
+from fulgurite.backends.csx.errors import LeakedTensor as LeakedTensor
+from fulgurite.backends.csx.errors import NoLoss as NoLoss
+from fulgurite.backends.csx.errors import RandomStateSet as RandomStateSet
+from fulgurite.backends.csx.errors import ScalarArgument as ScalarArgument
+from fulgurite.backends.csx.errors import StateBornInStep as StateBornInStep
+from fulgurite.backends.csx.errors import StateChanged as StateChanged
+from fulgurite.backends.csx.errors import TensorPrinted as TensorPrinted
+from fulgurite.backends.csx.errors import TraceError as TraceError
+from fulgurite.backends.csx.errors import UnsupportedDevice as UnsupportedDevice
+from fulgurite.backends.csx.errors import UnsupportedDtype as UnsupportedDtype
+from fulgurite.backends.csx.errors import UnsupportedInput as UnsupportedInput
+from fulgurite.backends.csx.errors import UnsupportedState as UnsupportedState
+from fulgurite.backends.csx.frozen import FrozenValueWarning as FrozenValueWarning
