@@ -21,7 +21,7 @@ from lightning.pytorch.loops.utilities import _block_parallel_sync_behavior
 from torch.optim import Optimizer
 
 from fulgurite.backends.csx.errors import NoLoss
-from fulgurite.backends.csx.frozen import frozen_index
+from fulgurite.backends.csx.frozen import frozen_hook_arguments, frozen_index
 from fulgurite.backends.csx.step import ACCUMULATE, STEP
 from fulgurite.backends.csx.strategy import strategy_of
 
@@ -68,7 +68,7 @@ class AutomaticOptimization(_AutomaticOptimization):
             # with a window, the "step" entry point leaves the gradients zero
             zero_grad_fn=self._make_zero_grad_fn(batch_idx, optimizer) if window == 1 else None,
         )
-        with _Uncounted(self.optim_progress):
+        with _Uncounted(self.optim_progress), frozen_hook_arguments(self.trainer.lightning_module):
             if steps:
                 self._optimizer_step(batch_idx, closure)
             else:

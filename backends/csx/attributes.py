@@ -34,7 +34,13 @@ from fulgurite.backends.csx.errors import (
 )
 from fulgurite.backends.csx.frozen import warn
 from fulgurite.backends.csx.leftovers import Leftovers, holds_traced
-from fulgurite.backends.csx.lines import UserLine, is_library, user_line, user_modules
+from fulgurite.backends.csx.lines import (
+    UserLine,
+    belongs_to_library,
+    is_library,
+    user_line,
+    user_modules,
+)
 from fulgurite.backends.csx.lists import WatchedList, may_collect
 from fulgurite.backends.csx.patches import patched
 from fulgurite.backends.csx.state import brief
@@ -42,13 +48,13 @@ from fulgurite.backends.csx.watched import unwatched
 
 _HOST_HOOK = "a host hook such as on_train_batch_start, which runs on every step"
 _ABSENT: Any = object()
-_BEGINNINGS = frozenset((type(None), int, float, complex))
-_PLAIN = frozenset((bool, int, float, complex, str, type(None), tuple))
+_SCALARS = (bool, int, float, complex, str, type(None), torch.dtype, slice, range, torch.Size)
+_PLAIN = frozenset((*_SCALARS, tuple))
 _Key = tuple[int, str]
 
 
 def _may_be_scalar(kind: type) -> bool:
-    return kind in _PLAIN or issubclass(kind, Enum)
+    return kind in _PLAIN or issubclass(kind, Enum) or kind.__module__ == "numpy"
 
 
 def is_scalar(value: Any) -> bool:
@@ -79,7 +85,7 @@ class Access:
 
     def now(self) -> Any:
         """What the attribute holds now."""
-        return self.container.get(self.name, _ABSENT)
+        return value_of(self.container, type(self.module), self.name)
 
     def undo(self) -> None:
         """Put back what it held before."""
@@ -87,6 +93,23 @@ class Access:
             del self.container[self.name]
         else:
             self.container[self.name] = self.before
+
+
+@functools.lru_cache(maxsize=4096)
+def _of_class(kind: type, name: str) -> Any:
+    """The scalar that a class of the user's gives its instances under a name, or none."""
+    owners = (one for one in kind.__mro__ if name in vars(one))
+    owner = next(owners, None)
+    if owner is None or belongs_to_library(owner):
+        return _ABSENT
+    value = vars(owner)[name]
+    return value if is_scalar(value) else _ABSENT
+
+
+def value_of(container: dict[str, Any], kind: type, name: str) -> Any:
+    """An attribute, or what the class has for it."""
+    value = container.get(name, _ABSENT)
+    return _of_class(kind, name) if value is _ABSENT else value
 
 
 class Attributes:
@@ -153,6 +176,8 @@ class Attributes:
         if key in self._reads or key in self._written or key[0] not in self._paths:
             return
         own = value is _ABSENT or name in vars(module) or name in module._buffers
+        kind: Any = type(module)
+        own = own or _of_class(kind, name) is not _ABSENT
         frameworks = name == "training" or (name[0] == "_" and is_library(sys._getframe(2)))
         if own and not frameworks and (value is _ABSENT or is_scalar(value)):
             self._reads[key] = self._access(module, name, value)
@@ -204,9 +229,8 @@ class Attributes:
             self._settle_list(module, name, watched, left)
         self._lists.clear()  # they hold traced tensors
         for read in self._reads.values():
-            begins = read.before is _ABSENT or type(read.before) in _BEGINNINGS
             now = read.now()
-            if begins and holds_traced(now) and not all(map(is_constant, pytree.tree_leaves(now))):
+            if holds_traced(now) and not all(map(is_constant, pytree.tree_leaves(now))):
                 raise _born(read, now)
         for key, write in self._writes.items():
             _warn_of_change(write, was_read=key in self._reads)
@@ -332,13 +356,16 @@ class FrozenScalars:
         unique = {(id(read.module), read.name): read for read in reads}
         self._reads = [read for read in unique.values() if is_scalar(read.now())]
         self._places = [(read.container, read.name) for read in self._reads]
+        self._kinds = [type(read.module) for read in self._reads]
         self._values = self._now()
 
     def _now(self) -> list[Any]:
         try:
             return [container[name] for container, name in self._places]
         except KeyError:
-            return [container.get(name, _ABSENT) for container, name in self._places]
+            places = zip(self._places, self._kinds, strict=True)
+            _of_class.cache_clear()  # the class may have got another
+            return [value_of(container, kind, name) for (container, name), kind in places]
 
     def check(self) -> None:
         """Compare.

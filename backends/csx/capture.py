@@ -151,6 +151,7 @@ class Trace:
             world.unborn = [one for one in world.unborn if one.waits()]
             world.unborn += [Unborn(newborn) for newborn in self._newborn if newborn.of_gradient]
         self._unborn = world.unborn if first is None else first.unborn
+        self._outside = world.outside_tensors()
         self._parameters = world.parameters()
         self.gradients = Gradients(
             self._parameters if world.trains else {}, world.gradients_on_host
@@ -229,9 +230,7 @@ class Trace:
         return Recording(
             operations=operations,
             own=own,
-            constants=constant_sources(
-                self._world.module, self._world.root, constants, self._accumulators
-            ),
+            constants=self._sources(constants),
             outputs=self._outputs,
             unborn=self._unborn,
             states=self._states,
@@ -245,9 +244,7 @@ class Trace:
         self.refuse_the_rest()
         self._entries = release_rebound(self._rebound, self._entries, self._nodes)
         constants = constants_as_inputs(module, position=self._count_before_batch())
-        sources = constant_sources(
-            self._world.module, self._world.root, constants, self._accumulators
-        )
+        sources = self._sources(constants)
         self._add_constants(constants)
         self._inputs = self.gradients.marked(self._inputs)
         graph = lower(Graph(module=module, inputs=tuple(self._inputs), mode=self._mode))
@@ -266,6 +263,14 @@ class Trace:
             recording=recording,
             gradients=self.gradients.handover,
         )
+
+    def _sources(self, constants: list[Tensor]) -> list[Source | Accumulator]:
+        """Where tensors that were read from outside come from."""
+        known: dict[int, Source | Accumulator] = {}
+        for source in self._outside:
+            known.setdefault(id(source.tensor), source)  # the shortest way to it
+        known |= self._accumulators
+        return constant_sources(self._world.module, self._world.root, constants, known)
 
     def _with_own_example(self, item: Input) -> Input:
         """An input without the tensor that the step saw: the user may have kept it."""

@@ -209,7 +209,7 @@ class Source:
 
 
 def constant_sources(
-    module: nn.Module, root: str, constants: list[Tensor], known: dict[int, Accumulator]
+    module: nn.Module, root: str, constants: list[Tensor], known: dict[int, Source | Accumulator]
 ) -> list[Source | Accumulator]:
     """Find each constant in the lists, tuples and dicts that are attributes of modules.
 

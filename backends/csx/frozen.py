@@ -104,6 +104,22 @@ def frozen_index(batch_idx: int) -> Any:
 
 
 @contextlib.contextmanager
+def frozen_hook_arguments(module: pl.LightningModule) -> Iterator[None]:
+    """Let ``optimizer_step`` and ``optimizer_zero_grad`` get arguments that warn when read."""
+
+    def watched(hook: Callable[..., Any]) -> Callable[..., Any]:
+        def call(epoch: int, batch_idx: int, *rest: Any, **named: Any) -> Any:
+            seen = watch(epoch, lambda: warn_frozen("current_epoch", epoch))
+            return hook(seen, frozen_index(batch_idx), *rest, **named)
+
+        return call
+
+    names = ("optimizer_step", "optimizer_zero_grad")
+    with patched([(module, name, watched(getattr(module, name))) for name in names]):
+        yield
+
+
+@contextlib.contextmanager
 def warn_of_frozen_reads() -> Iterator[None]:
     """Warn when user code reads Lightning's counters, metrics and loggers.
 
@@ -124,7 +140,8 @@ def _property(original: property, name: str) -> property:
     def read(self: Any) -> Any:
         assert original.fget is not None
         value = original.fget(self)
-        if is_users(sys._getframe(1)):
+        told = name == "sanity_checking" and self.training  # then it is False for ever
+        if not told and is_users(sys._getframe(1)):
             warn_frozen(name, value)
         return value
 

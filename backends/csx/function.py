@@ -28,6 +28,7 @@ from fulgurite.backends.csx import report
 from fulgurite.backends.csx.birth import giving_birth
 from fulgurite.backends.csx.capture import Trace
 from fulgurite.backends.csx.config import CSXBackend
+from fulgurite.backends.csx.constants import Source
 from fulgurite.backends.csx.errors import UnsupportedInput, UnsupportedState
 from fulgurite.backends.csx.fabric import HostFabric
 from fulgurite.backends.csx.inputs import CONSTANTS
@@ -73,6 +74,10 @@ class FunctionWorld(World):
         """An argument, or what is in one."""
         return self.parameter_names(path)
 
+    def outside_tensors(self) -> list[Source]:
+        """What the globals, closures and objects that the function's code names hold."""
+        return self.reached.tensors
+
     def objects(self) -> Iterator[object]:
         """Whatever traced code may change on the host."""
         yield from World.objects(self)
@@ -112,8 +117,9 @@ class FunctionPrograms:
         Raises:
             TraceError: it is not static, or an argument or what it works on changed.
         """
-        if kwargs:
+        if kwargs or len(args) != len(self._signature.parameters):
             bound = self._signature.bind(*args, **kwargs)
+            bound.apply_defaults()
             args, kwargs = bound.args, bound.kwargs
         given: Any = (args, kwargs) if kwargs else args
         data, statics = _sorted_out(given)
@@ -199,6 +205,7 @@ class _Step:
             self.step.check_state()
         else:
             self.step.check_modules()
+        self.step.host_code_ran = True  # nothing tells what the loop did
         return self.step(data, lambda: {STEP: self._run})
 
     def _run(self, data: Any) -> Any:

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from fulgurite.backends.closures import is_closure
+from fulgurite.backends.csx.constants import Source
 from fulgurite.backends.csx.lines import belongs_to_library
 from fulgurite.backends.csx.state import member
 
@@ -39,6 +40,7 @@ class Reached:
     schedulers: dict[str, LRScheduler] = field(default_factory=dict)
     objects: dict[str, object] = field(default_factory=dict)  # the user's own
     places: list[tuple[Any, Any, object]] = field(default_factory=list)  # where they were found
+    tensors: list[Source] = field(default_factory=list)  # that no module holds
 
     def is_current(self) -> bool:
         """Whether each still is where it was found: in a dict, a list or a closure's cell."""
@@ -50,6 +52,28 @@ class Reached:
         except (LookupError, ValueError):  # gone; an empty cell
             return False
         return True
+
+
+class _Cell(dict[Any, Any]):
+    """A closure's cell, as what is held by it."""
+
+    def __init__(self, cell: Any) -> None:
+        super().__init__()
+        self._cell = cell
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._cell.cell_contents
+
+
+class _Attributes(dict[Any, Any]):
+    """An object whose attributes its class holds, or slots."""
+
+    def __init__(self, owner: object) -> None:
+        super().__init__()
+        self._owner = owner
+
+    def __getitem__(self, key: Any) -> Any:
+        return getattr(self._owner, key, None)
 
 
 def reach(function: Any, arguments: dict[str, Any]) -> Reached:
@@ -79,6 +103,9 @@ class _Walk:
 
     def visit(self, name: str, value: Any, container: Any = None, key: Any = None) -> None:
         """Put a value into the queue, once, with the place where it is."""
+        if isinstance(value, Tensor) and container is not None:
+            owner = _Cell(container) if key is _CELL else container
+            self.found.tensors.append(Source(value, name, owner, (key,)))
         if id(value) not in self._seen and not isinstance(value, (Tensor, str, int, float)):
             self._seen[id(value)] = value
             self._queue.append((name, value, container, key))
@@ -91,15 +118,15 @@ class _Walk:
             for name, space in self._spaces:
                 for key, value in _named_attributes(space, self._names):
                     own = getattr(space, "__dict__", None)
-                    place = (own, key) if isinstance(own, dict) and key in own else ()
-                    self.visit(f"{name}.{key}", value, *place)
+                    held = isinstance(own, dict) and key in own
+                    self.visit(f"{name}.{key}", value, own if held else _Attributes(space), key)
 
     def _open(self, name: str, value: Any, container: Any, key: Any) -> None:
         """Keep a value, or visit what is in it."""
         kept = self._kept(value)
         if kept is not None:
             kept[_free(name, kept)] = value
-            if container is not None:
+            if container is not None and not isinstance(container, _Attributes):
                 self.found.places.append((container, key, value))
         if isinstance(value, nn.Module):
             for path, module in value.named_modules():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from operator import attrgetter, is_
+from operator import attrgetter, is_, lt
 from typing import Any, NamedTuple
 
 import torch.utils._pytree as pytree
@@ -73,6 +73,7 @@ class Built:
     ready: dict[str, Ready]
     scalars: FrozenScalars
     states: list[Any]  # the optimizers': kept, so that no identity is used twice
+    state_sizes: list[int]
     gradients: list[Handover]
     held_for: list[float] | None = None  # numbers for which the guards were found to hold
 
@@ -179,6 +180,17 @@ class StepFunction:
         """Where the user's step begins: the line of errors that no other line is to blame for."""
         return self._world.line_of(f"{self.stage.partition(' ')[0]}_step")
 
+    def clear_gradients(self, parameters: set[int]) -> None:
+        """``zero_grad()`` on the host: gradients that the programs keep become zero.
+
+        Args:
+            parameters: whose, by their identity.
+        """
+        for name, p in self._world.parameters().items():
+            kept = self._gradients.get(f"{name}.grad")
+            if kept is not None and id(p) in parameters:
+                kept.zero_()
+
     def check_modules(self) -> None:
         """``check_state`` where a module was added, removed or replaced: quick, for every call."""
         now = [child for children in self._children for child in children.values()]
@@ -204,9 +216,20 @@ class StepFunction:
         self._check_scalars()
 
     def _check_scalars(self) -> None:
+        self._world.check()
         for built in self._built:
             built.scalars.check()
+            if any(map(lt, map(len, built.states), built.state_sizes)):
+                self._refuse_lost_state()
         self.host_code_ran = False
+
+    @staticmethod
+    def _refuse_lost_state() -> None:
+        raise StateChanged(
+            "The state of an optimizer was replaced (load_state_dict) or cleared while the program"
+            " works on it.",
+            remedy="load it before the first step, or by fit(ckpt_path=...)",
+        )
 
     # -- which program -----------------------------------------------------------------------
 
@@ -280,15 +303,11 @@ class StepFunction:
                 f" {list(now.group_sizes)}"
             )
         if before.states != now.states:
-            raise StateChanged(
-                "The state of an optimizer was replaced (load_state_dict, or cleared) while the"
-                " program works on it.",
-                remedy="load it before the first step, or by fit(ckpt_path=...)",
-            )
+            self._refuse_lost_state()
         if before.options != now.options:
             return f"the param groups' options were {before.options}, and now are {now.options}"
-        names = ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm")
-        triples = zip(names, before.settings, now.settings, strict=True)
+        settings = ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm")
+        triples = zip(settings, before.settings, now.settings, strict=True)
         changed = [
             f"{name} was {was!r}, and now is {is_now!r}"
             for name, was, is_now in triples
@@ -353,6 +372,7 @@ class StepFunction:
             batch=first.batch,
             numbers=first.numbers,
             states=[optimizer.state for optimizer in self._world.optimizers],
+            state_sizes=[len(optimizer.state) for optimizer in self._world.optimizers],
             gradients=[one.gradients for one in captured.values() if one.gradients.decided_by],
             guards=tuple(guard for one in captured.values() for guard in one.guards) + unused,
             ready={

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +162,11 @@ class StaticGraph(Strategy):
         for optimizer in self.optimizers:
             handle = optimizer.register_step_pre_hook(_refuse_host_step)
             self._handles.append(handle)
+        self._handles.append(_Cleared(self._clear_gradients))
+
+    def _clear_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        if Trace.current is None and not giving_birth() and self._training is not None:
+            self._training.clear_gradients(set(map(id, parameters)))
 
     def teardown(self) -> None:
         """Give the optimizers back, and what a run that only builds had put aside."""
@@ -287,6 +292,37 @@ def _refuse_host_step(optimizer: Any, args: Any, kwargs: Any) -> None:
             line=user_line(),
             remedy="step it in training_step, under manual optimization",
         )
+
+
+class _Cleared:
+    """While it lasts, ``zero_grad()`` on the host reaches the gradients that programs keep.
+
+    Args:
+        clear: called with the parameters.
+    """
+
+    def __init__(self, clear: Callable[[Iterable[torch.nn.Parameter]], None]) -> None:
+        of_optimizer, of_module = Optimizer.zero_grad, torch.nn.Module.zero_grad
+        self._before = (of_optimizer, of_module)
+
+        def zero_grad(self: Optimizer, set_to_none: bool = True) -> None:
+            of_optimizer(self, set_to_none)
+            clear(p for group in self.param_groups for p in group["params"])
+
+        def module_zero_grad(self: torch.nn.Module, set_to_none: bool = True) -> None:
+            of_module(self, set_to_none)
+            clear(self.parameters())
+
+        self._put(zero_grad, module_zero_grad)
+
+    @staticmethod
+    def _put(of_optimizer: Any, of_module: Any) -> None:
+        setattr(Optimizer, "zero_grad", of_optimizer)  # noqa: B010  # mypy refuses the other form
+        setattr(torch.nn.Module, "zero_grad", of_module)  # noqa: B010
+
+    def remove(self) -> None:
+        """Put torch's own back."""
+        self._put(*self._before)
 
 
 def strategy_of(trainer: pl.Trainer) -> StaticGraph:

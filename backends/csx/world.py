@@ -6,6 +6,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any, ClassVar
 
 import lightning.pytorch as pl
@@ -15,8 +16,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fulgurite.backends.csx import rng
+from fulgurite.backends.csx.constants import Source
+from fulgurite.backends.csx.errors import StateChanged
 from fulgurite.backends.csx.first_update import Unborn
 from fulgurite.backends.csx.lines import UserLine
+from fulgurite.backends.csx.reach import reach
 from fulgurite.backends.csx.state import Snapshot
 
 
@@ -59,6 +63,13 @@ class World(ABC):
     def backward_is_lightnings(self) -> bool:
         """Whether Lightning calls ``backward`` (automatic optimization)."""
         return False
+
+    def outside_tensors(self) -> list[Source]:
+        """Tensors that no module holds, and the places where the step's code finds them."""
+        return []
+
+    def check(self) -> None:  # noqa: B027  # nothing to verify where nobody replaces them
+        """Verify, after host code ran, that the step still works on these."""
 
     def named_optimizers(self) -> dict[str, Optimizer]:
         """The optimizers as messages call them."""
@@ -128,6 +139,27 @@ class LightningWorld(World):
         yield self.trainer
         yield self.trainer._logger_connector
         yield from self.trainer.strategy._lightning_optimizers
+
+    def outside_tensors(self) -> list[Source]:
+        """What the globals, closures and objects that the step's code names hold."""
+        stage = {"test": "test_step", "predict": "predict_step"}.get(
+            str(self.trainer.state.stage), "training_step" if self.trains else "validation_step"
+        )
+        return reach(getattr(self.module, stage), {}).tensors
+
+    def check(self) -> None:
+        """Verify that the optimizers are those of the trace.
+
+        Raises:
+            StateChanged: the trainer has others.
+        """
+        now = self.trainer.strategy.optimizers
+        same = len(now) == len(self.optimizers) and all(map(is_, now, self.optimizers))
+        if self.trains and not same:
+            raise StateChanged(
+                "The trainer's optimizers were replaced while a program works on them.",
+                remedy="change their param_groups, or call fit again",
+            )
 
     def steps_done(self) -> int:
         """Lightning's ``global_step``."""

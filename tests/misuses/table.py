@@ -707,17 +707,15 @@ FROZEN = [
         "time",
         "`time.time()`",
         "FrozenValueWarning",
-        "self.started = time()  # <-",
+        'print("a step at", time())  # <-',
         "",
         bad_top="from time import time",
         good_top="from time import time",
-        bad_init="self.started = 1.0",
-        good_init="self.started = 0.0",
         good_hooks="""
         def on_train_batch_start(self, batch, batch_idx):
-            self.started = time()
+            print("a step at", time())
         """,
-        jax="import time\nloss = loss + time.time() * 0",
+        jax='import time\nprint("a step at", time.time())',
     ),
     _row(
         "random",

@@ -1,0 +1,178 @@
+"""What host code does between steps reaches the program, or is refused; nothing is ignored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from harness import assert_same_run, both, csx, fit
+from models import Classifier, loader, mlp
+from torch import Tensor, nn
+
+import fulgurite
+from fulgurite.backends.csx import frozen
+from fulgurite.errors import FrozenValueChanged, FrozenValueWarning, LeakedTensor, StateChanged
+
+FEW: dict[str, Any] = {"limit_train_batches": 6}
+FACTOR = torch.ones(())
+
+
+class Manual(Classifier):
+    """Steps by hand and leaves the gradients."""
+
+    def __init__(self) -> None:
+        super().__init__(mlp(), torch.optim.SGD, momentum=0.9)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.manual_backward(loss)
+        self.optimizers().step()
+        return loss
+
+
+def by_the_optimizer(module: Any, batch_idx: int) -> None:
+    module.optimizers().zero_grad()
+
+
+def by_the_module_at_times(module: Any, batch_idx: int) -> None:
+    if batch_idx % 2:
+        module.zero_grad()
+
+
+@pytest.mark.parametrize("clear", [by_the_optimizer, by_the_module_at_times])
+def test_zero_grad_on_the_host_clears_what_the_program_keeps(clear: Any) -> None:
+    class Clears(Manual):
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            clear(self, batch_idx)
+
+    before = torch.optim.Optimizer.zero_grad, nn.Module.zero_grad
+    assert_same_run(*both(Clears, lambda: (loader(),), **FEW))
+    assert (torch.optim.Optimizer.zero_grad, nn.Module.zero_grad) == before
+
+
+def clears_state(trainer: Any) -> None:
+    trainer.optimizers[0].state.clear()
+
+
+def replaces_optimizers(trainer: Any) -> None:
+    trainer.strategy.optimizers = [torch.optim.SGD(trainer.lightning_module.parameters(), lr=0.5)]
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (clears_state, "cleared while the program"),
+        (replaces_optimizers, "optimizers were replaced"),
+    ],
+)
+def test_an_optimizer_that_loses_its_place_is_an_error(act: Any, message: str) -> None:
+    class Acts(pl.Callback):
+        def on_train_batch_start(self, trainer: Any, *args: Any) -> None:
+            if trainer.global_step == 2:
+                act(trainer)
+
+    with pytest.raises(StateChanged, match=message):
+        fit(lambda: Classifier(mlp()), lambda: (loader(),), static=True, callbacks=(Acts(),))
+
+
+class ByClass(Classifier):
+    """Scalars and tensors that the class gives its instances."""
+
+    scale = 1.0
+    running = torch.ones(())
+
+    def __init__(self) -> None:
+        super().__init__(mlp())
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx) * self.running * self.scale
+        self.running = self.running * 0.5
+        return loss
+
+
+def test_a_class_s_tensor_is_state_and_its_scalar_may_not_change() -> None:
+    assert_same_run(*both(ByClass, lambda: (loader(),), **FEW))
+
+    class Changes(ByClass):
+        def on_train_batch_end(self, *args: Any) -> None:
+            self.scale = 0.5
+
+    with pytest.raises(FrozenValueChanged, match=r"self\.scale was 1\.0"):
+        fit(Changes, lambda: (loader(),), static=True)
+
+
+def test_arguments_of_traced_hooks_warn_when_they_are_read() -> None:
+    class Skips(Classifier):
+        def optimizer_step(self, epoch: int, batch_idx: int, *args: Any) -> None:
+            if batch_idx % 2 == 0 or epoch < 1:
+                super().optimizer_step(epoch, batch_idx, *args)
+
+    frozen.forget_shown()
+    with pytest.warns(FrozenValueWarning, match="batch_idx was read"):
+        fit(lambda: Skips(mlp()), lambda: (loader(),), static=True, limit_train_batches=2)
+
+
+def test_a_global_tensor_that_the_host_replaces_is_read_anew() -> None:
+    class Reads(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return super().training_step(batch, batch_idx) * FACTOR
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            global FACTOR
+            FACTOR = FACTOR * 0.5
+
+    def run(static: bool) -> Any:
+        global FACTOR
+        FACTOR = torch.ones(())
+        return fit(lambda: Reads(mlp()), lambda: (loader(),), static=static, **FEW)
+
+    ours, stock = run(static=True), run(static=False)
+    assert_same_run(ours, stock)
+
+
+def test_a_global_tensor_that_the_step_replaces_is_an_error_on_the_next_step() -> None:
+    class Replaces(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            global FACTOR
+            loss = super().training_step(batch, batch_idx) * FACTOR
+            FACTOR = FACTOR * loss.detach()
+            return loss
+
+    global FACTOR
+    FACTOR = torch.ones(())
+    with pytest.raises(LeakedTensor, match="The result of mul"):
+        fit(lambda: Replaces(mlp()), lambda: (loader(),), static=True)
+    FACTOR = torch.ones(())
+
+
+def test_a_traced_function_reads_the_batch_of_an_object_and_sees_its_modules_scalars() -> None:
+    csx()
+    drop = fulgurite.compile(nn.Dropout(0.0))
+
+    class Learner:
+        batch = torch.zeros(2)
+
+        @fulgurite.trace
+        def step(self) -> Tensor:
+            return drop(self.batch).sum()
+
+    learner = Learner()
+    for value in (1.0, 2.0, 3.0):
+        learner.batch = torch.full((2,), value)
+        assert learner.step().item() == 2 * value
+    drop.p = 0.5
+    with pytest.raises(FrozenValueChanged, match=r"drop\.p was 0\.0"):
+        learner.step()
+
+
+def test_a_default_argument_may_be_given_or_left() -> None:
+    csx()
+
+    @fulgurite.trace
+    def scaled(x: Tensor, factor: float = 2.0) -> Tensor:
+        return x * factor
+
+    assert scaled(torch.ones(2)).sum() == scaled(torch.ones(2), 2.0).sum() == 4
