@@ -37,6 +37,7 @@ class BatchHooks:
 
     def __init__(self, trainer: Any, start: str, end: str) -> None:
         self._trainer, self._module = trainer, trainer.lightning_module
+        self._host_code = strategy_of(trainer).host_code
         self._names = (start, end)
         self.callbacks = list(trainer.callbacks)
         self._start, self._end = self._find(start), self._find(end)
@@ -82,7 +83,7 @@ class BatchHooks:
         """Call the hooks before the step; returns what the module's returned."""
         response = self._call(self._start, 0, args)
         if self._run_code:
-            strategy_of(self._trainer).on_host_code()
+            self._host_code.runs += 1
         return response
 
     def after(self, *args: Any) -> None:

@@ -205,7 +205,7 @@ class _Step:
             self.step.check_state()
         else:
             self.step.check_modules()
-        self.step.host_code_ran = True  # nothing tells what the loop did
+        self.step.check_scalars()  # nothing tells what the loop did
         return self.step(data, lambda: {STEP: self._run})
 
     def _run(self, data: Any) -> Any:

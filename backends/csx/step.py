@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from operator import attrgetter, is_, lt
+from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
 import torch.utils._pytree as pytree
@@ -78,6 +78,13 @@ class Built:
     held_for: list[float] | None = None  # numbers for which the guards were found to hold
 
 
+@dataclass(slots=True)
+class HostCode:
+    """How often code of the user's ran on the host, which may have changed what steps read."""
+
+    runs: int = 0
+
+
 class StepFunction:
     """One stage's step.
 
@@ -89,6 +96,8 @@ class StepFunction:
         announce: called with each program and how its entry points were loaded, none of them
             where the backend only validates.
         settings: Python values that a program is built on (the accumulation window).
+        host_code: tells when the step's scalars are to be compared; None: whoever drives it calls
+            ``check_scalars``.
 
     Attributes:
         programs: those built so far.
@@ -102,9 +111,11 @@ class StepFunction:
         fabric: HostFabric,
         announce: Callable[[Program, list[Loaded]], None],
         settings: Callable[[], tuple[Any, ...]] = tuple,
+        host_code: HostCode | None = None,
     ) -> None:
         self.stage, self.runs = stage, 0
-        self.host_code_ran = False  # since the scalars of modules were last compared
+        self._host_code = host_code or HostCode()
+        self._compared_at = -1  # runs of host code when scalars were last compared
         self._world, self._backend, self._fabric = world, backend, fabric
         self._announce, self._settings = announce, settings
         self.programs: list[Program] = []
@@ -135,8 +146,8 @@ class StepFunction:
             BuiltOnly: the program is built, and the backend asks for no more; nothing has changed.
         """
         try:
-            if self.host_code_ran:
-                self._check_scalars()
+            if self._host_code.runs != self._compared_at:
+                self.check_scalars()
             conditions = self._conditions()
             built, tensors = self._select(conditions, batch)
             if built is None:
@@ -162,8 +173,9 @@ class StepFunction:
                 placed.add_note(note)
             raise placed from None
         self.runs += 1
-        for call, value in zip(calls, values, strict=True):
-            call(value)
+        if calls:
+            for call, value in zip(calls, values, strict=True):
+                call(value)
         return result
 
     def _retrace(self, built: Built, entry: str, run: Callable[[Any], Any], batch: Any) -> None:
@@ -213,15 +225,17 @@ class StepFunction:
         for built in self._built:
             for ready in built.ready.values():
                 ready.check()
-        self._check_scalars()
+        self.check_scalars()
 
-    def _check_scalars(self) -> None:
+    def check_scalars(self) -> None:
+        """Compare what host code may have changed with what the programs were built on."""
         self._world.check()
         for built in self._built:
             built.scalars.check()
-            if any(map(lt, map(len, built.states), built.state_sizes)):
-                self._refuse_lost_state()
-        self.host_code_ran = False
+            for state, size in zip(built.states, built.state_sizes, strict=True):
+                if len(state) < size:
+                    self._refuse_lost_state()
+        self._compared_at = self._host_code.runs
 
     @staticmethod
     def _refuse_lost_state() -> None:
@@ -267,7 +281,8 @@ class StepFunction:
             if tensors is None:
                 why, error = built.batch.difference(batch), InputChanged
                 continue
-            broken = broken_gradient(built.gradients) or self._update_numbers(built)
+            broken = built.gradients and broken_gradient(built.gradients)
+            broken = broken or self._update_numbers(built)
             if broken is not None:
                 why, error = broken, StateChanged
                 continue

@@ -40,7 +40,7 @@ from fulgurite.backends.csx.frozen import forget_shown, frozen_index
 from fulgurite.backends.csx.lines import user_line
 from fulgurite.backends.csx.precision import CSXPrecision, csx_precision
 from fulgurite.backends.csx.program import Program
-from fulgurite.backends.csx.step import STEP, Entries, StepFunction
+from fulgurite.backends.csx.step import STEP, Entries, HostCode, StepFunction
 from fulgurite.backends.csx.world import LightningWorld
 
 LOOPS = "fulgurite.loops:install"
@@ -77,6 +77,7 @@ class StaticGraph(Strategy):
         self._training: StepFunction | None = None
         self._evaluating: dict[tuple[str, int | None], StepFunction] = {}
         self._traced_module: pl.LightningModule | None = None
+        self.host_code = HostCode()
         self._aside = contextlib.ExitStack()  # what a run that only builds puts back
         super().__init__(accelerator=CSXAccelerator(with_strategy=True), **strategy_options)
 
@@ -127,6 +128,7 @@ class StaticGraph(Strategy):
         if trainer.state.fn == TrainerFn.FITTING:
             world = LightningWorld(
                 run_by=trainer,
+                strategy=self,
                 module=module,
                 optimizers=self.optimizers,
                 schedulers=[config.scheduler for config in self.lr_scheduler_configs],
@@ -143,7 +145,9 @@ class StaticGraph(Strategy):
             return (trainer.accumulate_grad_batches, *clip) if world.trains else ()
 
         announce = functools.partial(report.announce, trainer, self.fabric, self.backend)
-        return StepFunction(stage, world, self.backend, self.fabric, announce, settings)
+        return StepFunction(
+            stage, world, self.backend, self.fabric, announce, settings, self.host_code
+        )
 
     @property
     def step_functions(self) -> dict[str, StepFunction]:
@@ -218,7 +222,9 @@ class StaticGraph(Strategy):
         if step is None:
             name = stage if loader is None else f"{stage} {loader}"
             freezes = not self.backend.retrace_every_iteration
-            world = LightningWorld(run_by=module.trainer, module=module, freezes=freezes)
+            world = LightningWorld(
+                run_by=module.trainer, strategy=self, module=module, freezes=freezes
+            )
             step = self._step_function(name, world)
             self._evaluating[stage, loader] = step
         return step(
@@ -228,9 +234,7 @@ class StaticGraph(Strategy):
 
     def on_host_code(self) -> None:
         """The user's code ran on the host: it may have changed what the steps read."""
-        for step in (self._training, *self._evaluating.values()):
-            if step is not None:
-                step.host_code_ran = True
+        self.host_code.runs += 1
 
     def _check_evaluation(self) -> None:
         for step in self._evaluating.values():

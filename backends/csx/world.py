@@ -6,7 +6,6 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from operator import is_
 from typing import Any, ClassVar
 
 import lightning.pytorch as pl
@@ -121,6 +120,7 @@ class LightningWorld(World):
     root = "self"
     module: pl.LightningModule
     run_by: pl.Trainer
+    strategy: pl.strategies.Strategy
 
     @property
     def trainer(self) -> pl.Trainer:
@@ -153,9 +153,7 @@ class LightningWorld(World):
         Raises:
             StateChanged: the trainer has others.
         """
-        now = self.trainer.strategy.optimizers
-        same = len(now) == len(self.optimizers) and all(map(is_, now, self.optimizers))
-        if self.trains and not same:
+        if self.trains and self.strategy._optimizers is not self.optimizers:
             raise StateChanged(
                 "The trainer's optimizers were replaced while a program works on them.",
                 remedy="change their param_groups, or call fit again",

@@ -321,7 +321,7 @@ CHANGES: list[tuple[Callable[..., Any], str, str, str]] = [
     (another_operation, "return loss + 2", "mul, ", "add, "),
     (a_number, "return loss *", "mul(nll_loss_forward, 1.0), ", "mul(nll_loss_forward, 2.0), "),
     (a_literal, "weights = ", "the constant [1.0, 0.0], ", "the constant [1.0, 1.0], "),
-    (a_table, "return loss *", "the constant [1.0, 2.0], ", "the constant [1.0, 3.0], "),
+    (a_table, "return loss *", "TABLES[0], ", "TABLES[1], "),
     (another_operand, "return (a * b)", "div(mul, exp), ", "div(mul, tanh), "),
     (more_operations, "loss = loss.exp()", "", "exp, "),
     (fewer_operations, "loss = loss.exp()", "exp, ", ""),

@@ -124,8 +124,10 @@ def main() -> None:
         pair = [start(root, Path(name, str(i))) for i, root in enumerate((ROOT, other))]
         for subject in SUBJECTS:
             times: list[tuple[float, ...]] = []
-            for _ in range(options.rounds + 1):
-                times.append(tuple(ask(child, subject, options.steps) for child in pair))
+            for i in range(options.rounds + 1):
+                order = (0, 1) if i % 2 else (1, 0)  # who is first may be slower
+                turn = {side: ask(pair[side], subject, options.steps) for side in order}
+                times.append((turn[0], turn[1]))
             ours, theirs = (statistics.median(side) for side in zip(*times[1:], strict=True))
             ratio = statistics.median(a / b for a, b in times[1:])
             print(f"{subject}: {ours:.4g}, {options.commit} {theirs:.4g}; {ratio:.3f}", flush=True)
