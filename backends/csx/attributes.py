@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from operator import itemgetter
+from operator import is_, itemgetter
 from types import CodeType
 from typing import Any
 
