@@ -42,7 +42,7 @@ def message(row: Misuse, outcome: Outcome) -> str:
 
 def ours(row: Misuse, outcome: Outcome) -> str:
     """The part of a row's section that is ours: the program, the message, the corrected one."""
-    parts = [f"### {row.title}", _block(row.bad.shown(), "python")]
+    parts = [f'### <a id="{row.name}"></a>{row.title}', _block(row.bad.shown(), "python")]
     parts += [_block(message(row, outcome), "text")]
     if row.good is not None:
         parts += ["Instead:", _block(row.good.shown(), "python")]
@@ -69,9 +69,17 @@ def _quoted(text: str, folder: Path) -> str:
     return text if ":" not in text else f"`` {text} ``"
 
 
+def _contents() -> str:
+    """Each misuse with its class, and a link to its section."""
+    lines = ["## Contents", "", "| in the step | class |", "|---|---|"]
+    for rows in TABLE.values():
+        lines += [f"| [{row.title}](#{row.name}) | `{row.error}` |" for row in rows]
+    return "\n".join(lines)
+
+
 def document(folder: Path) -> str:
     """The whole page."""
-    parts = [_HEAD.read_text(encoding="utf-8").rstrip()]
+    parts = [_HEAD.read_text(encoding="utf-8").rstrip(), _contents()]
     for group, rows in TABLE.items():
         parts.append(f"## {group}")
         for row in rows:

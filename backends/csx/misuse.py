@@ -216,17 +216,30 @@ def _refused_seeding(line: Callable[[], UserLine | None]) -> Iterator[tuple[Any,
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Say of Python's own errors in a trace what they mean."""
+    """Say of Python's own errors in a trace what they mean; note the user's line on others."""
     try:
         yield
+    except TraceError:
+        raise
     except TypeError as error:
         scalar = re.match(r"(\w+)\(\): argument '(\w+)'.* must be \w+, not FakeTensor", str(error))
         if scalar is not None:  # torch looks at alpha= before any mode does
             raise refused_scalar("A tensor", scalar[1], scalar[2], raised_at(error)) from None
         if WATCHED not in str(error):
+            _note_line(error)
             raise
         raise UnsupportedInput(
             "A number of the batch went to a function that takes only Python's own numbers.",
             line=raised_at(error),
             remedy="make it a tensor in the dataset; or int(n), float(n): a constant",
         ) from None
+    except Exception as error:
+        _note_line(error)
+        raise
+
+
+def _note_line(error: Exception) -> None:
+    """Note where the user's code was; between it and the error lie a hundred lines of torch's."""
+    line = raised_at(error)
+    if line is not None:
+        error.add_note(f"  while the step was traced, at {line}\n      {line.source}")

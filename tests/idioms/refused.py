@@ -211,7 +211,10 @@ class BackwardOnCondition(Refused, Manual):
 
     error = ConditionalOnTensor
     why = "the program is the same each time"
-    instead = "`p.grad.mul_(torch.where(loss < limit, 1.0, 0.0))` before the step"
+    instead = (
+        "with plain SGD `p.grad.mul_(torch.where(loss < limit, 1.0, 0.0))` before the step;"
+        " an optimizer with state still counts such a step, and decays"
+    )
     remedy = "torch.where"
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
