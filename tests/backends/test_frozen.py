@@ -81,10 +81,6 @@ def last(module: Any, batch_idx: int) -> float:
     return 1.0 + module.trainer.is_last_batch
 
 
-def sanity(module: Any, batch_idx: int) -> float:
-    return 1.0 + module.trainer.sanity_checking
-
-
 def metrics(module: Any, batch_idx: int) -> float:
     return 1.0 + len(module.trainer.callback_metrics)
 
@@ -146,7 +142,6 @@ READS = [
     (epoch, "current_epoch was read", "0", "Use a buffer that on_train_epoch_start sets"),
     (trainer_s_epoch, "current_epoch was read", "0", "Use a buffer"),
     (last, "is_last_batch was read", "False", "Use on_train_batch_end"),
-    (sanity, "sanity_checking was read", "False", "Use Trainer(num_sanity_val_steps=0)"),
     (metrics, "callback_metrics was read", "a dict", "Use a host hook such as on_train_batch_end"),
     (logged, "logged_metrics was read", "a dict", "Use a host hook"),
     (shown, "progress_bar_metrics was read", "a dict", "Use a host hook"),
@@ -254,3 +249,18 @@ TWINS = {
 @pytest.mark.parametrize("make", TWINS.values(), ids=TWINS)
 def test_the_corrected_twin_equals_stock(make: Any) -> None:
     assert_same_run(*both(make, lambda: (loader(64),), max_epochs=3))
+
+
+def test_sanity_checking_warns_in_validation_and_is_false_in_training() -> None:
+    class Asks(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            assert not self.trainer.sanity_checking
+            return super().training_step(batch, batch_idx)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.net(batch[0]) * (1 + self.trainer.sanity_checking)
+
+    options: dict[str, Any] = {"static": True, "limit_train_batches": 2}
+    with pytest.warns(FrozenValueWarning, match="num_sanity_val_steps=0") as seen:
+        fit(lambda: Asks(mlp()), lambda: (loader(), loader()), **options)
+    assert len(seen) == 1
