@@ -7,6 +7,7 @@ catches that and goes on to the next one. Nothing here trains, logs or saves.
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from typing import Any
 
 from lightning.pytorch.loggers.logger import DummyLogger
@@ -37,15 +38,16 @@ class _Silent(DummyLogger):
     def __init__(self, trainer: Any) -> None:
         super().__init__()
         self._trainer, self._own = trainer, trainer.loggers
+        self._folder = tempfile.TemporaryDirectory()
 
     @property
-    def save_dir(self) -> str | None:
-        """The real one's, which ``trainer.log_dir`` asks for."""
-        own: str | None = self._own[0].save_dir
-        return own
+    def save_dir(self) -> str:
+        """A folder for what callbacks save beside the logs (LightningCLI's config), for a while."""
+        return self._folder.name
 
     def finalize(self, status: str) -> None:
         """Put the real loggers back."""
+        self._folder.cleanup()
         self._trainer.loggers = self._own
 
 

@@ -410,3 +410,27 @@ def test_compile_only_without_a_compiler_is_an_error_with_the_remedy(
     monkeypatch.setattr(fabric, "toolchain_missing", lambda: "no C++ compiler was found")
     with pytest.raises(RuntimeError, match=r"no C\+\+ compiler was found.*validate_only=True"):
         make_trainer("compile_only").fit(Classifier(mlp()), loader(64))
+
+
+def test_lightning_s_cli_checks_a_model_any_number_of_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli = pytest.importorskip("lightning.pytorch.cli")
+
+    class Fed(Classifier):
+        def __init__(self) -> None:
+            super().__init__(mlp())
+
+        def train_dataloader(self) -> Any:
+            return loader(32)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # Lightning's
+    options = ["--trainer.max_epochs=1", "--trainer.enable_progress_bar=false"]
+    backend = {"backend_type": "CSX", "validate_only": True}
+    args = ["fit", *options, *(f"--trainer.backend.{k}={v}" for k, v in backend.items())]
+    for _ in range(2):
+        fulgurite.backends.reset_backend()
+        cli.LightningCLI(Fed, trainer_class=fulgurite.Trainer, args=args, seed_everything_default=1)
+    assert list(tmp_path.iterdir()) == []
