@@ -30,7 +30,7 @@ from fulgurite.backends.csx.graph import Graph
 
 
 class NoToolchain(Exception):
-    """Generated kernels cannot be made, on this machine or of this graph; the text says why."""
+    """Generated kernels cannot be made on this machine; the text says what it lacks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,11 +84,11 @@ class HostFabric:
             RuntimeError: ``compile_only`` on a machine that cannot compile.
         """
         began = time.perf_counter()
+        if next(graph.operations(), None) is None:
+            return _interpreted(graph, began, "it computes nothing")
         try:
             if not self._backend.compiles:
                 raise NoToolchain("autogen_policy='disabled'")
-            if next(graph.operations(), None) is None:
-                raise NoToolchain("it computes nothing")
             found = self._cache.fetch(
                 program_key(graph),
                 build=lambda folder: _compile(graph, folder, shown),
@@ -102,13 +102,7 @@ class HostFabric:
                     " Install a C++ compiler and Python's headers; or validate_only=True, which"
                     " checks the model without them."
                 ) from None
-            return Loaded(
-                call=_flat(graph.module),
-                compiled=False,
-                built=False,
-                seconds=time.perf_counter() - began,
-                how=f"run operation by operation ({missing})",
-            )
+            return _interpreted(graph, began, str(missing))
         return Loaded(
             call=found.value,
             compiled=True,
@@ -132,6 +126,23 @@ class HostFabric:
             if not flushes:
                 restore()
             torch._C._set_grad_enabled(gradients)
+
+
+def _interpreted(graph: Graph, began: float, why: str) -> Loaded:
+    """A graph that torch's own kernels run.
+
+    Args:
+        graph: the graph.
+        began: when loading it began, by ``time.perf_counter``.
+        why: the reason for which it is not compiled.
+    """
+    return Loaded(
+        call=_flat(graph.module),
+        compiled=False,
+        built=False,
+        seconds=time.perf_counter() - began,
+        how=f"run operation by operation ({why})",
+    )
 
 
 def _compile(

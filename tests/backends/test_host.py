@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import pytest
 import torch
 from harness import assert_same_run, both, csx, fit
@@ -102,6 +103,24 @@ def test_a_class_s_tensor_is_state_and_its_scalar_may_not_change() -> None:
 
     with pytest.raises(FrozenValueChanged, match=r"self\.scale was 1\.0"):
         fit(Changes, lambda: (loader(),), static=True)
+
+
+def test_an_array_in_an_attribute_is_no_scalar_to_compare_and_a_numpy_number_is_one() -> None:
+    class Arrays(Classifier):
+        def __init__(self) -> None:
+            super().__init__(mlp())
+            self.table, self.factor = np.ones(3), np.float32(2.0)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            return loss * float(self.table[0]) * float(self.factor)
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self.table = np.ones(3)
+            self.factor = np.float32(2.0 + (batch_idx == 2))
+
+    with pytest.raises(FrozenValueChanged, match=r"self\.factor was np\.float32\(2\.0\)"):
+        fit(Arrays, lambda: (loader(),), static=True)
 
 
 def test_arguments_of_traced_hooks_warn_when_they_are_read() -> None:
