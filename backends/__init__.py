@@ -1,9 +1,9 @@
 """Where a step runs.
 
 In reading order: ``backend`` (the base and the rule of one type per process), ``cpu`` and ``gpu``
-(eager Lightning), ``csx`` (the static-graph backend), ``step_count`` (a number that steps have on
-every device). Importing this package registers strategy and
-accelerator "csx" with Lightning, so that ``lightning.Trainer(strategy="csx")`` works too.
+(eager Lightning), ``csx`` (the static-graph backend), ``closures`` and ``step_count`` (what a step
+may call on every device). Importing this package registers strategy and accelerator "csx" with
+Lightning, so that ``lightning.Trainer(strategy="csx")`` works too.
 """
 
 from __future__ import annotations

@@ -324,8 +324,8 @@ class Trace:
         given: dict[Kind, list[Tensor]] = {kind: [] for kind in Kind}
         for item, tensor in zip(self._inputs, flat, strict=True):
             given[item.kind].append(tensor)
-        self._tracker = get_innermost_proxy_mode().tracer.tensor_tracker  # type: ignore[union-attr]
-        self._names.tracker = self._tracker
+        tracer = get_innermost_proxy_mode().tracer  # type: ignore[union-attr]
+        self._names.tracker = tracer.tensor_tracker
         self._boundaries = {storage_of(tensor) for tensor in flat}
         for tensor in given[Kind.BATCH]:
             self._constants.born.add(tensor)
@@ -343,7 +343,7 @@ class Trace:
                 self._constants,
             ):
                 result = self._run(batch)
-            self._last = next(reversed(get_innermost_proxy_mode().tracer.graph.nodes))  # type: ignore[union-attr]
+            self._last = next(reversed(tracer.graph.nodes))
             with torch.no_grad():
                 return self._collect(result, calls)
 
@@ -358,10 +358,11 @@ class Trace:
                     stand_in = stand_in_for(held.tensor, entry.view(base, i))
                     self.gradients.watch(held.tensor, stand_in)
                     swapped.append((held.tensor, stand_in))
+            tracker = self._names.tracker
             for tensor, stand_in in swapped:
                 swap(tensor, stand_in)
-                self._tracker[tensor] = self._tracker[stand_in]  # by the object, which stayed
-                self._nodes[id(tensor)] = self._tracker[stand_in].proxy.node
+                tracker[tensor] = tracker[stand_in]  # by the object, which stayed
+                self._nodes[id(tensor)] = tracker[stand_in].proxy.node
             self.gradients.put(given[Kind.GRADIENT])
             for vector in given[Kind.NUMBERS]:
                 self._guards = install(self._number_slots, vector, self._world.optimizers)

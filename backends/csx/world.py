@@ -142,10 +142,14 @@ class LightningWorld(World):
 
     def outside_tensors(self) -> list[Source]:
         """What the globals, closures and objects that the step's code names hold."""
-        stage = {"test": "test_step", "predict": "predict_step"}.get(
+        return reach(getattr(self.module, self._step_name), {}).tensors
+
+    @property
+    def _step_name(self) -> str:
+        """Which of the module's steps it is."""
+        return {"test": "test_step", "predict": "predict_step"}.get(
             str(self.trainer.state.stage), "training_step" if self.trains else "validation_step"
         )
-        return reach(getattr(self.module, stage), {}).tensors
 
     def check(self) -> None:
         """Verify that the optimizers are those of the trace.
@@ -170,12 +174,8 @@ class LightningWorld(World):
     def line_now(self) -> UserLine | None:
         """Where the user wrote the hook that now runs."""
         hook = self.module._current_fx_name or ""
-        stage = {"test": "test_step", "predict": "predict_step"}.get(
-            str(self.trainer.state.stage),
-            "training_step" if self.trainer.training else "validation_step",
-        )
         made_at = self.line_of("configure_optimizers") if hook == "optimizer_step" else None
-        return made_at or self.line_of(hook) or self.line_of(stage)
+        return made_at or self.line_of(hook) or self.line_of(self._step_name)
 
 
 @contextlib.contextmanager
