@@ -20,7 +20,13 @@ from fulgurite.backends.csx.errors import NoLoss
 
 
 class CSXPrecision(Precision):
-    """Lightning's "32-true", inside a program; the base of the others."""
+    """Lightning's "32-true", inside a program; the base of the others.
+
+    Attributes:
+        fp16_type: the run's 16-bit type: "bfloat16", "float16", "cbfloat16"; None without one.
+    """
+
+    fp16_type: str | None = None
 
     def backward(  # type: ignore[override]
         self,
@@ -48,12 +54,16 @@ class CSXPrecision(Precision):
 class CSXMixedPrecision(CSXPrecision, MixedPrecision):
     """Lightning's "bf16-mixed": float32 state, and autocast of the host's while tracing."""
 
+    fp16_type = "bfloat16"
+
     def __init__(self) -> None:
         super().__init__("bf16-mixed", device="cpu")
 
 
 class CSXHalfPrecision(CSXPrecision, HalfPrecision):
     """Lightning's "bf16-true": parameters, buffers, inputs and optimizer state in bfloat16."""
+
+    fp16_type = "bfloat16"
 
     def __init__(self) -> None:
         super().__init__("bf16-true")

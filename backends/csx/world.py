@@ -63,6 +63,11 @@ class World(ABC):
         """Whether Lightning calls ``backward`` (automatic optimization)."""
         return False
 
+    @property
+    def fp16_type(self) -> str | None:
+        """The run's 16-bit type by name, where it has one."""
+        return None
+
     def outside_tensors(self) -> list[Source]:
         """Tensors that no module holds, and the places where the step's code finds them."""
         return []
@@ -131,6 +136,12 @@ class LightningWorld(World):
     def backward_is_lightnings(self) -> bool:
         """Whether the module has automatic optimization."""
         return self.module.automatic_optimization
+
+    @property
+    def fp16_type(self) -> str | None:
+        """What the precision plugin says."""
+        found: str | None = getattr(self.strategy.precision_plugin, "fp16_type", None)
+        return found
 
     def objects(self) -> Iterator[object]:
         """Whatever traced code may change on the host."""
