@@ -2,9 +2,9 @@
 
 In reading order: ``backend`` (the base and the rule of one type per process), ``cpu`` and ``gpu``
 (eager Lightning), ``csx`` (the static-graph backend), ``closures`` and ``step_count`` (what a step
-may call on every device), ``schedules`` (schedulers that a program computes). Importing this package
-registers strategy and accelerator "csx" with Lightning, so that ``lightning.Trainer(strategy="csx")``
-works too.
+may call on every device), ``schedules`` (schedulers that a program computes). Importing this
+package registers strategy and accelerator "csx" with Lightning, so that
+``lightning.Trainer(strategy="csx")`` works too.
 """
 
 from __future__ import annotations
