@@ -190,6 +190,11 @@ def traced_by(trace: Traced) -> Iterator[None]:
         _trace.reset(token)
 
 
+def program_schedulers(schedulers: Iterable[Any]) -> list[ProgramScheduler]:
+    """Those whose numbers a program can compute."""
+    return [one for one in schedulers if isinstance(one, ProgramScheduler)]
+
+
 def check_schedulers(configs: list[LRSchedulerConfig]) -> None:
     """Let Lightning step those that count steps after every optimizer step.
 

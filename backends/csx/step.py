@@ -40,10 +40,11 @@ from fulgurite.backends.csx.outputs import result_of
 from fulgurite.backends.csx.program import Program, make_program
 from fulgurite.backends.csx.ready import Ready
 from fulgurite.backends.csx.retrace import retrace
-from fulgurite.backends.csx.scheduled import ShownNumbers, of_computed, program_schedulers
+from fulgurite.backends.csx.scheduled import ShownNumbers, of_computed
 from fulgurite.backends.csx.traced_numbers import Guard
 from fulgurite.backends.csx.waiting import shown
 from fulgurite.backends.csx.world import World, undone_on_failure
+from fulgurite.backends.schedules import ProgramScheduler, program_schedulers
 
 STEP, ACCUMULATE = "step", "accumulate"
 Entries = Callable[[], dict[str, Callable[[Any], Any]]]
@@ -128,7 +129,7 @@ class StepFunction:
         self._numbers: list[float] = []
         self._numbers_are_read = False
         self._vector: Tensor | None = None
-        self._schedulers = program_schedulers(world.schedulers)
+        self._schedulers: list[ProgramScheduler] = []
         self._shown: ShownNumbers | None = None
         self._collect_conditions()
 
@@ -150,6 +151,9 @@ class StepFunction:
             BuiltOnly: the program is built, and the backend asks for no more; nothing has changed.
         """
         try:
+            if not self._built:
+                self._world.refresh()
+                self._schedulers = program_schedulers(self._world.schedulers)
             if self._host_code.runs != self._compared_at:
                 self.check_scalars()
             conditions = self._conditions()
