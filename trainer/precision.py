@@ -65,8 +65,12 @@ def _with_plugin(plugin: Precision, arguments: dict[str, Any]) -> list[Any]:
 
 def _plugin(backend: Backend, mixed: MixedPrecision) -> Precision:
     logs_scale = bool(mixed.log_loss_scale)
-    bounds = {"minimum": mixed.least_scale, "maximum": mixed.largest_scale}
-    options = {"dynamic": mixed.dynamic, "growth_interval": mixed.steps_per_increase, **bounds}
+    options: dict[str, Any] = {
+        "dynamic": mixed.dynamic,
+        "growth_interval": mixed.steps_per_increase,
+        "minimum": mixed.least_scale,
+        "maximum": mixed.largest_scale,
+    }
     if isinstance(backend, CSXBackend):
         scale = LossScale(mixed.first_scale, **options) if mixed.scales else None
         return CSXMixedPrecision(mixed.fp16_type, scale, logs_scale)

@@ -82,7 +82,8 @@ class Trainer(pl.Trainer):
         backend: a backend (``fulgurite.backend("CSX", ...)``), or a dict of its arguments with the
             key ``backend_type``.
         model_dir: root of logs and checkpoints; another name of Lightning's ``default_root_dir``.
-        precision: Lightning's names, "cb16-mixed", or a ``fulgurite.MixedPrecision``; docs/precision.md.
+        precision: Lightning's names, "cb16-mixed", or a ``fulgurite.MixedPrecision``
+            (docs/precision.md).
 
     Raises:
         ValueError: both ``device`` and ``backend`` are given, or neither is; no such device.

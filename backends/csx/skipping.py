@@ -1,9 +1,9 @@
 """A step of an optimizer that may not count: where a tensor says so, its writes are taken back.
 
-Eagerly the host decides whether ``optimizer.step()`` is called. Here it always runs, and every state
-that it wrote becomes ``torch.where(skip, before, after)``: parameters, the optimizer's state, and
-what hooks on the step changed. What was written is read off the recorded operations, so it does not
-matter through which tensor (``p``, ``p.data``, a view) that happened.
+Eagerly the host decides whether ``optimizer.step()`` is called. Here it always runs, and every
+state that it wrote becomes ``torch.where(skip, before, after)``: parameters, the optimizer's state,
+and what hooks on the step changed. What was written is read off the recorded operations, so it does
+not matter through which tensor (``p``, ``p.data``, a view) that happened.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ def _written_after(node: fx.Node) -> set[int]:
         given.update(node.kwargs)
         for argument in schema.arguments:
             if argument.alias_info is not None and argument.alias_info.is_write:
-                leaves = pytree.tree_leaves(given.get(argument.name))
-                written |= {storage_of(n.meta["val"]) for n in leaves if isinstance(n, fx.Node)}
+                nodes = pytree.tree_leaves(given.get(argument.name))
+                values = [n.meta.get("val") for n in nodes if isinstance(n, fx.Node)]
+                written |= {storage_of(value) for value in values if isinstance(value, Tensor)}
     return written
