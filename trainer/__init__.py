@@ -14,6 +14,8 @@ compile, trace      for loops of one's own: a function as a program (``fulgurite
 step_closure        a function that runs on the host after each step (``backends.closures``)
 checkpoint_closure  one that runs where a checkpoint is written (``backends.closures``)
 global_step         the number of steps done, as a tensor (``backends.step_count``)
+gradient_norm       of the gradients before they were clipped (``backends.gradient_norm``)
+MixedPrecision      ``precision=`` by the keys of parameter files (``fulgurite.mixed_precision``)
 errors              TraceError, its kinds, and FrozenValueWarning (``fulgurite.errors``)
 """
 
@@ -30,9 +32,11 @@ if TYPE_CHECKING:
     from fulgurite.backends.closures import step_closure as step_closure
     from fulgurite.backends.csx.errors import TraceError as TraceError
     from fulgurite.backends.csx.frozen import FrozenValueWarning as FrozenValueWarning
+    from fulgurite.backends.gradient_norm import gradient_norm as gradient_norm
     from fulgurite.backends.step_count import global_step as global_step
     from fulgurite.function import compile as compile
     from fulgurite.function import trace as trace
+    from fulgurite.mixed_precision import MixedPrecision as MixedPrecision
     from fulgurite.trainer import Trainer as Trainer
 
 __version__ = "0.1.0"
@@ -42,7 +46,9 @@ _HOMES = {
     "backend": "fulgurite.backends",
     "current_backend": "fulgurite.backends.backend",
     "CSConfig": "fulgurite.backends",
+    "MixedPrecision": "fulgurite.mixed_precision",
     "global_step": "fulgurite.backends.step_count",
+    "gradient_norm": "fulgurite.backends.gradient_norm",
     "compile": "fulgurite.function",
     "trace": "fulgurite.function",
     "step_closure": "fulgurite.backends.closures",
@@ -54,6 +60,7 @@ _HOMES = {
 __all__ = [
     "CSConfig",
     "FrozenValueWarning",
+    "MixedPrecision",
     "TraceError",
     "Trainer",
     "__version__",
@@ -62,6 +69,7 @@ __all__ = [
     "compile",
     "current_backend",
     "global_step",
+    "gradient_norm",
     "step_closure",
     "trace",
 ]

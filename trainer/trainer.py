@@ -19,6 +19,7 @@ from lightning.pytorch.accelerators import Accelerator, CPUAccelerator
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.plugins import _PLUGIN_INPUT
+from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities.argparse import _parse_env_variables
@@ -32,8 +33,11 @@ from fulgurite.backends.csx.accelerator import CSXAccelerator
 from fulgurite.backends.csx.errors import UsersFramesAlone
 from fulgurite.backends.csx.patches import patched
 from fulgurite.backends.csx.strategy import CSXStrategy
+from fulgurite.backends.gradient_norm import clip_by_norm, norms_kept
 from fulgurite.backends.schedules import check_schedulers
 from fulgurite.backends.step_count import counted_by
+from fulgurite.mixed_precision import MixedPrecision
+from fulgurite.precision import precision_arguments
 
 _Init = TypeVar("_Init", bound=Callable[..., None])
 _P = ParamSpec("_P")
@@ -79,6 +83,8 @@ class Trainer(pl.Trainer):
         backend: a backend (``fulgurite.backend("CSX", ...)``), or a dict of its arguments with the
             key ``backend_type``.
         model_dir: root of logs and checkpoints; another name of Lightning's ``default_root_dir``.
+        precision: Lightning's names, "cb16-mixed", or a ``fulgurite.MixedPrecision``
+            (docs/precision.md).
 
     Raises:
         ValueError: both ``device`` and ``backend`` are given, or neither is; no such device.
@@ -98,7 +104,7 @@ class Trainer(pl.Trainer):
         strategy: str | Strategy = "auto",
         devices: list[int] | str | int = "auto",
         num_nodes: int = 1,
-        precision: _PRECISION_INPUT | None = None,
+        precision: _PRECISION_INPUT | Literal["cb16-mixed"] | MixedPrecision | None = None,
         logger: Logger | Iterable[Logger] | bool | None = None,
         callbacks: list[Callback] | Callback | None = None,
         fast_dev_run: int | bool = False,
@@ -154,7 +160,8 @@ class Trainer(pl.Trainer):
         given = f"device={device!r}" if backend is None else f"backend {kind}"
         try:
             arguments |= _placement(self.backend, given, accelerator, strategy, devices, num_nodes)
-        except MisconfigurationException:
+            arguments |= precision_arguments(self.backend, arguments)
+        except (MisconfigurationException, ValueError):
             set_backend(live)  # a refused Trainer claims nothing
             raise
         arguments["default_root_dir"] = _root(model_dir, default_root_dir)
@@ -174,8 +181,8 @@ class Trainer(pl.Trainer):
         checkpoint_written(self)
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
-        """Lightning's run of a stage, in which ``fulgurite.global_step()`` counts."""
-        with _counting(self):
+        """Lightning's run of a stage; ``global_step()`` and ``gradient_norm()`` are its own."""
+        with norms_kept() as norms, _counting(self, norms):
             return super()._run(*args, **kwargs)
 
     fit = _with_short_traceback(pl.Trainer.fit)
@@ -188,16 +195,18 @@ _OURS = ("device", "backend", "model_dir")
 
 
 @contextlib.contextmanager
-def _counting(trainer: pl.Trainer) -> Iterator[None]:
-    """Let ``global_step()`` give a Trainer's counter, and count for schedulers that follow it.
+def _counting(trainer: pl.Trainer, norms: list[Tensor]) -> Iterator[None]:
+    """Let ``global_step()`` give a Trainer's counter, keep the norms of an eager step, and let
+    schedulers that count steps do so.
 
-    Within an eager training step it is the number at its begin, as in a program: under manual
-    optimization Lightning's own goes on inside.
+    Within an eager training step the counter is the number at its begin, as in a program: under
+    manual optimization Lightning's own goes on inside.
     """
     strategy, begun = trainer.strategy, []
-    step = strategy.training_step
+    step, plugin = strategy.training_step, strategy.precision_plugin
 
     def training_step(*args: Any, **kwargs: Any) -> Any:
+        norms.clear()
         begun.append(trainer.global_step)
         try:
             return step(*args, **kwargs)
@@ -216,6 +225,8 @@ def _counting(trainer: pl.Trainer) -> Iterator[None]:
     changes: list[tuple[Any, str, Any]] = [(strategy, "training_step", training_step)]
     if not isinstance(strategy, CSXStrategy):
         changes.append((strategy, "setup_optimizers", setup_optimizers))
+    if type(plugin).clip_grad_by_norm is Precision.clip_grad_by_norm:  # sharded ones compute others
+        changes.append((plugin, "clip_grad_by_norm", functools.partial(clip_by_norm, plugin)))
     with patched(changes), counted_by(count):
         yield
 

@@ -2,7 +2,8 @@
 
 config        its options
 strategy      Lightning's strategy "csx": a step function per stage, checkpoints
-accelerator   what goes with it; precision: what runs in which type
+accelerator   what goes with it; precision: what runs in which type; loss_scale: of 16-bit floats;
+              skipping: steps that do not count
 function      a plain function as a program: hand-written loops; reach: what it works on
 step          a stage's step: which program fits the batch, run it, hand out what it returns;
               conditions: what it depends on; ready: an entry point, bound to its tensors;

@@ -86,6 +86,7 @@ from fulgurite.backends.csx.state import (
 from fulgurite.backends.csx.traced_numbers import Guard
 from fulgurite.backends.csx.tracing import Contract
 from fulgurite.backends.csx.world import World
+from fulgurite.backends.gradient_norm import norms_kept
 from fulgurite.backends.schedules import program_schedulers, traced_by
 from fulgurite.backends.step_count import counted_by
 
@@ -194,6 +195,11 @@ class Trace:
         yield from optimizer_slots(self._world.named_optimizers(), names)
         yield from (one.slot() for one in self._unborn)
         yield from scheduler_slots(self._schedulers)
+        yield from self._world.outside_state()
+
+    def state(self) -> list[Held]:
+        """The tensors of the program's state."""
+        return [held for entry in self._entries for held in entry.held]
 
     def _fake(self, tensor: Tensor) -> Tensor:
         return self._mode.from_tensor(tensor.detach(), static_shapes=True)
@@ -336,7 +342,7 @@ class Trace:
         leaves = zip(given[Kind.BATCH], self._batch_spec.tensor_leaves(), strict=True)
         self._names.give({id(tensor): leaf.name for tensor, leaf in leaves})
         [steps] = given[Kind.STEPS]
-        with self._inputs_in_place(given), counted_by(steps.clone):
+        with self._inputs_in_place(given), counted_by(steps.clone), norms_kept():
             batch = self._batch_spec.rebuild(given[Kind.BATCH])
             with (
                 record_host_calls(self._world.trainer, self._world.schedulers) as calls,

@@ -38,7 +38,11 @@ from fulgurite.backends.csx.fabric import HostFabric
 from fulgurite.backends.csx.first_update import hidden
 from fulgurite.backends.csx.frozen import forget_shown, frozen_index
 from fulgurite.backends.csx.lines import user_line
-from fulgurite.backends.csx.precision import CSXPrecision, csx_precision
+from fulgurite.backends.csx.precision import (
+    CSXPrecision,
+    csx_precision,
+    refuse_replaced_precision,
+)
 from fulgurite.backends.csx.program import Program
 from fulgurite.backends.csx.scheduled import RunSchedulers
 from fulgurite.backends.csx.step import STEP, Entries, HostCode, StepFunction
@@ -65,6 +69,7 @@ class StaticGraph(Strategy):
         install_loops: str = LOOPS,
         **strategy_options: Any,
     ) -> None:
+        refuse_replaced_precision()
         live = current_backend()
         if backend is None:
             backend = live if isinstance(live, CSXBackend) else CSXBackend()

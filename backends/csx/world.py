@@ -21,7 +21,7 @@ from fulgurite.backends.csx.errors import StateChanged
 from fulgurite.backends.csx.first_update import Unborn
 from fulgurite.backends.csx.lines import UserLine
 from fulgurite.backends.csx.reach import reach
-from fulgurite.backends.csx.state import Snapshot
+from fulgurite.backends.csx.state import Slot, Snapshot
 from fulgurite.backends.schedules import program_schedulers
 
 
@@ -73,6 +73,10 @@ class World(ABC):
     def outside_tensors(self) -> list[Source]:
         """Tensors that no module holds, and the places where the step's code finds them."""
         return []
+
+    def outside_state(self) -> Iterator[Slot]:
+        """Places of state that neither modules nor optimizers hold."""
+        return iter(())
 
     def check(self) -> None:  # noqa: B027  # nothing to verify where nobody replaces them
         """Verify, after host code ran, that the step still works on these."""
@@ -161,6 +165,17 @@ class LightningWorld(World):
         yield self.trainer
         yield self.trainer._logger_connector
         yield from self.trainer.strategy._lightning_optimizers
+        if self._loss_scale is not None:
+            yield self._loss_scale
+
+    @property
+    def _loss_scale(self) -> Any:
+        return getattr(self.strategy.precision_plugin, "scaler", None)
+
+    def outside_state(self) -> Iterator[Slot]:
+        """The loss scale, where the step has one."""
+        if self.trains and self._loss_scale is not None:
+            yield from self._loss_scale.slots()
 
     def outside_tensors(self) -> list[Source]:
         """What the globals, closures and objects that the step's code names hold."""
