@@ -49,10 +49,11 @@ class Lion(Optimizer):
         """Move ``p`` by the sign, then update the average."""
         assert p.grad is not None
         beta1, beta2 = group["betas"]
-        average, gradient = state["exp_avg"], p.grad.to(wide_dtype(p))
-        direction = torch.lerp(average.to(gradient.dtype), gradient, 1 - beta1).sign()
+        gradient = p.grad.to(wide_dtype(p))
+        average = state["exp_avg"].to(gradient.dtype)
+        direction = (average * beta1 + gradient * (1 - beta1)).sign()
         p.sub_((direction + group["weight_decay"] * p) * group["lr"])
-        average.lerp_(p.grad, 1 - beta2)
+        state["exp_avg"].copy_(average * beta2 + gradient * (1 - beta2))
 
     def check_group(self, group: dict[str, Any]) -> None:
         """Raise ``ValueError`` where an option of a new group is out of its range."""
