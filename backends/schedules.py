@@ -10,20 +10,35 @@ from __future__ import annotations
 
 import contextlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 Number = float | Tensor
-Place = Callable[["ProgramScheduler", int, Tensor], None]
-"""Puts the tensor of a group's number, by the group's index, where a traced step finds it."""
 
-_place: ContextVar[Place | None] = ContextVar("place", default=None)
+
+class Traced(Protocol):
+    """What a trace does with schedulers that run in it."""
+
+    def count(self, count: Tensor) -> Tensor:
+        """The count of a scheduler, as its formula takes it."""
+
+    def place(self, scheduler: ProgramScheduler, group: int, number: Tensor) -> None:
+        """Put the number of a param group where the step finds it."""
+
+    def in_double(self) -> AbstractContextManager[None]:
+        """Let formulas compute in float64."""
+
+
+_trace: ContextVar[Traced | None] = ContextVar("schedules", default=None)
 
 
 class ProgramScheduler(LRScheduler):
@@ -83,27 +98,36 @@ class ProgramScheduler(LRScheduler):
         """Count one step, and set the numbers of the next."""
         if epoch is not None:
             raise ValueError(f"{type(self).__name__}.step() counts by itself; got epoch={epoch}.")
-        with torch.no_grad():
+        trace = _trace.get()
+        with torch.no_grad(), contextlib.nullcontext() if trace is None else trace.in_double():
             self.resident["count"].add_(1)
             self.advance(self._count())
         self.show()
 
     def _count(self) -> Number:
         count = self.resident["count"]
-        return int(count) if _place.get() is None else count.to(torch.float64)
+        trace = _trace.get()
+        return int(count) if trace is None else trace.count(count)
 
     @torch.no_grad()
     def show(self) -> None:
         """Put the numbers of the next step into the param groups."""
-        count, place = self._count(), _place.get()
-        if place is not None:
+        count, trace = self._count(), _trace.get()
+        if trace is not None:
             for i in self.groups:
-                place(self, i, torch.as_tensor(self.value(count, i), dtype=torch.float64))
+                with trace.in_double():
+                    number = torch.as_tensor(self.value(count, i), dtype=torch.float64)
+                trace.place(self, i, number)
         elif count != self._shown:
             self._values = {i: float(self.value(count, i)) for i in self.groups}
             self._shown = int(count)
             for i, value in self._values.items():
                 self._set(i, value)
+
+    def show_again(self) -> None:
+        """``show``, whatever somebody has put there meanwhile."""
+        self._shown = -1
+        self.show()
 
     def _set(self, i: int, value: float) -> None:
         group = self.optimizer.param_groups[i]
@@ -139,8 +163,7 @@ class ProgramScheduler(LRScheduler):
         self.resident["count"].fill_(state_dict["last_epoch"])
         for name in self.resident.keys() & state_dict.keys():
             self.resident[name].fill_(state_dict[name])
-        self._shown = -1
-        self.show()
+        self.show_again()
 
 
 def _tagged(groups: list[dict[str, Any]], tags: str | Iterable[str | None] | None) -> Iterator[int]:
@@ -153,10 +176,42 @@ def _tagged(groups: list[dict[str, Any]], tags: str | Iterable[str | None] | Non
 
 
 @contextlib.contextmanager
-def placed_by(place: Place) -> Iterator[None]:
-    """Let schedulers hand the tensors of their numbers to ``place`` while the block runs."""
-    token = _place.set(place)
+def traced_by(trace: Traced) -> Iterator[None]:
+    """Let schedulers compute with tensors while the block runs."""
+    token = _trace.set(trace)
     try:
         yield
     finally:
-        _place.reset(token)
+        _trace.reset(token)
+
+
+def check_schedulers(configs: list[LRSchedulerConfig]) -> None:
+    """Let Lightning step those that count steps after every optimizer step.
+
+    Raises:
+        ValueError: two schedulers set the same number.
+        MisconfigurationException: one that counts steps shall be stepped otherwise.
+    """
+    owners: dict[tuple[int, int, str], Any] = {}
+    for config in configs:
+        scheduler: Any = config.scheduler
+        name, optimizer = type(scheduler).__name__, scheduler.optimizer
+        key: str = "lr"
+        groups: Sequence[int] = range(len(optimizer.param_groups))
+        if isinstance(scheduler, ProgramScheduler):
+            key, groups = scheduler.key, scheduler.groups
+            if config.frequency != 1 or config.reduce_on_plateau:
+                raise MisconfigurationException(
+                    f"{name} counts every optimizer step; it was given frequency="
+                    f"{config.frequency}, reduce_on_plateau={config.reduce_on_plateau}. Leave both"
+                    " out."
+                )
+            config.interval = "step"
+        for i in groups:
+            other = owners.setdefault((id(optimizer), i, key), scheduler)
+            if other is not scheduler:
+                raise ValueError(
+                    f"{type(other).__name__} and {name} both set param_groups[{i}]['{key}'] of"
+                    f" {type(optimizer).__name__}. Use SequentialLR for one after the other,"
+                    " ChainedScheduler for their product, or param_group_tags for one of them."
+                )

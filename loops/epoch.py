@@ -124,7 +124,8 @@ class TrainingEpochLoop(_TrainingEpochLoop):
         """After a batch: validation, plateau schedulers, counters, where there is any of them."""
         trainer, validates = self.trainer, self._should_check_val_epoch()
         steps = trainer.accumulate_grad_batches == 1
-        if validates or trainer.lr_scheduler_configs or trainer.should_stop or not steps:
+        on_host = strategy_of(trainer).schedulers.on_host
+        if validates or on_host or trainer.should_stop or not steps:
             super().on_advance_end(data_fetcher)
             return
         self._batches_that_stepped += 1
@@ -145,8 +146,20 @@ class TrainingEpochLoop(_TrainingEpochLoop):
             return self.automatic_optimization.run(trainer.optimizers[0], batch_idx, kwargs)
         return self.manual_optimization.run(kwargs)
 
+    def update_lr_schedulers(self, interval: str, update_plateau_schedulers: bool) -> None:
+        """Step those schedulers that the program does not."""
+        strategy = strategy_of(self.trainer)
+        configs, strategy.lr_scheduler_configs = (
+            strategy.lr_scheduler_configs,
+            strategy.schedulers.on_host,
+        )
+        try:
+            super().update_lr_schedulers(interval, update_plateau_schedulers)
+        finally:
+            strategy.lr_scheduler_configs = configs
+
     def _step_schedulers(self) -> None:
-        if self.trainer.lr_scheduler_configs:
+        if strategy_of(self.trainer).schedulers.on_host:
             self.update_lr_schedulers("step", update_plateau_schedulers=False)
             if self._num_ready_batches_reached():
                 self.update_lr_schedulers("epoch", update_plateau_schedulers=False)

@@ -37,7 +37,8 @@ class BatchHooks:
 
     def __init__(self, trainer: Any, start: str, end: str) -> None:
         self._trainer, self._module = trainer, trainer.lightning_module
-        self._host_code = strategy_of(trainer).host_code
+        strategy = strategy_of(trainer)
+        self._host_code, self._schedulers = strategy.host_code, strategy.schedulers
         self._names = (start, end)
         self.callbacks = list(trainer.callbacks)
         self._start, self._end = self._find(start), self._find(end)
@@ -103,6 +104,7 @@ class BatchHooks:
     def _call(self, hooks: list[Any], which: int, args: tuple[Any, ...]) -> Any:
         if not hooks:
             return None
+        self._schedulers.show()
         result, module = None, self._module
         before = enter_hook(module, self._names[which])
         for of_callback, hook in hooks:
@@ -173,6 +175,7 @@ def store_step_metrics(trainer: pl.Trainer, results: _ResultCollection | None) -
 
     To be called before others read the dicts: validation, the end of an epoch, an exception.
     """
+    strategy_of(trainer).schedulers.show()
     connector = trainer._logger_connector
     if results:
         metrics = results.metrics(on_step=True)

@@ -71,6 +71,7 @@ class AutomaticOptimization(_AutomaticOptimization):
         with _Uncounted(self.optim_progress), frozen_hook_arguments(self.trainer.lightning_module):
             if steps:
                 self._optimizer_step(batch_idx, closure)
+                strategy_of(self.trainer).schedulers.step()
             else:
                 with _block_parallel_sync_behavior(self.trainer.strategy, block=True):
                     closure()

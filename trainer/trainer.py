@@ -32,6 +32,7 @@ from fulgurite.backends.csx.accelerator import CSXAccelerator
 from fulgurite.backends.csx.errors import UsersFramesAlone
 from fulgurite.backends.csx.patches import patched
 from fulgurite.backends.csx.strategy import CSXStrategy
+from fulgurite.backends.schedules import check_schedulers
 from fulgurite.backends.step_count import counted_by
 
 _Init = TypeVar("_Init", bound=Callable[..., None])
@@ -188,7 +189,7 @@ _OURS = ("device", "backend", "model_dir")
 
 @contextlib.contextmanager
 def _counting(trainer: pl.Trainer) -> Iterator[None]:
-    """Let ``global_step()`` give a Trainer's counter.
+    """Let ``global_step()`` give a Trainer's counter, and count for schedulers that follow it.
 
     Within an eager training step it is the number at its begin, as in a program: under manual
     optimization Lightning's own goes on inside.
@@ -207,7 +208,15 @@ def _counting(trainer: pl.Trainer) -> Iterator[None]:
         steps = begun[-1] if begun else trainer.global_step
         return torch.tensor(steps, device=strategy.root_device)
 
-    with patched([(strategy, "training_step", training_step)]), counted_by(count):
+    def setup_optimizers(trainer: pl.Trainer) -> None:
+        make_optimizers(trainer)
+        check_schedulers(strategy.lr_scheduler_configs)
+
+    make_optimizers = strategy.setup_optimizers
+    changes: list[tuple[Any, str, Any]] = [(strategy, "training_step", training_step)]
+    if not isinstance(strategy, CSXStrategy):
+        changes.append((strategy, "setup_optimizers", setup_optimizers))
+    with patched(changes), counted_by(count):
         yield
 
 

@@ -14,7 +14,8 @@ capture       run Lightning's own code once on fakes, in place
   state         the tensors that modules and optimizers hold; birth: optimizer state before step 0;
                 first_update: state that only the first gradient can make
   inputs        the batch; watched: its constants; gradients: p.grad between steps
-  numbers       the numbers of param groups; traced_numbers: what each is in a trace; scalars:
+  numbers       the numbers of param groups; scheduled: those that the program computes;
+                traced_numbers: what each is in a trace; scalars:
                 torch's functions on them; mathematics: Python's; rounding: where eager kernels
                 round narrow floats
   stand_ins     fakes behind the user's objects; moved: where p.data = ... puts them; formulas:

@@ -72,6 +72,7 @@ from fulgurite.backends.csx.outputs import Outputs, numbered
 from fulgurite.backends.csx.passes import lower
 from fulgurite.backends.csx.patches import patched
 from fulgurite.backends.csx.scalars import forget_failed_reads
+from fulgurite.backends.csx.scheduled import Scheduled, program_schedulers, scheduler_slots
 from fulgurite.backends.csx.stand_ins import stand_in_for, storage_of, swap
 from fulgurite.backends.csx.state import (
     Entry,
@@ -85,6 +86,7 @@ from fulgurite.backends.csx.state import (
 from fulgurite.backends.csx.traced_numbers import Guard
 from fulgurite.backends.csx.tracing import Contract
 from fulgurite.backends.csx.world import World
+from fulgurite.backends.schedules import traced_by
 from fulgurite.backends.step_count import counted_by
 
 
@@ -156,9 +158,10 @@ class Trace:
         self.gradients = Gradients(
             self._parameters if world.trains else {}, world.gradients_on_host
         )
+        self._schedulers = program_schedulers(world.schedulers)
         self._entries = entries_of(self._slots())
         self._names = Names(self._entries)
-        self._number_slots = number_slots(world.named_optimizers())
+        self._number_slots = number_slots(world.named_optimizers(), self._schedulers)
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._inputs = list(self._make_inputs())
         self._guards: list[Guard] = []
@@ -190,6 +193,7 @@ class Trace:
         names = {id(p): name for name, p in self._parameters.items()}
         yield from optimizer_slots(self._world.named_optimizers(), names)
         yield from (one.slot() for one in self._unborn)
+        yield from scheduler_slots(self._schedulers)
 
     def _fake(self, tensor: Tensor) -> Tensor:
         return self._mode.from_tensor(tensor.detach(), static_shapes=True)
@@ -366,8 +370,11 @@ class Trace:
             self.gradients.put(given[Kind.GRADIENT])
             for vector in given[Kind.NUMBERS]:
                 self._guards = install(self._number_slots, vector, self._world.optimizers)
-            with noted_groups(self._world.optimizers) as self._noted:
-                yield
+            with traced_by(Scheduled(self._guards, self._contract)):
+                for scheduler in self._schedulers:
+                    scheduler.show()
+                with noted_groups(self._world.optimizers) as self._noted:
+                    yield
         finally:
             for group, before in zip(self._world.groups(), groups, strict=True):
                 group.clear()

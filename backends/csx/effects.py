@@ -24,6 +24,7 @@ from fulgurite.backends.csx.logs import record_log
 from fulgurite.backends.csx.patches import patched
 from fulgurite.backends.csx.traced_numbers import TracedNumber
 from fulgurite.backends.csx.watched import unwatched
+from fulgurite.backends.schedules import ProgramScheduler
 
 
 class HostCall(Protocol):
@@ -103,7 +104,7 @@ def record_host_calls(trainer: pl.Trainer | None, schedulers: list[Any]) -> Iter
 
     Args:
         trainer: whose step it is, where Lightning runs it.
-        schedulers: those that the step may call.
+        schedulers: those that the step may call; what a program computes itself is left alone.
     """
     calls: list[Any] = []
     closures: list[ClosureCall] = []
@@ -121,7 +122,9 @@ def record_host_calls(trainer: pl.Trainer | None, schedulers: list[Any]) -> Iter
         return lambda *args, **kwargs: calls.append(SchedulerCall(step, (args, kwargs)))
 
     changes: list[tuple[Any, str, Any]] = [
-        (scheduler, "step", record(scheduler.step)) for scheduler in schedulers
+        (scheduler, "step", record(scheduler.step))
+        for scheduler in schedulers
+        if not isinstance(scheduler, ProgramScheduler)
     ]
     if trainer is not None:
         changes.append((pl.LightningModule, "log", log))

@@ -206,7 +206,10 @@ class _Step:
         else:
             self.step.check_modules()
         self.step.check_scalars()  # nothing tells what the loop did
-        return self.step(data, lambda: {STEP: self._run})
+        try:
+            return self.step(data, lambda: {STEP: self._run})
+        finally:
+            self.world.show_numbers()
 
     def _run(self, data: Any) -> Any:
         leaves, tree = pytree.tree_flatten(data)

@@ -21,6 +21,7 @@ from torch.optim import Optimizer, Rprop
 from fulgurite.backends.csx.errors import FrozenNumber, StateChanged
 from fulgurite.backends.csx.lines import UserLine, user_line
 from fulgurite.backends.csx.traced_numbers import Guard, Numbers, TracedNumber
+from fulgurite.backends.schedules import ProgramScheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,18 +118,22 @@ def _frozen(value: Any) -> Any:
     return copy.copy(value) if isinstance(value, set) else value
 
 
-def number_slots(optimizers: dict[str, Optimizer]) -> list[NumberSlot]:
-    """All numbers of all groups, alone or in a list or tuple, in a fixed order.
+def number_slots(
+    optimizers: dict[str, Optimizer], schedulers: Sequence[ProgramScheduler] = ()
+) -> list[NumberSlot]:
+    """All numbers of all groups that the host sets, alone or in a list or tuple, in a fixed order.
 
     Args:
         optimizers: by the names that messages have for them.
+        schedulers: those whose numbers the program computes.
     """
+    computed = {(id(s.optimizer), i, s.key) for s in schedulers for i in s.groups}
     return [
         NumberSlot(o, g, key, index, owner)
         for o, (owner, optimizer) in enumerate(optimizers.items())
         for g, group in enumerate(optimizer.param_groups)
         for key, value in group.items()
-        if key not in _NAMES
+        if key not in _NAMES and (id(optimizer), g, key) not in computed
         for index, item in _items(value)
         if is_number(item)
     ]
@@ -168,6 +173,11 @@ class NotedGroup(dict[str, Any]):
     def __setitem__(self, key: str, value: Any) -> None:
         self.lines[key] = user_line()
         super().__setitem__(key, value)
+
+    def schedule(self, key: str, number: TracedNumber) -> None:
+        """Set what a scheduler inside the program computes."""
+        dict.__setitem__(self, key, number)
+        self.installed[key] = number
 
     def changed(self) -> list[str]:
         """The keys that the step set to something else."""

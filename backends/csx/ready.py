@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fulgurite.backends.csx.capture import Captured
 from fulgurite.backends.csx.constants import Source
+from fulgurite.backends.csx.effects import ClosureCall
 from fulgurite.backends.csx.errors import UnsupportedInput
 from fulgurite.backends.csx.fabric import HostFabric, Loaded
 from fulgurite.backends.csx.gradients import held_gradients
@@ -51,6 +52,7 @@ class Ready:
         self._constants = [constants[i] for i in self._constants_read]
         self._result = builder(outputs)
         self.logs = [call for call in outputs.calls if isinstance(call, LogCall)]
+        self.runs_users_code = any(isinstance(call, ClosureCall) for call in outputs.calls)
 
     @property
     def writes_batch(self) -> bool:

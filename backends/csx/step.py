@@ -40,6 +40,7 @@ from fulgurite.backends.csx.outputs import result_of
 from fulgurite.backends.csx.program import Program, make_program
 from fulgurite.backends.csx.ready import Ready
 from fulgurite.backends.csx.retrace import retrace
+from fulgurite.backends.csx.scheduled import ShownNumbers, of_computed, program_schedulers
 from fulgurite.backends.csx.traced_numbers import Guard
 from fulgurite.backends.csx.waiting import shown
 from fulgurite.backends.csx.world import World, undone_on_failure
@@ -72,6 +73,7 @@ class Built:
     guards: tuple[Guard, ...]
     ready: dict[str, Ready]
     scalars: FrozenScalars
+    computed_guards: tuple[Guard, ...]  # of numbers that the program computes
     states: list[Any]  # the optimizers': kept, so that no identity is used twice
     state_sizes: list[int]
     gradients: list[Handover]
@@ -126,6 +128,8 @@ class StepFunction:
         self._numbers: list[float] = []
         self._numbers_are_read = False
         self._vector: Tensor | None = None
+        self._schedulers = program_schedulers(world.schedulers)
+        self._shown: ShownNumbers | None = None
         self._collect_conditions()
 
     @property
@@ -151,6 +155,8 @@ class StepFunction:
             conditions = self._conditions()
             built, tensors = self._select(conditions, batch)
             if built is None:
+                for scheduler in self._schedulers:
+                    scheduler.show_again()
                 built = self._build(conditions, batch, entries())
                 accepted = built.batch.accept(batch)
                 assert accepted is not None
@@ -174,6 +180,8 @@ class StepFunction:
             raise placed from None
         self.runs += 1
         if calls:
+            if ready.runs_users_code:
+                self._world.show_numbers()
             for call, value in zip(calls, values, strict=True):
                 call(value)
         return result
@@ -256,6 +264,10 @@ class StepFunction:
     def _conditions(self) -> Conditions:
         groups = [group for o in self._world.optimizers for group in o.param_groups]
         values = [value for group in groups for value in group.values()]
+        if self._schedulers and self._built:
+            if self._shown is None or self._shown.length != len(values):
+                self._shown = ShownNumbers(self._schedulers, groups)
+            self._shown.leave_out(values)
         if len(values) != len(self._group_values) or not all(map(is_, values, self._group_values)):
             # another object somewhere: a scheduler's new number, or an option
             self._group_values = values if are_fixed(groups) else []
@@ -341,6 +353,10 @@ class StepFunction:
 
     def _update_numbers(self, built: Built) -> str | None:
         """Bring the numbers up to date; a text where a guard of ``built`` no longer holds."""
+        for guard in built.computed_guards:
+            broken = guard.broken(self._numbers)
+            if broken is not None:
+                return broken
         if not built.numbers:
             return None
         if self._numbers_are_read and self._vector is not None and built.held_for is self._numbers:
@@ -380,7 +396,8 @@ class StepFunction:
         first = next(iter(captured.values()))
         used = frozenset().union(*(one.used_numbers for one in captured.values()))
         now = read_numbers(first.numbers, self._world.optimizers)
-        unused = tuple(unused_guards(first.numbers, used, now, self._world.optimizers))
+        guards = [guard for one in captured.values() for guard in one.guards]
+        unused = unused_guards(first.numbers, used, now, self._world.optimizers)
         built = Built(
             program=program,
             conditions=self._conditions(),  # the optimizers' state may be new
@@ -389,7 +406,8 @@ class StepFunction:
             states=[optimizer.state for optimizer in self._world.optimizers],
             state_sizes=[len(optimizer.state) for optimizer in self._world.optimizers],
             gradients=[one.gradients for one in captured.values() if one.gradients.decided_by],
-            guards=tuple(guard for one in captured.values() for guard in one.guards) + unused,
+            guards=(*guards, *unused),
+            computed_guards=tuple(guard for guard in guards if of_computed(guard, now)),
             ready={
                 name: Ready(
                     one, loads[name], self._fabric, self._gradients, self._world.global_step

@@ -40,6 +40,7 @@ from fulgurite.backends.csx.frozen import forget_shown, frozen_index
 from fulgurite.backends.csx.lines import user_line
 from fulgurite.backends.csx.precision import CSXPrecision, csx_precision
 from fulgurite.backends.csx.program import Program
+from fulgurite.backends.csx.scheduled import RunSchedulers
 from fulgurite.backends.csx.step import STEP, Entries, HostCode, StepFunction
 from fulgurite.backends.csx.world import LightningWorld
 
@@ -79,6 +80,7 @@ class StaticGraph(Strategy):
         self._traced_module: pl.LightningModule | None = None
         self.host_code = HostCode()
         self._aside = contextlib.ExitStack()  # what a run that only builds puts back
+        self.schedulers = RunSchedulers([], None)
         super().__init__(accelerator=CSXAccelerator(with_strategy=True), **strategy_options)
 
     # -- what Lightning's connector sets -------------------------------------------------------
@@ -163,6 +165,7 @@ class StaticGraph(Strategy):
     def setup_optimizers(self, trainer: pl.Trainer) -> None:
         """Make the optimizers; from here on only programs step them."""
         super().setup_optimizers(trainer)
+        self.schedulers = RunSchedulers(self.lr_scheduler_configs, self.lightning_module)
         for optimizer in self.optimizers:
             handle = optimizer.register_step_pre_hook(_refuse_host_step)
             self._handles.append(handle)
@@ -233,7 +236,8 @@ class StaticGraph(Strategy):
         )
 
     def on_host_code(self) -> None:
-        """The user's code ran on the host: it may have changed what the steps read."""
+        """The user's code runs on the host: it may look at numbers, and change what steps read."""
+        self.schedulers.show()
         self.host_code.runs += 1
 
     def _check_evaluation(self) -> None:
@@ -275,6 +279,7 @@ class StaticGraph(Strategy):
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """An optimizer's state, without what its first update is still to make."""
+        self.schedulers.show()
         unborn = self._training.unborn if self._training is not None else []
         with hidden([one for one in unborn if one.newborn.optimizer is optimizer]):
             return super().optimizer_state(optimizer)

@@ -8,10 +8,11 @@ static into their static twins. Checked against torch 2.13.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -88,6 +89,7 @@ class Contract(TorchFunctionMode):
         self._line, self._names, self._known, self._move = line, names, known, move
         self.refused: TraceError | None = None
         self._busy = False  # torch takes the mode away while it handles a call
+        self._allows_double = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         busy, self._busy = self._busy, True
@@ -156,6 +158,15 @@ class Contract(TorchFunctionMode):
                     self._note(func, one)
         return result
 
+    @contextlib.contextmanager
+    def in_double(self) -> Iterator[None]:
+        """Allow float64 while the block runs: it computes numbers of param groups."""
+        before, self._allows_double = self._allows_double, True
+        try:
+            yield
+        finally:
+            self._allows_double = before
+
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Call a function; what the fakes cannot do is said as the user's misuse."""
         try:
@@ -168,7 +179,8 @@ class Contract(TorchFunctionMode):
     def _note(self, func: Any, result: Tensor) -> None:
         """Remember where a tensor came from; refuse what the backend does not have."""
         self._names.made_by[result] = func
-        if wide(result.dtype) and not is_traced(result) and not _counts_in_double():
+        allowed = self._allows_double or is_traced(result)
+        if wide(result.dtype) and not allowed and not _counts_in_double():
             refuse_dtype(f"The result of {function_name(func)}()", result.dtype, self._line())
         if result.layout is not torch.strided:
             what = "A gradient" if func == _GRADIENT else f"The result of {function_name(func)}()"

@@ -21,6 +21,7 @@ from fulgurite.backends.csx.first_update import Unborn
 from fulgurite.backends.csx.lines import UserLine
 from fulgurite.backends.csx.reach import reach
 from fulgurite.backends.csx.state import Snapshot
+from fulgurite.backends.schedules import ProgramScheduler
 
 
 def _counter() -> Tensor:
@@ -98,6 +99,12 @@ class World(ABC):
     def groups(self) -> list[dict[str, Any]]:
         """The param groups of all optimizers."""
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    def show_numbers(self) -> None:
+        """Let the param groups show the numbers that the next step computes itself."""
+        for scheduler in self.schedulers:
+            if isinstance(scheduler, ProgramScheduler):
+                scheduler.show()
 
     def objects(self) -> Iterator[object]:
         """Whatever traced code may change on the host."""

@@ -1,0 +1,185 @@
+"""Numbers of param groups that schedulers compute inside the program.
+
+A ``ProgramScheduler`` counts in a tensor that is state of the program, so what it puts into the
+param groups follows from that state alone, and no step waits for the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch import Tensor
+
+from fulgurite.backends.csx.errors import StateChanged
+from fulgurite.backends.csx.numbers import NotedGroup
+from fulgurite.backends.csx.state import Slot
+from fulgurite.backends.csx.traced_numbers import Guard, Numbers, TracedNumber, as_number
+from fulgurite.backends.csx.tracing import Contract
+from fulgurite.backends.schedules import ProgramScheduler, check_schedulers
+
+
+class ScheduledNumber(TracedNumber):
+    """A traced number that the program computes.
+
+    To code that asks whether it is zero it is not: a factor of zero computes the same as code that
+    leaves it out, and a warm-up from zero is then one program.
+
+    Attributes:
+        asked: how often guards asked for a value.
+    """
+
+    asked: ClassVar[int] = 0
+
+    def __eq__(self, other: object) -> Any:
+        return False if _is_zero(other) else super().__eq__(other)
+
+    def __ne__(self, other: object) -> Any:
+        return True if _is_zero(other) else super().__ne__(other)
+
+    def __bool__(self) -> bool:
+        return True
+
+    __hash__ = TracedNumber.__hash__
+
+
+def _is_zero(value: object) -> bool:
+    return type(value) in (int, float) and value == 0
+
+
+def program_schedulers(schedulers: Iterable[Any]) -> list[ProgramScheduler]:
+    """Those whose numbers the program computes."""
+    return [one for one in schedulers if isinstance(one, ProgramScheduler)]
+
+
+def scheduler_slots(schedulers: Iterable[ProgramScheduler]) -> Iterator[Slot]:
+    """What they count in."""
+    for scheduler in schedulers:
+        for name in scheduler.resident:
+            yield Slot(scheduler.resident, name, f"{type(scheduler).__name__}.{name}")
+
+
+class Scheduled:
+    """What a trace does with schedulers (see ``schedules.Traced``).
+
+    Args:
+        guards: receives what Python sees of their numbers.
+        contract: of the trace.
+    """
+
+    def __init__(self, guards: list[Guard], contract: Contract) -> None:
+        self._guards, self.in_double = guards, contract.in_double
+
+    def count(self, count: Tensor) -> Tensor:
+        """The count as a number of the step."""
+        return as_number(count.to(torch.float64))
+
+    def place(self, scheduler: ProgramScheduler, group: int, number: Tensor) -> None:
+        """Put a traced number into a param group; a tensor there takes the value."""
+        owner, key = scheduler.optimizer.param_groups[group], scheduler.key
+        if isinstance(owner[key], Tensor):
+            owner[key].copy_(number)
+            return
+
+        def compute(numbers: Numbers) -> float:
+            ScheduledNumber.asked += 1
+            scheduler.show()
+            return scheduler.shown(group)
+
+        text = f"param_groups[{group}]['{key}'] of {type(scheduler).__name__}"
+        value = scheduler.shown(group)
+        traced = ScheduledNumber(value, number, self._guards, compute, text)
+        if isinstance(owner, NotedGroup):
+            owner.schedule(key, traced)
+        else:
+            owner[key] = traced
+
+
+def of_computed(guard: Guard, numbers: Numbers) -> bool:
+    """Whether what a guard saw depends on a number that the program computes."""
+    asked = ScheduledNumber.asked
+    guard.evaluate(numbers)
+    return ScheduledNumber.asked != asked
+
+
+class RunSchedulers:
+    """The schedulers of a run under Lightning.
+
+    Args:
+        configs: Lightning's, of all schedulers.
+        module: the module; None before there is one.
+
+    Attributes:
+        on_host: the configs of those that Lightning steps.
+
+    Raises:
+        MisconfigurationException: the module steps them in its own way (``lr_scheduler_step``).
+    """
+
+    def __init__(self, configs: list[LRSchedulerConfig], module: pl.LightningModule | None) -> None:
+        check_schedulers(configs)
+        self._computed = program_schedulers(config.scheduler for config in configs)
+        known = set(map(id, self._computed))
+        self.on_host = [config for config in configs if id(config.scheduler) not in known]
+        if self._computed and module is not None and is_overridden("lr_scheduler_step", module):
+            raise MisconfigurationException(
+                f"{type(module).__name__} overrides lr_scheduler_step, but"
+                f" {type(self._computed[0]).__name__} computes inside the program and is stepped"
+                " there. Leave the override out, or use a scheduler of torch.optim.lr_scheduler."
+            )
+
+    def step(self) -> None:
+        """Count on, in the traced step."""
+        for scheduler in self._computed:
+            scheduler.step()
+
+    def show(self) -> None:
+        """Let the param groups show what the next step uses, before the user's code looks."""
+        for scheduler in self._computed:
+            scheduler.show()
+
+
+class ShownNumbers:
+    """The places of scheduled numbers among the values of all param groups.
+
+    Args:
+        schedulers: whose numbers they are.
+        groups: the param groups of all optimizers.
+    """
+
+    def __init__(self, schedulers: list[ProgramScheduler], groups: list[dict[str, Any]]) -> None:
+        starts: dict[int, int] = {}
+        length = 0
+        for group in groups:
+            starts[id(group)] = length
+            length += len(group)
+        self.length = length  # of the values that these are places in
+        self._places = []
+        for scheduler in schedulers:
+            for i in scheduler.groups:
+                group = scheduler.optimizer.param_groups[i]
+                if id(group) in starts and not isinstance(group[scheduler.key], Tensor):
+                    position = starts[id(group)] + list(group).index(scheduler.key)
+                    self._places.append((position, scheduler, i))
+
+    def leave_out(self, values: list[Any]) -> None:
+        """Replace them by None.
+
+        Raises:
+            StateChanged: somebody else set one.
+        """
+        for position, scheduler, i in self._places:
+            if values[position] is not scheduler.shown(i):
+                name = type(scheduler).__name__
+                raise StateChanged(
+                    f"param_groups[{i}]['{scheduler.key}'] was set to {values[position]!r} on the"
+                    f" host, but {name} computes it inside the program.",
+                    remedy=f"another scheduler than {name}: one of torch.optim.lr_scheduler runs on"
+                    " the host; or fulgurite.optim.lr_scheduler.LambdaLR with a tensor function",
+                )
+            values[position] = None
