@@ -81,9 +81,8 @@ class Derived(Abstract):
                 state["m"].mul_(first).add_(p.grad, alpha=1 - first)
                 state["v"].mul_(second).addcmul_(p.grad, p.grad, value=1 - second)
                 rest = 1 - state["powers"]
-                p.sub_(
-                    group["lr"] * rest[1].sqrt() / rest[0] * state["m"] / (state["v"].sqrt() + 1e-8)
-                )
+                size = group["lr"] * rest[1].sqrt() / rest[0]
+                p.sub_(size * state["m"] / (state["v"].sqrt() + 1e-8))
                 state["powers"].mul_(torch.tensor([first, second]))
         return loss
 
@@ -164,10 +163,8 @@ class Late(Classifier):
 def test_a_group_added_later_gets_its_state_and_the_first_keeps_its_own() -> None:
     run = fit(lambda: Late(mlp(), Eager), lambda: (loader(16),), static=True)
     assert len(calls(run)) == 2
-    optimizer = run.trainer.optimizers[0]
-    first, last = (
-        optimizer.state[p]["average"] for p in (run.module.net[0].bias, run.module.net[3].bias)
-    )
+    states = run.trainer.optimizers[0].state
+    first, last = (states[run.module.net[i].bias]["average"] for i in (0, 3))
     assert_close(first, torch.full_like(first, -0.45), 0.05)
     assert_close(last, torch.full_like(last, 0.225), 0.05)
 
