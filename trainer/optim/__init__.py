@@ -1,15 +1,12 @@
 """Optimizers in tensor operations: eager and within a program, with the same numbers.
 
-Files, in reading order:
-
+In reading order:
 optimizer   the base of all: state before the first step
 adam        AdamBase, for optimizers like Adam; Adam and AdamW on it
 lamb        Lamb, AdamW with a trust ratio
 lion        Lion
 adafactor   Adafactor
 """
-
-from __future__ import annotations
 
 from fulgurite.optim.adafactor import Adafactor as Adafactor
 from fulgurite.optim.adam import Adam as Adam

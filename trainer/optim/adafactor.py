@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -101,4 +102,5 @@ class Adafactor(Optimizer):
 
 def root_mean_square(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """``sqrt(mean(x * x))``."""
-    return torch.linalg.vector_norm(tensor, dtype=dtype) / tensor.numel() ** 0.5
+    norm: Tensor = torch.linalg.vector_norm(tensor, dtype=dtype)
+    return norm / math.sqrt(tensor.numel())

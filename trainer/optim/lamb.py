@@ -46,8 +46,9 @@ class Lamb(AdamBase):
 
     def update(self, p: Tensor, first: Tensor, second: Tensor, group: dict[str, Any]) -> Tensor:
         """AdamW's, times the trust ratio: the weights' norm by the update's."""
-        update = first / (second.sqrt() + group["eps"]) + group["weight_decay"] * p
+        update: Tensor = first / (second.sqrt() + group["eps"]) + group["weight_decay"] * p
         if group["adam"]:
             return update
         weights, change = (torch.linalg.vector_norm(x, dtype=update.dtype) for x in (p, update))
-        return update * torch.where((weights > 0) & (change > 0), weights / change, 1.0)
+        ratio: Tensor = torch.where((weights > 0) & (change > 0), weights / change, 1.0)
+        return update * ratio

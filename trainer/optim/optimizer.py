@@ -63,7 +63,7 @@ class Optimizer(torch.optim.Optimizer):
                     self._state_of(p, group)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient.
 
         Args:
