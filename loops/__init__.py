@@ -18,10 +18,11 @@ Lightning's keys, so checkpoints interchange.
             on_before_zero_grad, optimizer_zero_grad           first batch of a window
             on_before_backward, backward, on_after_backward
             on_before_optimizer_step                           last batch of a window, as are
-            configure_gradient_clipping                        these three
+            configure_gradient_clipping                        these four
             optimizer_step
+            schedulers of fulgurite.optim: step
           self.log values -> Lightning's results               host
-          lr_scheduler_step                                    host
+          lr_scheduler_step                                    host, for all other schedulers
           on_train_batch_end                                   host
           loggers, every log_every_n_steps                     host
           validation, when due:

@@ -149,10 +149,8 @@ class TrainingEpochLoop(_TrainingEpochLoop):
     def update_lr_schedulers(self, interval: str, update_plateau_schedulers: bool) -> None:
         """Step those schedulers that the program does not."""
         strategy = strategy_of(self.trainer)
-        configs, strategy.lr_scheduler_configs = (
-            strategy.lr_scheduler_configs,
-            strategy.schedulers.on_host,
-        )
+        configs, on_host = strategy.lr_scheduler_configs, strategy.schedulers.on_host
+        strategy.lr_scheduler_configs = on_host
         try:
             super().update_lr_schedulers(interval, update_plateau_schedulers)
         finally:

@@ -5,7 +5,7 @@ strategy      Lightning's strategy "csx": a step function per stage, checkpoints
 accelerator   what goes with it; precision: what runs in which type
 function      a plain function as a program: hand-written loops; reach: what it works on
 step          a stage's step: which program fits the batch, run it, hand out what it returns;
-              ready: an entry point of it, bound to its tensors;
+              conditions: what it depends on; ready: an entry point, bound to its tensors;
               retrace: trace it again on every batch, compare: is it still the same program?;
               offline: runs that only build
 capture       run Lightning's own code once on fakes, in place

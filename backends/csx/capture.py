@@ -71,7 +71,7 @@ from fulgurite.backends.csx.outputs import Outputs, numbered
 from fulgurite.backends.csx.passes import lower
 from fulgurite.backends.csx.patches import patched
 from fulgurite.backends.csx.scalars import forget_failed_reads
-from fulgurite.backends.csx.scheduled import Scheduled, program_schedulers, scheduler_slots
+from fulgurite.backends.csx.scheduled import Scheduled, scheduler_slots
 from fulgurite.backends.csx.stand_ins import stand_in_for, storage_of, swap
 from fulgurite.backends.csx.state import (
     Entry,
@@ -85,7 +85,7 @@ from fulgurite.backends.csx.state import (
 from fulgurite.backends.csx.traced_numbers import Guard
 from fulgurite.backends.csx.tracing import Contract
 from fulgurite.backends.csx.world import World
-from fulgurite.backends.schedules import traced_by
+from fulgurite.backends.schedules import program_schedulers, traced_by
 from fulgurite.backends.step_count import counted_by
 
 

@@ -6,7 +6,7 @@ param groups follows from that state alone, and no step waits for the host.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
 import lightning.pytorch as pl
@@ -21,7 +21,7 @@ from fulgurite.backends.csx.numbers import NotedGroup
 from fulgurite.backends.csx.state import Slot
 from fulgurite.backends.csx.traced_numbers import Guard, Numbers, TracedNumber, as_number
 from fulgurite.backends.csx.tracing import Contract
-from fulgurite.backends.schedules import ProgramScheduler, check_schedulers
+from fulgurite.backends.schedules import ProgramScheduler, check_schedulers, program_schedulers
 
 
 class ScheduledNumber(TracedNumber):
@@ -50,11 +50,6 @@ class ScheduledNumber(TracedNumber):
 
 def _is_zero(value: object) -> bool:
     return type(value) in (int, float) and value == 0
-
-
-def program_schedulers(schedulers: Iterable[Any]) -> list[ProgramScheduler]:
-    """Those whose numbers the program computes."""
-    return [one for one in schedulers if isinstance(one, ProgramScheduler)]
 
 
 def scheduler_slots(schedulers: Iterable[ProgramScheduler]) -> Iterator[Slot]:
@@ -111,22 +106,45 @@ class RunSchedulers:
     """The schedulers of a run under Lightning.
 
     Args:
-        configs: Lightning's, of all schedulers.
-        module: the module; None before there is one.
-
-    Attributes:
-        on_host: the configs of those that Lightning steps.
-
-    Raises:
-        MisconfigurationException: the module steps them in its own way (``lr_scheduler_step``).
+        configs: gives Lightning's, of all schedulers; its learning-rate finder replaces them.
     """
 
-    def __init__(self, configs: list[LRSchedulerConfig], module: pl.LightningModule | None) -> None:
-        check_schedulers(configs)
-        self._computed = program_schedulers(config.scheduler for config in configs)
-        known = set(map(id, self._computed))
-        self.on_host = [config for config in configs if id(config.scheduler) not in known]
-        if self._computed and module is not None and is_overridden("lr_scheduler_step", module):
+    def __init__(self, configs: Callable[[], list[LRSchedulerConfig]]) -> None:
+        self._configs = configs
+        self._seen: list[LRSchedulerConfig] | None = None
+        self._computed: list[ProgramScheduler] = []
+        self._on_host: list[LRSchedulerConfig] = []
+
+    def _sort(self) -> None:
+        configs = self._configs()
+        if configs is not self._seen:
+            self._seen = configs
+            self._computed = program_schedulers(config.scheduler for config in configs)
+            known = set(map(id, self._computed))
+            self._on_host = [one for one in configs if id(one.scheduler) not in known]
+
+    @property
+    def computed(self) -> list[ProgramScheduler]:
+        """Those that the program computes."""
+        self._sort()
+        return self._computed
+
+    @property
+    def on_host(self) -> list[LRSchedulerConfig]:
+        """The configs of those that Lightning steps."""
+        self._sort()
+        return self._on_host
+
+    def check(self, module: pl.LightningModule | None) -> None:
+        """Verify that the program may step those that it computes.
+
+        Raises:
+            MisconfigurationException: the module steps them in its own way
+                (``lr_scheduler_step``), or Lightning is to step them otherwise.
+            ValueError: two set the same number.
+        """
+        check_schedulers(self._configs())
+        if self.computed and module is not None and is_overridden("lr_scheduler_step", module):
             raise MisconfigurationException(
                 f"{type(module).__name__} overrides lr_scheduler_step, but"
                 f" {type(self._computed[0]).__name__} computes inside the program and is stepped"
@@ -135,12 +153,12 @@ class RunSchedulers:
 
     def step(self) -> None:
         """Count on, in the traced step."""
-        for scheduler in self._computed:
+        for scheduler in self.computed:
             scheduler.step()
 
     def show(self) -> None:
         """Let the param groups show what the next step uses, before the user's code looks."""
-        for scheduler in self._computed:
+        for scheduler in self.computed:
             scheduler.show()
 
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from operator import attrgetter, is_
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch.utils._pytree as pytree
 from torch import Tensor
 
 from fulgurite.backends.csx.attributes import FrozenScalars
 from fulgurite.backends.csx.capture import Captured, capture
+from fulgurite.backends.csx.conditions import Conditions
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.errors import InputChanged, StateChanged, TraceError
 from fulgurite.backends.csx.fabric import HostFabric, Loaded
@@ -40,26 +41,16 @@ from fulgurite.backends.csx.outputs import result_of
 from fulgurite.backends.csx.program import Program, make_program
 from fulgurite.backends.csx.ready import Ready
 from fulgurite.backends.csx.retrace import retrace
-from fulgurite.backends.csx.scheduled import ShownNumbers, of_computed, program_schedulers
+from fulgurite.backends.csx.scheduled import ShownNumbers, of_computed
 from fulgurite.backends.csx.traced_numbers import Guard
 from fulgurite.backends.csx.waiting import shown
 from fulgurite.backends.csx.world import World, undone_on_failure
+from fulgurite.backends.schedules import ProgramScheduler, program_schedulers
 
 STEP, ACCUMULATE = "step", "accumulate"
 Entries = Callable[[], dict[str, Callable[[Any], Any]]]
 """Makes Lightning's own code for each entry point, asked when it is traced."""
 _requires_grad, _training = attrgetter("requires_grad"), attrgetter("training")
-
-
-class Conditions(NamedTuple):
-    """What a program was built on, besides the batch."""
-
-    requires_grad: tuple[bool, ...]
-    training: tuple[bool, ...]
-    group_sizes: tuple[int, ...]
-    options: tuple[Any, ...]  # of param groups, that are no numbers
-    states: tuple[int, ...]  # identity of each optimizer's state
-    settings: tuple[Any, ...]  # accumulation window, gradient clipping
 
 
 @dataclass(slots=True)
@@ -128,7 +119,7 @@ class StepFunction:
         self._numbers: list[float] = []
         self._numbers_are_read = False
         self._vector: Tensor | None = None
-        self._schedulers = program_schedulers(world.schedulers)
+        self._schedulers: list[ProgramScheduler] = []
         self._shown: ShownNumbers | None = None
         self._collect_conditions()
 
@@ -150,6 +141,9 @@ class StepFunction:
             BuiltOnly: the program is built, and the backend asks for no more; nothing has changed.
         """
         try:
+            if not self._built:
+                self._world.refresh()
+                self._schedulers = program_schedulers(self._world.schedulers)
             if self._host_code.runs != self._compared_at:
                 self.check_scalars()
             conditions = self._conditions()
@@ -304,43 +298,10 @@ class StepFunction:
         return None, []
 
     def _changed(self, before: Conditions, now: Conditions) -> str:
-        for module, was, is_now in zip(self._modules, before.training, now.training, strict=True):
-            if was != is_now:
-                mode = {True: "train", False: "eval"}
-                raise StateChanged(
-                    f"{type(module).__name__} was in {mode[was]} mode when the {self.stage} program"
-                    f" was built, and now is in {mode[is_now]} mode.",
-                    remedy="set the mode before the first step, and leave it",
-                )
-        if before.requires_grad != now.requires_grad:
-            names = [
-                name
-                for (name, _), was, is_now in zip(
-                    self._world.module.named_parameters(),
-                    before.requires_grad,
-                    now.requires_grad,
-                    strict=True,
-                )
-                if was != is_now
-            ]
-            return f"requires_grad of {names[0]} changed ({len(names)} parameters in all)"
-        if before.group_sizes != now.group_sizes:
-            return (
-                f"the param groups had {list(before.group_sizes)} parameters, and now have"
-                f" {list(now.group_sizes)}"
-            )
         if before.states != now.states:
             self._refuse_lost_state()
-        if before.options != now.options:
-            return f"the param groups' options were {before.options}, and now are {now.options}"
-        settings = ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm")
-        triples = zip(settings, before.settings, now.settings, strict=True)
-        changed = [
-            f"{name} was {was!r}, and now is {is_now!r}"
-            for name, was, is_now in triples
-            if was != is_now
-        ]
-        return "; ".join(changed)
+        names = [name for name, _ in self._world.module.named_parameters()]
+        return before.difference(now, self.stage, self._modules, names)
 
     def _refuse(self, error: type[TraceError], why: str) -> None:
         limit = self._backend.max_programs

@@ -80,7 +80,7 @@ class StaticGraph(Strategy):
         self._traced_module: pl.LightningModule | None = None
         self.host_code = HostCode()
         self._aside = contextlib.ExitStack()  # what a run that only builds puts back
-        self.schedulers = RunSchedulers([], None)
+        self.schedulers = RunSchedulers(lambda: self.lr_scheduler_configs)
         super().__init__(accelerator=CSXAccelerator(with_strategy=True), **strategy_options)
 
     # -- what Lightning's connector sets -------------------------------------------------------
@@ -133,7 +133,6 @@ class StaticGraph(Strategy):
                 strategy=self,
                 module=module,
                 optimizers=self.optimizers,
-                schedulers=[config.scheduler for config in self.lr_scheduler_configs],
                 trains=True,
                 freezes=not self.backend.retrace_every_iteration,
             )
@@ -165,7 +164,7 @@ class StaticGraph(Strategy):
     def setup_optimizers(self, trainer: pl.Trainer) -> None:
         """Make the optimizers; from here on only programs step them."""
         super().setup_optimizers(trainer)
-        self.schedulers = RunSchedulers(self.lr_scheduler_configs, self.lightning_module)
+        self.schedulers.check(self.lightning_module)
         for optimizer in self.optimizers:
             handle = optimizer.register_step_pre_hook(_refuse_host_step)
             self._handles.append(handle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from fulgurite.backends.csx.first_update import Unborn
 from fulgurite.backends.csx.lines import UserLine
 from fulgurite.backends.csx.reach import reach
 from fulgurite.backends.csx.state import Held, Snapshot
-from fulgurite.backends.schedules import ProgramScheduler
+from fulgurite.backends.schedules import program_schedulers
 
 
 def _counter() -> Tensor:
@@ -77,6 +78,9 @@ class World(ABC):
     def check(self) -> None:  # noqa: B027  # nothing to verify where nobody replaces them
         """Verify, after host code ran, that the step still works on these."""
 
+    def refresh(self) -> None:  # noqa: B027
+        """Find them again, before the first trace."""
+
     def named_optimizers(self) -> dict[str, Optimizer]:
         """The optimizers as messages call them."""
         return {f"optimizers[{i}]": optimizer for i, optimizer in enumerate(self.optimizers)}
@@ -129,9 +133,8 @@ class World(ABC):
 
     def show_numbers(self) -> None:
         """Let the param groups show the numbers that the next step computes itself."""
-        for scheduler in self.schedulers:
-            if isinstance(scheduler, ProgramScheduler):
-                scheduler.show()
+        for scheduler in program_schedulers(self.schedulers):
+            scheduler.show()
 
     def objects(self) -> Iterator[object]:
         """Whatever traced code may change on the host."""
@@ -160,6 +163,7 @@ class LightningWorld(World):
     module: pl.LightningModule
     run_by: pl.Trainer
     strategy: pl.strategies.Strategy
+    _seen: tuple[Any, Any] | None = None  # the lists of optimizers and schedulers in ``refresh``
 
     @property
     def trainer(self) -> pl.Trainer:
@@ -196,17 +200,33 @@ class LightningWorld(World):
             str(self.trainer.state.stage), "training_step" if self.trains else "validation_step"
         )
 
+    def refresh(self) -> None:
+        """Take the strategy's, which Lightning's learning-rate finder replaces."""
+        if self.trains:
+            self.optimizers, configs = self.strategy.optimizers, self.strategy.lr_scheduler_configs
+            self.schedulers = [config.scheduler for config in configs]
+            self._seen = self.optimizers, configs
+
     def check(self) -> None:
-        """Verify that the optimizers are those of the trace.
+        """Verify that optimizers and schedulers are those of the trace.
 
         Raises:
             StateChanged: the trainer has others.
         """
-        if self.trains and self.strategy._optimizers is not self.optimizers:
-            raise StateChanged(
-                "The trainer's optimizers were replaced while a program works on them.",
-                remedy="change their param_groups, or call fit again",
-            )
+        optimizers, configs = self.strategy._optimizers, self.strategy.lr_scheduler_configs
+        if self._seen is None or (optimizers is self._seen[0] and configs is self._seen[1]):
+            return
+        now = [config.scheduler for config in configs]
+        pairs: dict[str, tuple[list[Any], list[Any]]] = {
+            "optimizers": (self.optimizers, optimizers),
+            "schedulers": (program_schedulers(self.schedulers), program_schedulers(now)),
+        }
+        for what, (before, after) in pairs.items():
+            if len(before) != len(after) or not all(map(operator.is_, before, after)):
+                raise StateChanged(
+                    f"The trainer's {what} were replaced while a program works on them.",
+                    remedy="change their param_groups, or call fit again",
+                )
 
     def steps_done(self) -> int:
         """Lightning's ``global_step``."""

@@ -12,8 +12,9 @@ import pytest
 import torch
 from harness import assert_close, assert_same_run, both, csx, fit, make_trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import LearningRateMonitor
+from lightning.pytorch.callbacks import LearningRateFinder, LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.tuner import Tuner
 from models import GAN, Classifier, loader, mlp
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW
@@ -430,3 +431,36 @@ def test_retracing_takes_the_count_from_the_program() -> None:
         backend=backend,
     )
     assert_same_run(again, once)
+
+
+class Tuned(Net):
+    """Has a learning rate to be found."""
+
+    def __init__(self, make: Any) -> None:
+        super().__init__(make)
+        self.lr = 1e-3
+
+    def configure_optimizers(self) -> Any:
+        self.options["lr"] = self.lr
+        return super().configure_optimizers()
+
+
+@pytest.mark.parametrize("make", [Cosine, lambda o: []])
+def test_the_tuner_finds_a_learning_rate_as_stock_does(make: Any) -> None:
+    found = []
+    for static in (True, False):
+        torch.manual_seed(0)
+        module, trainer = Tuned(make), make_trainer(static, max_epochs=1)
+        finder = Tuner(trainer).lr_find(module, loader(), num_training=20)
+        found.append((finder.results, module.lr))
+        trainer.fit(module, loader())
+        assert trainer.global_step == STEPS
+    assert found[0][0]["lr"] == found[1][0]["lr"]
+    assert found[0][0]["loss"] == pytest.approx(found[1][0]["loss"], rel=1e-4)
+    assert found[0][1] == found[1][1]
+
+
+def test_a_finder_that_goes_on_into_the_fit_is_refused() -> None:
+    finder = LearningRateFinder(num_training_steps=20)
+    with pytest.raises(errors.StateChanged, match="schedulers were replaced"):
+        fit(lambda: Tuned(Cosine), lambda: (loader(),), static=True, callbacks=(finder,))

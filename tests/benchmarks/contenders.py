@@ -12,7 +12,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from models import LEARNING_RATE, NOTHING, Classifier, Model
+from models import LEARNING_RATE, NOTHING, Classifier, Model, Schedule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from turns import Contender, FitInTurns, timed
@@ -20,6 +20,7 @@ from turns import Contender, FitInTurns, timed
 import fulgurite
 from fulgurite.backends.csx.step import STEP
 
+FLOAT32 = "32-true"
 QUIET: dict[str, Any] = {
     "logger": False,
     "enable_checkpointing": False,
@@ -122,12 +123,14 @@ def fit(
     ours: bool,
     logs: str = NOTHING,
     feed: Callable[[Model], DataLoader[Any]] = preloaded,
+    schedule: Schedule | None = None,
+    precision: str = FLOAT32,
 ) -> Contender:
     """``Trainer.fit``: Fulgurite's if ``ours``, else stock Lightning's."""
 
     def run(callback: pl.Callback) -> None:
-        trainer = make_trainer(ours, max_epochs=-1, callbacks=[callback])
-        trainer.fit(model.module(logs), feed(model))
+        trainer = make_trainer(ours, max_epochs=-1, callbacks=[callback], precision=precision)
+        trainer.fit(model.module(logs, schedule), feed(model))
         if ours:
             check_compiled(trainer)
 
@@ -141,10 +144,10 @@ def make_trainer(ours: bool, **options: Any) -> pl.Trainer:
     return pl.Trainer(accelerator="cpu", **QUIET, **options)
 
 
-def bare(model: Model) -> Contender:
+def bare(model: Model, schedule: Schedule | None = None, precision: str = FLOAT32) -> Contender:
     """The program of a fit, called directly on the trained module, checks of inputs included."""
-    trainer = make_trainer(True, max_steps=1)
-    trainer.fit(model.module(), preloaded(model))
+    trainer = make_trainer(True, max_steps=1, precision=precision)
+    trainer.fit(model.module(schedule=schedule), preloaded(model))
     check_compiled(trainer)
     step = trainer.strategy.step_functions["training"]
     batches = [list(batch) for batch in model.batches]  # as the loader gives them

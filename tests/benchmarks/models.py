@@ -13,12 +13,16 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
+from torch.optim import lr_scheduler
 from torchmetrics.classification import MulticlassAccuracy
+
+import fulgurite.optim
 
 sys.path.append(str(Path(__file__).parents[2] / "examples"))
 from digits import Digits  # examples/ is no package
@@ -27,8 +31,10 @@ from gpt_bytes import CONTEXT, GPT, VOCABULARY
 BATCHES = 64
 NOTHING, LOSS, ACCURACY = "nothing logged", "one self.log", "loss and accuracy"
 LEARNING_RATE = 1e-3
+WARM_UP, DECAY = 100, 10_000  # steps of the schedule
 
 Batch = tuple[Tensor, Tensor]
+Schedule = Callable[[torch.optim.Optimizer], Any]
 
 
 class Classifier(pl.LightningModule):
@@ -38,11 +44,14 @@ class Classifier(pl.LightningModule):
         net: x -> logits.
         classes: how many.
         logs: what a step logs: NOTHING, LOSS or ACCURACY (which logs the loss too).
+        schedule: makes the scheduler that is stepped on every step; None for none.
     """
 
-    def __init__(self, net: nn.Module, classes: int, logs: str) -> None:
+    def __init__(
+        self, net: nn.Module, classes: int, logs: str, schedule: Schedule | None = None
+    ) -> None:
         super().__init__()
-        self.net, self.logs = net, logs
+        self.net, self.logs, self.schedule = net, logs, schedule
         if logs == ACCURACY:
             self.accuracy = MulticlassAccuracy(classes, average="micro")
 
@@ -59,8 +68,11 @@ class Classifier(pl.LightningModule):
     def validation_step(self, batch: Batch) -> None:
         self.training_step(batch)
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.parameters(), lr=LEARNING_RATE)
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=LEARNING_RATE)
+        if self.schedule is None:
+            return optimizer
+        return [optimizer], [{"scheduler": self.schedule(optimizer), "interval": "step"}]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +93,25 @@ class Model:
     batches: list[Batch]
     slower: int = 1
 
-    def module(self, logs: str = NOTHING) -> Classifier:
+    def module(self, logs: str = NOTHING, schedule: Schedule | None = None) -> Classifier:
         """A fresh module."""
         torch.manual_seed(0)
-        return Classifier(self.net(), self.classes, logs)
+        return Classifier(self.net(), self.classes, logs, schedule)
+
+
+def on_host(optimizer: torch.optim.Optimizer) -> Any:
+    """Warm-up and cosine by torch's schedulers, on the host after every step."""
+    warm_up = lr_scheduler.LinearLR(optimizer, 0.01, 1.0, WARM_UP)
+    cosine = lr_scheduler.CosineAnnealingLR(optimizer, DECAY)
+    return lr_scheduler.SequentialLR(optimizer, [warm_up, cosine], [WARM_UP])
+
+
+def in_program(optimizer: torch.optim.Optimizer) -> Any:
+    """The same, computed in the program."""
+    ours = fulgurite.optim.lr_scheduler
+    warm_up = ours.LinearLR(optimizer, LEARNING_RATE / 100, LEARNING_RATE, WARM_UP)
+    cosine = ours.CosineDecayLR(optimizer, LEARNING_RATE, 0.0, DECAY)
+    return ours.SequentialLR(optimizer, [warm_up, cosine])
 
 
 def mlp_net() -> nn.Module:

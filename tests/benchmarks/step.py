@@ -79,6 +79,17 @@ def fits(*logs: str, **options: Any) -> list[Entry]:
     ]
 
 
+def variants(name: str, make: Callable[..., Contender], schedule: models.Schedule) -> list[Entry]:
+    """One contender as it is, with a schedule, and in narrower types; stock has no cbfloat16."""
+    types = ["bf16-mixed"] if name == "Lightning" else ["bf16-mixed", "cb16-mixed"]
+    options: dict[str, dict[str, Any]] = {
+        "float32": {},
+        "warm-up and cosine": {"schedule": schedule},
+        **{precision: {"precision": precision} for precision in types},
+    }
+    return [Entry(f"{name}, {what}", partial(make, **given)) for what, given in options.items()]
+
+
 SECTIONS: dict[str, tuple[Callable[[], Model], list[Entry]]] = {
     "mlp": (
         models.mlp,
@@ -114,6 +125,14 @@ SECTIONS: dict[str, tuple[Callable[[], Model], list[Entry]]] = {
                 ACCURACY,
             )
             for name, ours in (("Lightning", False), ("Fulgurite", True))
+        ],
+    ),
+    "mlp, precision and schedule": (
+        models.mlp,
+        [
+            *variants("Lightning", partial(torch_.fit, ours=False), models.on_host),
+            *variants("Fulgurite", partial(torch_.fit, ours=True), models.in_program),
+            *variants("Fulgurite bare program", torch_.bare, models.in_program),
         ],
     ),
     "convnet": (models.convnet, [*EAGER, *fits(NOTHING, ACCURACY), BARE]),

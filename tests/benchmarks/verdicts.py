@@ -12,6 +12,7 @@ FIT = [f"Fulgurite, {logs}" for logs in LOGS]
 LIGHTNING = [f"Lightning, {logs}" for logs in LOGS]
 BARE, EAGER = "Fulgurite bare program", "plain eager loop"
 COMPILED = "torch.compile, fused AdamW"
+VARIANTS = "mlp, precision and schedule"
 
 # section, who, how many times faster than whom, at least
 RATIOS = (
@@ -24,6 +25,8 @@ RATIOS = (
     ("gpt", FIT[0], EAGER, 1.12),
     ("gpt", FIT[0], COMPILED, 1.0),
     ("mlp, validation", FIT[2], LIGHTNING[2], 3.0),
+    (VARIANTS, "Fulgurite, warm-up and cosine", "Fulgurite, float32", 1 / 1.02),
+    (VARIANTS, f"{BARE}, cb16-mixed", f"{BARE}, bf16-mixed", 1 / 2),
 )
 ADDED_US = 60.0
 
