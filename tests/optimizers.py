@@ -1,4 +1,4 @@
-"""What tests of optimizers share: numbers that move, and the comparison with stock."""
+"""What tests of optimizers share: those we know, numbers that move, the comparison with stock."""
 
 from __future__ import annotations
 
@@ -11,6 +11,56 @@ from harness import assert_same_run, both
 from models import Classifier, loader, mlp
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from fulgurite import optim
+
+TORCH: list[tuple[type[Optimizer], dict[str, Any]]] = [
+    (torch.optim.SGD, {}),
+    (torch.optim.SGD, {"lr": 1}),
+    (torch.optim.SGD, {"lr": torch.tensor(0.1), "momentum": 0.9}),
+    (torch.optim.SGD, {"momentum": 0.9, "weight_decay": 0.01, "maximize": True, "lr": 1e-3}),
+    (torch.optim.SGD, {"momentum": 0.9, "nesterov": True, "foreach": True}),
+    (torch.optim.SGD, {"momentum": 0.9, "dampening": 0.5, "weight_decay": 0.01}),
+    (torch.optim.SGD, {"momentum": 0.9, "dampening": 0.1, "fused": True}),
+    (torch.optim.Adam, {"amsgrad": True, "weight_decay": 0.01}),
+    (torch.optim.Adam, {"foreach": True}),
+    (torch.optim.Adam, {"lr": torch.tensor(0.01)}),
+    (torch.optim.Adam, {"betas": (0.495, 0.9)}),
+    (torch.optim.AdamW, {"fused": True, "amsgrad": True}),
+    (torch.optim.AdamW, {"maximize": True, "lr": 1e-4}),
+    (torch.optim.RMSprop, {}),
+    (torch.optim.RMSprop, {"momentum": 0.9, "centered": True, "weight_decay": 0.01}),
+    (torch.optim.Adadelta, {"lr": 1.0}),
+    (torch.optim.Adadelta, {"lr": 1.0, "weight_decay": 0.01, "foreach": True}),
+    (torch.optim.Adagrad, {"lr_decay": 0.1, "initial_accumulator_value": 0.1}),
+    (torch.optim.Adagrad, {"maximize": True, "weight_decay": 0.01, "lr": 1e-3}),
+    (torch.optim.Adamax, {}),
+    (torch.optim.Adamax, {"weight_decay": 0.01, "foreach": True}),
+    (torch.optim.NAdam, {}),
+    (torch.optim.NAdam, {"weight_decay": 0.1, "decoupled_weight_decay": True}),
+    (torch.optim.RAdam, {}),
+    (torch.optim.RAdam, {"weight_decay": 0.1, "decoupled_weight_decay": True, "foreach": True}),
+    (torch.optim.ASGD, {}),
+    (torch.optim.ASGD, {"t0": 3.0, "lambd": 0.01, "alpha": 0.6, "weight_decay": 0.01}),
+    (torch.optim.Rprop, {}),
+    (torch.optim.Rprop, {"etas": (0.6, 1.3), "step_sizes": (1e-5, 1.0), "maximize": True}),
+    (torch.optim.Adafactor, {}),
+    (torch.optim.Adafactor, {"lr": torch.tensor(0.02), "eps": (1e-8, 1e-2), "d": 1.5}),
+]
+
+OURS: list[tuple[type[Optimizer], dict[str, Any]]] = [
+    (optim.Adam, {}),
+    (optim.Adam, {"betas": (0.0, 0.9)}),
+    (optim.Adam, {"weight_decay": 0.1, "amsgrad": True}),
+    (optim.AdamW, {"lr": torch.tensor(0.01)}),
+    (optim.AdamW, {"correct_bias": False}),
+    (optim.AdamW, {"amsgrad": True}),
+    (optim.Lamb, {"adam": True}),
+    (optim.Lamb, {"weight_decay": 0.1}),
+    (optim.Lion, {"lr": 1e-3, "weight_decay": 0.1}),
+    (optim.Adafactor, {"lr": torch.tensor(0.02), "eps": (1e-8, 1e-2), "d": 1.5}),
+    (optim.Adafactor, {"weight_decay": 0.1, "maximize": True, "lr": 1e-3}),
+]
 
 
 class Moving(pl.Callback):

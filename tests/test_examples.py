@@ -82,6 +82,28 @@ def test_custom_loop(device: str, tmp_path: Path) -> None:
     assert (tmp_path / "loop/last.pt").exists()
 
 
+def test_the_documentation_shows_the_optimizer_of_the_example() -> None:
+    text = (ROOT / "examples/own_optimizer.py").read_text(encoding="utf-8")
+    shown = text[text.index("class CautiousAdamW") : text.index("class CautiousDigits")]
+    assert shown.strip() in (ROOT / "docs/optimizers.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("device", ["CSX", "CPU"])
+def test_own_optimizer(device: str, tmp_path: Path) -> None:
+    text = run(
+        str(ROOT / "examples/own_optimizer.py"),
+        f"--device={device}",
+        "--epochs=1",
+        f"--out={tmp_path / 'own'}",
+        *(["--autogen-policy", "disabled"] if device == "CSX" else []),
+    )
+    difference = text.partition("largest difference in loss: ")[2].split()[0]
+    assert float(difference) < 1e-3
+    assert float(text.rpartition("test accuracy ")[2].strip().rstrip("%")) > 60
+    assert Path(text.partition("checkpoint ")[2].split()[0]).exists()
+    assert ("training program" in text) == (device == "CSX")
+
+
 @pytest.mark.compiler
 def test_the_step_benchmark(tmp_path: Path) -> None:
     path = tmp_path / "step.json"

@@ -24,6 +24,7 @@ from torch.optim import LBFGS, SGD, Optimizer, SparseAdam
 from fulgurite.backends.csx.errors import UnsupportedState
 from fulgurite.backends.csx.formulas import plain_options
 from fulgurite.backends.csx.lines import UserLine
+from fulgurite.backends.csx.misuse import wide
 from fulgurite.backends.csx.state import Held, remember
 
 
@@ -169,6 +170,7 @@ def give_birth(optimizer: Optimizer, line: UserLine | None = None) -> Newborn | 
     of_gradient = False
     if callable(getattr(optimizer, "preinitialize", None)):
         born = _preinitialized(optimizer)
+        line = UserLine.of_method(type(optimizer), "preinitialize") or line
     elif type(optimizer) is SGD and not any(g["dampening"] for g in optimizer.param_groups):
         # its first update is then the same from a buffer of zeros
         born = dict(_buffers_of_zeros(optimizer, parameters))
@@ -188,11 +190,18 @@ def _known(optimizer: Optimizer) -> dict[Any, Any]:
 
 
 def _preinitialized(optimizer: Any) -> dict[Any, Any]:
-    """What the optimizer's own ``preinitialize`` makes, beside the state that there is."""
-    known = _known(optimizer)
-    optimizer.preinitialize()
-    made = dict(optimizer.state)
-    optimizer.state.update(known)
+    """What the optimizer's own ``preinitialize`` makes, beside the state that there is.
+
+    It sees no state: many a one begins with zeros for every parameter, whatever was loaded.
+    """
+    known, state = _known(optimizer), optimizer.state
+    optimizer.state = defaultdict(dict)
+    try:
+        with torch.no_grad():
+            optimizer.preinitialize()
+        made = dict(optimizer.state)
+    finally:
+        optimizer.state = state
     return {key: values for key, values in made.items() if key not in known}
 
 
@@ -223,8 +232,27 @@ def _check(optimizer: Optimizer, values: Any, line: UserLine | None) -> None:
                 line=line,
                 remedy=f"one key for each: state['{key}_0'], state['{key}_1'], ...",
             )
+        if isinstance(value, Tensor):
+            _check_tensor(f"{name} keeps state['{key}']", value, line)
         if isinstance(value, dict):
             _check(optimizer, value, line)
+
+
+def _check_tensor(keeps: str, value: Tensor, line: UserLine | None) -> None:
+    """Refuse what no program can hold, before it fails in the middle of a trace."""
+    found = {
+        f"on the device {value.device}": value.device.type != "cpu",
+        f"as a {value.layout} tensor": value.layout is not torch.strided,
+        f"in {value.dtype}": wide(value.dtype),
+    }
+    for how, wrong in found.items():
+        if wrong:
+            raise UnsupportedState(
+                f"{keeps} {how}; a program's state lies with the parameters, dense, in float32, a"
+                " 16-bit type or integers.",
+                line=line,
+                remedy="torch.zeros_like(p); for a count torch.zeros((), device=p.device)",
+            )
 
 
 def _equal(a: Any, b: Any) -> bool:

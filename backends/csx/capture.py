@@ -25,7 +25,6 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental.proxy_tensor import get_innermost_proxy_mode, make_fx
 
 from fulgurite.backends.csx.attributes import Access, Attributes
-from fulgurite.backends.csx.birth import Newborn, check_optimizer, give_birth
 from fulgurite.backends.csx.compare import MISSING, Recording, record_operations
 from fulgurite.backends.csx.constants import (
     Constants,
@@ -36,7 +35,7 @@ from fulgurite.backends.csx.constants import (
 from fulgurite.backends.csx.effects import record_host_calls
 from fulgurite.backends.csx.environment import traceable
 from fulgurite.backends.csx.errors import DynamicShape
-from fulgurite.backends.csx.first_update import Unborn, first_updates
+from fulgurite.backends.csx.first_update import first_updates
 from fulgurite.backends.csx.gradients import Gradients, Handover
 from fulgurite.backends.csx.graph import Graph, Input, Kind, used_numbers
 from fulgurite.backends.csx.inputs import BatchSpec
@@ -108,6 +107,11 @@ class Captured:
     recording: Recording | None  # for later traces to be compared with
     gradients: Handover
 
+    def held(self) -> list[Held]:
+        """The tensors of its state."""
+        used = [item.index for item in self.graph.inputs if item.kind is Kind.STATE]
+        return [held for i in used for held in self.entries[i].held]
+
 
 def capture(
     world: World,
@@ -147,12 +151,8 @@ class Trace:
         self._world, self._run = world, run
         self._clears_gradients = clears_gradients
         self._batch_spec = BatchSpec(batch, world.leaf_name)
-        self._newborn = list(self._births()) if first is None else []
         self._snapshot = Snapshot(world.objects())
         self._states = [(optimizer.state, dict(optimizer.state)) for optimizer in world.optimizers]
-        if first is None:
-            world.unborn = [one for one in world.unborn if one.waits()]
-            world.unborn += [Unborn(newborn) for newborn in self._newborn if newborn.of_gradient]
         self._unborn = world.unborn if first is None else first.unborn
         self._outside = world.outside_tensors()
         self._parameters = world.parameters()
@@ -176,14 +176,6 @@ class Trace:
         self._rebound: list[Held] = []
         self._moved = Moved()
         self._noted: list[NotedGroup] = []
-
-    def _births(self) -> Iterator[Newborn]:
-        made_at = self._world.line_of("configure_optimizers")
-        for optimizer in self._world.optimizers:
-            check_optimizer(optimizer, made_at)
-            newborn = give_birth(optimizer, made_at)
-            if newborn is not None:
-                yield newborn
 
     def _slots(self) -> Iterator[Slot]:
         yield from module_slots(self._world.module, self._world.root)
@@ -258,7 +250,6 @@ class Trace:
         self._add_constants(constants)
         self._inputs = self.gradients.marked(self._inputs)
         graph = lower(Graph(module=module, inputs=tuple(self._inputs), mode=self._mode))
-        self._unbear(graph)
         return Captured(
             graph=graph,
             entries=self._entries,
@@ -431,15 +422,6 @@ class Trace:
             tensor.detach().copy_(value)
 
     # -- after the trace --------------------------------------------------------------------
-
-    def _unbear(self, graph: Graph) -> None:
-        """Forget the newborn state of parameters that the step never updates."""
-        used = {entry.index for entry in graph.inputs if entry.kind is Kind.STATE}
-        live = [held for i, entry in enumerate(self._entries) if i in used for held in entry.held]
-        for newborn in self._newborn:
-            newborn.forget_unused(live)
-        unborn = self._world.unborn
-        self._world.unborn = [one for one in unborn if one.state.keys() & set(one.newborn.keys)]
 
     def _fallback_line(self) -> UserLine | None:
         """The user's line that runs now, or where they wrote the hook that does."""

@@ -26,6 +26,13 @@ from fulgurite.backends.csx.stand_ins import storage_of
 from fulgurite.backends.csx.state import Entry, Held, Snapshot, brief
 from fulgurite.backends.csx.traced_numbers import TracedNumber
 
+_IN_A_MODULE = (
+    'self.register_buffer("kept", torch.zeros(4)) in __init__, and self.kept.copy_(x) in the step'
+)
+_IN_AN_OPTIMIZER = (
+    'self.state[p]["kept"] = torch.zeros_like(p) in preinitialize(), and'
+    ' self.state[p]["kept"].copy_(x) in step()'
+)
 _TORCHS = "_opt_called"  # by which schedulers know that an optimizer has stepped
 IN_PLACE = "change it in place (tensor.copy_(...)), or untie it before fit"
 
@@ -212,9 +219,8 @@ def refuse_the_rest(snapshot: Snapshot, modules: list[nn.Module], module: nn.Mod
                 raise UnsupportedState(
                     f"The step put a traced tensor into {where}, where the next step would not"
                     " find it.",
-                    remedy="state has its place from the start, and changes there:\n"
-                    '      self.register_buffer("kept", torch.zeros(4)) in __init__, and'
-                    " self.kept.copy_(x) in the step",
+                    remedy="state has its place from the start, and changes there:\n      "
+                    + (_IN_AN_OPTIMIZER if isinstance(root, Optimizer) else _IN_A_MODULE),
                 )
             counts = type(value) in (int, float, bool) and value != replaced and key != _TORCHS
             if isinstance(root, Optimizer) and isinstance(container, dict) and counts:

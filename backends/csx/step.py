@@ -340,12 +340,14 @@ class StepFunction:
     ) -> Built:
         modes = conditions.training
         with undone_on_failure(self._world):
+            newborn = self._world.make_optimizer_state()
             captured: dict[str, Captured] = {}
             for name, run in entries.items():
                 for change in [change for one in captured.values() for change in one.changes]:
                     change.undo()  # Python's changes happen once, not once for each entry point
                 clears = _clears_gradients(name, entries)
                 captured[name] = capture(self._world, run, batch, clears_gradients=clears)
+            self._world.forget_unused(newborn, [t for one in captured.values() for t in one.held()])
             if self._conditions().training != modes:
                 self._changed(conditions, self._conditions())
             program = make_program(self.stage, captured)

@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fulgurite.backends.csx import rng
+from fulgurite.backends.csx.birth import Newborn, check_optimizer, give_birth
 from fulgurite.backends.csx.constants import Source
 from fulgurite.backends.csx.errors import StateChanged
 from fulgurite.backends.csx.first_update import Unborn
 from fulgurite.backends.csx.lines import UserLine
 from fulgurite.backends.csx.reach import reach
-from fulgurite.backends.csx.state import Slot, Snapshot
+from fulgurite.backends.csx.state import Held, Slot, Snapshot
 from fulgurite.backends.schedules import program_schedulers
 
 
@@ -103,6 +104,32 @@ class World(ABC):
                         known.add(id(p))
                         found[f"{owner}.param_groups[{g}]['params'][{i}]"] = p
         return found
+
+    def make_optimizer_state(self) -> list[Newborn]:
+        """Make the optimizer state that there is not yet: once for all entry points of a program.
+
+        Raises:
+            UnsupportedState: an optimizer, or its state, cannot be a program's.
+        """
+        made_at, newborn = self.line_of("configure_optimizers"), []
+        for optimizer in self.optimizers:
+            check_optimizer(optimizer, made_at)
+            one = give_birth(optimizer, made_at)
+            newborn += [] if one is None else [one]
+        self.unborn = [one for one in self.unborn if one.waits()]
+        self.unborn += [Unborn(one) for one in newborn if one.of_gradient]
+        return newborn
+
+    def forget_unused(self, newborn: list[Newborn], live: list[Held]) -> None:
+        """Delete newborn state that no entry point updates.
+
+        Args:
+            newborn: what ``make_optimizer_state`` made.
+            live: the tensors that the program works on.
+        """
+        for one in newborn:
+            one.forget_unused(live)
+        self.unborn = [one for one in self.unborn if one.state.keys() & set(one.newborn.keys)]
 
     def groups(self) -> list[dict[str, Any]]:
         """The param groups of all optimizers."""

@@ -10,7 +10,7 @@ import torch
 from harness import assert_close, both, fit
 from models import Classifier, PerParameter, loader, mlp
 from optimizers import Moving, assert_equals_stock
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from fulgurite.backends.csx.errors import StateChanged, UnsupportedState
@@ -104,28 +104,6 @@ class OldStyle(PerParameter):
 @pytest.mark.parametrize("optimizer", [Lion, Lamb, Foreach, OldStyle])
 def test_an_optimizer_of_a_user_equals_stock(optimizer: Any) -> None:
     assert_equals_stock(optimizer)
-
-
-def test_preinitialize_gives_birth_where_an_optimizer_defines_it() -> None:
-    class Prepared(PerParameter):
-        def preinitialize(self) -> None:
-            for group in self.param_groups:
-                for p in group["params"]:
-                    self.state[p]["average"] = torch.full_like(p, 0.25, requires_grad=False)
-
-        def update(self, p: Tensor, state: dict[str, Any], lr: float) -> None:
-            state["average"].mul_(0.9).add_(p.grad, alpha=0.1)
-            p.sub_(state["average"] * lr)
-
-    run = fit(lambda: Classifier(mlp(), Prepared), lambda: (loader(16),), static=True)
-    torch.manual_seed(0)
-    net = mlp()
-    [(x, y)] = loader(16)
-    nn.functional.cross_entropy(net(x), y).backward()
-    for p, before in zip(run.module.net.parameters(), net.parameters(), strict=True):
-        average = run.trainer.optimizers[0].state[p]["average"]
-        torch.testing.assert_close(average, 0.9 * 0.25 + 0.1 * before.grad)
-        torch.testing.assert_close(p, before - 0.01 * average)
 
 
 class Keyed(PerParameter):
