@@ -14,6 +14,7 @@ compile, trace      for loops of one's own: a function as a program (``fulgurite
 step_closure        a function that runs on the host after each step (``backends.closures``)
 checkpoint_closure  one that runs where a checkpoint is written (``backends.closures``)
 global_step         the number of steps done, as a tensor (``backends.step_count``)
+optim               schedulers that a program computes (``fulgurite.optim``)
 errors              TraceError, its kinds, and FrozenValueWarning (``fulgurite.errors``)
 """
 
@@ -23,6 +24,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fulgurite import optim as optim
     from fulgurite.backends import CSConfig as CSConfig
     from fulgurite.backends import backend as backend
     from fulgurite.backends.backend import current_backend as current_backend
@@ -62,12 +64,15 @@ __all__ = [
     "compile",
     "current_backend",
     "global_step",
+    "optim",
     "step_closure",
     "trace",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "optim":
+        return importlib.import_module("fulgurite.optim")
     if name not in _HOMES:
         raise AttributeError(f"module 'fulgurite' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOMES[name]), name)
