@@ -1,8 +1,8 @@
 """Schedulers of the learning rate: those of ``fulgurite.optim.scheduler`` for the key "lr".
 
 Names and arguments are those of parameter files. Below, t is the count of optimizer steps, initial
-is ``initial_learning_rate``, and end ``end_learning_rate``. An initial of None means each group's own
-learning rate, before any scheduler set it. ``param_group_tags`` chooses groups by their
+is ``initial_learning_rate`` and end ``end_learning_rate``. If initial is None, it is each group's
+own learning rate, before any scheduler set it. ``param_group_tags`` chooses groups by their
 ``group["tags"]``; None chooses all.
 """
 

@@ -29,7 +29,6 @@ class _Combined(Scheduler):
         schedulers: Sequence[Scheduler],
         param_group_tags: str | Sequence[str | None] | None = None,
     ) -> None:
-        check(len(schedulers) > 0, self, "at least one scheduler", schedulers=schedulers)
         super().__init__(optimizer, param_group_tags)
         for i, scheduler in enumerate(schedulers):
             check(
@@ -42,8 +41,11 @@ class _Combined(Scheduler):
             own = {f"{i}.{name}": tensor for name, tensor in _besides_count(scheduler).items()}
             self.resident |= own
 
-    def _members(self, schedulers: Sequence[Scheduler], optimizer: Optimizer) -> list[Scheduler]:
+    def _members(
+        self, schedulers: Sequence[Scheduler], optimizer: Optimizer | None = None
+    ) -> list[Scheduler]:
         """The schedulers, checked; before the base's constructor asks for their numbers."""
+        check(len(schedulers) > 0, self, "at least one scheduler", schedulers=schedulers)
         for i, scheduler in enumerate(schedulers):
             given, name = type(scheduler), type(self).__name__
             if not isinstance(scheduler, Scheduler):
@@ -52,6 +54,7 @@ class _Combined(Scheduler):
                     f" {given.__module__}.{given.__qualname__}. A program computes only ours: from"
                     f" {type(self).__module__} import {given.__name__}"
                 )
+            optimizer = scheduler.optimizer if optimizer is None else optimizer
             if scheduler.optimizer is not optimizer:
                 raise ValueError(
                     f"{name} needs schedulers of one optimizer; that of schedulers[{i}]"
@@ -126,8 +129,8 @@ class SequentialScheduler(_Combined):
             if scheduler.total_iters is None:
                 raise ValueError(
                     f"{type(self).__name__} was given no milestones, and schedulers[{i}]"
-                    f" ({type(scheduler).__name__}) does not say when it ends. Give milestones=[...],"
-                    " the counts of steps at which each but the first begins."
+                    f" ({type(scheduler).__name__}) does not say when it ends. Give"
+                    " milestones=[...]: the count at which each but the first begins."
                 )
             lengths.append(scheduler.total_iters)
         return list(accumulate(lengths))
@@ -161,9 +164,7 @@ class ChainedScheduler(_Combined):
         schedulers: Sequence[Scheduler],
         param_group_tags: str | Sequence[str | None] | None = None,
     ) -> None:
-        check(len(schedulers) > 0, self, "at least one scheduler", schedulers=schedulers)
-        optimizer = schedulers[0].optimizer
-        self.schedulers = self._members(schedulers, optimizer)
+        self.schedulers = self._members(schedulers)
         lengths = [scheduler.total_iters for scheduler in self.schedulers]
         known = [length for length in lengths if length is not None]
         self.total_iters = max(known) if len(known) == len(lengths) else None
@@ -171,7 +172,7 @@ class ChainedScheduler(_Combined):
             starts = [scheduler.start(group) for group in scheduler.groups]
             name = f"schedulers[{i}] ({type(scheduler).__name__}) begins at"
             check(0.0 not in starts, self, "the one that begins at 0 first", **{name: starts})
-        super().__init__(optimizer, schedulers, param_group_tags)
+        super().__init__(self.schedulers[0].optimizer, schedulers, param_group_tags)
 
     def start(self, group: int) -> float:
         """That of the first."""
