@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import typing
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.optim import lr_scheduler as theirs
 
-from fulgurite.backends.schedules import placed_by
+from fulgurite.backends.schedules import ProgramScheduler, traced_by
 from fulgurite.optim import lr_scheduler as ours
 from fulgurite.optim.scheduler import LinearScheduler, Scheduler
 
@@ -49,15 +50,27 @@ ARGUMENTS = {
 """What parameter files may give, in this order; then param_group_tags."""
 
 
+class Placed(list[Tensor]):
+    """Stands for a trace: schedulers compute with tensors, and these are kept."""
+
+    in_double = contextlib.nullcontext
+
+    def count(self, count: Tensor) -> Tensor:
+        return count.to(torch.float64)
+
+    def place(self, scheduler: ProgramScheduler, group: int, number: Tensor) -> None:
+        self.append(number)
+
+
 def as_a_program(scheduler: Scheduler) -> list[float]:
     """The numbers of each step, from tensors as a traced step computes them."""
-    found: list[Tensor] = []
-    with placed_by(lambda _, group, value: found.append(value) if group == 0 else None):
+    placed = Placed()
+    with traced_by(placed):
         scheduler.show()
         for _ in range(STEPS - 1):
             scheduler.step()
-    assert {(value.dtype, value.shape) for value in found} == {(torch.float64, ())}
-    return torch.stack(found).tolist()
+    assert {(number.dtype, number.shape) for number in placed} == {(torch.float64, ())}
+    return torch.stack(placed).tolist()
 
 
 @pytest.mark.parametrize("name", CASES)

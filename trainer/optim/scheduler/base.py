@@ -7,6 +7,7 @@ from itertools import pairwise
 from numbers import Integral
 from typing import Any, ClassVar
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from fulgurite.backends.schedules import ProgramScheduler
@@ -27,6 +28,7 @@ class Scheduler(ProgramScheduler):
 
     param_group_key: ClassVar[str]
     total_iters: int | None = None
+    outer: tuple[Scheduler, str] | None = None  # that it is a part of, and its prefix there
 
     def __init__(
         self, optimizer: Optimizer, param_group_tags: str | Sequence[str | None] | None = None
@@ -42,6 +44,13 @@ class Scheduler(ProgramScheduler):
     def start(self, group: int) -> float:
         """The number that a chain of schedulers takes as this one's 1."""
         return float(self.value(0, group))
+
+    def kept(self, name: str) -> Tensor:
+        """A resident tensor; a part's is the outer scheduler's, the only one a program knows."""
+        if self.outer is None:
+            return self.resident[name]
+        outer, prefix = self.outer
+        return outer.kept(f"{prefix}.{name}")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the count from a state; one of torch's scheduler of the same name will do.

@@ -38,8 +38,8 @@ class _Combined(Scheduler):
                 groups=self.groups,
                 **{f"schedulers[{i}].groups": scheduler.groups},
             )
-            own = {f"{i}.{name}": tensor for name, tensor in _besides_count(scheduler).items()}
-            self.resident |= own
+            self.resident |= {f"{i}.{name}": scheduler.kept(name) for name in _products(scheduler)}
+            scheduler.outer = self, str(i)
 
     def _members(
         self, schedulers: Sequence[Scheduler], optimizer: Optimizer | None = None
@@ -68,9 +68,9 @@ class _Combined(Scheduler):
         return list(schedulers)
 
 
-def _besides_count(scheduler: Scheduler) -> dict[str, Tensor]:
-    """What a scheduler keeps besides its count."""
-    return {name: tensor for name, tensor in scheduler.resident.items() if name != "count"}
+def _products(scheduler: Scheduler) -> list[str]:
+    """Names of what a scheduler keeps besides its count."""
+    return [name for name in scheduler.resident if name != "count"]
 
 
 def _advance(scheduler: Scheduler, count: Number) -> None:
@@ -79,10 +79,11 @@ def _advance(scheduler: Scheduler, count: Number) -> None:
         if count >= 1:
             scheduler.advance(count)
         return
-    kept = [(tensor, tensor.clone()) for tensor in _besides_count(scheduler).values()]
+    products = [scheduler.kept(name) for name in _products(scheduler)]
+    before_all = [product.clone() for product in products]
     scheduler.advance(count)
-    for tensor, before in kept:
-        tensor.copy_(torch.where(count >= 1, tensor, before))
+    for product, before in zip(products, before_all, strict=True):
+        product.copy_(torch.where(count >= 1, product, before))
 
 
 class SequentialScheduler(_Combined):

@@ -71,14 +71,15 @@ class MultiplicativeScheduler(InitialScheduler):
         if self.coefficient is not None:
             return self.start(group) * dual.power(self.coefficient, count)
         # the base's constructor shows step 0 before there are products
-        product: Number = self.resident.get(f"product{group}", 1.0)
+        name = f"product{group}"
+        product: Number = self.kept(name) if name in self.resident else 1.0
         return self.start(group) * (product if isinstance(count, Tensor) else float(product))
 
     def advance(self, count: Number) -> None:
         """Multiply the factor of this step in."""
         if self._functions is not None:
             for group in self.groups:
-                self.resident[f"product{group}"].mul_(dual.call(self._functions[group], count))
+                self.kept(f"product{group}").mul_(dual.call(self._functions[group], count))
 
 
 def _per_group(
