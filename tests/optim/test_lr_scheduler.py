@@ -350,7 +350,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "torch's": (
         lambda o: ours.SequentialLR(o, [theirs.StepLR(o, 3)]),
         r"schedulers\[0\] of torch.optim.lr_scheduler.StepLR.*from fulgurite.optim.lr_scheduler"
-        " import StepLR",
+        r" import StepLR; .* torch.optim.lr_scheduler.SequentialLR",
     ),
     "another's groups": (
         lambda o: ours.SequentialLR(

@@ -50,9 +50,10 @@ class _Combined(Scheduler):
             given, name = type(scheduler), type(self).__name__
             if not isinstance(scheduler, Scheduler):
                 raise TypeError(
-                    f"{name} needs schedulers of {type(self).__module__}; got schedulers[{i}] of"
-                    f" {given.__module__}.{given.__qualname__}. A program computes only ours: from"
-                    f" {type(self).__module__} import {given.__name__}"
+                    f"{name} needs schedulers of fulgurite.optim, which a program can compute; got"
+                    f" schedulers[{i}] of {given.__module__}.{given.__name__}. Import it from"
+                    f" fulgurite.optim: from fulgurite.optim.lr_scheduler import {given.__name__};"
+                    f" or leave all to the host: torch.optim.lr_scheduler.{name}."
                 )
             optimizer = scheduler.optimizer if optimizer is None else optimizer
             if scheduler.optimizer is not optimizer:
