@@ -354,9 +354,18 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "another's groups": (
         lambda o: ours.SequentialLR(
-            sgd2 := sgd({"tags": "a"}, {}), given(sgd2), param_group_tags="a"
+            tagged := sgd({"tags": "a"}, {}), given(tagged), param_group_tags="a"
         ),
         "give all the same param_group_tags",
+    ),
+    "another's groups in a chain": (
+        lambda o: ours.ChainedScheduler(
+            [
+                ours.StepLR(tagged := sgd({"tags": "a"}, {}), step_size=3, param_group_tags="a"),
+                ours.StepLR(tagged, step_size=5, param_group_tags="a"),
+            ]
+        ),
+        r"same param_group_tags; got groups=\(0, 1\), schedulers\[0\].groups=\(0,\)",
     ),
     "zero in a chain": (
         lambda o: ours.ChainedScheduler(

@@ -27,6 +27,10 @@ def product(optimizer: Any) -> Any:
     return lr.MultiplicativeLR(optimizer, lr_lambda=shrink)
 
 
+def waves(optimizer: Any) -> Any:
+    return lr.CyclicLR(optimizer, 1.0, 2.0, step_size_up=2, scale_fn=shrink)
+
+
 MAKERS: dict[str, Any] = {
     "warm-up, then restarts": lambda o: [
         lr.SequentialLR(
@@ -43,7 +47,9 @@ MAKERS: dict[str, Any] = {
         )
     ],
     "a chain, and weight decay": lambda o: [
-        lr.ChainedScheduler([warm_up(o), product(o), lr.StepLR(o, step_size=4, gamma=0.5)]),
+        lr.ChainedScheduler(
+            [warm_up(o), product(o), lr.StepLR(o, step_size=4, gamma=0.5), waves(o)]
+        ),
         wd.CyclicWD(o, 0.0, 0.3, step_size_up=2, step_size_down=3, mode="triangular2"),
     ],
     "one for each tag": lambda o: [

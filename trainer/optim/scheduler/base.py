@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -42,7 +42,7 @@ class Scheduler(ProgramScheduler):
         super().__init__(optimizer, self.param_group_key, param_group_tags)
 
     def start(self, group: int) -> float:
-        """The number that a chain of schedulers takes as this one's 1."""
+        """The number that a chain of schedulers takes as this one's 1; the host's question."""
         return float(self.value(0, group))
 
     def kept(self, name: str) -> Tensor:
@@ -70,7 +70,7 @@ class InitialScheduler(Scheduler):
     """A scheduler with an initial number.
 
     Args:
-        initial_val: the number at step 0; None: each group's own, before any scheduler set it.
+        initial_val: the initial number; None: each group's own, before any scheduler set it.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class InitialScheduler(Scheduler):
         initial_val: float | None = None,
         param_group_tags: str | Sequence[str | None] | None = None,
     ) -> None:
-        if initial_val is not None and not isinstance(initial_val, int | float):
+        if initial_val is not None and not isinstance(initial_val, Real):
             raise TypeError(
                 f"{type(self).__name__}'s second argument is the initial number, a float; got"
                 f" {initial_val!r}. Give what torch's has there by its name."
@@ -102,7 +102,7 @@ def check(ok: bool, scheduler: object, expected: str, **given: Any) -> None:
 def positive_steps(scheduler: object, **given: Any) -> int:
     """The one argument given: a positive number of steps."""
     ((name, value),) = given.items()
-    whole = isinstance(value, int | float) and value >= 1 and float(value).is_integer()
+    whole = isinstance(value, Real) and value >= 1 and float(value).is_integer()
     check(whole, scheduler, f"a positive whole number of steps as {name}", **given)
     return int(value)
 

@@ -170,8 +170,9 @@ class ChainedScheduler(_Combined):
         lengths = [scheduler.total_iters for scheduler in self.schedulers]
         known = [length for length in lengths if length is not None]
         self.total_iters = max(known) if len(known) == len(lengths) else None
+        self._units = [{g: one.start(g) for g in one.groups} for one in self.schedulers]
         for i, scheduler in enumerate(self.schedulers[1:], 1):
-            starts = [scheduler.start(group) for group in scheduler.groups]
+            starts = list(self._units[i].values())
             name = f"schedulers[{i}] ({type(scheduler).__name__}) begins at"
             check(0.0 not in starts, self, "the one that begins at 0 first", **{name: starts})
         super().__init__(self.schedulers[0].optimizer, schedulers, param_group_tags)
@@ -182,10 +183,10 @@ class ChainedScheduler(_Combined):
 
     def value(self, count: Number, group: int) -> Number:
         """The product above."""
-        first, *others = self.schedulers
-        value = first.value(count, group)
-        for scheduler in others:
-            value = value * (scheduler.value(count, group) / scheduler.start(group))
+        value = self.schedulers[0].value(count, group)
+        for scheduler, units in zip(self.schedulers[1:], self._units[1:], strict=True):
+            # the base's constructor asks before other groups than the schedulers' are refused
+            value = value * (scheduler.value(count, group) / units.get(group, 1.0))
         return value
 
     def advance(self, count: Number) -> None:
