@@ -102,7 +102,7 @@ def check(ok: bool, scheduler: object, expected: str, **given: Any) -> None:
 def positive_steps(scheduler: object, **given: Any) -> int:
     """The one argument given: a positive number of steps."""
     ((name, value),) = given.items()
-    whole = isinstance(value, Real) and value >= 1 and float(value).is_integer()
+    whole = isinstance(value, Real) and float(value) >= 1 and float(value).is_integer()
     check(whole, scheduler, f"a positive whole number of steps as {name}", **given)
     return int(value)
 
