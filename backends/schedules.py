@@ -52,7 +52,7 @@ class ProgramScheduler(LRScheduler):
 
     Attributes:
         resident: the tensors that it counts in: state of the program, part of ``state_dict``.
-        initial: the groups' numbers when it was made.
+        initial: the groups' numbers before any scheduler of this key set them.
 
     Raises:
         ValueError: no group has such a tag, or one has no such number.
@@ -76,7 +76,9 @@ class ProgramScheduler(LRScheduler):
                 f" {type(optimizer).__name__}, whose groups have the keys {sorted(groups[0])} and"
                 f" the tags {[sorted(map(str, group.get('tags', ()))) for group in groups]}."
             )
-        self.initial = [float(group.get(key, 0.0)) for group in groups]
+        for i in self.groups:  # as torch does: a second scheduler finds what the first one found
+            groups[i].setdefault(f"initial_{key}", float(groups[i][key]))
+        self.initial = [float(group.get(f"initial_{key}", 0.0)) for group in groups]
         self.resident: dict[str, Tensor] = {"count": torch.zeros((), dtype=torch.int64)}
         self._shown = -1  # the count whose numbers are in the groups
         self._values: dict[int, float] = {}

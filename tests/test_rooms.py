@@ -102,7 +102,9 @@ def test_every_file_opens_with_a_docstring() -> None:
     assert [str(path) for path in paths if not ast.get_docstring(parsed(path))] == []
 
 
-@pytest.mark.parametrize("folder", ["backends/csx", "backends/csx/passes", "loops"])
+@pytest.mark.parametrize(
+    "folder", ["backends/csx", "backends/csx/passes", "loops", "trainer/optim/scheduler"]
+)
 def test_a_folders_docstring_names_each_of_its_files(folder: str) -> None:
     listing = ast.get_docstring(parsed(Path(folder, "__init__.py"))) or ""
     names = {path.stem for path in (ROOT / folder).glob("*.py")} - {"__init__"}

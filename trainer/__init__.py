@@ -16,6 +16,7 @@ checkpoint_closure  one that runs where a checkpoint is written (``backends.clos
 global_step         the number of steps done, as a tensor (``backends.step_count``)
 gradient_norm       of the gradients before they were clipped (``backends.gradient_norm``)
 MixedPrecision      ``precision=`` by the keys of parameter files (``fulgurite.mixed_precision``)
+optim               optimizers, and schedulers that a program computes (``fulgurite.optim``)
 errors              TraceError, its kinds, and FrozenValueWarning (``fulgurite.errors``)
 """
 
@@ -25,6 +26,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fulgurite import optim as optim
     from fulgurite.backends import CSConfig as CSConfig
     from fulgurite.backends import backend as backend
     from fulgurite.backends.backend import current_backend as current_backend
@@ -70,12 +72,15 @@ __all__ = [
     "current_backend",
     "global_step",
     "gradient_norm",
+    "optim",
     "step_closure",
     "trace",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "optim":
+        return importlib.import_module("fulgurite.optim")
     if name not in _HOMES:
         raise AttributeError(f"module 'fulgurite' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,13 +1,19 @@
-"""Optimizers in tensor operations: eager and within a program, with the same numbers.
+"""What trains the weights: optimizers in tensor operations, and schedulers a program computes.
 
 In reading order:
-optimizer   the base of all: state before the first step
-adam        AdamBase, for optimizers like Adam; Adam and AdamW on it
-lamb        Lamb, AdamW with a trust ratio
-lion        Lion
-adafactor   Adafactor
+optimizer               the base of all optimizers: state before the first step
+adam                    AdamBase, for optimizers like Adam; Adam and AdamW on it
+lamb                    Lamb, AdamW with a trust ratio
+lion                    Lion
+adafactor               Adafactor
+scheduler               schedules of any number of a param group; a folder
+lr_scheduler            those of "lr", named and called as parameter files do
+weight_decay_scheduler  those of "weight_decay"
 """
 
+from fulgurite.optim import lr_scheduler as lr_scheduler
+from fulgurite.optim import scheduler as scheduler
+from fulgurite.optim import weight_decay_scheduler as weight_decay_scheduler
 from fulgurite.optim.adafactor import Adafactor as Adafactor
 from fulgurite.optim.adam import Adam as Adam
 from fulgurite.optim.adam import AdamBase as AdamBase

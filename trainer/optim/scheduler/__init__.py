@@ -1,0 +1,42 @@
+"""Schedules of any number of a param group, as functions of a count of optimizer steps.
+
+A class says in ``param_group_key`` which number it sets; ``lr_scheduler`` and
+``weight_decay_scheduler`` are these classes with their key. For another one, subclass:
+
+    class LinearMomentum(LinearScheduler):
+        param_group_key = "momentum"
+
+In reading order: ``dual`` (functions of Python's numbers and of tensors), ``base`` (what all
+share), ``decays`` (from one number to another), ``stairs`` (constant between milestones),
+``cycles`` (up and down again), ``functions`` (the user's own), ``combined`` (schedulers of
+schedulers).
+"""
+
+from fulgurite.optim.scheduler.base import Scheduler as Scheduler
+from fulgurite.optim.scheduler.combined import ChainedScheduler as ChainedScheduler
+from fulgurite.optim.scheduler.combined import ScalePerParamScheduler as ScalePerParamScheduler
+from fulgurite.optim.scheduler.combined import SequentialScheduler as SequentialScheduler
+from fulgurite.optim.scheduler.cycles import CosineAnnealingScheduler as CosineAnnealingScheduler
+from fulgurite.optim.scheduler.cycles import (
+    CosineAnnealingWarmRestartsScheduler as CosineAnnealingWarmRestartsScheduler,
+)
+from fulgurite.optim.scheduler.cycles import CyclicScheduler as CyclicScheduler
+from fulgurite.optim.scheduler.cycles import OneCycleScheduler as OneCycleScheduler
+from fulgurite.optim.scheduler.decays import CosineDecayScheduler as CosineDecayScheduler
+from fulgurite.optim.scheduler.decays import ExponentialScheduler as ExponentialScheduler
+from fulgurite.optim.scheduler.decays import (
+    InverseExponentialTimeDecayScheduler as InverseExponentialTimeDecayScheduler,
+)
+from fulgurite.optim.scheduler.decays import (
+    InverseSquareRootDecayScheduler as InverseSquareRootDecayScheduler,
+)
+from fulgurite.optim.scheduler.decays import LinearScheduler as LinearScheduler
+from fulgurite.optim.scheduler.decays import PolynomialScheduler as PolynomialScheduler
+from fulgurite.optim.scheduler.functions import LambdaScheduler as LambdaScheduler
+from fulgurite.optim.scheduler.functions import MultiplicativeScheduler as MultiplicativeScheduler
+from fulgurite.optim.scheduler.stairs import ConstantScheduler as ConstantScheduler
+from fulgurite.optim.scheduler.stairs import MultiStepScheduler as MultiStepScheduler
+from fulgurite.optim.scheduler.stairs import (
+    PiecewiseConstantScheduler as PiecewiseConstantScheduler,
+)
+from fulgurite.optim.scheduler.stairs import StepScheduler as StepScheduler
