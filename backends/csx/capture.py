@@ -69,7 +69,7 @@ from fulgurite.backends.csx.numbers import (
     read_numbers,
 )
 from fulgurite.backends.csx.outputs import Outputs, numbered
-from fulgurite.backends.csx.passes import lower
+from fulgurite.backends.csx.passes import CBFLOAT16_PASSES, PASSES, lower
 from fulgurite.backends.csx.patches import patched
 from fulgurite.backends.csx.scalars import forget_failed_reads
 from fulgurite.backends.csx.stand_ins import stand_in_for, storage_of, swap
@@ -247,7 +247,8 @@ class Trace:
         sources = self._sources(constants)
         self._add_constants(constants)
         self._inputs = self.gradients.marked(self._inputs)
-        graph = lower(Graph(module=module, inputs=tuple(self._inputs), mode=self._mode))
+        passes = CBFLOAT16_PASSES if self._world.fp16_type == "cbfloat16" else PASSES
+        graph = lower(Graph(module=module, inputs=tuple(self._inputs), mode=self._mode), passes)
         self._unbear(graph)
         return Captured(
             graph=graph,
