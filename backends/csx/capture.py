@@ -58,6 +58,7 @@ from fulgurite.backends.csx.logs import Accumulator, LogCall
 from fulgurite.backends.csx.misuse import MASKS, explained
 from fulgurite.backends.csx.moved import Moved
 from fulgurite.backends.csx.names import Names
+from fulgurite.backends.csx.narrow import OneNarrowType
 from fulgurite.backends.csx.numbers import (
     NotedGroup,
     NumberSlot,
@@ -164,7 +165,11 @@ class Trace:
         self._guards: list[Guard] = []
         self._constants = Constants(self._fallback_line)
         self._contract = Contract(
-            self._fallback_line, self._names, self._constants.value_of, self._set_data
+            self._fallback_line,
+            self._names,
+            self._constants.value_of,
+            self._set_data,
+            OneNarrowType(world.fp16_type),
         )
         self._modules = list(world.module.modules())
         self._attributes = Attributes(world.module)

@@ -27,6 +27,7 @@ from torch._subclasses.fake_tensor import (
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fulgurite.backends.csx.cbfloat16 import STAND_IN
 from fulgurite.backends.csx.errors import (
     ConditionalOnTensor,
     DynamicShape,
@@ -55,6 +56,7 @@ from fulgurite.backends.csx.misuse import (
     wide,
 )
 from fulgurite.backends.csx.names import Names, function_name
+from fulgurite.backends.csx.narrow import OneNarrowType
 from fulgurite.backends.csx.scalars import call_with_numbers
 from fulgurite.backends.csx.state import brief
 from fulgurite.backends.csx.traced_numbers import is_traced
@@ -72,6 +74,7 @@ class Contract(TorchFunctionMode):
         names: what tensors are called; it is told what makes each.
         known: the value of a traced tensor that follows from constants alone, or None.
         move: ``tensor.data = value``.
+        narrow: which 16-bit type the step may use.
 
     Attributes:
         refused: the first error; code that catches it must not make it unseen.
@@ -83,9 +86,11 @@ class Contract(TorchFunctionMode):
         names: Names,
         known: Callable[[Tensor], Tensor | None],
         move: Callable[[Tensor, Tensor], None],
+        narrow: OneNarrowType,
     ) -> None:
         super().__init__()
         self._line, self._names, self._known, self._move = line, names, known, move
+        self._narrow = narrow
         self.refused: TraceError | None = None
         self._busy = False  # torch takes the mode away while it handles a call
 
@@ -142,6 +147,9 @@ class Contract(TorchFunctionMode):
         if kwargs or func in (Tensor.to, Tensor.cuda):
             self._check_device(func, args, kwargs)
             check_generator(kwargs, self._line)
+        literal = self._narrow.literal(func, args, kwargs)
+        if literal is not None:
+            return self._call(func, *literal).to(STAND_IN)
         static = STATIC_TWINS.get(func)
         if static is not None:
             twin = static(args, kwargs)
@@ -168,6 +176,8 @@ class Contract(TorchFunctionMode):
     def _note(self, func: Any, result: Tensor) -> None:
         """Remember where a tensor came from; refuse what the backend does not have."""
         self._names.made_by[result] = func
+        if result.device.type != "meta":  # on which stand-ins of our own are
+            self._narrow.check(f"The result of {function_name(func)}()", result.dtype, self._line)
         if wide(result.dtype) and not is_traced(result) and not _counts_in_double():
             refuse_dtype(f"The result of {function_name(func)}()", result.dtype, self._line())
         if result.layout is not torch.strided:

@@ -30,14 +30,20 @@ from fulgurite.backends.csx.lines import line_of
 _aten: Any = torch.ops.aten
 
 _CHOOSE = frozenset(
-    "clone copy cat stack flip roll repeat constant_pad_nd tril triu where masked_fill zeros ones"
-    " empty full fill zero zeros_like ones_like empty_like full_like new_zeros new_ones new_empty"
-    " new_full new_empty_strided empty_strided _unsafe_view _reshape_alias slice_backward"
-    " select_backward slice_scatter select_scatter relu threshold_backward neg abs sign maximum"
-    " minimum clamp clamp_min clamp_max hardtanh amax amin max min sort topk"
-    " max_pool2d_with_indices bernoulli _to_copy".split()
+    (
+        *("clone", "copy", "_to_copy", "cat", "stack", "flip", "roll", "repeat", "_unsafe_view"),
+        *("constant_pad_nd", "slice_backward", "select_backward", "slice_scatter"),
+        *("select_scatter", "tril", "triu", "where", "masked_fill", "fill", "zero"),
+        *("zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones", "full"),
+        *("full_like", "new_full", "empty", "empty_like", "new_empty", "empty_strided"),
+        *("relu", "threshold_backward", "neg", "abs", "sign", "maximum", "minimum", "max", "min"),
+        *("amax", "amin", "clamp", "clamp_min", "clamp_max", "hardtanh", "sort", "topk"),
+        *("max_pool2d_with_indices", "bernoulli"),
+    )
 )
-_INDEX = frozenset("gather index _unsafe_index index_select embedding index_put scatter".split())
+_INDEX = frozenset(
+    ("gather", "index", "_unsafe_index", "index_select", "embedding", "index_put", "scatter")
+)
 """Exact operations by name, without overload and final underscore; those of the second may have
 arguments of integers, which they do not turn into results. One that is left out is only rounded in
 vain: what is on the grid stays where it is."""
@@ -71,7 +77,9 @@ def _element(x: Any) -> Any:
     exponent = ops.minimum(exponent, ops.constant(fmt.HIGHEST, bits))
     shift = ops.to_dtype_bitcast(ops.add(exponent, ops.constant(fmt.SHIFT, bits)), value, bits)
     y = ops.sub(ops.add(x, shift), shift)
-    y = ops.mul(ops.mul(y, ops.constant(fmt.OVERFLOW, value)), ops.constant(1 / fmt.OVERFLOW, value))
+    y = ops.mul(
+        ops.mul(y, ops.constant(fmt.OVERFLOW, value)), ops.constant(1 / fmt.OVERFLOW, value)
+    )
     return ops.copysign(y, x)
 
 
@@ -110,9 +118,9 @@ def _replace(graph: fx.Graph, node: fx.Node) -> None:
     if result and _is_cast(node):
         node.target, node.kwargs = rounding(), {}
         return
-    if _name(node) == "nan_to_num":
+    if _name(node) == "nan_to_num" and _is_narrow(node):
         node.args = _with_limits(*node.args)
-    node.args, node.kwargs = map_aggregate((node.args, node.kwargs), _widened)  # type: ignore[assignment]
+    node.args, node.kwargs = map_aggregate((node.args, node.kwargs), _widened)
     if exact:
         return
     with graph.inserting_before(node.next):
@@ -182,45 +190,46 @@ def _written(node: fx.Node) -> Iterator[fx.Node]:
                 yield from (leaf for leaf in pytree.tree_leaves(value) if leaf is not None)
 
 
+def _part(node: fx.Node) -> tuple[fx.Node, int]:
+    """The operation that made a value, and the value's position among its results."""
+    if node.target is not operator.getitem:
+        return node, 0
+    operation, index = node.args
+    assert isinstance(operation, fx.Node)
+    assert isinstance(index, int)
+    return operation, index
+
+
 def _is_alias(node: fx.Node) -> bool:
     """Whether a result is memory of an argument: a view, or what was changed in place."""
-    target, index = node.target, 0
-    if target is operator.getitem:
-        source, index = node.args  # type: ignore[assignment]
-        target = source.target  # type: ignore[attr-defined]
-    returns = target._schema.returns  # type: ignore[union-attr]
+    operation, index = _part(node)
+    returns = operation.target._schema.returns  # type: ignore[union-attr]
     return returns[index if index < len(returns) else 0].alias_info is not None
 
 
 def _is_exact(node: fx.Node) -> bool:
     """Whether what an operation makes of numbers on the grid is on the grid."""
-    if node.target is operator.getitem:
-        return _is_exact(node.args[0])  # type: ignore[arg-type]
+    node, _ = _part(node)
     name = _name(node)
-    if name not in _CHOOSE | _INDEX or node.target._overloadname == "reduce":  # type: ignore[union-attr]
+    adds = "reduce" in str(node.target) or (name == "index_put" and node.args[3:] == (True,))
+    if name not in _CHOOSE | _INDEX or adds:
         return False
-    if name == "index_put" and node.args[3:] == (True,):  # it adds
+    dtypes = {n.meta["val"].dtype for n in node.all_input_nodes}
+    if not dtypes <= {STAND_IN, torch.bool, *((torch.int64, torch.int32) * (name in _INDEX))}:
         return False
-    numbers = (
-        value
-        for argument, value in _given(node)
-        if str(argument.type) in _NUMBERS and name not in _DECIDE
-    )
-    dtypes = {n.meta["val"].dtype for n in node.all_input_nodes if "val" in n.meta}
-    kept = {STAND_IN, torch.bool} | ({torch.int64, torch.int32} if name in _INDEX else set())
-    return dtypes <= kept and all(representable(n) for n in numbers if isinstance(n, (int, float)))
+    numbers = [value for argument, value in _given(node) if str(argument.type) in _NUMBERS]
+    return name in _DECIDE or all(representable(n) for n in numbers if n is not None)
 
 
 def _check_operation(node: fx.Node) -> None:
-    """Refuse operations to which the stand-in cannot be another type."""
+    """Refuse operations that would not do in float32 what they do with 16 bits."""
     if node.target is _aten.view.dtype:
-        narrow = _is_narrow(node) or any(map(_is_narrow, node.all_input_nodes))
         done = "A view gave the bits of a cbfloat16 another type"
-    else:
-        known = isinstance(node.target, OpOverload) or node.target is operator.getitem
-        narrow = not known and any(map(_is_narrow, (node, *node.all_input_nodes)))
+    elif not isinstance(node.target, OpOverload) and node.target is not operator.getitem:
         done = f"{node.target} computed with cbfloat16"
-    if narrow:
+    else:
+        return
+    if any(map(_is_narrow, (node, *node.all_input_nodes))):
         raise UnsupportedDtype(
             f"{done}, which the program has only as float32.",
             line=line_of(node),
