@@ -11,9 +11,9 @@ from torch import Tensor
 from fulgurite.backends.csx.cbfloat16 import STAND_IN
 from fulgurite.backends.csx.errors import UnsupportedDtype
 from fulgurite.backends.csx.lines import UserLine
+from fulgurite.backends.csx.rounding import NARROW
 
 _TRACED_AS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "cbfloat16": STAND_IN}
-_NARROW = (torch.bfloat16, torch.float16)
 
 
 class OneNarrowType:
@@ -39,7 +39,7 @@ class OneNarrowType:
         Raises:
             UnsupportedDtype: it is of a second 16-bit type.
         """
-        if dtype not in _NARROW or dtype is self._dtype:
+        if dtype not in NARROW or dtype is self._dtype:
             return
         if self._dtype is None:
             self._dtype, self._name, self._first = dtype, _short(dtype), line()
@@ -53,22 +53,23 @@ class OneNarrowType:
         )
 
     def literal(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        """The arguments by which ``func`` makes in float32 what is to be a literal of cbfloat16.
+        """The arguments by which ``func`` takes in float32 what is to be a literal of cbfloat16.
 
-        The literal is a constant of the program: made of the stand-in it would have two bits less.
+        A literal is a constant of the program: made of the stand-in it would have two bits less.
         None for other calls.
         """
-        if self._name != "cbfloat16" or func not in _LITERALS:
+        if self._name != "cbfloat16" or func not in _OF_LITERALS:
             return None
-        if isinstance(args[-1] if args else kwargs.get("data"), Tensor):
+        *tensor, data = args or (kwargs.get("data"),)
+        own = getattr(tensor[0], "dtype", None) if tensor else None
+        if isinstance(data, Tensor) or kwargs.get("dtype", own) is not STAND_IN:
             return None
-        own = args[0].dtype if func is Tensor.new_tensor else None
-        if kwargs.get("dtype", own) is STAND_IN:
-            return args, {**kwargs, "dtype": torch.float32}
-        return None
+        if func is Tensor.__setitem__:
+            return (*tensor, torch.tensor(data, dtype=torch.float32).to(STAND_IN)), kwargs
+        return args, {**kwargs, "dtype": torch.float32}
 
 
-_LITERALS = (torch.tensor, torch.as_tensor, Tensor.new_tensor)
+_OF_LITERALS = (torch.tensor, torch.as_tensor, Tensor.new_tensor, Tensor.__setitem__)
 
 
 def _short(dtype: torch.dtype) -> str:

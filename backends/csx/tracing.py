@@ -149,7 +149,8 @@ class Contract(TorchFunctionMode):
             check_generator(kwargs, self._line)
         literal = self._narrow.literal(func, args, kwargs)
         if literal is not None:
-            return self._call(func, *literal).to(STAND_IN)
+            result = self._call(func, *literal)
+            return None if result is None else result.to(STAND_IN)
         static = STATIC_TWINS.get(func)
         if static is not None:
             twin = static(args, kwargs)

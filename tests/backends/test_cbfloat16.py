@@ -202,6 +202,10 @@ OPERATIONS: dict[str, Callable[[Tensor], Any]] = {
         (torch.tensor([0, 0]),), x[:2], accumulate=True
     ),
     "a number in masked places": lambda x: x.masked_fill(x > 1, 0.1),
+    "a number or not": lambda x: torch.where(x > 1, x, 0.1),
+    "a number around": lambda x: F.pad(x, (1, 1), value=0.1),
+    "a number in a row": lambda x: _with_row(x, lambda row: row.__setitem__(1, 0.1)),
+    "a number by a mask": lambda x: _with_row(x, lambda row: row.__setitem__(row > 0, 0.1)),
     "a copy of float32": lambda x: x.clone().copy_(X),
     "lists in place": lambda x: _foreach(x),
     "an infinity replaced": lambda x: torch.nan_to_num(x / 0),

@@ -26,6 +26,7 @@ from fulgurite.backends.csx.cbfloat16 import STAND_IN, Facts, representable
 from fulgurite.backends.csx.errors import UnsupportedDtype
 from fulgurite.backends.csx.graph import Graph, Kind
 from fulgurite.backends.csx.lines import line_of
+from fulgurite.backends.csx.rounding import NARROW
 
 _aten: Any = torch.ops.aten
 
@@ -99,7 +100,7 @@ def to_cbfloat16(graph: Graph) -> Graph:
 
 def _check_inputs(graph: Graph) -> None:
     for entry, node in zip(graph.inputs, graph.placeholders(), strict=True):
-        if entry.example.dtype in (torch.bfloat16, torch.float16) and node.users:
+        if entry.example.dtype in NARROW and node.users:
             constant = entry.kind is Kind.CONSTANT
             name = "A tensor that no module holds" if constant else entry.name
             dtype = str(entry.example.dtype).removeprefix("torch.")
