@@ -16,23 +16,16 @@ from typing import Any
 import lightning.pytorch as pl
 import matplotlib
 import torch
-from harness import QUIET
+from harness import QUIET, CBFloat16
 from torch import Tensor
 
 import fulgurite
-from fulgurite.backends.csx.precision import CSXMixedPrecision
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 from gpt_bytes import GPT, loaders  # examples/ is no package
 
 PICTURE = Path(__file__).parents[1] / "docs" / "precision.png"
 SMOOTHED_OVER = 20  # steps
-
-
-class CBFloat16(CSXMixedPrecision):
-    """cbfloat16 without loss scaling."""
-
-    fp16_type = "cbfloat16"
 
 
 PRECISIONS: dict[str, dict[str, Any]] = {

@@ -1,7 +1,7 @@
 """cbfloat16: rounding to it, and what a run in it computes.
 
 The reference for rounding is a search among all 2^16 numbers of the type, in plain Python. A run is
-compared with the same operations done eagerly in float32 and rounded one by one, and with float32.
+compared with the same operations done eagerly in float32 and rounded one by one.
 """
 
 from __future__ import annotations
@@ -10,49 +10,22 @@ import bisect
 import itertools
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
-from harness import Run, assert_close, fit, make_trainer
-from models import (
-    GAN,
-    Classifier,
-    Measured,
-    Transformer,
-    convnet,
-    loader,
-    mlp,
-    pictures,
-    tokens,
-)
+from harness import CBFloat16, assert_close, fit, make_trainer
+from models import Classifier, loader, mlp
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from fulgurite.backends.csx.cbfloat16 import Facts, representable, rounded
 from fulgurite.backends.csx.errors import UnsupportedDtype
-from fulgurite.backends.csx.precision import CSXMixedPrecision
 
 EPS = 2**-9  # between 1 and the next number
-
-
-class CBFloat16(CSXMixedPrecision):
-    """Precision "cb16-mixed", without loss scaling."""
-
-    fp16_type = "cbfloat16"
-
-
-def run(
-    make: Callable[[], pl.LightningModule], loaders: Callable[[], tuple[Any, ...]], **options: Any
-) -> Run:
-    """Fit in cbfloat16."""
-    return fit(make, loaders, static=True, plugins=[CBFloat16()], **options)
-
-
-# -- the format ----------------------------------------------------------------------------------
+IN_CBFLOAT16: dict[str, Any] = {"static": True, "plugins": [CBFloat16()]}
 
 
 def decoded(code: int) -> float:
@@ -147,9 +120,6 @@ def test_facts_are_those_of_the_numbers() -> None:
 )
 def test_which_python_numbers_are_numbers_of_the_type(number: float, is_one: bool) -> None:
     assert representable(number) is is_one
-
-
-# -- in a program --------------------------------------------------------------------------------
 
 
 class Function(pl.LightningModule):
@@ -319,7 +289,7 @@ def test_a_step_equals_its_operations_rounded_one_by_one_to_the_bit() -> None:
         (torch.randn(16, 8, generator=generator), torch.randn(16, 4, generator=generator) / 16)
         for _ in range(3)
     ]
-    ours = run(Plain, lambda: (DataLoader(batches, batch_size=None),))
+    ours = fit(Plain, lambda: (DataLoader(batches, batch_size=None),), **IN_CBFLOAT16)
     torch.manual_seed(0)
     weights = {name: w.detach() for name, w in Plain().state_dict().items()}
     losses = []
@@ -328,9 +298,6 @@ def test_a_step_equals_its_operations_rounded_one_by_one_to_the_bit() -> None:
         losses.append(float(loss))
     assert_close(dict(ours.module.state_dict()), weights, 0.0)
     assert_close(ours.losses, losses, 0.0)
-
-
-# -- what a step sees ----------------------------------------------------------------------------
 
 
 class Masked(Classifier):
@@ -349,7 +316,7 @@ class Masked(Classifier):
 
 
 def test_finfo_in_a_step_is_that_of_the_type() -> None:
-    ours = run(Masked, lambda: (loader(),), limit_train_batches=2)
+    ours = fit(Masked, lambda: (loader(),), **IN_CBFLOAT16, limit_train_batches=2)
     narrow, wide = ours.module.seen.values()
     assert (narrow.min, narrow.eps, narrow.bits) == (-4290772992.0, EPS, 16)
     assert wide.max == torch.finfo(torch.float32).max
@@ -371,7 +338,7 @@ class Noisy(Classifier):
 
 def test_draws_are_those_of_float32_rounded_and_uniform_ones_below_one() -> None:
     made, limit = (lambda: Noisy(mlp(0.5))), {"limit_train_batches": 2}
-    ours = run(made, lambda: (loader(),), **limit)
+    ours = fit(made, lambda: (loader(),), **IN_CBFLOAT16, **limit)
     full = fit(made, lambda: (loader(),), static=True, precision="bf16-mixed", **limit)
     for mine, theirs in zip(ours.outputs, full.outputs, strict=True):
         assert float(mine["uniform"].max()) == 1 - EPS / 2
@@ -382,7 +349,7 @@ def test_draws_are_those_of_float32_rounded_and_uniform_ones_below_one() -> None
 def refusal(make: Callable[[], pl.LightningModule], loaders: Callable[[], Any]) -> str:
     """What a run says that cannot be traced."""
     with pytest.raises(UnsupportedDtype) as caught:
-        run(make, loaders, max_steps=1)
+        fit(make, loaders, **IN_CBFLOAT16, max_steps=1)
     return str(caught.value)
 
 
@@ -430,154 +397,3 @@ def test_the_bits_of_a_number_are_refused() -> None:
     assert "A view gave the bits of a cbfloat16" in refusal(
         lambda: Bits(mlp()), lambda: (loader(),)
     )
-
-
-class TwoTypes(Classifier):
-    """Makes results of given types one after another."""
-
-    def __init__(self, *dtypes: torch.dtype) -> None:
-        super().__init__(mlp())
-        self.dtypes = dtypes
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = super().training_step(batch, batch_idx)
-        for dtype in self.dtypes:
-            loss = loss.to(dtype)  # here
-        return loss.float()
-
-
-@pytest.mark.parametrize(
-    ("options", "dtypes", "text"),
-    [
-        ({"plugins": [CBFloat16()]}, [torch.float16], "to() is float16.*cbfloat16"),
-        ({"precision": "bf16-mixed"}, [torch.float16], "to() is float16.*bfloat16"),
-        ({}, [torch.float16, torch.bfloat16], "to() is bfloat16.*float16, since test_cb"),
-        ({}, [torch.bfloat16, torch.float16], "to() is float16.*bfloat16, since test_cb"),
-    ],
-)
-def test_a_second_16_bit_type_is_refused_at_its_line(
-    options: dict[str, Any], dtypes: list[torch.dtype], text: str
-) -> None:
-    with pytest.raises(UnsupportedDtype, match=text.replace("()", r"\(\)")) as caught:
-        fit(lambda: TwoTypes(*dtypes), lambda: (loader(),), static=True, max_steps=1, **options)
-    assert "loss = loss.to(dtype)  # here" in str(caught.value)
-
-
-def test_one_16_bit_type_is_fine_in_a_float32_run() -> None:
-    ours = fit(lambda: TwoTypes(torch.float16), lambda: (loader(),), static=True, max_steps=2)
-    assert len(ours.losses) == 2
-
-
-# -- runs ----------------------------------------------------------------------------------------
-
-
-Losses = Callable[[], pl.LightningModule]
-
-
-def assert_near_float32(
-    make: Losses, loaders: Callable[[], tuple[Any, ...]], tolerance: float, **options: Any
-) -> Run:
-    """Train in cbfloat16 and in float32: losses, and what was logged, differ by ``tolerance``."""
-    options = {"limit_train_batches": 15, **options}
-    ours = run(make, loaders, **options)
-    full = fit(make, loaders, static=True, **options)
-    differences = [
-        abs(a - b) / max(abs(b), 0.1) for a, b in zip(ours.losses, full.losses, strict=True)
-    ]
-    assert max(differences, default=0.0) <= tolerance
-    assert ours.losses != full.losses or not full.losses
-    assert list(ours.final) == list(full.final)
-    for name, value in full.final.items():
-        if "loss" in name:
-            assert ours.final[name] == pytest.approx(value, rel=tolerance)
-    assert {w.dtype for w in ours.module.parameters()} == {torch.float32}
-    return ours
-
-
-def classifier(dropout: float = 0.0, **options: Any) -> Losses:
-    """An MLP."""
-    return lambda: Classifier(mlp(dropout), **options)
-
-
-def test_dropout() -> None:
-    assert_near_float32(classifier(0.2), lambda: (loader(shuffle=True),), 4 * EPS)
-
-
-def test_a_convnet_with_batchnorm() -> None:
-    assert_near_float32(lambda: Classifier(convnet()), lambda: (pictures(),), 4 * EPS)
-
-
-def test_attention_and_tied_weights() -> None:
-    ours = assert_near_float32(Transformer, lambda: (tokens(),), 4 * EPS)
-    assert ours.module.head.weight is ours.module.embed.weight
-
-
-def test_a_gan_under_manual_optimization() -> None:
-    assert_near_float32(GAN, lambda: (loader(),), 4 * EPS)
-
-
-def test_accumulation_with_a_partial_last_window() -> None:
-    ours = assert_near_float32(
-        classifier(),
-        lambda: (loader(),),
-        4 * EPS,
-        accumulate_grad_batches=4,
-        max_epochs=2,
-    )
-    assert ours.trainer.global_step == 2 * 4
-
-
-@pytest.mark.parametrize("algorithm", ["norm", "value"])
-def test_clipping(algorithm: str) -> None:
-    clip = {"gradient_clip_val": 0.05, "gradient_clip_algorithm": algorithm}
-    assert_near_float32(classifier(), lambda: (loader(),), 4 * EPS, **clip)
-
-
-def test_validation_with_torchmetrics() -> None:
-    ours = assert_near_float32(
-        Measured,
-        lambda: (loader(), loader(160, seed=5)),
-        4 * EPS,
-        val_check_interval=0.5,
-    )
-    assert {"val_accuracy", "val_f1", "val_binary", "train_accuracy_epoch"} <= set(ours.final)
-
-
-@pytest.mark.parametrize("options", [{"fused": True}, {"foreach": True}, {"amsgrad": True}])
-def test_forms_of_adamw(options: dict[str, Any]) -> None:
-    ours = assert_near_float32(classifier(**options), lambda: (loader(),), 4 * EPS)
-    [optimizer] = ours.trainer.optimizers
-    states = [x for state in optimizer.state.values() for x in state.values()]
-    assert {x.dtype for x in states} == {torch.float32}
-
-
-@pytest.mark.compiler
-def test_compiled_programs_train_as_interpreted_ones() -> None:
-    """Sums come in another order, and then a result may fall on the next number."""
-    limit = {"limit_train_batches": 15}
-    compiled = run(classifier(0.1), lambda: (loader(),), policy="default", **limit)
-    interpreted = run(classifier(0.1), lambda: (loader(),), **limit)
-    assert_close(compiled.losses, interpreted.losses, EPS)
-
-
-@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")  # stock
-def test_resume_is_exact_and_checkpoints_hold_float32(tmp_path: Path) -> None:
-    path = tmp_path / "half.ckpt"
-
-    def trained(steps: int, resume: Path | None = None, static: bool = True) -> Any:
-        torch.manual_seed(0)
-        module = Classifier(mlp(0.2))
-        plugins = {"plugins": [CBFloat16()]} if static else {}
-        trainer = make_trainer(static, max_steps=steps, **plugins)
-        torch.manual_seed(7)
-        trainer.fit(module, loader(shuffle=True), ckpt_path=resume, weights_only=False)
-        return module, trainer
-
-    trained(15)[1].save_checkpoint(path)
-    saved = torch.load(path, weights_only=False)
-    assert {w.dtype for w in saved["state_dict"].values()} == {torch.float32}
-    whole, _ = trained(30)
-    resumed, _ = trained(30, path)
-    assert_close(resumed.state_dict(), whole.state_dict(), 0.0)
-    _, stock = trained(16, path, static=False)
-    assert stock.global_step == 16
