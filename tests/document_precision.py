@@ -83,7 +83,7 @@ def draw(curves: dict[str, Tensor]) -> None:
     below.axhline(0, color="black", linewidth=0.5)
     above.set_ylabel("bits per byte")
     above.set_title(f"GPT of 0.86 million weights, means of {SMOOTHED_OVER} steps")
-    below.set_ylabel("less those of float32")
+    below.set_ylabel("minus float32")
     below.set_xlabel("step")
     above.legend(frameon=False)
     figure.savefig(PICTURE, dpi=100)
