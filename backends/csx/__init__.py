@@ -22,15 +22,16 @@ capture       run Lightning's own code once on fakes, in place
   stand_ins     fakes behind the user's objects; moved: where p.data = ... puts them; formulas:
                 torch's code in the form that traces
   tracing       what the user's code sees; misuse: which calls are errors, and the remedies; names:
-                of tensors in messages; twins: static forms of torch functions; leaks: tensors
-                kept beyond the trace; constants: tensors that keep their value; default_dtype: the
-                one they were made with; frozen: Python values that stay; impure: clocks and random
-                numbers; attributes: what modules hold; lists: outputs that the step collects;
-                patches: what a trace changes in others' code, and puts back
+                of tensors in messages; narrow: one 16-bit type a run; twins: static forms of torch
+                functions; leaks: tensors kept beyond the trace; constants: tensors that keep their
+                value; default_dtype: the one they were made with; frozen: Python values that stay;
+                impure: clocks and random numbers; attributes: what modules hold; lists: outputs
+                that the step collects; patches: what a trace changes in others' code, and puts back
   effects       what happens on the host after every step; logs: self.log among it; leftovers: what
                 the step left there; outputs: where results go
   lines         which line of the user's; errors: TraceError and its kinds
 graph         operations between capture and fabric; passes: what happens to them
+  cbfloat16     a 16-bit type that torch does not have: its facts, rounding to it
 program       what was built, as plain data
 fabric        runs it on the host's CPU; denormals
   compiler      from graph to machine code; wrapper: the compiler's Python made static

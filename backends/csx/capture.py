@@ -57,6 +57,7 @@ from fulgurite.backends.csx.logs import Accumulator, LogCall
 from fulgurite.backends.csx.misuse import MASKS, explained
 from fulgurite.backends.csx.moved import Moved
 from fulgurite.backends.csx.names import Names
+from fulgurite.backends.csx.narrow import OneNarrowType
 from fulgurite.backends.csx.numbers import (
     NotedGroup,
     NumberSlot,
@@ -68,7 +69,7 @@ from fulgurite.backends.csx.numbers import (
     read_numbers,
 )
 from fulgurite.backends.csx.outputs import Outputs, numbered
-from fulgurite.backends.csx.passes import lower
+from fulgurite.backends.csx.passes import CBFLOAT16_PASSES, PASSES, lower
 from fulgurite.backends.csx.patches import patched
 from fulgurite.backends.csx.scalars import forget_failed_reads
 from fulgurite.backends.csx.scheduled import Scheduled, scheduler_slots
@@ -168,7 +169,11 @@ class Trace:
         self._guards: list[Guard] = []
         self._constants = Constants(self._fallback_line)
         self._contract = Contract(
-            self._fallback_line, self._names, self._constants.value_of, self._set_data
+            self._fallback_line,
+            self._names,
+            self._constants.value_of,
+            self._set_data,
+            OneNarrowType(world.fp16_type),
         )
         self._modules = list(world.module.modules())
         self._attributes = Attributes(world.module)
@@ -249,7 +254,8 @@ class Trace:
         sources = self._sources(constants)
         self._add_constants(constants)
         self._inputs = self.gradients.marked(self._inputs)
-        graph = lower(Graph(module=module, inputs=tuple(self._inputs), mode=self._mode))
+        passes = CBFLOAT16_PASSES if self._world.fp16_type == "cbfloat16" else PASSES
+        graph = lower(Graph(module=module, inputs=tuple(self._inputs), mode=self._mode), passes)
         return Captured(
             graph=graph,
             entries=self._entries,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from fulgurite.backends.csx.cbfloat16 import stand_in_facts
 from fulgurite.backends.csx.effects import static_metrics
 from fulgurite.backends.csx.formulas import eager_formulas, plain_library_code
 from fulgurite.backends.csx.frozen import warn_of_frozen_reads
@@ -37,5 +38,7 @@ def traceable(world: World, line: Callable[[], UserLine | None]) -> Iterator[Non
             stack.enter_context(warn_of_frozen_reads())
             stack.enter_context(patched(impure_functions(world.module)))
         stack.enter_context(patched(refused_calls(line)))
+        if world.fp16_type == "cbfloat16":
+            stack.enter_context(patched(stand_in_facts()))
         stack.enter_context(torch.inference_mode(False))
         yield

@@ -78,7 +78,7 @@ class UnsupportedDevice(TraceError):
 
 
 class UnsupportedDtype(TraceError):
-    """The step computed in a dtype that the backend does not have: float64."""
+    """The step used a dtype that the run does not have: float64, a second 16-bit type."""
 
 
 class RandomStateSet(TraceError):

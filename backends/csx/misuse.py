@@ -149,7 +149,7 @@ def refuse_dtype(what: str, dtype: torch.dtype, line: UserLine | None) -> None:
     """Raise for a result of a dtype that the backend does not have."""
     raise UnsupportedDtype(
         f"{what} is {str(dtype).removeprefix('torch.')}, which CSX does not have. It has float32,"
-        " bfloat16, and integers.",
+        " one 16-bit type a run, and integers.",
         line=line,
         remedy=SINGLE,
     )

@@ -28,6 +28,7 @@ from torch._subclasses.fake_tensor import (
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fulgurite.backends.csx.cbfloat16 import STAND_IN
 from fulgurite.backends.csx.errors import (
     ConditionalOnTensor,
     DynamicShape,
@@ -56,6 +57,7 @@ from fulgurite.backends.csx.misuse import (
     wide,
 )
 from fulgurite.backends.csx.names import Names, function_name
+from fulgurite.backends.csx.narrow import OneNarrowType
 from fulgurite.backends.csx.scalars import call_with_numbers
 from fulgurite.backends.csx.state import brief
 from fulgurite.backends.csx.traced_numbers import is_traced
@@ -73,6 +75,7 @@ class Contract(TorchFunctionMode):
         names: what tensors are called; it is told what makes each.
         known: the value of a traced tensor that follows from constants alone, or None.
         move: ``tensor.data = value``.
+        narrow: which 16-bit type the step may use.
 
     Attributes:
         refused: the first error; code that catches it must not make it unseen.
@@ -84,9 +87,11 @@ class Contract(TorchFunctionMode):
         names: Names,
         known: Callable[[Tensor], Tensor | None],
         move: Callable[[Tensor, Tensor], None],
+        narrow: OneNarrowType,
     ) -> None:
         super().__init__()
         self._line, self._names, self._known, self._move = line, names, known, move
+        self._narrow = narrow
         self.refused: TraceError | None = None
         self._busy = False  # torch takes the mode away while it handles a call
         self._allows_double = False
@@ -144,6 +149,10 @@ class Contract(TorchFunctionMode):
         if kwargs or func in (Tensor.to, Tensor.cuda):
             self._check_device(func, args, kwargs)
             check_generator(kwargs, self._line)
+        literal = self._narrow.literal(func, args, kwargs)
+        if literal is not None:
+            result = self._call(func, *literal)
+            return None if result is None else result.to(STAND_IN)
         static = STATIC_TWINS.get(func)
         if static is not None:
             twin = static(args, kwargs)
@@ -179,6 +188,8 @@ class Contract(TorchFunctionMode):
     def _note(self, func: Any, result: Tensor) -> None:
         """Remember where a tensor came from; refuse what the backend does not have."""
         self._names.made_by[result] = func
+        if result.device.type != "meta":  # on which stand-ins of our own are
+            self._narrow.check(f"The result of {function_name(func)}()", result.dtype, self._line)
         allowed = self._allows_double or is_traced(result)
         if wide(result.dtype) and not allowed and not _counts_in_double():
             refuse_dtype(f"The result of {function_name(func)}()", result.dtype, self._line())

@@ -430,6 +430,14 @@ DEVICES = [
         jax="",
     ),
     _row(
+        "second_narrow",
+        "float16 and bfloat16 in one step",
+        "UnsupportedDtype",
+        "loss = loss + (out.bfloat16().mean() + out.half().mean()).float()  # <-",
+        "loss = loss + (out.bfloat16().mean() + out.bfloat16().mean()).float()",
+        jax="loss = loss + (out.astype(jnp.bfloat16).mean() + out.astype(jnp.float16).mean())",
+    ),
+    _row(
         "seed",
         "`torch.manual_seed` in the step",
         "RandomStateSet",

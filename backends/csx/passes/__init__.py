@@ -1,6 +1,7 @@
 """Passes: pure functions Graph -> Graph, one a file, run in the order of ``PASSES``.
 
 drop_renames    no operations that only rename
+to_cbfloat16    in a cbfloat16 run alone: its results in float32, each rounded once
 functionalize   no in-place operations but the final write of each state; decomposed
 drop_renames    none that this added
 fold_zeros      fold away additions to gradients that are zero
@@ -17,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fulgurite.backends.csx.graph import Graph
+from fulgurite.backends.csx.passes.cbfloat16 import to_cbfloat16
 from fulgurite.backends.csx.passes.fold import fold_zeros
 from fulgurite.backends.csx.passes.functionalize import functionalize
 from fulgurite.backends.csx.passes.prune import prune
@@ -32,6 +34,7 @@ PASSES: tuple[Callable[[Graph], Graph], ...] = (
     simplify,
     prune,
 )
+CBFLOAT16_PASSES = (PASSES[0], to_cbfloat16, *PASSES[1:])
 COMPILER_PASSES: tuple[Callable[[Graph], Graph], ...] = (realize_scalars,)
 
 
