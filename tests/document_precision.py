@@ -16,7 +16,7 @@ from typing import Any
 import lightning.pytorch as pl
 import matplotlib
 import torch
-from harness import QUIET, CBFloat16
+from harness import QUIET
 from torch import Tensor
 
 import fulgurite
@@ -31,7 +31,7 @@ SMOOTHED_OVER = 20  # steps
 PRECISIONS: dict[str, dict[str, Any]] = {
     "float32": {},
     "bfloat16": {"precision": "bf16-mixed"},
-    "cbfloat16": {"plugins": [CBFloat16()]},
+    "cbfloat16": {"precision": "cb16-mixed"},
 }
 
 

@@ -17,7 +17,6 @@ from torch import Tensor
 
 import fulgurite
 from fulgurite.backends import reset_backend
-from fulgurite.backends.csx.precision import CSXMixedPrecision
 
 QUIET: dict[str, Any] = {
     "logger": False,
@@ -25,12 +24,6 @@ QUIET: dict[str, Any] = {
     "enable_progress_bar": False,
     "enable_model_summary": False,
 }
-
-
-class CBFloat16(CSXMixedPrecision):
-    """Precision "cb16-mixed", without loss scaling."""
-
-    fp16_type = "cbfloat16"
 
 
 @dataclass

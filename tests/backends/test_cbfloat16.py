@@ -15,7 +15,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from harness import CBFloat16, assert_close, fit, make_trainer
+from harness import assert_close, fit, make_trainer
 from models import Classifier, loader, mlp
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -23,9 +23,10 @@ from torch.utils.data import DataLoader
 
 from fulgurite.backends.csx.cbfloat16 import Facts, representable, rounded
 from fulgurite.backends.csx.errors import UnsupportedDtype
+from fulgurite.backends.csx.precision import CSXMixedPrecision
 
 EPS = 2**-9  # between 1 and the next number
-IN_CBFLOAT16: dict[str, Any] = {"static": True, "plugins": [CBFloat16()]}
+IN_CBFLOAT16: dict[str, Any] = {"static": True, "plugins": [CSXMixedPrecision("cbfloat16")]}
 
 
 def decoded(code: int) -> float:
@@ -135,7 +136,7 @@ class Function(pl.LightningModule):
 
 def computed(function: Callable[[Tensor], Any], x: Tensor, policy: str = "disabled") -> Any:
     """What a program in cbfloat16 computes of ``x``."""
-    trainer = make_trainer(True, policy, plugins=[CBFloat16()])
+    trainer = make_trainer(True, policy, plugins=[CSXMixedPrecision("cbfloat16")])
     [result] = trainer.predict(Function(function), DataLoader([x], batch_size=None))
     return result
 
@@ -230,7 +231,7 @@ EXACT: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", EXACT)
 def test_an_exact_operation_costs_no_rounding(name: str) -> None:
-    trainer = make_trainer(True, plugins=[CBFloat16()])
+    trainer = make_trainer(True, plugins=[CSXMixedPrecision("cbfloat16")])
     [result] = trainer.predict(Function(EXACT[name]), DataLoader([X], batch_size=None))
     assert_close(result, EXACT[name](rounded(X)), 0.0)
     assert roundings(trainer) == 1

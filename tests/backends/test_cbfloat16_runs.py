@@ -9,7 +9,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from harness import CBFloat16, Run, assert_close, fit, make_trainer
+from harness import Run, assert_close, fit, make_trainer
 from models import (
     GAN,
     Classifier,
@@ -24,12 +24,14 @@ from models import (
 
 EPS = 2**-9  # between 1 and the next number
 
+from fulgurite.backends.csx.precision import CSXMixedPrecision
+
 
 def run(
     make: Callable[[], pl.LightningModule], loaders: Callable[[], tuple[Any, ...]], **options: Any
 ) -> Run:
     """Fit in cbfloat16."""
-    return fit(make, loaders, static=True, plugins=[CBFloat16()], **options)
+    return fit(make, loaders, static=True, plugins=[CSXMixedPrecision("cbfloat16")], **options)
 
 
 Losses = Callable[[], pl.LightningModule]
@@ -128,7 +130,7 @@ def test_resume_is_exact_and_checkpoints_hold_float32(tmp_path: Path) -> None:
     def trained(steps: int, resume: Path | None = None, static: bool = True) -> Any:
         torch.manual_seed(0)
         module = Classifier(mlp(0.2))
-        plugins = {"plugins": [CBFloat16()]} if static else {}
+        plugins = {"plugins": [CSXMixedPrecision("cbfloat16")]} if static else {}
         trainer = make_trainer(static, max_steps=steps, **plugins)
         torch.manual_seed(7)
         trainer.fit(module, loader(shuffle=True), ckpt_path=resume, weights_only=False)

@@ -109,8 +109,13 @@ def on_host(optimizer: torch.optim.Optimizer) -> Any:
 def in_program(optimizer: torch.optim.Optimizer) -> Any:
     """The same, computed in the program."""
     ours = fulgurite.optim.lr_scheduler
-    warm_up = ours.LinearLR(optimizer, LEARNING_RATE / 100, LEARNING_RATE, WARM_UP)
-    cosine = ours.CosineDecayLR(optimizer, LEARNING_RATE, 0.0, DECAY)
+    warm_up = ours.LinearLR(
+        optimizer,
+        LEARNING_RATE / 100,
+        end_learning_rate=LEARNING_RATE,
+        total_iters=WARM_UP,
+    )
+    cosine = ours.CosineDecayLR(optimizer, LEARNING_RATE, end_learning_rate=0.0, total_iters=DECAY)
     return ours.SequentialLR(optimizer, [warm_up, cosine])
 
 
