@@ -24,8 +24,6 @@ from models import (
 
 EPS = 2**-9  # between 1 and the next number
 
-from fulgurite.backends.csx.precision import CSXMixedPrecision
-
 
 def run(
     make: Callable[[], pl.LightningModule], loaders: Callable[[], tuple[Any, ...]], **options: Any
@@ -40,6 +38,8 @@ Losses = Callable[[], pl.LightningModule]
 def assert_near_float32(
     make: Losses, loaders: Callable[[], tuple[Any, ...]], tolerance: float, **options: Any
 ) -> Run:
+
+from fulgurite.backends.csx.precision import CSXMixedPrecision
     """Train in cbfloat16 and in float32: losses, and what was logged, differ by ``tolerance``."""
     options = {"limit_train_batches": 15, **options}
     ours = run(make, loaders, **options)
