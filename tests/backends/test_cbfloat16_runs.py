@@ -22,6 +22,8 @@ from models import (
     tokens,
 )
 
+from fulgurite.backends.csx.precision import CSXMixedPrecision
+
 EPS = 2**-9  # between 1 and the next number
 
 
@@ -38,8 +40,6 @@ Losses = Callable[[], pl.LightningModule]
 def assert_near_float32(
     make: Losses, loaders: Callable[[], tuple[Any, ...]], tolerance: float, **options: Any
 ) -> Run:
-
-from fulgurite.backends.csx.precision import CSXMixedPrecision
     """Train in cbfloat16 and in float32: losses, and what was logged, differ by ``tolerance``."""
     options = {"limit_train_batches": 15, **options}
     ours = run(make, loaders, **options)
