@@ -348,7 +348,12 @@ BORN = [
 ]
 
 
-@pytest.mark.parametrize(("work", "offset", "what", "remedy"), BORN, ids=lambda v: str(v)[:24])
+def name_of(value: Any) -> str:
+    """A function's name, or the begin of a text: the same in every process."""
+    return getattr(value, "__name__", str(value))[:24]
+
+
+@pytest.mark.parametrize(("work", "offset", "what", "remedy"), BORN, ids=name_of)
 def test_state_born_in_the_step_is_an_error(work: Any, offset: int, what: str, remedy: str) -> None:
     def make() -> Steps:
         module = Steps(work, ema=None, total=0.0)

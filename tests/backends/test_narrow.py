@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import CBFloat16, fit
+from harness import fit
 from models import Classifier, loader, mlp
 from torch import Tensor
 
@@ -30,7 +30,7 @@ class TwoTypes(Classifier):
 @pytest.mark.parametrize(
     ("options", "dtypes", "text"),
     [
-        ({"plugins": [CBFloat16()]}, [torch.float16], "to() is float16.*cbfloat16"),
+        ({"precision": "cb16-mixed"}, [torch.float16], "to() is float16.*cbfloat16"),
         ({"precision": "bf16-mixed"}, [torch.float16], "to() is float16.*bfloat16"),
         ({}, [torch.float16, torch.bfloat16], "to() is bfloat16.*float16, since test_narrow"),
         ({}, [torch.bfloat16, torch.float16], "to() is float16.*bfloat16, since test_narrow"),
