@@ -4,6 +4,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
+WORKERS ?= 2
 
 .PHONY: fit test lint bench clean
 
@@ -11,7 +12,7 @@ fit: $(READY)
 	$(BIN)/python examples/digits.py $(ARGS)
 
 test: $(READY)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

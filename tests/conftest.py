@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Iterator
 
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores; torch reads it when imported
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
