@@ -20,7 +20,6 @@ from models import Classifier, Measured, loader, mlp
 import fulgurite
 from fulgurite.backends.csx import denormals, fabric
 from fulgurite.backends.csx.fabric import Loaded, cpu_name
-from fulgurite.backends.csx.passes import PASSES
 from fulgurite.backends.csx.report import headline
 
 SCRIPT = """
@@ -250,12 +249,13 @@ def test_a_program_is_frozen_plain_and_printable(tmp_path: Path) -> None:
     assert program.text() in written.read_text()
 
 
-def test_passes_are_pure(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("precision", ["32-true", "cb16-mixed"])
+def test_passes_are_pure(monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
     seen: list[tuple[str, str, str]] = []
     from fulgurite.backends.csx import capture
 
-    def watched(graph: Any) -> Any:
-        for one in PASSES:
+    def watched(graph: Any, passes: Any) -> Any:
+        for one in passes:
             before = graph.module.code, graph.inputs
             after = one(graph)
             assert (graph.module.code, graph.inputs) == before, one.__name__
@@ -264,9 +264,10 @@ def test_passes_are_pure(monkeypatch: pytest.MonkeyPatch) -> None:
         return graph
 
     monkeypatch.setattr(capture, "lower", watched)
-    fit(lambda: Classifier(mlp()), lambda: (loader(16),), static=True)
+    fit(lambda: Classifier(mlp()), lambda: (loader(16),), static=True, precision=precision)
     assert [name for name, _, _ in seen] == [
         "drop_renames",
+        *(["to_cbfloat16"] if precision == "cb16-mixed" else []),
         "functionalize",
         "drop_renames",
         "fold_zeros",
