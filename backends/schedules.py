@@ -13,6 +13,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from numbers import Real
 from typing import Any, Protocol
 
 import torch
@@ -33,6 +34,9 @@ class Traced(Protocol):
 
     def place(self, scheduler: ProgramScheduler, group: int, number: Tensor) -> None:
         """Put the number of a param group where the step finds it."""
+
+    def stepped(self, scheduler: ProgramScheduler) -> None:
+        """A scheduler is counted on: what the host shows is from now on an earlier number."""
 
     def in_double(self) -> AbstractContextManager[None]:
         """Let formulas compute in float64."""
@@ -68,9 +72,10 @@ class ProgramScheduler(LRScheduler):
         self.optimizer, self.key = optimizer, key
         groups = optimizer.param_groups
         self.groups = tuple(_tagged(groups, param_group_tags))
-        without = [i for i in self.groups if key not in groups[i]]
+        without = [i for i in self.groups if not _is_number(groups[i].get(key))]
         if without or not self.groups:
-            missing = f"param_groups{without} without {key!r}" if without else "no param group"
+            missing = f"param_groups{without} without a number {key!r}"
+            missing = missing if without else "no param group"
             raise ValueError(
                 f"{type(self).__name__}(param_group_tags={param_group_tags!r}) found {missing} in"
                 f" {type(optimizer).__name__}, whose groups have the keys {sorted(groups[0])} and"
@@ -78,6 +83,8 @@ class ProgramScheduler(LRScheduler):
             )
         for i in self.groups:  # as torch does: a second scheduler finds what the first one found
             groups[i].setdefault(f"initial_{key}", float(groups[i][key]))
+            if any(groups[i][key] is other.get(key) for other in groups if other is not groups[i]):
+                groups[i][key] = _own(groups[i][key])
         self.initial = [float(group.get(f"initial_{key}", 0.0)) for group in groups]
         self.resident: dict[str, Tensor] = {"count": torch.zeros((), dtype=torch.int64)}
         self._shown = -1  # the count whose numbers are in the groups
@@ -104,6 +111,8 @@ class ProgramScheduler(LRScheduler):
         with torch.no_grad(), contextlib.nullcontext() if trace is None else trace.in_double():
             self.resident["count"].add_(1)
             self.advance(self._count())
+        if trace is not None:
+            trace.stepped(self)
         self.show()
 
     def _count(self) -> Number:
@@ -135,7 +144,7 @@ class ProgramScheduler(LRScheduler):
         count = self._count()
         for i in self.groups:
             with trace.in_double():
-                number = torch.as_tensor(self.value(count, i), dtype=torch.float64)
+                number = torch.as_tensor(self.value(count, i), dtype=torch.float64).reshape(())
             trace.place(self, i, number)
 
     def show_again(self) -> None:
@@ -180,6 +189,15 @@ def _tagged(groups: list[dict[str, Any]], tags: str | Iterable[str | None] | Non
         own = group.get("tags") or {None}
         if wanted is None or wanted & ({own} if isinstance(own, str) else set(own)):
             yield i
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1)
+
+
+def _own(number: Any) -> Any:
+    """A tensor of one group's own: torch gives all groups the same one, and each is filled."""
+    return number.clone() if isinstance(number, Tensor) else number
 
 
 @contextlib.contextmanager

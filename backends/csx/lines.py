@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import linecache
 import os
 import re
@@ -42,9 +43,10 @@ class UserLine:
     @classmethod
     def of_method(cls, owner: type, name: str) -> UserLine | None:
         """Where the user wrote a method of a class; None if they did not."""
-        function = getattr(owner, name, None)
+        function = inspect.unwrap(getattr(owner, name, None))  # type: ignore[arg-type]
         code = getattr(function, "__code__", None)
-        if code is None or str(function.__module__).startswith("lightning"):
+        ours = ("lightning", "fulgurite.optim")
+        if code is None or str(function.__module__).startswith(ours):
             return None
         return cls(code.co_filename, code.co_firstlineno, code.co_name)
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer, Rprop
 
-from fulgurite.backends.csx.errors import FrozenNumber, StateChanged
+from fulgurite.backends.csx.errors import FrozenNumber, StateChanged, UnsupportedState
 from fulgurite.backends.csx.lines import UserLine, user_line
 from fulgurite.backends.csx.traced_numbers import Guard, Numbers, TracedNumber
 from fulgurite.backends.schedules import ProgramScheduler
@@ -216,6 +216,13 @@ def noted_groups(optimizers: list[Optimizer]) -> Iterator[list[NotedGroup]]:
         for optimizer, groups in zip(optimizers, noted, strict=True):
             optimizer.param_groups[:] = groups
         yield [group for groups in noted for group in groups]
+        for optimizer, groups in zip(optimizers, noted, strict=True):
+            if len(optimizer.param_groups) != len(groups):
+                raise UnsupportedState(
+                    f"The step changed how many param groups {type(optimizer).__name__} has.",
+                    remedy="optimizer.add_param_group(...) in on_train_epoch_start, and"
+                    " backend('CSX', max_programs=2)",
+                )
     finally:
         for optimizer, own in zip(optimizers, before, strict=True):
             optimizer.param_groups[:] = own

@@ -16,7 +16,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 
-from fulgurite.backends.csx.errors import StateChanged
+from fulgurite.backends.csx.errors import FrozenNumber, StateChanged
 from fulgurite.backends.csx.numbers import NotedGroup
 from fulgurite.backends.csx.state import Slot
 from fulgurite.backends.csx.traced_numbers import Guard, Numbers, TracedNumber, as_number
@@ -27,14 +27,27 @@ from fulgurite.backends.schedules import ProgramScheduler, check_schedulers, pro
 class ScheduledNumber(TracedNumber):
     """A traced number that the program computes.
 
-    To code that asks whether it is zero it is not: a factor of zero computes the same as code that
-    leaves it out, and a warm-up from zero is then one program.
-
     Attributes:
         asked: how often guards asked for a value.
     """
 
     asked: ClassVar[int] = 0
+    __hash__ = TracedNumber.__hash__
+
+
+class ScheduledFactor(ScheduledNumber):
+    """One that only multiplies: a learning rate or a weight decay of torch's own optimizers.
+
+    To code that asks whether it is zero it is not: a factor of zero computes the same as code that
+    leaves it out, and a warm-up from zero is then one program. A momentum of zero is no such
+    factor, for optimizers without it keep no average; what other code leaves out nobody knows.
+    """
+
+    @staticmethod
+    def suits(scheduler: ProgramScheduler) -> bool:
+        """Whether the scheduler's numbers are such factors."""
+        of_torch = type(scheduler.optimizer).__module__.startswith("torch.optim.")
+        return of_torch and scheduler.key in ("lr", "weight_decay")
 
     def __eq__(self, other: object) -> Any:
         return False if _is_zero(other) else super().__eq__(other)
@@ -69,10 +82,15 @@ class Scheduled:
 
     def __init__(self, guards: list[Guard], contract: Contract) -> None:
         self._guards, self.in_double = guards, contract.in_double
+        self._stepped: set[ProgramScheduler] = set()
 
     def count(self, count: Tensor) -> Tensor:
         """The count as a number of the step."""
         return as_number(count.to(torch.float64))
+
+    def stepped(self, scheduler: ProgramScheduler) -> None:
+        """Remember it: what Python would see of its numbers is that of the step before."""
+        self._stepped.add(scheduler)
 
     def place(self, scheduler: ProgramScheduler, group: int, number: Tensor) -> None:
         """Put a traced number into a param group; a tensor there takes the value."""
@@ -81,14 +99,23 @@ class Scheduled:
             owner[key].copy_(number)
             return
 
+        text = f"param_groups[{group}]['{key}'] of {type(scheduler).__name__}"
+        stepped = scheduler in self._stepped
+
         def compute(numbers: Numbers) -> float:
+            if stepped:
+                raise FrozenNumber(
+                    f"The step looked at {text} in Python after scheduler.step(): that value is"
+                    " known in the program alone.",
+                    remedy="look at it before scheduler.step(), or compute with it:"
+                    " torch.where(torch.as_tensor(group['lr']) > x, a, b)",
+                )
             ScheduledNumber.asked += 1
             scheduler.show()
             return scheduler.shown(group)
 
-        text = f"param_groups[{group}]['{key}'] of {type(scheduler).__name__}"
-        value = scheduler.shown(group)
-        traced = ScheduledNumber(value, number, self._guards, compute, text)
+        kind = ScheduledFactor if ScheduledFactor.suits(scheduler) else ScheduledNumber
+        traced = kind(scheduler.shown(group), number, self._guards, compute, text)
         if isinstance(owner, NotedGroup):
             owner.schedule(key, traced)
         else:

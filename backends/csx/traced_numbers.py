@@ -123,11 +123,28 @@ class TracedNumber(float):
     def __round__(self, digits: Any = None) -> Any:
         return self.seen(f"round({{}}, {digits})", lambda value: round(value, digits))
 
-    def __neg__(self) -> TracedNumber:
-        return self.apply("-{}", operator.neg, operator.neg)
+    @property
+    def real(self) -> TracedNumber:
+        """The number itself; float's own would be a plain number that nobody sees."""
+        return self
+
+    def conjugate(self) -> TracedNumber:
+        """The number itself."""
+        return self
 
     def __pos__(self) -> TracedNumber:
         return self
+
+    def as_integer_ratio(self) -> tuple[int, int]:
+        """The value as a fraction, which is seen."""
+        return self.plain("as_integer_ratio()").as_integer_ratio()
+
+    def hex(self) -> str:
+        """The value in hexadecimal digits, which is seen."""
+        return float(self.plain("hex()")).hex()
+
+    def __neg__(self) -> TracedNumber:
+        return self.apply("-{}", operator.neg, operator.neg)
 
     def __abs__(self) -> TracedNumber:
         return self.apply("abs({})", torch.abs, abs)

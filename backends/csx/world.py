@@ -132,8 +132,10 @@ class World(ABC):
         self.unborn = [one for one in self.unborn if one.state.keys() & set(one.newborn.keys)]
 
     def groups(self) -> list[dict[str, Any]]:
-        """The param groups of all optimizers."""
-        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        """The param groups in which a trace puts numbers: a scheduler's optimizer need not step."""
+        scheduled = (scheduler.optimizer for scheduler in program_schedulers(self.schedulers))
+        optimizers = {id(one): one for one in (*self.optimizers, *scheduled)}
+        return [group for optimizer in optimizers.values() for group in optimizer.param_groups]
 
     def show_numbers(self) -> None:
         """Let the param groups show the numbers that the next step computes itself."""

@@ -353,6 +353,139 @@ def test_a_comparison_of_the_number_is_a_guard() -> None:
     assert len(strategy_of(run.trainer).programs) == 2
 
 
+class Momentum(ProgramScheduler):
+    """0.9 for three steps, zero for three, and 0.9 again."""
+
+    def __init__(self, optimizer: Any) -> None:
+        super().__init__(optimizer, "momentum")
+
+    def value(self, count: Any, group: int) -> Any:
+        if not isinstance(count, Tensor):
+            return 0.0 if 3 <= count < 6 else 0.9
+        return torch.where((count >= 3) & (count < 6), 0.0, torch.full_like(count, 0.9))
+
+
+def test_a_momentum_of_zero_is_no_momentum() -> None:
+    """Without it SGD leaves its average alone, so that is another program."""
+    few = {"limit_train_batches": 10}
+    with pytest.raises(errors.StateChanged, match=r"\['momentum'\] of Momentum != 0 was True"):
+        fit(lambda: Net(Momentum, SGD, momentum=0.9), lambda: (loader(),), static=True, **few)
+    ours, stock = both(
+        lambda: Net(Momentum, SGD, momentum=0.9),
+        lambda: (loader(),),
+        backend={"max_programs": 2},
+        **few,
+    )
+    assert_same_run(ours, stock)
+
+
+class SkipsZero(SGD):
+    """Another's optimizer, which does something else at zero."""
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        loss = None if closure is None else closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data.sub_(p.grad * (group["lr"] or 0.1))
+        return loss
+
+
+def test_what_other_optimizers_do_at_zero_is_not_guessed() -> None:
+    with pytest.raises(errors.StateChanged, match=r"bool\(param_groups\[0\]\['lr'\]"):
+        fit(lambda: Net(MAKERS["warm-up from zero"], SkipsZero), lambda: (loader(),), static=True)
+
+
+class RealPart(SkipsZero):
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        loss = None if closure is None else closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data.sub_(p.grad * group["lr"].real + p.grad * group["lr"].conjugate())
+        return loss
+
+
+def test_attributes_of_the_number_are_traced_too() -> None:
+    ours, stock = both(lambda: Net(Cosine, RealPart), lambda: (loader(),), limit_train_batches=9)
+    assert_same_run(ours, stock)
+
+
+class LooksAfter(Net):
+    """Compares the number when it already is the next step's."""
+
+    def __init__(self, make: Any) -> None:
+        super().__init__(make)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any) -> None:
+        optimizer, scheduler = self.optimizers(), self.lr_schedulers()
+        self.manual_backward(nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
+        scheduler.step()
+        if optimizer.param_groups[0]["lr"] < 5e-3:
+            nn.utils.clip_grad_norm_(self.parameters(), 1.0)
+        optimizer.step()
+
+
+def test_comparing_the_number_after_its_step_is_refused() -> None:
+    """The host would answer with the number before."""
+    with pytest.raises(errors.FrozenNumber, match=r"looked at .* after scheduler\.step\(\)"):
+        fit(lambda: LooksAfter(Cosine), lambda: (loader(),), static=True)
+
+
+def test_a_function_that_only_evaluates_may_read_the_number() -> None:
+    found = []
+    for static in (True, False):
+        reset_backend()
+        torch.manual_seed(0)
+        net = mlp()
+        optimizer = SGD(net.parameters(), lr=1e-2)
+        scheduler = Cosine(optimizer)
+
+        def train(x: Tensor, net: Any, optimizer: Any, scheduler: Any) -> Tensor:
+            loss = net(x).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            return loss.detach()
+
+        def rate(x: Tensor, net: Any, scheduler: Any) -> Tensor:
+            return net(x).mean() * scheduler.get_last_lr()[0]
+
+        functions: Any = train, rate
+        if static:
+            fulgurite.compile(net, csx())
+            functions = fulgurite.trace(train), fulgurite.trace(rate)
+        for x, _ in list(loader())[:4]:
+            found.append(float(functions[0](x, net, optimizer, scheduler)))
+            with torch.no_grad():
+                found.append(float(functions[1](x, net, scheduler)))
+            assert type(optimizer.param_groups[0]["lr"]) is float
+    assert found[:8] == pytest.approx(found[8:], rel=1e-5)
+
+
+def test_groups_that_share_a_tensor_get_one_each() -> None:
+    """Torch gives all groups the tensor of the defaults."""
+    weights = [{"params": [nn.Parameter(torch.ones(2))]} for _ in range(2)]
+    weights[1]["tags"] = "other"  # type: ignore[assignment]
+    optimizer = AdamW(weights, lr=torch.tensor(1e-2))
+    scheduler = Cosine(optimizer, param_group_tags="other")
+    scheduler.step()
+    numbers = [float(group["lr"]) for group in optimizer.param_groups]
+    assert numbers == pytest.approx([1e-2, 1e-2 * cosine(1)])
+
+
+class AddsGroup(Net):
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        group = {"params": [nn.Parameter(torch.ones(1))]}
+        self.trainer.optimizers[0].add_param_group(group)
+        super().optimizer_step(*args, **kwargs)
+
+
+def test_a_param_group_added_in_the_step_is_refused() -> None:
+    with pytest.raises(errors.UnsupportedState, match="changed how many param groups AdamW has"):
+        fit(lambda: AddsGroup(Cosine), lambda: (loader(),), static=True)
+
+
 class Meddles(Net):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         if batch_idx == 3:
@@ -394,8 +527,10 @@ def test_wrong_tags_and_keys_are_refused() -> None:
     optimizer = SGD([nn.Parameter(torch.ones(2))], lr=0.1)
     with pytest.raises(ValueError, match=r"found no param group in SGD.* the tags \[\[\]\]"):
         Cosine(optimizer, param_group_tags="bias")
-    with pytest.raises(ValueError, match=r"found param_groups\[0\] without 'beta'"):
+    with pytest.raises(ValueError, match=r"found param_groups\[0\] without a number 'beta'"):
         Cosine(optimizer, "beta")
+    with pytest.raises(ValueError, match=r"found param_groups\[0\] without a number 'betas'"):
+        Cosine(AdamW([nn.Parameter(torch.ones(2))]), "betas")
     with pytest.raises(ValueError, match="got epoch=3"):
         Cosine(optimizer).step(3)
 

@@ -58,6 +58,9 @@ class Placed(list[Tensor]):
     def count(self, count: Tensor) -> Tensor:
         return count.to(torch.float64)
 
+    def stepped(self, scheduler: ProgramScheduler) -> None:
+        pass
+
     def place(self, scheduler: ProgramScheduler, group: int, number: Tensor) -> None:
         self.append(number)
 
@@ -372,6 +375,10 @@ WRONG: dict[str, tuple[Any, str]] = {
             [*given(o), ours.LinearLR(o, 0.0, end_learning_rate=1.0, total_iters=3)]
         ),
         r"schedulers\[2\] \(LinearLR\) begins at=\[0.0\]",
+    ),
+    "the same twice": (
+        lambda o: ours.ChainedScheduler([ours.StepLR(o, step_size=3)] * 2),
+        r"schedulers\[1\] \(StepLR\), which is already part of ChainedScheduler",
     ),
     "no key": (
         lambda o: LinearScheduler(o, end_val=0.0, total_iters=3),

@@ -37,6 +37,14 @@ MAKERS: dict[str, Any] = {
             o, [warm_up(o), lr.CosineAnnealingWarmRestarts(o, T_0=2, T_mult=2, eta_min=1e-4)]
         )
     ],
+    "functions that work in place": lambda o: [
+        lr.ChainedScheduler(
+            [
+                lr.LambdaLR(o, lr_lambda=lambda t: t.add_(1).reciprocal_()),
+                lr.LambdaLR(o, lr_lambda=lambda t: t.add_(2)),
+            ]
+        )
+    ],
     "products within rows": lambda o: [
         lr.SequentialLR(
             o,

@@ -38,6 +38,12 @@ class _Combined(Scheduler):
                 groups=self.groups,
                 **{f"schedulers[{i}].groups": scheduler.groups},
             )
+            if scheduler.outer is not None:
+                raise ValueError(
+                    f"{type(self).__name__} was given schedulers[{i}]"
+                    f" ({type(scheduler).__name__}), which is already part of"
+                    f" {type(scheduler.outer[0]).__name__}. Make another one."
+                )
             self.resident |= {f"{i}.{name}": scheduler.kept(name) for name in _products(scheduler)}
             scheduler.outer = self, str(i)
 

@@ -88,8 +88,11 @@ def piecewise(count: Number, milestones: Sequence[int], numbers: Sequence[Number
 
 
 def call(function: Function, x: Number) -> Number:
-    """What a user's function makes of a number: on the host it gets a tensor as well."""
+    """What a user's function makes of a number: on the host it gets a tensor as well.
+
+    Its own one, which it may change in place: other groups and schedulers get the same number.
+    """
     if isinstance(x, Tensor):
-        made: Number = function(x)
+        made: Number = function(x.clone())
         return made
     return float(function(torch.tensor(float(x), dtype=torch.float64)))
