@@ -12,7 +12,7 @@ from models import Classifier, loader, mlp
 from torch import Tensor
 from torch.optim import AdamW
 
-from fulgurite.errors import ConditionalOnTensor, HostRead, TraceError
+from fulgurite.errors import ConditionalOnTensor, HostRead, StateChanged, TraceError
 from fulgurite.optim import lr_scheduler as lr
 from fulgurite.optim import weight_decay_scheduler as wd
 
@@ -112,3 +112,12 @@ def test_a_function_in_python_is_an_error_with_the_tensor_code_instead(
         )
     assert raised.value.line is not None
     assert "lambda t" in raised.value.line.source
+
+
+def test_a_number_that_the_host_sets_before_the_first_step_is_an_error() -> None:
+    class Sets(Net):
+        def on_train_start(self) -> None:
+            self.trainer.optimizers[0].param_groups[0]["lr"] = 0.1
+
+    with pytest.raises(StateChanged, match=r"was set to 0\.1 on the host, but LinearLR computes"):
+        fit(lambda: Sets(lambda o: [warm_up(o)]), lambda: (loader(),), static=True)
