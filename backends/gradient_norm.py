@@ -39,7 +39,8 @@ def gradient_norm() -> Tensor:
         raise RuntimeError(
             f"fulgurite.gradient_norm() was called, and nothing was clipped by norm {where}. Call"
             " it after self.clip_gradients(...) in configure_gradient_clipping, with"
-            " Trainer(gradient_clip_val=1.0); clipping by value computes no norm."
+            " Trainer(gradient_clip_val=1.0); clipping by value computes no norm. In a loop of your"
+            " own: norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)."
         )
     return norms[-1]
 

@@ -9,6 +9,7 @@ host's ``param_groups`` show the numbers of the next one.
 from __future__ import annotations
 
 import contextlib
+import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -59,7 +60,7 @@ class ProgramScheduler(LRScheduler):
         initial: the groups' numbers before any scheduler of this key set them.
 
     Raises:
-        ValueError: no group has such a tag, or one has no such number.
+        ValueError: no group has such a tag, or one has no such number; a number is not finite.
     """
 
     def __init__(
@@ -133,11 +134,20 @@ class ProgramScheduler(LRScheduler):
             self._shown = count
             for i in self.groups:
                 group, value = self.optimizer.param_groups[i], float(self.value(count, i))
+                if not math.isfinite(value):
+                    self._refuse(value, count, i)
                 self._values[i] = value
                 if isinstance(group[self.key], Tensor):
                     group[self.key].fill_(value)
                 else:
                     group[self.key] = value
+
+    def _refuse(self, value: float, count: int, group: int) -> None:
+        raise ValueError(
+            f"{type(self).__name__} has param_groups[{group}][{self.key!r}] = {value} for step"
+            f" {count}; the first step is 0, where t ** -0.5 is infinite. Give a finite number:"
+            " (t + 1) ** -0.5, torch.clamp(t, min=1) ** -0.5."
+        )
 
     @torch.no_grad()
     def _place(self, trace: Traced) -> None:

@@ -220,11 +220,30 @@ class ShownNumbers:
         """
         for position, scheduler, i in self._places:
             if values[position] is not scheduler.shown(i):
-                name = type(scheduler).__name__
-                raise StateChanged(
-                    f"param_groups[{i}]['{scheduler.key}'] was set to {values[position]!r} on the"
-                    f" host, but {name} computes it inside the program.",
-                    remedy=f"another scheduler than {name}: one of torch.optim.lr_scheduler runs on"
-                    " the host; or fulgurite.optim.lr_scheduler.LambdaLR with a tensor function",
-                )
+                raise _set_on_host(scheduler, i, values[position])
             values[position] = None
+
+
+def show_all(schedulers: Iterable[ProgramScheduler]) -> None:
+    """Let the param groups show what the step uses, before it is traced.
+
+    Raises:
+        StateChanged: somebody else set a number.
+    """
+    for scheduler in schedulers:
+        scheduler.show()
+        for i in scheduler.groups:
+            value = scheduler.optimizer.param_groups[i][scheduler.key]
+            if not isinstance(value, Tensor) and value != scheduler.shown(i):
+                raise _set_on_host(scheduler, i, value)
+        scheduler.show_again()  # a checkpoint's number is equal, but another object
+
+
+def _set_on_host(scheduler: ProgramScheduler, group: int, value: object) -> StateChanged:
+    name = type(scheduler).__name__
+    return StateChanged(
+        f"param_groups[{group}]['{scheduler.key}'] was set to {value!r} on the host, but {name}"
+        " computes it inside the program.",
+        remedy=f"another scheduler than {name}: one of torch.optim.lr_scheduler runs on"
+        " the host; or fulgurite.optim.lr_scheduler.LambdaLR with a tensor function",
+    )

@@ -41,7 +41,7 @@ from fulgurite.backends.csx.outputs import result_of
 from fulgurite.backends.csx.program import Program, make_program
 from fulgurite.backends.csx.ready import Ready
 from fulgurite.backends.csx.retrace import retrace
-from fulgurite.backends.csx.scheduled import ShownNumbers, of_computed
+from fulgurite.backends.csx.scheduled import ShownNumbers, of_computed, show_all
 from fulgurite.backends.csx.traced_numbers import Guard
 from fulgurite.backends.csx.waiting import shown
 from fulgurite.backends.csx.world import World, undone_on_failure
@@ -149,8 +149,7 @@ class StepFunction:
             conditions = self._conditions()
             built, tensors = self._select(conditions, batch)
             if built is None:
-                for scheduler in self._schedulers:
-                    scheduler.show_again()
+                show_all(self._schedulers)
                 built = self._build(conditions, batch, entries())
                 accepted = built.batch.accept(batch)
                 assert accepted is not None

@@ -325,6 +325,15 @@ WRONG: dict[str, tuple[Any, str]] = {
     "no function": (lambda o: ours.LambdaLR(o, lr_lambda=0.5), "a function"),
     "neither": (lambda o: ours.MultiplicativeLR(o), "either a coefficient or a function"),
     "both": (lambda o: ours.MultiplicativeLR(o, coefficient=1.0, lr_lambda=squares), "either"),
+    "no number": (lambda o: ours.LambdaLR(o, lr_lambda=lambda t: None), "got None from .*step 0"),
+    "several numbers": (
+        lambda o: ours.LambdaLR(o, lr_lambda=lambda t: t + torch.ones(2)),
+        "a tensor without dimensions; got tensor",
+    ),
+    "infinite at the first step": (
+        lambda o: ours.LambdaLR(o, lr_lambda=lambda t: t**-0.5),
+        r"param_groups\[0\]\['lr'\] = inf for step 0.*\(t \+ 1\) \*\* -0.5",
+    ),
     "torch's order": (lambda o: ours.StepLR(o, [30], step_size=1), "by its name"),
     "no schedulers": (lambda o: ours.SequentialLR(o, []), "at least one"),
     "nothing to chain": (lambda o: ours.ChainedScheduler([]), "at least one"),

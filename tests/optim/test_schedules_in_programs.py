@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
-from harness import assert_same_run, both
+from harness import assert_same_run, both, fit
 from models import Classifier, loader, mlp
 from torch import Tensor
 from torch.optim import AdamW
 
+from fulgurite.errors import ConditionalOnTensor, HostRead, StateChanged, TraceError
 from fulgurite.optim import lr_scheduler as lr
 from fulgurite.optim import weight_decay_scheduler as wd
 
@@ -98,3 +100,32 @@ def test_a_run_equals_stock_with_the_same_schedules_on_the_host(make: Any) -> No
         assert mine.pop("_last_lr") == pytest.approx(theirs.pop("_last_lr"), rel=1e-12)
         assert mine == pytest.approx(theirs, rel=1e-12)
         assert mine["last_epoch"] == 12
+
+
+PYTHON: dict[str, Any] = {
+    "a minimum": (lambda t: min(1, t / 100), ConditionalOnTensor),
+    "math": (lambda t: math.exp(-t / 10), HostRead),
+}
+
+
+@pytest.mark.parametrize(("function", "error"), PYTHON.values(), ids=PYTHON)
+def test_a_function_in_python_is_an_error_with_the_tensor_code_instead(
+    function: Any, error: type[TraceError]
+) -> None:
+    with pytest.raises(error, match=r"torch\.clamp\(t / 100, max=1\)") as raised:
+        fit(
+            lambda: Net(lambda o: [lr.LambdaLR(o, lr_lambda=function)]),
+            lambda: (loader(),),
+            static=True,
+        )
+    assert raised.value.line is not None
+    assert "lambda t" in raised.value.line.source
+
+
+def test_a_number_that_the_host_sets_before_the_first_step_is_an_error() -> None:
+    class Sets(Net):
+        def on_train_start(self) -> None:
+            self.trainer.optimizers[0].param_groups[0]["lr"] = 0.1
+
+    with pytest.raises(StateChanged, match=r"was set to 0\.1 on the host, but LinearLR computes"):
+        fit(lambda: Sets(lambda o: [warm_up(o)]), lambda: (loader(),), static=True)

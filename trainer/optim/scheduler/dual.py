@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fulgurite.backends.csx.errors import ConditionalOnTensor, HostRead
 from fulgurite.backends.schedules import Number
 
 Function = Callable[[Tensor], Any]
@@ -87,12 +89,29 @@ def piecewise(count: Number, milestones: Sequence[int], numbers: Sequence[Number
     return value
 
 
+_TENSOR_CODE = """tensor code, for t has no value in a program:
+      torch.clamp(t / 100, max=1)  # for min(t / 100, 1)
+      torch.where(t < 100, t / 100, 1.0)  # for if t < 100
+      torch.exp(-t), torch.cos(t)  # for math.exp(-t), math.cos(t)
+      {"scheduler": torch.optim.lr_scheduler.LambdaLR(optimizer, function), "interval": "step"}
+      # runs any Python, for learning rates: on the host"""
+
+
 def call(function: Function, x: Number) -> Number:
     """What a user's function makes of a number: on the host it gets a tensor as well.
 
     Its own one, which it may change in place: other groups and schedulers get the same number.
     """
     if isinstance(x, Tensor):
-        made: Number = function(x.clone())
+        try:
+            made: Number = function(x.clone())
+        except (ConditionalOnTensor, HostRead) as error:  # whose remedies are those of a step
+            raise type(error)(error.what, line=error.line, remedy=_TENSOR_CODE) from None
         return made
-    return float(function(torch.tensor(float(x), dtype=torch.float64)))
+    value = function(torch.tensor(float(x), dtype=torch.float64))
+    if not isinstance(value, Real) and not (isinstance(value, Tensor) and value.ndim == 0):
+        raise TypeError(
+            "A function of a scheduler returns a number or a tensor without dimensions; got"
+            f" {value!r} from {getattr(function, '__qualname__', function)} at step {x}."
+        )
+    return float(value)
