@@ -75,12 +75,13 @@ class ProgramScheduler(LRScheduler):
         self.groups = tuple(_tagged(groups, param_group_tags))
         without = [i for i in self.groups if not _is_number(groups[i].get(key))]
         if without or not self.groups:
-            missing = f"param_groups{without} without a number {key!r}"
-            missing = missing if without else "no param group"
+            found, has = "no param group", f"tags {[group.get('tags') for group in groups]}"
+            if without:
+                found = f"param_groups{without} without a number {key!r}"
+                has = f"keys {sorted(groups[0])}"
             raise ValueError(
-                f"{type(self).__name__}(param_group_tags={param_group_tags!r}) found {missing} in"
-                f" {type(optimizer).__name__}, whose groups have the keys {sorted(groups[0])} and"
-                f" the tags {[sorted(map(str, group.get('tags', ()))) for group in groups]}."
+                f"{type(self).__name__}(param_group_tags={param_group_tags!r}) found {found} in"
+                f" {type(optimizer).__name__}, whose groups have the {has}."
             )
         for i in self.groups:  # as torch does: a second scheduler finds what the first one found
             groups[i].setdefault(f"initial_{key}", float(groups[i][key]))
@@ -162,14 +163,25 @@ class ProgramScheduler(LRScheduler):
         self._shown = -1
         self.show()
 
+    def begin_from(self, initial: list[float]) -> None:
+        """Take other numbers for those that the groups had before any scheduler set them."""
+        self.initial = initial
+
     def shown(self, group: int) -> float:
         """The number of a param group that ``show`` put there."""
         return self._values[group]
 
     @property
-    def last_epoch(self) -> int:  # type: ignore[override]
+    def last_epoch(self) -> int:
         """How many steps were counted; torch's name for it."""
         return int(self.resident["count"])
+
+    @last_epoch.setter
+    def last_epoch(self, count: int) -> None:
+        raise AttributeError(
+            f"{type(self).__name__} counts steps itself; its last_epoch cannot be set. Torch's"
+            " SequentialLR and ChainedScheduler do so: use those of fulgurite.optim.lr_scheduler."
+        )
 
     def get_last_lr(self) -> list[float | Tensor]:
         """The numbers of all param groups as they are now."""
@@ -180,13 +192,17 @@ class ProgramScheduler(LRScheduler):
         return self.get_last_lr()
 
     def state_dict(self) -> dict[str, Any]:
-        """The count, under torch's name for it, and what else is resident, as numbers."""
+        """The count and the initial numbers under torch's names, and what else is resident."""
         others = {name: t.item() for name, t in self.resident.items() if name != "count"}
-        return {"last_epoch": self.last_epoch, "_last_lr": self.get_last_lr(), **others}
+        own = {"last_epoch": self.last_epoch, "base_lrs": list(self.initial)}
+        return {**own, "_last_lr": self.get_last_lr(), **others}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the count from a state; one of torch's scheduler of the same name will do."""
+        """Take count and initial numbers from a state, also torch's of the same class."""
         self.resident["count"].fill_(state_dict["last_epoch"])
+        initial = state_dict.get("base_lrs", self.initial)
+        if len(initial) == len(self.initial):
+            self.begin_from([float(number) for number in initial])
         for name in self.resident.keys() & state_dict.keys():
             self.resident[name].fill_(state_dict[name])
         self.show_again()

@@ -525,7 +525,7 @@ def test_stepping_it_otherwise_is_refused() -> None:
 
 def test_wrong_tags_and_keys_are_refused() -> None:
     optimizer = SGD([nn.Parameter(torch.ones(2))], lr=0.1)
-    with pytest.raises(ValueError, match=r"found no param group in SGD.* the tags \[\[\]\]"):
+    with pytest.raises(ValueError, match=r"found no param group in SGD.* the tags \[None\]"):
         Cosine(optimizer, param_group_tags="bias")
     with pytest.raises(ValueError, match=r"found param_groups\[0\] without a number 'beta'"):
         Cosine(optimizer, "beta")

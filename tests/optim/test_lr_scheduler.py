@@ -248,6 +248,40 @@ def test_a_state_of_torchs_scheduler_is_understood(name: str) -> None:
     assert scheduler.get_last_lr() == pytest.approx(rates, rel=1e-6)
 
 
+def test_a_state_brings_the_numbers_it_began_from_as_torchs_does() -> None:
+    """The code has another learning rate by now; torch's state goes on from the saved one."""
+    for kind, other in ((ours, theirs), (theirs, ours), (ours, ours)):
+        saved = kind.LambdaLR(sgd(lr=0.1), lr_lambda=lambda t: 0.9**t)
+        for _ in range(3):
+            saved.optimizer.step()
+            saved.step()
+        new = other.LambdaLR(sgd(lr=0.2), lr_lambda=lambda t: 0.9**t)
+        new.load_state_dict({**saved.state_dict(), "lr_lambdas": [None]})
+        new.optimizer.step()
+        new.step()
+        assert new.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.9**4)
+
+
+def test_a_state_reaches_the_parts_of_a_chain() -> None:
+    def chain(lr: float) -> Scheduler:
+        optimizer = sgd(lr=lr)
+        parts = [ours.StepLR(optimizer, step_size=5), ours.LambdaLR(optimizer, lr_lambda=shrink)]
+        return ours.ChainedScheduler(parts)
+
+    saved, new = chain(0.1), chain(0.2)
+    for _ in range(7):
+        saved.step()
+    new.load_state_dict(saved.state_dict())
+    assert new.get_last_lr() == saved.get_last_lr()
+
+
+def test_torchs_sequence_of_ours_is_refused_with_the_remedy() -> None:
+    optimizer = sgd(lr=0.1)
+    parts = [ours.StepLR(optimizer, step_size=5), ours.StepLR(optimizer, step_size=9)]
+    with pytest.raises(AttributeError, match=r"use those of fulgurite\.optim\.lr_scheduler"):
+        theirs.SequentialLR(optimizer, parts, milestones=[10])
+
+
 def test_a_sequence_can_begin_late() -> None:
     optimizer = sgd()
     schedulers = [

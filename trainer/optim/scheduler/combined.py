@@ -30,6 +30,7 @@ class _Combined(Scheduler):
         param_group_tags: str | Sequence[str | None] | None = None,
     ) -> None:
         super().__init__(optimizer, param_group_tags)
+        self._inner = list(schedulers)
         for i, scheduler in enumerate(schedulers):
             check(
                 scheduler.groups == self.groups,
@@ -46,6 +47,12 @@ class _Combined(Scheduler):
                 )
             self.resident |= {f"{i}.{name}": scheduler.kept(name) for name in _products(scheduler)}
             scheduler.outer = self, str(i)
+
+    def begin_from(self, initial: list[float]) -> None:
+        """Take other numbers for those that the groups had before any scheduler set them."""
+        super().begin_from(initial)
+        for scheduler in self._inner:
+            scheduler.begin_from(initial)
 
     def _members(
         self, schedulers: Sequence[Scheduler], optimizer: Optimizer | None = None
@@ -176,12 +183,21 @@ class ChainedScheduler(_Combined):
         lengths = [scheduler.total_iters for scheduler in self.schedulers]
         known = [length for length in lengths if length is not None]
         self.total_iters = max(known) if len(known) == len(lengths) else None
-        self._units = [{g: one.start(g) for g in one.groups} for one in self.schedulers]
+        self._units = self._find_units()
         for i, scheduler in enumerate(self.schedulers[1:], 1):
             starts = list(self._units[i].values())
             name = f"schedulers[{i}] ({type(scheduler).__name__}) begins at"
             check(0.0 not in starts, self, "the one that begins at 0 first", **{name: starts})
         super().__init__(self.schedulers[0].optimizer, schedulers, param_group_tags)
+
+    def _find_units(self) -> list[dict[int, float]]:
+        """The number of each scheduler that counts as 1, by group: asked for once, on the host."""
+        return [{g: one.start(g) for g in one.groups} for one in self.schedulers]
+
+    def begin_from(self, initial: list[float]) -> None:
+        """Take other numbers for those that the groups had before any scheduler set them."""
+        super().begin_from(initial)
+        self._units = self._find_units()
 
     def start(self, group: int) -> float:
         """That of the first."""
