@@ -33,6 +33,7 @@ from torch.utils.data import DataLoader
 
 import fulgurite
 from fulgurite.backends import reset_backend
+from fulgurite.backends.csx.errors import NoLoss
 from fulgurite.backends.csx.loss_scale import LossScale
 
 EPS = 2**-10  # between 1 and the next float16
@@ -212,6 +213,23 @@ def test_retracing_every_iteration_gives_the_same_run() -> None:
     )
     assert_close(again.losses, once.losses, 0.0)
     assert_close(again.module.state_dict(), once.module.state_dict(), 0.0)
+
+
+class Unscaled(WithClosure):
+    """Differentiates by itself, so that nothing scales its loss."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        nn.functional.cross_entropy(self.net(batch[0]), batch[1]).backward()
+        self.optimizers().step()
+
+
+def test_gradients_of_a_loss_that_was_not_scaled_are_refused_as_in_torch() -> None:
+    with pytest.raises(AssertionError, match="did not use scaler.scale"):
+        fit(Unscaled, one_loader, static=False, plugins=[scaled()])
+    with pytest.raises(NoLoss, match=r"before any loss was scaled.*\n.*test_loss_scale.py") as caught:
+        fit(Unscaled, one_loader, static=True, plugins=[scaled()])
+    assert "self.optimizers().step()" in str(caught.value)
+    assert "self.manual_backward(loss)" in str(caught.value)
 
 
 class Fails(Classifier):
