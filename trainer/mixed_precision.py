@@ -93,7 +93,9 @@ class MixedPrecision:
         check("steps_per_increase", type(steps) is int and steps > 0, "a positive integer")
         for name in _SCALES:
             value = getattr(self, name)
-            check(name, value is None or _is_scale(value), "a number from 2**-126 to 2**126, or None")
+            check(
+                name, value is None or _is_scale(value), "a number from 2**-126 to 2**126, or None"
+            )
         for name in _LIMITS:
             value = getattr(self, name)
             check(name, value is None or _is_positive(value), "a positive number or None")
