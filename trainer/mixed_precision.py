@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 FP16_TYPES = ("float16", "bfloat16", "cbfloat16")
 _SCALES = ("initial_loss_scale", "min_loss_scale", "max_loss_scale")
-_POSITIVE = (*_SCALES, "max_gradient_norm", "max_gradient_value")
+_LIMITS = ("max_gradient_norm", "max_gradient_value")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,11 +87,16 @@ class MixedPrecision:
         level = self.precision_opt_level
         check("precision_opt_level", level is None or level in (0, 1, 2), "0, 1, 2 or None")
         factor = self.loss_scaling_factor
-        allowed = "a positive number or 'dynamic'"
-        check("loss_scaling_factor", factor == "dynamic" or _is_positive(factor), allowed)
+        allowed = "a number from 2**-126 to 2**126, or 'dynamic'"
+        check("loss_scaling_factor", factor == "dynamic" or _is_scale(factor), allowed)
         steps = self.steps_per_increase
         check("steps_per_increase", type(steps) is int and steps > 0, "a positive integer")
-        for name in _POSITIVE:
+        for name in _SCALES:
+            value = getattr(self, name)
+            check(
+                name, value is None or _is_scale(value), "a number from 2**-126 to 2**126, or None"
+            )
+        for name in _LIMITS:
             value = getattr(self, name)
             check(name, value is None or _is_positive(value), "a positive number or None")
         check("log_loss_scale", self.log_loss_scale in (None, True, False), "True, False or None")
@@ -133,3 +138,11 @@ class MixedPrecision:
 def _is_positive(value: object) -> bool:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return is_number and 0 < value < math.inf  # type: ignore[operator]
+
+
+def _is_scale(value: object) -> bool:
+    """Whether float32, in which losses are scaled, has a number and what gradients are divided by.
+
+    Beyond, one is infinity or zero: each step is skipped, or weights become NaN.
+    """
+    return _is_positive(value) and 2.0**-126 <= value <= 2.0**126  # type: ignore[operator]

@@ -126,4 +126,4 @@ class GraphChanged(TraceError):
 
 
 class NoLoss(TraceError):
-    """``training_step`` returned no loss that has a gradient, under automatic optimization."""
+    """There is no loss to train by: none with a gradient, or none that was scaled."""

@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fulgurite.backends.csx.capture import Trace
+from fulgurite.backends.csx.errors import NoLoss
+from fulgurite.backends.csx.lines import user_line
 from fulgurite.backends.csx.skipping import skipped_where
 from fulgurite.backends.csx.state import Slot
 
@@ -53,6 +55,7 @@ class LossScale:
             "skipped_steps": torch.tensor(0, dtype=torch.int64),
         }
         self._overflows: dict[int, Tensor] = {}  # by optimizer, from unscale_ to update
+        self._has_scaled = False
 
     def slots(self) -> Iterator[Slot]:
         """Where its tensors are."""
@@ -70,6 +73,7 @@ class LossScale:
 
     def scale(self, loss: Tensor) -> Tensor:
         """The loss to differentiate."""
+        self._has_scaled = self._has_scaled or loss.requires_grad
         return loss * self._state["scale"]
 
     @torch.no_grad()
@@ -77,12 +81,21 @@ class LossScale:
         """Divide an optimizer's gradients by the scale, and see whether they were finite.
 
         Raises:
+            NoLoss: no loss was scaled before.
             RuntimeError: they were divided already.
             ValueError: a gradient is float16, whose small values are lost by now.
         """
         if id(optimizer) in self._overflows:
             raise RuntimeError(
                 "unscale_() has already been called on this optimizer since the last update()."
+            )
+        if not self._has_scaled:  # as in torch: divided by 2^16 or more, nothing would be learned
+            raise NoLoss(
+                "An optimizer stepped before any loss was scaled: its gradients would be divided by"
+                " a scale that they do not have.",
+                line=user_line(),
+                remedy="self.manual_backward(loss) in place of loss.backward(); or a precision"
+                ' without loss scaling, such as "bf16-mixed"',
             )
         assert Trace.current is not None
         parameters = [p for group in optimizer.param_groups for p in group["params"]]

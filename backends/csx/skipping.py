@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import get_innermost_proxy_mode
 
 from fulgurite.backends.csx.stand_ins import storage_of
-from fulgurite.backends.csx.state import Held
+from fulgurite.backends.csx.state import Held, Slot
 
 
 @contextlib.contextmanager
@@ -30,16 +30,50 @@ def skipped_where(skip: Tensor, state: Iterable[Held]) -> Iterator[None]:
     """
     mode = get_innermost_proxy_mode()
     assert mode is not None
-    with torch.no_grad():  # copies that nobody needs are dropped with other dead operations
-        before = [(h, h.tensor.detach().clone(), storage_of(h.tensor)) for h in state]
-    last = next(reversed(mode.tracer.graph.nodes))
+    graph = mode.tracer.graph
+    first = next(reversed(graph.nodes))
+    # the forward pass may have put another tensor into a slot: that one counts
+    slots = [(slot, slot.container.get(slot.key), h.tensor) for h in state for slot in h.slots]
+    found = [now if isinstance(now, Tensor) else tensor for _, now, tensor in slots]
+    with torch.no_grad():
+        before = {id(t): (t, t.detach().clone(), storage_of(t)) for t in found}
+    last = next(reversed(graph.nodes))
     yield
     written = _written_after(last)
     with torch.no_grad():
-        for held, value, storage in before:
-            if storage in written or storage_of(held.tensor) != storage:
-                held.tensor.copy_(torch.where(skip, value, held.tensor))
-            _choose_replacement(skip, held, value)
+        for tensor, value, storage in before.values():
+            if storage in written or storage_of(tensor) != storage:
+                tensor.copy_(torch.where(skip, value, tensor))
+        _choose_replacements(
+            skip, [(slot, t, before[id(t)][1]) for (slot, *_), t in zip(slots, found, strict=True)]
+        )
+    _drop_unused(first, last)
+
+
+def _choose_replacements(skip: Tensor, slots: list[tuple[Slot, Tensor, Tensor]]) -> None:
+    """The same for slots that the block put another tensor into.
+
+    Args:
+        skip: whether the block does not count.
+        slots: each with its tensor before the block, and a copy of that.
+    """
+    chosen: dict[int, Tensor] = {}
+    for slot, tensor, before in slots:
+        now = slot.container.get(slot.key)
+        if now is tensor or not isinstance(now, Tensor):
+            continue
+        if (now.shape, now.dtype) == (before.shape, before.dtype):  # else an error, at the end
+            if id(now) not in chosen:
+                chosen[id(now)] = torch.where(skip, before, now)
+            slot.container[slot.key] = chosen[id(now)]
+
+
+def _drop_unused(first: fx.Node, last: fx.Node) -> None:
+    """Erase copies that nobody needed, after ``first`` up to ``last``: none counts as a reading."""
+    while last is not first:
+        node, last = last, last.prev
+        if not node.users:
+            node.graph.erase_node(node)
 
 
 def _choose_replacement(skip: Tensor, held: Held, before: Tensor) -> None:

@@ -8,6 +8,7 @@ largest differences measured over 50 steps are beside each tolerance.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from torch.utils.data import DataLoader
 
 import fulgurite
 from fulgurite.backends import reset_backend
+from fulgurite.backends.csx.errors import NoLoss
 from fulgurite.backends.csx.loss_scale import LossScale
 
 EPS = 2**-10  # between 1 and the next float16
@@ -204,6 +206,43 @@ def test_whatever_a_step_writes_is_taken_back() -> None:
     assert ours.module.steps == 20 - ours.trainer.scaler.skipped_steps
 
 
+class Counting(Classifier):
+    """Its forward pass replaces a buffer, and a hook on the optimizer's step changes that."""
+
+    def __init__(self) -> None:
+        super().__init__(mlp())
+        self.register_buffer("seen", torch.zeros(()))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.seen = self.seen + 1
+        return super().training_step(batch, batch_idx)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        optimizer.register_step_post_hook(lambda *args: self.seen.add_(100))
+        return optimizer
+
+
+def test_what_the_forward_pass_replaced_stays_where_a_step_is_skipped() -> None:
+    ours, stock = both_scaled(Counting, one_loader, **TWENTY_STEPS)
+    assert ours.module.seen == stock.module.seen
+    assert_same_run(ours, stock)
+
+
+class OldSpectralNorm(Classifier):
+    """Its weight shares memory with a parameter, until the first step replaces it."""
+
+    def __init__(self) -> None:
+        super().__init__(mlp())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # deprecated, and in use
+            nn.utils.spectral_norm(self.net[0])
+
+
+def test_tensors_that_the_step_only_replaces_may_share_memory() -> None:
+    assert_same_run(*both_scaled(OldSpectralNorm, one_loader, **TWENTY_STEPS), **KERNELS)
+
+
 def test_retracing_every_iteration_gives_the_same_run() -> None:
     options: dict[str, Any] = {"plugins": [scaled()], "limit_train_batches": 8}
     once = fit(classifier(), one_loader, static=True, **options)
@@ -212,6 +251,23 @@ def test_retracing_every_iteration_gives_the_same_run() -> None:
     )
     assert_close(again.losses, once.losses, 0.0)
     assert_close(again.module.state_dict(), once.module.state_dict(), 0.0)
+
+
+class Unscaled(WithClosure):
+    """Differentiates by itself, so that nothing scales its loss."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        nn.functional.cross_entropy(self.net(batch[0]), batch[1]).backward()
+        self.optimizers().step()
+
+
+def test_gradients_of_a_loss_that_was_not_scaled_are_refused_as_in_torch() -> None:
+    with pytest.raises(AssertionError, match=r"did not use scaler\.scale"):
+        fit(Unscaled, one_loader, static=False, plugins=[scaled()])
+    with pytest.raises(NoLoss, match="before any loss was scaled") as caught:
+        fit(Unscaled, one_loader, static=True, plugins=[scaled()])
+    assert "self.optimizers().step()" in str(caught.value)
+    assert "self.manual_backward(loss)" in str(caught.value)
 
 
 class Fails(Classifier):
