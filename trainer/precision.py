@@ -43,12 +43,21 @@ def precision_arguments(backend: Backend, arguments: dict[str, Any]) -> dict[str
         plugin = _plugin(backend, precision) if precision.enabled else None
         name = None if precision.enabled else "32-true"
     else:
-        name = _convert_precision_to_unified_args(precision)
+        name = _known_name(precision)
         takes_over = isinstance(backend, CSXBackend) and name == "16-mixed"
         plugin = CSXMixedPrecision("float16", LossScale()) if takes_over else None
     if plugin is None:
         return {**changed, "precision": name}
     return {**changed, "precision": None, "plugins": _with_plugin(plugin, arguments)}
+
+
+def _known_name(precision: Any) -> Any:
+    """Lightning's name of a precision; its error lists only those that are Lightning's."""
+    try:
+        return _convert_precision_to_unified_args(precision)
+    except (ValueError, TypeError) as error:
+        error.add_note(f"On CSX also {CB16_MIXED!r}; or give fulgurite.MixedPrecision(...).")
+        raise
 
 
 def _with_plugin(plugin: Precision, arguments: dict[str, Any]) -> list[Any]:

@@ -438,3 +438,40 @@ def test_sparse_gradients_and_complex_parameters_are_refused(optimizer: Any) -> 
     p.grad = torch.ones_like(p)
     with pytest.raises(RuntimeError, match=f"{optimizer.__name__} does not support complex"):
         optimizer([p]).step()
+
+
+class Nothing(optim.AdamBase):
+    """Forgets to return its update."""
+
+    def update(self, p: Any, first: Any, second: Any, group: Any) -> Any:
+        first / second.sqrt()
+
+
+class Sum(optim.AdamBase):
+    """Returns a scalar."""
+
+    def update(self, p: Any, first: Any, second: Any, group: Any) -> Any:
+        return first.sum()
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "text"),
+    [
+        (
+            optim.AdamBase,
+            NotImplementedError,
+            r"AdamBase has to define update\(self, p, first, second",
+        ),
+        (Nothing, ValueError, r"Nothing.update\(\) returns a tensor of .* \[2, 3\]; got None"),
+        (
+            Sum,
+            ValueError,
+            r"Sum.update\(\) returns a tensor of .* \[2, 3\]; got torch.Size",
+        ),
+    ],
+)
+def test_a_wrong_update_is_an_error_that_names_it(kind: Any, error: Any, text: str) -> None:
+    p = torch.nn.Parameter(torch.ones(2, 3))
+    p.grad = torch.ones(2, 3)
+    with pytest.raises(error, match=text):
+        kind([p]).step()

@@ -73,6 +73,13 @@ def test_cbfloat16_needs_csx(precision: Any) -> None:
         plugin_of("CPU", precision)
 
 
+@pytest.mark.parametrize("precision", ["cb16", {"fp16_type": "float16"}])
+def test_an_unknown_name_is_lightnings_error_with_our_names(precision: Any) -> None:
+    with pytest.raises(ValueError, match="is invalid") as raised:
+        fulgurite.Trainer(device="CSX", precision=precision)
+    assert "'cb16-mixed'" in raised.value.__notes__[0]
+
+
 def test_a_refused_precision_claims_no_backend() -> None:
     with pytest.raises(MisconfigurationException):
         plugin_of("CPU", "cb16-mixed")

@@ -79,7 +79,7 @@ class AdamBase(Optimizer):
         Returns:
             A tensor of the shape of ``p``.
         """
-        raise NotImplementedError
+        raise self._undefined("update(self, p, first, second, group)")
 
     def gradient(self, p: Tensor, group: dict[str, Any]) -> Tensor:
         """What the moments are averages of; here the gradient itself."""
@@ -110,7 +110,14 @@ class AdamBase(Optimizer):
         if group["correct_bias"]:
             for moment, beta in zip((first, second), group["betas"], strict=True):
                 moment.mul_(correction(beta, state["step"]))
-        p.sub_(self.update(p, first, second, group) * group["lr"])
+        update = self.update(p, first, second, group)
+        if not isinstance(update, Tensor) or update.shape != p.shape:
+            given = update.shape if isinstance(update, Tensor) else update
+            raise ValueError(
+                f"{type(self).__name__}.update() returns a tensor of the parameter's shape,"
+                f" {list(p.shape)}; got {given}."
+            )
+        p.sub_(update * group["lr"])
 
     def check_group(self, group: dict[str, Any]) -> None:
         """Raise ``ValueError`` where an option of a new group is out of its range."""

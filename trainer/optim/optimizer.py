@@ -36,11 +36,14 @@ class Optimizer(torch.optim.Optimizer):
 
     def new_state(self, p: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         """The state of one parameter before its first update."""
-        raise NotImplementedError
+        raise self._undefined("new_state(self, p, group)")
 
     def update_parameter(self, p: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         """Update one parameter that has a gradient, and its state, in place."""
-        raise NotImplementedError
+        raise self._undefined("update_parameter(self, p, state, group)")
+
+    def _undefined(self, method: str) -> NotImplementedError:
+        return NotImplementedError(f"{type(self).__name__} has to define {method}.")
 
     def check_group(self, group: dict[str, Any]) -> None:
         """Raise ``ValueError`` where an option of a new group is out of its range."""
