@@ -881,6 +881,30 @@ CHANGED = [
             self.net.bias.data.zero_()
         """,
     ),
+    _row(
+        "scheduled",
+        "a hook sets a number that a scheduler of `fulgurite.optim` computes",
+        "StateChanged",
+        "",
+        "",
+        bad_hooks="""
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            schedule = fulgurite.optim.lr_scheduler.ConstantLR(optimizer, 0.1)
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+        def on_train_batch_start(self, batch, batch_idx):
+            if batch_idx == 2:
+                self.trainer.optimizers[0].param_groups[0]["lr"] = 0.01
+        """,
+        good_hooks="""
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            rates = fulgurite.optim.lr_scheduler.PiecewiseConstantLR
+            schedule = rates(optimizer, [0.1, 0.01], milestones=[2])
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+        """,
+    ),
 ]
 
 TABLE: dict[str, list[Misuse]] = {
