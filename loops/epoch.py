@@ -11,6 +11,7 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from fulgurite.backends.csx.rng import collect_with
+from fulgurite.backends.csx.scheduled import RunSchedulers
 from fulgurite.backends.csx.strategy import strategy_of
 from fulgurite.loops import fetching, position
 from fulgurite.loops.lean import (
@@ -27,6 +28,7 @@ class TrainingEpochLoop(_TrainingEpochLoop):
     _hooks: BatchHooks
     _lean: bool  # whether this epoch's batches are ours
     _validates: bool
+    _schedulers: RunSchedulers
     _limits: tuple[Any, ...] | None = None  # for which that is so; None outside of an epoch
 
     def run(self, data_fetcher: _DataFetcher) -> None:
@@ -54,6 +56,8 @@ class TrainingEpochLoop(_TrainingEpochLoop):
             positions[position.ITERATOR] = collect_with(loaders)
         super().on_run_start(data_fetcher)
         self._limits = ()
+        self._schedulers = strategy.schedulers
+        self._schedulers.sort(strategy.lr_scheduler_configs)
         restored = strategy.restored
         if restored is not None:
             strategy.restored = None
@@ -124,8 +128,7 @@ class TrainingEpochLoop(_TrainingEpochLoop):
         """After a batch: validation, plateau schedulers, counters, where there is any of them."""
         trainer, validates = self.trainer, self._should_check_val_epoch()
         steps = trainer.accumulate_grad_batches == 1
-        on_host = strategy_of(trainer).schedulers.on_host
-        if validates or on_host or trainer.should_stop or not steps:
+        if validates or self._schedulers.on_host or trainer.should_stop or not steps:
             super().on_advance_end(data_fetcher)
             return
         self._batches_that_stepped += 1
@@ -149,7 +152,7 @@ class TrainingEpochLoop(_TrainingEpochLoop):
     def update_lr_schedulers(self, interval: str, update_plateau_schedulers: bool) -> None:
         """Step those schedulers that the program does not."""
         strategy = strategy_of(self.trainer)
-        configs, on_host = strategy.lr_scheduler_configs, strategy.schedulers.on_host
+        configs, on_host = strategy.lr_scheduler_configs, self._schedulers.on_host
         strategy.lr_scheduler_configs = on_host
         try:
             super().update_lr_schedulers(interval, update_plateau_schedulers)
@@ -157,7 +160,7 @@ class TrainingEpochLoop(_TrainingEpochLoop):
             strategy.lr_scheduler_configs = configs
 
     def _step_schedulers(self) -> None:
-        if strategy_of(self.trainer).schedulers.on_host:
+        if self._schedulers.on_host:
             self.update_lr_schedulers("step", update_plateau_schedulers=False)
             if self._num_ready_batches_reached():
                 self.update_lr_schedulers("epoch", update_plateau_schedulers=False)

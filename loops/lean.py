@@ -175,7 +175,7 @@ def store_step_metrics(trainer: pl.Trainer, results: _ResultCollection | None) -
 
     To be called before others read the dicts: validation, the end of an epoch, an exception.
     """
-    strategy_of(trainer).schedulers.show()
+    strategy_of(trainer).schedulers.show_again()
     connector = trainer._logger_connector
     if results:
         metrics = results.metrics(on_step=True)

@@ -87,7 +87,7 @@ from fulgurite.backends.csx.traced_numbers import Guard
 from fulgurite.backends.csx.tracing import Contract
 from fulgurite.backends.csx.world import World
 from fulgurite.backends.gradient_norm import norms_kept
-from fulgurite.backends.schedules import program_schedulers, traced_by
+from fulgurite.backends.schedules import ProgramScheduler, program_schedulers, traced_by
 from fulgurite.backends.step_count import counted_by
 
 
@@ -107,6 +107,7 @@ class Captured:
     changes: tuple[Access, ...]  # and those that it changed
     recording: Recording | None  # for later traces to be compared with
     gradients: Handover
+    counted: tuple[tuple[ProgramScheduler, int], ...]  # schedulers, and how often it steps each
 
     def held(self) -> list[Held]:
         """The tensors of its state."""
@@ -269,6 +270,7 @@ class Trace:
             changes=self._attributes.changes(),
             recording=recording,
             gradients=self.gradients.handover,
+            counted=tuple(self._scheduled.counted.items()),
         )
 
     def _sources(self, constants: list[Tensor]) -> list[Source | Accumulator]:
@@ -373,7 +375,8 @@ class Trace:
             self.gradients.put(given[Kind.GRADIENT])
             for vector in given[Kind.NUMBERS]:
                 self._guards = install(self._number_slots, vector, self._world.optimizers)
-            with traced_by(Scheduled(self._guards, self._contract)):
+            self._scheduled = Scheduled(self._guards, self._contract)
+            with traced_by(self._scheduled):
                 for scheduler in self._schedulers:
                     scheduler.show()
                 with noted_groups(self._world.optimizers) as self._noted:

@@ -31,6 +31,7 @@ class Ready:
         global_step: Callable[[], Tensor],
     ) -> None:
         graph, self._global_step = captured.graph, global_step
+        self.counted = captured.counted
         self._fabric, self._loaded = fabric, loaded
         state = [item for item in graph.inputs if item.kind is Kind.STATE]
         self._binding = Binding(tuple(captured.entries[item.index] for item in state))

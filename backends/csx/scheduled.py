@@ -6,7 +6,8 @@ param groups follows from that state alone, and no step waits for the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
 import lightning.pytorch as pl
@@ -78,11 +79,14 @@ class Scheduled:
     Args:
         guards: receives what Python sees of their numbers.
         contract: of the trace.
+
+    Attributes:
+        counted: how often the step steps each.
     """
 
     def __init__(self, guards: list[Guard], contract: Contract) -> None:
         self._guards, self.in_double = guards, contract.in_double
-        self._stepped: set[ProgramScheduler] = set()
+        self.counted: Counter[ProgramScheduler] = Counter()
 
     def count(self, count: Tensor) -> Tensor:
         """The count as a number of the step."""
@@ -90,7 +94,7 @@ class Scheduled:
 
     def stepped(self, scheduler: ProgramScheduler) -> None:
         """Remember it: what Python would see of its numbers is that of the step before."""
-        self._stepped.add(scheduler)
+        self.counted[scheduler] += 1
 
     def place(self, scheduler: ProgramScheduler, group: int, number: Tensor) -> None:
         """Put a traced number into a param group; a tensor there takes the value."""
@@ -100,7 +104,7 @@ class Scheduled:
             return
 
         text = f"param_groups[{group}]['{key}'] of {type(scheduler).__name__}"
-        stepped = scheduler in self._stepped
+        stepped = scheduler in self.counted
 
         def compute(numbers: Numbers) -> float:
             if stepped:
@@ -112,10 +116,10 @@ class Scheduled:
                 )
             ScheduledNumber.asked += 1
             scheduler.show()
-            return scheduler.shown(group)
+            return scheduler.numbers[group]
 
         kind = ScheduledFactor if ScheduledFactor.suits(scheduler) else ScheduledNumber
-        traced = kind(scheduler.shown(group), number, self._guards, compute, text)
+        traced = kind(scheduler.numbers[group], number, self._guards, compute, text)
         if isinstance(owner, NotedGroup):
             owner.schedule(key, traced)
         else:
@@ -132,35 +136,22 @@ def of_computed(guard: Guard, numbers: Numbers) -> bool:
 class RunSchedulers:
     """The schedulers of a run under Lightning.
 
-    Args:
-        configs: gives Lightning's, of all schedulers; its learning-rate finder replaces them.
+    Attributes:
+        computed: those that the program computes.
+        on_host: the configs of those that Lightning steps.
     """
 
-    def __init__(self, configs: Callable[[], list[LRSchedulerConfig]]) -> None:
+    def __init__(self) -> None:
+        self._configs: list[LRSchedulerConfig] = []
+        self.computed: list[ProgramScheduler] = []
+        self.on_host: list[LRSchedulerConfig] = []
+
+    def sort(self, configs: list[LRSchedulerConfig]) -> None:
+        """Take Lightning's, before an epoch: its learning-rate finder replaces them."""
         self._configs = configs
-        self._seen: list[LRSchedulerConfig] | None = None
-        self._computed: list[ProgramScheduler] = []
-        self._on_host: list[LRSchedulerConfig] = []
-
-    def _sort(self) -> None:
-        configs = self._configs()
-        if configs is not self._seen:
-            self._seen = configs
-            self._computed = program_schedulers(config.scheduler for config in configs)
-            known = set(map(id, self._computed))
-            self._on_host = [one for one in configs if id(one.scheduler) not in known]
-
-    @property
-    def computed(self) -> list[ProgramScheduler]:
-        """Those that the program computes."""
-        self._sort()
-        return self._computed
-
-    @property
-    def on_host(self) -> list[LRSchedulerConfig]:
-        """The configs of those that Lightning steps."""
-        self._sort()
-        return self._on_host
+        self.computed = program_schedulers(config.scheduler for config in configs)
+        known = set(map(id, self.computed))
+        self.on_host = [one for one in configs if id(one.scheduler) not in known]
 
     def check(self, module: pl.LightningModule | None) -> None:
         """Verify that the program may step those that it computes.
@@ -170,11 +161,11 @@ class RunSchedulers:
                 (``lr_scheduler_step``), or Lightning is to step them otherwise.
             ValueError: two set the same number.
         """
-        check_schedulers(self._configs())
+        check_schedulers(self._configs)
         if self.computed and module is not None and is_overridden("lr_scheduler_step", module):
             raise MisconfigurationException(
                 f"{type(module).__name__} overrides lr_scheduler_step, but"
-                f" {type(self._computed[0]).__name__} computes inside the program and is stepped"
+                f" {type(self.computed[0]).__name__} computes inside the program and is stepped"
                 " there. Leave the override out, or use a scheduler of torch.optim.lr_scheduler."
             )
 
@@ -187,6 +178,11 @@ class RunSchedulers:
         """Let the param groups show what the next step uses, before the user's code looks."""
         for scheduler in self.computed:
             scheduler.show()
+
+    def show_again(self) -> None:
+        """The same, after an interrupt too."""
+        for scheduler in self.computed:
+            scheduler.show_again()
 
 
 class ShownNumbers:
@@ -210,7 +206,7 @@ class ShownNumbers:
                 group = scheduler.optimizer.param_groups[i]
                 if id(group) in starts and not isinstance(group[scheduler.key], Tensor):
                     position = starts[id(group)] + list(group).index(scheduler.key)
-                    self._places.append((position, scheduler, i))
+                    self._places.append((position, scheduler.numbers, i, scheduler))
 
     def leave_out(self, values: list[Any]) -> None:
         """Replace them by None.
@@ -218,8 +214,8 @@ class ShownNumbers:
         Raises:
             StateChanged: somebody else set one.
         """
-        for position, scheduler, i in self._places:
-            if values[position] is not scheduler.shown(i):
+        for position, numbers, i, scheduler in self._places:
+            if values[position] is not numbers[i]:
                 raise _set_on_host(scheduler, i, values[position])
             values[position] = None
 
@@ -234,7 +230,7 @@ def show_all(schedulers: Iterable[ProgramScheduler]) -> None:
         scheduler.show()
         for i in scheduler.groups:
             value = scheduler.optimizer.param_groups[i][scheduler.key]
-            if not isinstance(value, Tensor) and value != scheduler.shown(i):
+            if not isinstance(value, Tensor) and value != scheduler.numbers[i]:
                 raise _set_on_host(scheduler, i, value)
         scheduler.show_again()  # a checkpoint's number is equal, but another object
 

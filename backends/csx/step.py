@@ -172,6 +172,8 @@ class StepFunction:
                 placed.add_note(note)
             raise placed from None
         self.runs += 1
+        for scheduler, steps in ready.counted:
+            scheduler.count_on(steps)
         if calls:
             if ready.runs_users_code:
                 self._world.show_numbers()

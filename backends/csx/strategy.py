@@ -85,7 +85,7 @@ class StaticGraph(Strategy):
         self._traced_module: pl.LightningModule | None = None
         self.host_code = HostCode()
         self._aside = contextlib.ExitStack()  # what a run that only builds puts back
-        self.schedulers = RunSchedulers(lambda: self.lr_scheduler_configs)
+        self.schedulers = RunSchedulers()
         super().__init__(accelerator=CSXAccelerator(with_strategy=True), **strategy_options)
 
     # -- what Lightning's connector sets -------------------------------------------------------
@@ -169,6 +169,7 @@ class StaticGraph(Strategy):
     def setup_optimizers(self, trainer: pl.Trainer) -> None:
         """Make the optimizers; from here on only programs step them."""
         super().setup_optimizers(trainer)
+        self.schedulers.sort(self.lr_scheduler_configs)
         self.schedulers.check(self.lightning_module)
         for optimizer in self.optimizers:
             handle = optimizer.register_step_pre_hook(_refuse_host_step)
@@ -283,7 +284,7 @@ class StaticGraph(Strategy):
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """An optimizer's state, without what its first update is still to make."""
-        self.schedulers.show()
+        self.schedulers.show_again()
         unborn = self._training.unborn if self._training is not None else []
         with hidden([one for one in unborn if one.newborn.optimizer is optimizer]):
             return super().optimizer_state(optimizer)

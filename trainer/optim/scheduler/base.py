@@ -27,6 +27,7 @@ class Scheduler(ProgramScheduler):
     """
 
     param_group_key: ClassVar[str]
+    follows_count_alone = True
     total_iters: int | None = None
     outer: tuple[Scheduler, str] | None = None  # that it is a part of, and its prefix there
 

@@ -79,6 +79,7 @@ class _Combined(Scheduler):
                     f"{name} sets {self.param_group_key!r}, but schedulers[{i}]"
                     f" ({given.__name__}) sets {scheduler.key!r}."
                 )
+        self.follows_count_alone = all(one.follows_count_alone for one in schedulers)
         return list(schedulers)
 
 

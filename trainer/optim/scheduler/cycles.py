@@ -116,6 +116,7 @@ class CyclicScheduler(Scheduler):
         self.base_val, self.max_val = base_val, max_val
         self.mode, self.gamma = mode, gamma
         self.scale_mode, self.scale_fn = scale_mode, scale_fn
+        self.follows_count_alone = scale_fn is None
         super().__init__(optimizer, param_group_tags)
 
     def value(self, count: Number, group: int) -> Number:

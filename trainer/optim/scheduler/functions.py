@@ -33,6 +33,7 @@ class LambdaScheduler(InitialScheduler):
         param_group_tags: str | Sequence[str | None] | None = None,
     ) -> None:
         self._functions = _per_group(self, val_lambda, optimizer)
+        self.follows_count_alone = False
         super().__init__(optimizer, initial_val, param_group_tags)
 
     def value(self, count: Number, group: int) -> Number:
@@ -61,6 +62,7 @@ class MultiplicativeScheduler(InitialScheduler):
         check(one_of_two, self, "either a coefficient or a function", **given)
         self.coefficient = coefficient
         self._functions = None if val_lambda is None else _per_group(self, val_lambda, optimizer)
+        self.follows_count_alone = val_lambda is None
         super().__init__(optimizer, initial_val, param_group_tags)
         if val_lambda is not None:
             one = torch.ones((), dtype=torch.float64)
