@@ -118,7 +118,8 @@ def readme(figures: dict[str, Any]) -> str:
             _cell(sections[where], name.format(logs=logs), logs) for where, logs in COLUMNS.values()
         ]
         lines.append(_row(label, cells))
-    return "\n".join([*lines, "", *_first_steps(figures["fresh"]), "", *_where(figures)]) + "\n"
+    lines += ["", *_variants(sections["mlp, precision and schedule"])]
+    return "\n".join([*lines, *_first_steps(figures["fresh"]), "", *_where(figures)]) + "\n"
 
 
 def _row(label: str, cells: Iterable[str]) -> str:
@@ -131,6 +132,20 @@ def _cell(rounds: dict[str, list[float]], name: str | None, logs: str) -> str:
     text = f"{statistics.median(rounds[name]):,.0f}"
     times = ratio(rounds.get(f"Lightning, {logs}"), rounds[name])
     return f"{text} ({times:.1f}x)" if times and name == f"Fulgurite, {logs}" else text
+
+
+def _variants(rounds: dict[str, list[float]]) -> list[str]:
+    """The MLP's program as it is, with a schedule, and in narrower types."""
+    us = {
+        name.removeprefix("Fulgurite bare program, "): round(statistics.median(values))
+        for name, values in rounds.items()
+    }
+    return [
+        f"The MLP's program alone, another run: {us['float32']} µs; with warm-up and cosine in it"
+        f" {us['warm-up and cosine']};",
+        f'"cb16-mixed" {us["cb16-mixed"]}, "bf16-mixed" {us["bf16-mixed"]}: its products are too'
+        " small to gain by 16 bits.",
+    ]
 
 
 def _first_steps(fresh: dict[str, Any]) -> list[str]:

@@ -26,6 +26,7 @@ RATIOS = (
     ("gpt", FIT[0], COMPILED, 1.0),
     ("mlp, validation", FIT[2], LIGHTNING[2], 3.0),
     (VARIANTS, "Fulgurite, warm-up and cosine", "Fulgurite, float32", 1 / 1.02),
+    (VARIANTS, f"{BARE}, warm-up and cosine", f"{BARE}, float32", 1 / 1.02),
     (VARIANTS, f"{BARE}, cb16-mixed", f"{BARE}, bf16-mixed", 1 / 2),
 )
 ADDED_US = 60.0
