@@ -282,6 +282,26 @@ def test_torchs_sequence_of_ours_is_refused_with_the_remedy() -> None:
         theirs.SequentialLR(optimizer, parts, milestones=[10])
 
 
+class Own(Scheduler):
+    """A formula of one's own, which an attribute changes and Python decides."""
+
+    param_group_key = "lr"
+    factor = 1.0
+
+    def value(self, count: Any, group: int) -> Any:
+        return self.factor * (0.1 if count < 2 else 0.2)
+
+
+def test_a_formula_of_ones_own_is_asked_on_every_step() -> None:
+    scheduler = Own(sgd(lr=1.0))
+    found = []
+    for step in range(4):
+        scheduler.factor = 1.0 + step
+        scheduler.step()
+        found += scheduler.get_last_lr()
+    assert found == pytest.approx([0.1, 0.4, 0.6, 0.8])
+
+
 def test_a_sequence_can_begin_late() -> None:
     optimizer = sgd()
     schedulers = [

@@ -40,6 +40,8 @@ class Scheduler(ProgramScheduler):
                 f"{name} does not say which number of the param groups it sets. Subclass it:"
                 f' class My{name}({name}): param_group_key = "momentum"'
             )
+        if not type(self).value.__module__.startswith("fulgurite."):
+            self.follows_count_alone = False  # a formula of somebody's: nothing says what it reads
         super().__init__(optimizer, self.param_group_key, param_group_tags)
 
     def start(self, group: int) -> float:
