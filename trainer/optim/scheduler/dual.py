@@ -1,8 +1,9 @@
 """Functions of Python's numbers and of float64 tensors alike: a formula is written once for both.
 
-The host computes with Python's numbers, in about a microsecond; a program computes with tensors.
-Both are float64. ``where`` and ``piecewise`` compute every branch on tensors: a branch that is not
-taken may be infinite or NaN there, but on the host it must not raise.
+The host looks ahead with a tensor of many counts, and asks for a single one with Python's numbers;
+a program computes with tensors []. All are float64. ``where`` and ``piecewise`` compute every
+branch on tensors: one that is not taken may be infinite or NaN there, but on the host it must not
+raise.
 """
 
 from __future__ import annotations
