@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from fulgurite.config.problems import ParameterFileError, Path, Place, Problem, dotted
+from fulgurite.config.problems import ParameterFileError, Path, Place, Problem, described, dotted
 
 MOST_VALUES = 100_000
 """More than any file that a person wrote; a few nested aliases stand for billions."""
@@ -69,6 +69,10 @@ class Document:
                 if found is not None and found in self.places:
                     return self.places[found]
         return Place(self.source)
+
+    def told(self, problem: Problem) -> str:
+        """A problem or note as people read it."""
+        return described(self.place(problem.path), problem)
 
     def refuse(self, problems: Iterable[Problem]) -> None:
         """Raise a ParameterFileError if there are any problems."""
