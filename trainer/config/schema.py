@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fulgurite.config.arguments import Call, check_arguments, names_of
-from fulgurite.config.classes import Named, imported, named
-from fulgurite.config.problems import Path, Problem
+from fulgurite.config.arguments import Call, names_of
+from fulgurite.config.classes import CATEGORIES, Named, imported, named
+from fulgurite.config.conflicts import check_conflicts
+from fulgurite.config.problems import Path, Problem, listed, nearest, shown
 from fulgurite.config.shapes import (
     Keys,
     OneClass,
@@ -18,8 +19,12 @@ from fulgurite.config.shapes import (
     Shape,
     Value,
     is_mapping,
+    place_of,
     unknown_key,
 )
+from fulgurite.config.trials import backend_complaint
+from fulgurite.config.values import taken
+from fulgurite.precision import CB16_MIXED, known_name
 
 
 @dataclass(frozen=True)
@@ -34,16 +39,22 @@ class Backend:
             return None
         kinds = {"CSX": "CSXBackend", "CPU": "CPUBackend", "GPU": "GPUBackend"}
         kind = value.get("backend_type")
-        if str(kind).upper() not in kinds:
-            report.problem((*path, "backend_type"), f"expected one of CSX, CPU, GPU; got {kind!r}.")
+        if not isinstance(kind, str) or kind.upper() not in kinds:
+            text = f"expected one of CSX, CPU, GPU; got {shown(kind)}."
+            report.problem((*path, "backend_type"), text)
             return None
-        target = imported(f"fulgurite.backends.{kinds[str(kind).upper()]}")
+        target = imported(f"fulgurite.backends.{kinds[kind.upper()]}")
         given = {
             key: item
             for key, item in value.items()
             if key not in ("backend_type", "cluster_config") and not report.noted((*path, key))
         }
-        report.problems += check_arguments(target, given, path, ["cluster_config"])
+        tried = report.apart()
+        arguments = taken(target, given, path, tried, frozenset({"cluster_config"}))
+        report.add(tried)
+        wrong = None if tried.problems else backend_complaint(target, arguments)
+        if wrong is not None:
+            report.problem(place_of(wrong, given, path), wrong)
         if "cluster_config" in value:
             at = (*path, "cluster_config")
             Section("fulgurite.backends.CSConfig").check(value["cluster_config"], at, report)
@@ -62,6 +73,27 @@ class EitherTextOr:
 
 
 @dataclass(frozen=True)
+class Precision:
+    """``precision``: a name of Lightning's or ours, or the keys of MixedPrecision."""
+
+    section: Section
+
+    def check(self, value: Any, path: Path, report: Report) -> Any:
+        """The name, or a MixedPrecision."""
+        if value is None or isinstance(value, Mapping):
+            return self.section.check(value, path, report)
+        names = (*PRECISIONS, CB16_MIXED)
+        try:
+            known = value == CB16_MIXED or bool(known_name(value))
+        except (ValueError, TypeError):
+            known = False
+        if not known:
+            text = f"expected {listed(names)}, or a mapping with fp16_type; got {shown(value)}."
+            report.problem(path, f"{text}{nearest(value, names)}")
+        return value
+
+
+@dataclass(frozen=True)
 class Removable:
     """A class in one of its forms, or ``{Name: null}``, which takes a default away."""
 
@@ -69,11 +101,18 @@ class Removable:
 
     def check(self, value: Any, path: Path, report: Report) -> Call | Named | None:
         """A call, or the name of the default that goes."""
-        found = named(value, path, self.shape.category)
+        found = named(value, path, CATEGORIES[self.shape.category].title)
         if isinstance(found, Problem):
             report.problems.append(found)
             return None
-        return found if found.removed else self.shape.called(found, report)
+        if not found.removed:
+            return self.shape.called(found, report)
+        try:
+            report.classes.find(self.shape.category, found.name)
+        except LookupError as error:
+            if not report.noted(found.name_path):
+                report.problem(found.name_path, str(error))
+        return found
 
 
 @dataclass(frozen=True)
@@ -106,28 +145,28 @@ class Init:
             return {}
         trainer = imported("fulgurite.trainer.Trainer")
         skip = frozenset(self.shapes)
-        lightnings = {key: value[key] for key in value if key in names_of(trainer, skip)}
-        report.problems += check_arguments(trainer, lightnings, path, skip)
+        takes = names_of(trainer, skip)
+        lightnings = {key: value[key] for key in value if key in takes}
+        arguments = taken(trainer, lightnings, path, report, skip)
         ours = {key: item for key, item in value.items() if key not in lightnings}
-        for key in ("device", "backend"):
-            if key in ours and ours[key] is None:
-                del ours[key]
         for key in [key for key in ours if key not in self.shapes]:
             if not report.noted((*path, key)):
-                known = {**self.shapes, **dict.fromkeys(names_of(trainer, skip))}
-                report.problem((*path, key), unknown_key(key, path, known))
+                known = {**self.shapes, **dict.fromkeys(takes)}
+                text = unknown_key(key, path, known)
+                report.problem((*path, key), f"{text}{self.belonging(key)}")
             del ours[key]
-        if "device" in ours and "backend" in ours:
-            report.problem(
-                (*path, "device"),
-                "backend and device are mutually exclusive arguments of Trainer. Please only"
-                " provide one or the other",
-            )
-        if "device" not in ours and "backend" not in ours:
-            report.problem(path, "device (CSX, CPU or GPU) or backend: required, and not given.")
         found = Keys(self.shapes, required=("model",)).check(ours, path, report)
-        call = Call(path=path, name="Trainer", target=trainer, arguments=lightnings, skip=skip)
+        check_conflicts(value, {**found, **arguments}, path, report)
+        call = Call(path=path, name="Trainer", target=trainer, arguments=arguments, skip=skip)
         return {**found, "trainer": call}
+
+    def belonging(self, key: object) -> str:
+        """The section that a misplaced key belongs to."""
+        for name, shape in self.shapes.items():
+            section = shape.section if isinstance(shape, Precision) else shape
+            if isinstance(section, Section) and key in section.names():
+                return f" {key} belongs under {name}:."
+        return f" {key} belongs under trainer:, beside init." if key in STAGES else ""
 
 
 @dataclass(frozen=True)
@@ -138,9 +177,12 @@ class Device:
         """One of the three, in capitals."""
         if isinstance(value, str) and value.upper() in ("CSX", "CPU", "GPU"):
             return value.upper()
-        report.problem(path, f"expected one of CSX, CPU, GPU; got {value!r}.")
+        report.problem(path, f"expected one of CSX, CPU, GPU; got {shown(value)}.")
         return None
 
+
+PRECISIONS = ("32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true", "64-true")
+"""Of Lightning's many spellings, those that its documentation uses."""
 
 DATA = OneClass("data", key="data_processor")
 CKPT_PATH = Value(str | None)
@@ -152,13 +194,13 @@ INIT: dict[str, Shape] = {
     "model_dir": Value(str),
     "optimizer": OneClass("optimizer", skip=("params",)),
     "schedulers": Several(Scheduler("scheduler", skip=("optimizer",))),
-    "precision": EitherTextOr(Section("fulgurite.MixedPrecision")),
+    "precision": Precision(Section("fulgurite.MixedPrecision")),
     "loop": Section("fulgurite.config.sections.Loop"),
     "checkpoint": Section("fulgurite.callbacks.Checkpoint"),
     "logging": Section("fulgurite.config.sections.Logging"),
     "callbacks": Several(Removable(OneClass("callback"))),
     "loggers": Several(Removable(OneClass("logger"))),
-    "seed": Value(int | None),
+    "seed": Value(int | None, bounds=(0, 2**32 - 1)),
     "autorestart": Section("fulgurite.config.sections.AutoRestart"),
 }
 
