@@ -92,9 +92,9 @@ def check_document(document: Document, *, imports: bool = True) -> Plan:
 
 def _unknown_top(key: object) -> str:
     if key in TRAINER.shapes:
-        return f"no such key. {key} belongs under trainer:."
+        return "no such key here: it belongs under trainer:."
     if key in INIT:
-        return f"no such key. {key} belongs under trainer: init:."
+        return "no such key here: it belongs under trainer: init:."
     return f"no such key.{nearest(key, TOP)} A file has: {', '.join(TOP)}."
 
 

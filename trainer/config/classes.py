@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from fulgurite.config.problems import Path, Problem, choices, nearest, shown
+from fulgurite.config.problems import Path, Problem, choices, nearest, shown, with_article
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,11 +58,12 @@ CATEGORIES = {
         functions=True,
         no_choices=("lightning.pytorch.LightningModule",),
     ),
-    "data": Category(title="data", bases=(), functions=True),
+    "data": Category(title="data processor", bases=(), functions=True),
     "optimizer": Category(
         title="optimizer",
         bases=("torch.optim.Optimizer",),
         homes=("fulgurite.optim", "torch.optim"),
+        no_choices=("fulgurite.optim.Optimizer", "fulgurite.optim.AdamBase"),
     ),
     "scheduler": Category(
         title="scheduler",
@@ -90,7 +91,8 @@ CATEGORIES = {
     "metric": Category(
         title="metric",
         bases=("torchmetrics.Metric",),
-        homes=("torchmetrics", *(f"torchmetrics.{name}" for name in _METRICS)),
+        homes=(*(f"torchmetrics.{name}" for name in _METRICS), "torchmetrics"),
+        no_choices=("torchmetrics.aggregation.BaseAggregator",),
     ),
     "profiler": Category(
         title="profiler",
@@ -117,13 +119,20 @@ CATEGORIES = {
         ),
         homes=("lightning.pytorch.plugins", "lightning.pytorch.plugins.environments"),
     ),
-    "module": Category(title="module", bases=("torch.nn.Module",), homes=("torch.nn",)),
+    "module": Category(
+        title="module",
+        bases=("torch.nn.Module",),
+        homes=("torch.nn",),
+        no_choices=tuple(
+            f"torch.nn.{name}" for name in ("Container", "NLLLoss2d", "RNNBase", "RNNCellBase")
+        ),
+    ),
 }
 
 
 def category_of(types: tuple[type, ...]) -> Category:
     """The category of a parameter that takes instances of some classes."""
-    homes: dict[str, None] = {}
+    homes, no_choices = dict[str, None](), dict[str, None]()
     title = " or ".join(kind.__name__ for kind in types)
     for category in CATEGORIES.values():
         # a class of a package that nobody imported has no subclasses yet
@@ -133,8 +142,9 @@ def category_of(types: tuple[type, ...]) -> Category:
             if all(issubclass(kind, bases) for kind in types):
                 title = category.title if set(types) & set(bases) else title
                 homes |= dict.fromkeys(category.homes)
+                no_choices |= dict.fromkeys(category.no_choices)
     homes |= dict.fromkeys(kind.__module__ for kind in types if kind is not object)
-    return Category(title=title, bases=types, homes=tuple(homes))
+    return Category(title=title, bases=types, homes=tuple(homes), no_choices=tuple(no_choices))
 
 
 @functools.cache
@@ -165,10 +175,13 @@ def named(value: Any, path: Path, title: str, key: str = "name") -> Named | Prob
     if isinstance(value, str) and value:
         return Named(path=path, name=value, name_path=path, arguments={}, arguments_path=path)
     if not isinstance(value, Mapping) or not value:
-        return Problem(path, f"expected a {title}, as {{Name: {{arguments}}}}; got {shown(value)}.")
+        text = f"expected {with_article(title)}, as {{Name: {{arguments}}}}; got {shown(value)}."
+        return Problem(path, text)
     for word in ("class_path", key, "name"):
         if word in value:
             return _flat(value, word, path, title)
+    if len(value) > 1 and key != "name":
+        return Problem(path, f"{key}: required, and not given.")
     if len(value) > 1:
         return Problem(path, _two_names(value, title))
     [(name, arguments)] = value.items()
@@ -203,7 +216,7 @@ def _with_arguments(
     name: Any, name_path: Path, arguments: Any, path: Path, arguments_path: Path, title: str
 ) -> Named | Problem:
     if not isinstance(name, str) or not name:
-        return Problem(name_path, f"expected the name of a {title}; got {shown(name)}.")
+        return Problem(name_path, f"expected the name of {with_article(title)}; got {shown(name)}.")
     if arguments is not None and not isinstance(arguments, Mapping):
         text = f"expected the arguments of {name}, as {{key: value}}; got {shown(arguments)}."
         return Problem(arguments_path, text)
@@ -263,7 +276,7 @@ class Classes:
             bases = " or ".join(base.__name__ for base in bases_of(category))
             a = "a module, not" if inspect.ismodule(found) else "not"
             wanted = f": expected a subclass of {bases}" if bases else ""
-            raise LookupError(f"{name} is {a} a {category.title}{wanted}.")
+            raise LookupError(f"{name} is {a} {with_article(category.title)}{wanted}.")
         return found
 
     def short_names(self, category: Category) -> dict[str, Any]:
@@ -272,8 +285,12 @@ class Classes:
             homes = [*self.modules, *(_home(name) for name in category.homes)]
             found: dict[str, Any] = {}
             for home in homes:
-                for name, value in vars(home).items():
-                    if not name.startswith("_") and _fits(value, category):
+                for name in getattr(home, "__all__", vars(home)):
+                    value = getattr(home, name, None)
+                    # torchmetrics' deprecated classes have public names for private ones
+                    names = (name, getattr(value, "__name__", "_"))
+                    private = any(other.startswith("_") for other in names)
+                    if not private and _fits(value, category):
                         found.setdefault(name, value)
             self._short[category] = found
         return self._short[category]

@@ -158,7 +158,9 @@ class _Builder:
         """Count a value, and stop at what would never end."""
         self._values += 1
         if self._values > MOST_VALUES:
-            text = f"it stands for more than {MOST_VALUES} values: aliases (*name) within aliases?"
+            text = (
+                f"it stands for more than {MOST_VALUES} values, by aliases (*name) within aliases"
+            )
         elif id(node) in self._open:
             text = f"{dotted(path)} contains itself through an alias (*name)"
         elif len(path) > MOST_LEVELS:

@@ -80,6 +80,11 @@ def listed(names: Iterable[str], last: str = "or") -> str:
     return f"{', '.join(others)} {last} {final}" if others else final
 
 
+def with_article(noun: str) -> str:
+    """``an optimizer``, ``a model``."""
+    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"
+
+
 def nearest(name: object, known: Iterable[str]) -> str:
     """`` Did you mean 'name'?`` for the known name most like it, in any case; else nothing."""
     by_lower = {other.lower(): other for other in known}
@@ -95,4 +100,4 @@ def choices(name: object, known: Iterable[str]) -> str:
         return near
     most = 40
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{near} There is {', '.join(names[:most])}{more}."
+    return f"{near} Known: {', '.join(names[:most])}{more}."

@@ -61,7 +61,9 @@ class Document:
 
     def refuse(self, problems: Iterable[Problem]) -> None:
         """Raise a ParameterFileError if there are any problems."""
-        placed = [(self.place(problem.path), problem) for problem in problems]
+        # what several aliases stand for is told once
+        told = {(self.place(problem.path), problem.text): problem for problem in problems}
+        placed = [(place, problem) for (place, _), problem in told.items()]
         if placed:
             placed.sort(key=lambda item: (item[0].line or 0, item[0].column or 0))
             raise ParameterFileError(placed)

@@ -152,8 +152,8 @@ class Init:
         for key in [key for key in ours if key not in self.shapes]:
             if not report.noted((*path, key)):
                 known = {**self.shapes, **dict.fromkeys(takes)}
-                text = unknown_key(key, path, known)
-                report.problem((*path, key), f"{text}{self.belonging(key)}")
+                text = self.belonging(key) or unknown_key(key, path, known)
+                report.problem((*path, key), text)
             del ours[key]
         found = Keys(self.shapes, required=("model",)).check(ours, path, report)
         check_conflicts(value, {**found, **arguments}, path, report)
@@ -165,8 +165,8 @@ class Init:
         for name, shape in self.shapes.items():
             section = shape.section if isinstance(shape, Precision) else shape
             if isinstance(section, Section) and key in section.names():
-                return f" {key} belongs under {name}:."
-        return f" {key} belongs under trainer:, beside init." if key in STAGES else ""
+                return f"no such key of init: it belongs under {name}:."
+        return "no such key of init: it belongs under trainer:." if key in STAGES else ""
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ class Section:
             return None
         target, tried = imported(self.target), report.apart()
         given = {key: item for key, item in value.items() if not report.noted((*path, key))}
-        arguments = taken(target, given, path, tried)
+        arguments = taken(target, given, path, tried, name=str(path[-1]))
         report.add(tried)
         if tried.problems:
             return None
@@ -126,6 +126,13 @@ def place_of(text: str, given: Mapping[str, Any], path: Path) -> Path:
     """The place of the argument that an error names first, if it names one."""
     found = {key: re.search(rf"\b{re.escape(key)}\b", text) for key in given}
     at = {key: match.start() for key, match in found.items() if match}
+    if not at:
+        told = [
+            key
+            for key, value in given.items()
+            if re.search(rf"(?<![\w.]){re.escape(str(value))}(?![\w.]\d)", text)
+        ]
+        return (*path, told[0]) if len(told) == 1 else path
     return (*path, min(at, key=lambda key: at[key])) if at else path
 
 
@@ -183,5 +190,17 @@ class Several:
         if value is None:
             return []
         if not isinstance(value, list):
+            if (
+                isinstance(value, Mapping)
+                and len(value) > 1
+                and all(map(_arguments, value.values()))
+            ):
+                text = f"expected a list, each item as '- Name: {{arguments}}'; got {shown(value)}."
+                report.problem(path, text)
+                return []
             return [self.shape.check(value, path, report)]
         return [self.shape.check(item, (*path, i), report) for i, item in enumerate(value)]
+
+
+def _arguments(value: Any) -> bool:
+    return value is None or isinstance(value, Mapping)

@@ -21,9 +21,9 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from fulgurite.config.calls import Call, Later
 from fulgurite.config.classes import Category, category_of, named
 from fulgurite.config.nodes import plain_scalar
-from fulgurite.config.problems import Path, Problem, listed, nearest, shown
+from fulgurite.config.problems import Path, Problem, choices, listed, nearest, shown
 from fulgurite.config.report import Report
-from fulgurite.config.signatures import Signature, signature_of
+from fulgurite.config.signatures import signature_of
 
 _ANYTHING = (Any, object, inspect.Parameter.empty)
 _LISTS = (list, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection, tuple)
@@ -98,34 +98,38 @@ def taken(
     path: Path,
     report: Report,
     skip: frozenset[str] = frozenset(),
+    name: str | None = None,
 ) -> dict[str, Any]:
     """The arguments of a class or function as its signature has them.
 
     Args:
         skip: parameters that a file cannot give.
+        name: what errors call it; its own name if None.
     """
     signature, found = signature_of(target), dict[str, Any]()
-    known = {name: item for name, item in signature.parameters.items() if name not in skip}
+    name = name or signature.name
+    known = {key: item for key, item in signature.parameters.items() if key not in skip}
     for key, value in given.items():
         at = (*path, key)
-        if key in known:
+        if isinstance(key, str) and key in known:
             item = known[key]
             is_default = value is None and item.default is None
             found[key] = None if is_default else judged(item.kind, value, at, report)
         elif isinstance(key, str) and signature.open_ended and key not in skip:
             found[key] = loose(value, at, report)
         else:
-            report.problem(at, _unknown(signature, key, list(known)))
-    for name, item in known.items():
-        if item.required and name not in given:
-            kind = "" if item.kind in _ANYTHING else f" ({told(alternatives(item.kind))})"
-            report.problem(path, f"{signature.name} needs {name}{kind}, which is not given.")
+            report.problem(at, _unknown(name, key, list(known)))
+    for key, item in known.items():
+        if item.required and key not in given:
+            kinds = alternatives(item.kind)
+            kind = f" ({told(kinds)})" if kinds[0] not in _ANYTHING else ""
+            report.problem(path, f"{name} needs {key}{kind}, which is not given.")
     return found
 
 
-def _unknown(signature: Signature, key: object, names: list[str]) -> str:
-    takes = f"It takes {', '.join(names)}." if names else "It takes no arguments."
-    return f"{signature.name} has no argument {shown(key)}.{nearest(key, names)} {takes}"
+def _unknown(name: str, key: object, names: list[str]) -> str:
+    takes = choices(key, names) if names else " It takes no arguments."
+    return f"{name} takes no {shown(key)}.{takes}"
 
 
 def _mapping(kinds: tuple[Any, ...], value: Any, path: Path, report: Report) -> Any:
@@ -134,7 +138,7 @@ def _mapping(kinds: tuple[Any, ...], value: Any, path: Path, report: Report) -> 
     if classes:
         ways.append(lambda into: called(category_of(classes), value, path, into))
     for kind in kinds:
-        if _is_dataclass(kind):
+        if is_dataclass(kind):
             ways.append(functools.partial(_dataclass, kind, value, path))
         elif typing.get_origin(kind) in _MAPPINGS or kind in _MAPPINGS:
             ways.append(functools.partial(_items, typing.get_args(kind), value, path))
@@ -187,7 +191,14 @@ def _each(origin: Any, kinds: tuple[Any, ...], value: Any, path: Path, report: R
 def _scalar(kinds: tuple[Any, ...], value: Any, path: Path, report: Report) -> Any:
     if isinstance(value, str) and str not in kinds:
         value = _unquoted(kinds, value)
-    plain = tuple(kind for kind in kinds if not is_class(kind) and not _is_collection(kind))
+    # jsonargparse would take "yes" for true, and what is in quotes for YAML
+    impossible = _SCALARS if isinstance(value, str) else (types.NoneType,)
+    plain = tuple(
+        kind
+        for kind in kinds
+        if not is_class(kind) and not _is_collection(kind) and kind not in impossible
+    )
+    plain = () if value is None else plain
     classes = tuple(class_of(kind) for kind in kinds if is_class(kind))
     tried = report.apart()
     found = _by_jsonargparse(plain, value, path, tried) if plain else None
@@ -234,9 +245,6 @@ def _first_without_problems(
 
 def _by_jsonargparse(kinds: tuple[Any, ...], value: Any, path: Path, report: Report) -> Any:
     """What jsonargparse makes of a value, or one line of what it complains about."""
-    if isinstance(value, str) and all(kind in _SCALARS for kind in kinds if _hashable(kind)):
-        report.problem(path, f"expected {told(kinds)}; got {shown(value)}.{_hint(kinds, value)}")
-        return None
     if not report.classes.imports and any(map(_names_code, kinds)) and not isinstance(value, bool):
         return value
     parser = _parser(kinds)
@@ -277,7 +285,7 @@ def _is_collection(kind: Any) -> bool:
     return (typing.get_origin(kind) or kind) in (*_LISTS, *_SETS, *_MAPPINGS)
 
 
-def _is_dataclass(kind: Any) -> bool:
+def is_dataclass(kind: Any) -> bool:
     return inspect.isclass(kind) and dataclasses.is_dataclass(kind)
 
 
@@ -301,7 +309,7 @@ def _takes_instances(kind: type) -> bool:
 def is_class(kind: Any) -> bool:
     """Whether a type asks for an instance of a class that a file can name."""
     kind = class_of(kind)
-    if not inspect.isclass(kind) or kind.__module__ == "builtins" or _is_dataclass(kind):
+    if not inspect.isclass(kind) or kind.__module__ == "builtins" or is_dataclass(kind):
         return False
     return not getattr(kind, "_is_protocol", False) and _takes_instances(kind)
 
