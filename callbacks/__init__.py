@@ -1,8 +1,10 @@
 """Observers of a run, one a file.
 
-rate    steps per second
+rate          steps per second
+runner_hooks  the twelve hooks of a runner
 """
 
 from __future__ import annotations
 
 from fulgurite.callbacks.rate import StepRate as StepRate
+from fulgurite.callbacks.runner_hooks import RunnerHooks as RunnerHooks
