@@ -102,13 +102,13 @@ class RunnerHooks(pl.Callback):
         span = hook.removeprefix("on_train").removeprefix("on_eval")
         if span == "_batch_start":
             return {}  # Lightning's event cannot replace the batch: see setup
-        event: dict[str, Callable[[Any], Callable[..., None]]]
+        made: Callable[[Any], Callable[..., None]]
         if hook.startswith("on_eval"):
-            event = {"_end": _evaluated, "_epoch_end": _evaluated, "_batch_end": _batch_evaluated}
-            called = _not_in_sanity_check(event.get(span, _started)(call))
+            made = _EVALUATION.get(span, _started)
+            called = _not_in_sanity_check(made(call))
             return {f"on_{stage}{span}": called for stage in ("validation", "test")}
-        event = {"_end": _trained, "_epoch_end": _epoch_trained, "_batch_end": _batch_trained}
-        return {hook: event.get(span, _started)(call)}
+        made = _TRAINING.get(span, _started)
+        return {hook: made(call)}
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Put the ``_batch_start`` hooks where a batch can still become another one.
@@ -188,6 +188,11 @@ def _batch_evaluated(call: Callable[[Any, int, int], None]) -> Callable[..., Non
         call(loss_of(outputs), trainer.current_epoch, batch_idx)
 
     return end
+
+
+_Made = dict[str, Callable[[Any], Callable[..., None]]]
+_TRAINING: _Made = {"_end": _trained, "_epoch_end": _epoch_trained, "_batch_end": _batch_trained}
+_EVALUATION: _Made = {"_end": _evaluated, "_epoch_end": _evaluated, "_batch_end": _batch_evaluated}
 
 
 def _not_in_sanity_check(event: Callable[..., None]) -> Callable[..., None]:

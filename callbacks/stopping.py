@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -29,6 +30,17 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+@dataclass
+class _Received:
+    """Which signal came first, and whether a second Ctrl-C did.
+
+    An object of its own: a trace that fails puts the attributes of callbacks back.
+    """
+
+    first: signal.Signals | None = None
+    at_once: bool = False
+
+
 class StopOnSignal(pl.Callback):
     """A callback, and the context in which signals are received.
 
@@ -39,18 +51,21 @@ class StopOnSignal(pl.Callback):
     obeyed after the first step. Only the main thread receives signals; in others this does nothing.
 
     Attributes:
-        signal: the first signal that came, or None.
-        checkpoint: the checkpoint written because of it; None if there was nothing new to write.
+        checkpoint: the checkpoint written because of a signal; None if nothing new was trained.
     """
 
     def __init__(self) -> None:
-        self.signal: signal.Signals | None = None
         self.checkpoint: Path | None = None
-        self._at_once = False  # a second Ctrl-C came
+        self._received = _Received()
         self._process: int | None = None
         self._before: dict[signal.Signals, Any] = {}
         self._trainer: Any = None
         self._begun: int | None = None
+
+    @property
+    def signal(self) -> signal.Signals | None:
+        """The first signal that came, or None."""
+        return self._received.first
 
     @property
     def exit_status(self) -> int:
@@ -82,7 +97,9 @@ class StopOnSignal(pl.Callback):
         for one, handler in self._before.items():
             signal.signal(one, signal.SIG_DFL if handler is None else handler)
         self._before, self._process, self._trainer = {}, None, None
-        if self._at_once and isinstance(error, SystemExit):  # Lightning's of a KeyboardInterrupt
+        if self._received.at_once and isinstance(
+            error, SystemExit
+        ):  # Lightning's of a KeyboardInterrupt
             raise KeyboardInterrupt from None
         if self.signal is not None and isinstance(error, Exception):
             by_user = self.signal == signal.SIGINT
@@ -93,10 +110,10 @@ class StopOnSignal(pl.Callback):
         if os.getpid() != self._process:
             _receive_in_worker(number)
         elif self.signal is None:
-            self.signal = signal.Signals(number)
+            self._received.first = signal.Signals(number)
             self._ask()
         elif number == signal.SIGINT:
-            self._at_once = True
+            self._received.at_once = True
             raise KeyboardInterrupt
 
     def _ask(self) -> None:
@@ -167,7 +184,7 @@ class StopOnSignal(pl.Callback):
         """Write the checkpoint, if a signal ended a fit that trained."""
         trained = self._begun is not None and trainer.global_step > self._begun
         whole = isinstance(exception, SIGTERMException) or trainer.accumulate_grad_batches == 1
-        if self.signal is None or self._at_once or not (trained and whole):
+        if self.signal is None or self._received.at_once or not (trained and whole):
             return
         if trainer.validating:
             _validate_anew(trainer.fit_loop.epoch_loop.val_loop.batch_progress)
