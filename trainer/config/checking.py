@@ -58,22 +58,39 @@ def check(
     Raises:
         ParameterFileError: with all mistakes.
     """
-    document = with_environment(with_overrides(read(file), overrides or {}))
+    return check_document(opened(file, overrides), imports=imports)
+
+
+def opened(
+    file: str | os.PathLike[str] | Mapping[str, Any], overrides: Mapping[str, Any] | None = None
+) -> Document:
+    """Read a parameter file, with overrides and the environment's values in it.
+
+    Raises:
+        ParameterFileError: it cannot be read, or a key cannot be set.
+    """
+    return with_environment(with_overrides(read(file), overrides or {}))
+
+
+def check_document(document: Document, *, imports: bool = True) -> Plan:
+    """Check a file that was read; the same errors as ``check``."""
     report = Report(Classes(imports=imports))
-    if imports and not isinstance(file, Mapping):
-        _find_modules_beside(file)
+    if imports and os.path.exists(document.source):
+        _find_modules_beside(document.source)
     if not isinstance(document.data, Mapping):
         document.refuse([Problem((), "expected keys and values (trainer: ...).")])
     for key in document.data:
         if key not in TOP and not report.noted((key,)):
             report.problem((key,), f"no such key.{nearest(key, TOP)} A file has: {', '.join(TOP)}.")
     report.classes = replace(report.classes, modules=_imported(document, report))
-    phases = [_phase(path, value, report) for path, value in _trainers(document, report)]
+    phases = [_phase(path, value, report) for path, value in trainers(document)]
+    if not phases:
+        report.problem((), "trainer: required, and not given.")
     document.refuse(report.problems)
     return Plan(document=document, phases=tuple(phases), notes=tuple(report.notes))
 
 
-def _find_modules_beside(file: str | os.PathLike[str]) -> None:
+def _find_modules_beside(file: str) -> None:
     """Let the file name classes of modules that lie beside it, as a script there could."""
     folder = os.path.dirname(os.path.abspath(file))
     if folder not in sys.path:
@@ -94,11 +111,10 @@ def _imported(document: Document, report: Report) -> tuple[ModuleType, ...]:
     return tuple(modules)
 
 
-def _trainers(document: Document, report: Report) -> list[tuple[Path, Any]]:
+def trainers(document: Document) -> list[tuple[Path, Any]]:
     """Each trainer of the file and where it stands."""
-    found = document.data.get("trainer")
+    found = document.data.get("trainer") if isinstance(document.data, Mapping) else None
     if found is None:
-        report.problem((), "trainer: required, and not given.")
         return []
     if not isinstance(found, list):
         return [(("trainer",), found)]

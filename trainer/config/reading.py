@@ -11,13 +11,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import Any
 
 import yaml
 
-from fulgurite.config.problems import ParameterFileError, Path, Place, Problem, dotted
+from fulgurite.config.problems import ParameterFileError, Path, Place, Problem, described, dotted
 
 MOST_VALUES = 100_000
 """More than any file that a person wrote; a few nested aliases stand for billions."""
@@ -69,6 +69,10 @@ class Document:
                 if found is not None and found in self.places:
                     return self.places[found]
         return Place(self.source)
+
+    def told(self, problem: Problem) -> str:
+        """A problem or note as people read it."""
+        return described(self.place(problem.path), problem)
 
     def refuse(self, problems: Iterable[Problem]) -> None:
         """Raise a ParameterFileError if there are any problems."""
@@ -259,7 +263,7 @@ def with_overrides(document: Document, overrides: Mapping[str, Any]) -> Document
         problem = _set(data, path, value)
         if problem:
             problems.append(Problem(path, problem))
-    changed = Document(source=document.source, data=data, places=places)
+    changed = replace(document, data=data, places=places)
     changed.refuse(problems)
     return changed
 
@@ -314,6 +318,4 @@ def with_environment(document: Document) -> Document:
 
     data = replaced(document.data, ())
     document.refuse(problems)
-    return Document(
-        source=document.source, data=data, places=document.places, origins=document.origins
-    )
+    return replace(document, data=data)

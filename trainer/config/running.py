@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fulgurite.config.building import built
-from fulgurite.config.checking import check
+from fulgurite.config.checking import Plan, check
 
 MODES = ("fit", "validate", "validate_all", "test", "predict")
 
@@ -33,7 +33,11 @@ def run_config(
     """
     if mode not in MODES:
         raise ValueError(f"mode must be one of {MODES}; got {mode!r}.")
-    plan = check(file, overrides)
+    return run_plan(check(file, overrides), mode)
+
+
+def run_plan(plan: Plan, mode: str) -> list[Any]:
+    """Run a checked file in one of the modes."""
     results = []
     for phase in plan.phases:
         trainer, module, data = built(phase)
