@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -263,7 +263,7 @@ def with_overrides(document: Document, overrides: Mapping[str, Any]) -> Document
         problem = _set(data, path, value)
         if problem:
             problems.append(Problem(path, problem))
-    changed = Document(source=document.source, data=data, places=places)
+    changed = replace(document, data=data, places=places)
     changed.refuse(problems)
     return changed
 
@@ -318,6 +318,4 @@ def with_environment(document: Document) -> Document:
 
     data = replaced(document.data, ())
     document.refuse(problems)
-    return Document(
-        source=document.source, data=data, places=document.places, origins=document.origins
-    )
+    return replace(document, data=data)
