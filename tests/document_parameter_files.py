@@ -5,6 +5,7 @@ python tests/document_parameter_files.py
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def known_keys() -> list[str]:
 def old_keys() -> list[str]:
     """A line for each key of an old file, or for several with the same note."""
     rows = [(f"`{row.old}`", becomes(row)) for row in (*BY_FUNCTION, *ROWS)]
-    rows += [(f"`{key}`", f"nothing: {note}") for key, note in WITHOUT_MEANING.items()]
+    rows += [(f"`{key}`", f"nothing: it {note}") for key, note in WITHOUT_MEANING.items()]
     same: dict[str, list[str]] = {}
     for key, text in rows:
         same.setdefault(text, []).append(key)
@@ -37,7 +38,8 @@ def old_keys() -> list[str]:
 def becomes(row: Row) -> str:
     """What becomes of an old key, in words."""
     if row.harmless is not None:
-        return f"an error: it {row.note}"
+        harmless = " or ".join(f"`{json.dumps(value)}`" for value in row.harmless)
+        return f"nothing where it is {harmless}, else an error: it {row.note}"
     if row.without_effect:
         return f"nothing: it {row.without_effect}"
     new = ", ".join(f"`{key}`" for key in row.new)

@@ -183,7 +183,7 @@ ROWS = (
     Row("runconfig.ini", note=_COMPILER),
     Row("runconfig.debug_args", note=_COMPILER),
     Row("runconfig.debug_args_path", ("init.callbacks.DebugArgsPath",)),
-    Row("runconfig.lazy_initialization", note="weights are made where they are needed here"),
+    Row("runconfig.lazy_initialization", note="chose when weights are made, which are the same either way"),
     Row("runconfig.log_initialization", note=_LOGS),
     Row(
         "runconfig.drop_data",
@@ -217,7 +217,7 @@ ROWS = (
         note="ran several replicas with a batch each, which is not built here",
         harmless=(False,),
     ),
-    Row("runconfig.use_cstorch_optimizer_step", note="both ways had the same numbers"),
+    Row("runconfig.use_cstorch_optimizer_step", note="chose between two ways to the same numbers"),
     Row("model.use_bfloat16", ("init.precision.fp16_type",)),
     Row("model.precision_opt_level", ("init.precision.precision_opt_level",)),
     Row("optimizer.ws_summary", note=_LOGS),
