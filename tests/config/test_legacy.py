@@ -204,6 +204,14 @@ def test_a_section_without_a_counterpart_is_noted(section: str) -> None:
     assert [note.path for note in converted.notes] == [(section,)]
 
 
+def test_false_takes_a_default_callback_away_and_leaves_others_out() -> None:
+    params = old_file(
+        optimizer={**SGD, "log_summaries": False},
+        runconfig={"check_loss_values": False, "log_input_summaries": False},
+    )
+    assert init_of(convert(params))["callbacks"] == [{"CheckLoss": None}]
+
+
 def test_null_means_that_a_key_is_not_given() -> None:
     nulls = {"max_steps": None, "checkpoint_path": None, "max_checkpoints": None, "seed": None}
     converted = convert(old_file(runconfig={"log_steps": 3, **nulls}))

@@ -48,7 +48,7 @@ _EVAL_PATHS: tuple[Path, ...] = (
     ("trainer", "validate", "val_dataloader"),
     ("trainer", "validate_all", "val_dataloaders"),
 )
-_DEFAULT_CALLBACKS = ("CheckLoss", "ComputeNorm")
+_DEFAULT_CALLBACKS = ("CheckLoss",)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -183,7 +183,10 @@ ROWS = (
     Row("runconfig.ini", note=_COMPILER),
     Row("runconfig.debug_args", note=_COMPILER),
     Row("runconfig.debug_args_path", ("init.callbacks.DebugArgsPath",)),
-    Row("runconfig.lazy_initialization", note="chose when weights are made, which are the same either way"),
+    Row(
+        "runconfig.lazy_initialization",
+        note="chose when weights are made, which are the same either way",
+    ),
     Row("runconfig.log_initialization", note=_LOGS),
     Row(
         "runconfig.drop_data",
