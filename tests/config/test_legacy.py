@@ -580,6 +580,15 @@ def test_a_schedule_has_the_numbers_that_it_had(learning_rate: Any, expected: li
     assert "lr" not in init["optimizer"]["SGD"]
 
 
+def test_warm_restarts_restart_which_is_noted() -> None:
+    old = {"scheduler": "CosineAnnealingWarmRestarts", "initial_learning_rate": 1.0, "t_0": 4}
+    converted = convert(old_file(optimizer={**SGD, "learning_rate": [old]}))
+    found = rates(init_of(converted)["schedulers"], 8)
+    assert found[4:] == pytest.approx(found[:4])
+    [note] = converted.notes
+    assert note.path == ("optimizer", "learning_rate", 0, "scheduler")
+
+
 def test_factors_of_param_groups_scale_constants_and_schedules() -> None:
     scaled = {**SGD, "adjust_learning_rate": {"decoder_kernel": 0.5}}
     init = init_of(convert(old_file(optimizer=scaled)))
