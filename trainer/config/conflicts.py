@@ -14,21 +14,21 @@ from fulgurite.config.trials import TRIED, trainer_complaint
 from fulgurite.mixed_precision import MixedPrecision
 from fulgurite.trainer import check_placement
 
-SAME: tuple[tuple[Path, str], ...] = (
-    (("loop", "max_steps"), "max_steps"),
-    (("loop", "num_epochs"), "max_epochs"),
-    (("loop", "steps_per_epoch"), "limit_train_batches"),
-    (("loop", "eval_steps"), "limit_val_batches"),
-    (("loop", "eval_frequency"), "val_check_interval"),
-    (("loop", "eval_frequency"), "check_val_every_n_epoch"),
-    (("loop", "grad_accum_steps"), "accumulate_grad_batches"),
-    (("logging", "log_steps"), "log_every_n_steps"),
-    (("precision", "max_gradient_norm"), "gradient_clip_val"),
-    (("precision", "max_gradient_value"), "gradient_clip_val"),
-    (("model_dir",), "default_root_dir"),
-    (("loggers",), "logger"),
-)
-"""Our key, and the Trainer's argument that says the same."""
+TWICE = {
+    ("loop", "max_steps"): ("max_steps",),
+    ("loop", "num_steps"): ("max_steps",),
+    ("loop", "num_epochs"): ("max_epochs",),
+    ("loop", "steps_per_epoch"): ("limit_train_batches",),
+    ("loop", "eval_frequency"): ("val_check_interval", "check_val_every_n_epoch"),
+    ("loop", "eval_steps"): ("limit_val_batches",),
+    ("loop", "grad_accum_steps"): ("accumulate_grad_batches",),
+    ("logging", "log_steps"): ("log_every_n_steps",),
+    ("precision", "max_gradient_norm"): ("gradient_clip_val", "gradient_clip_algorithm"),
+    ("precision", "max_gradient_value"): ("gradient_clip_val", "gradient_clip_algorithm"),
+    ("model_dir",): ("default_root_dir",),
+    ("loggers",): ("logger",),
+}
+"""Keys of ``init`` -> Lightning's arguments that say the same thing."""
 
 _PLACES = ("accelerator", "strategy", "devices", "num_nodes")
 
@@ -44,10 +44,8 @@ def check_conflicts(
         path: where it stands.
         report: gets what is wrong.
     """
-    for ours, lightnings in SAME:
-        if given.get(lightnings) is not None and _at(given, ours) is not None:
-            text = f"is given as {dotted(ours)} too, which says the same. Give one."
-            report.problem((*path, lightnings), text)
+    given = {key: value for key, value in given.items() if value is not None}
+    said_twice(given, path, report)
     if "device" in given and "backend" in given:
         text = "backend and device are mutually exclusive arguments of Trainer. Please only provide"
         report.problem((*path, "device"), f"{text} one or the other")
@@ -56,20 +54,30 @@ def check_conflicts(
     else:
         _check_device(given, found, path, report)
     # a value that its type refused already is told once
-    wrong = {
-        problem.path[len(path)] for problem in report.problems if len(problem.path) > len(path)
-    }
+    wrong = {p.path[len(path)] for p in report.problems if p.path[: len(path)] == path != p.path}
     if not wrong & TRIED:
         told = trainer_complaint({key: found[key] for key in given if key in found})
         if told is not None:
             report.problem((*path, *_named_in(told, given)), told)
 
 
-def _at(given: Mapping[str, Any], path: Path) -> Any:
-    value: Any = given
-    for part in path:
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
+def said_twice(init: Mapping[str, Any], path: Path, report: Report) -> None:
+    """Take down what ``init`` says in our words and in Lightning's too."""
+    for ours, lightnings in TWICE.items():
+        value: Any = init
+        for key in ours:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        for other in lightnings:
+            if value is not None and init.get(other) is not None:
+                report.problem(
+                    (*path, other),
+                    f"{other} and {dotted(ours)} say the same thing. Give one of them.",
+                )
+    if init.get("checkpoint") is not None and init.get("enable_checkpointing") is False:
+        report.problem(
+            (*path, "enable_checkpointing"),
+            "enable_checkpointing: false contradicts checkpoint. Leave one of them out.",
+        )
 
 
 def _check_device(

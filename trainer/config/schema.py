@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fulgurite.config.arguments import Call, names_of
 from fulgurite.config.classes import CATEGORIES, Named, imported, named
 from fulgurite.config.conflicts import check_conflicts
+from fulgurite.config.data import DataShape
+from fulgurite.config.optimizers import OptimizerShape
 from fulgurite.config.problems import Path, Problem, listed, nearest, shown
+from fulgurite.config.schedulers import SchedulerShape, scale_problems
+from fulgurite.config.sections import ProgressLogger
 from fulgurite.config.shapes import (
     Keys,
     OneClass,
@@ -72,6 +76,10 @@ class EitherTextOr:
         return value if isinstance(value, str) else self.shape.check(value, path, report)
 
 
+DEFAULTS_ELSEWHERE = ("computenorm", "floputilization")
+"""Callbacks that are defaults of the system followed, and not here: they cost a step time."""
+
+
 @dataclass(frozen=True)
 class Precision:
     """``precision``: a name of Lightning's or ours, or the keys of MixedPrecision."""
@@ -95,9 +103,15 @@ class Precision:
 
 @dataclass(frozen=True)
 class Removable:
-    """A class in one of its forms, or ``{Name: null}``, which takes a default away."""
+    """A class in one of its forms, or ``{Name: null}``, which takes a default away.
+
+    Args:
+        shape: of the class.
+        defaults: import path of the names that are there by default.
+    """
 
     shape: OneClass
+    defaults: str
 
     def check(self, value: Any, path: Path, report: Report) -> Call | Named | None:
         """A call, or the name of the default that goes."""
@@ -107,30 +121,55 @@ class Removable:
             return None
         if not found.removed:
             return self.shape.called(found, report)
-        try:
-            report.classes.find(self.shape.category, found.name)
-        except LookupError as error:
-            if not report.noted(found.name_path):
-                report.problem(found.name_path, str(error))
+        names = list(imported(self.defaults))
+        if found.name.lower() in DEFAULTS_ELSEWHERE:
+            report.notes.append(Problem(found.name_path, "is no default here: nothing goes away."))
+        elif found.name.lower() not in map(str.lower, names) and not report.noted(found.name_path):
+            report.problem(
+                found.name_path,
+                f"null takes a default {self.shape.category} away, and {found.name} is none."
+                f"{nearest(found.name, names)} Defaults: {', '.join(names)}.",
+            )
+            return None
         return found
 
 
 @dataclass(frozen=True)
-class Scheduler(OneClass):
-    """A scheduler; the schedulers of one that combines others are calls too."""
+class LoggerShape(OneClass):
+    """A logger, by Lightning's arguments or their other names; ``ProgressLogger`` is the bar."""
 
     def called(self, found: Named, report: Report) -> Call | None:
-        """The call; ``schedulers`` among its arguments are checked as schedulers."""
-        inner = found.arguments.pop("schedulers", None)
-        if inner is None:
-            return super().called(found, report)
-        shape = Scheduler(self.category, (*self.skip, "schedulers"))
-        call = OneClass.called(shape, found, report)
-        at = (*found.arguments_path, "schedulers")
-        nested = Several(Scheduler(self.category, self.skip)).check(inner, at, report)
-        if call is not None:
-            call.nested["schedulers"] = nested
-        return call
+        """The call; ``save_dir`` may be left out: it is ``model_dir`` then."""
+        if found.name.lower() == "progresslogger":
+            taken(ProgressLogger, found.arguments, found.arguments_path, report)
+            return Call(path=found.path, name=found.name, target=ProgressLogger, arguments={})
+        others = LOGGER_NAMES.get(found.name.rpartition(".")[2].lower(), {})
+        given = {others.get(key, key): value for key, value in found.arguments.items()}
+        shape = self if "save_dir" in given else OneClass(self.category, ("save_dir",))
+        return OneClass.called(shape, replace(found, arguments=given), report)
+
+
+LOGGER_NAMES = {
+    "tensorboardlogger": {"summary_dir": "save_dir"},
+    "wandblogger": {"run_id": "id", "run_name": "name"},
+}
+"""What files call the arguments of some loggers -> Lightning's name."""
+
+
+@dataclass(frozen=True)
+class Unbuilt:
+    """Anything, of a part that checks and does not run yet."""
+
+    note: str
+
+    def check(self, value: Any, path: Path, report: Report) -> Any:
+        """The value, noted if there is one."""
+        if value:
+            report.notes.append(Problem(path, self.note))
+        return value
+
+
+_ONE_OF = ("device", "backend")
 
 
 @dataclass(frozen=True)
@@ -149,6 +188,7 @@ class Init:
         lightnings = {key: value[key] for key in value if key in takes}
         arguments = taken(trainer, lightnings, path, report, skip)
         ours = {key: item for key, item in value.items() if key not in lightnings}
+        ours = {key: item for key, item in ours.items() if key not in _ONE_OF or item is not None}
         for key in [key for key in ours if key not in self.shapes]:
             if not report.noted((*path, key)):
                 known = {**self.shapes, **dict.fromkeys(takes)}
@@ -156,6 +196,14 @@ class Init:
                 report.problem((*path, key), text)
             del ours[key]
         found = Keys(self.shapes, required=("model",)).check(ours, path, report)
+        schedulers = found.get("schedulers") or []
+        if schedulers and found.get("optimizer") is None and ours.get("optimizer") is None:
+            report.problem(
+                (*path, "schedulers"),
+                "optimizer: required beside schedulers, and not given: they set its numbers. (A"
+                " LightningModule's own optimizer has the schedulers of configure_optimizers.)",
+            )
+        scale_problems(found.get("optimizer"), schedulers, (*path, "optimizer"), report)
         check_conflicts(value, {**found, **arguments}, path, report)
         call = Call(path=path, name="Trainer", target=trainer, arguments=arguments, skip=skip)
         return {**found, "trainer": call}
@@ -184,23 +232,26 @@ class Device:
 PRECISIONS = ("32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true", "64-true")
 """Of Lightning's many spellings, those that its documentation uses."""
 
-DATA = OneClass("data", key="data_processor")
+DATA = DataShape("data", key="data_processor")
 CKPT_PATH = Value(str | None)
+CALLBACKS = "fulgurite.callbacks.DEFAULT_CALLBACKS"
+LOGGERS = "fulgurite.config.sections.DEFAULT_LOGGERS"
 
 INIT: dict[str, Shape] = {
     "device": Device(),
     "backend": Backend(),
     "model": OneClass("model"),
     "model_dir": Value(str),
-    "optimizer": OneClass("optimizer", skip=("params",)),
-    "schedulers": Several(Scheduler("scheduler", skip=("optimizer",))),
+    "optimizer": OptimizerShape("optimizer", skip=("params",)),
+    "schedulers": Several(SchedulerShape("scheduler", skip=("optimizer",))),
     "precision": Precision(Section("fulgurite.MixedPrecision")),
     "loop": Section("fulgurite.config.sections.Loop"),
     "checkpoint": Section("fulgurite.callbacks.Checkpoint"),
     "logging": Section("fulgurite.config.sections.Logging"),
-    "callbacks": Several(Removable(OneClass("callback"))),
-    "loggers": Several(Removable(OneClass("logger"))),
+    "callbacks": Several(Removable(OneClass("callback"), CALLBACKS)),
+    "loggers": Several(Removable(LoggerShape("logger"), LOGGERS)),
     "seed": Value(int | None, bounds=(0, 2**32 - 1)),
+    "sparsity": Unbuilt("sparse training is not built: a run is refused."),
     "autorestart": Section("fulgurite.config.sections.AutoRestart"),
 }
 
@@ -209,12 +260,20 @@ STAGES: dict[str, Shape] = {
         {"train_dataloader": DATA, "val_dataloader": Several(DATA), "ckpt_path": CKPT_PATH},
         required=("train_dataloader",),
     ),
-    "validate": Keys({"val_dataloader": DATA, "ckpt_path": CKPT_PATH}),
-    "validate_all": Keys(
-        {"val_dataloaders": Several(DATA), "ckpt_paths": EitherTextOr(Several(Value(str)))}
+    "validate": Keys(
+        {"val_dataloader": Several(DATA), "ckpt_path": CKPT_PATH}, required=("val_dataloader",)
     ),
-    "test": Keys({"test_dataloader": Several(DATA), "ckpt_path": CKPT_PATH}),
-    "predict": Keys({"predict_dataloader": Several(DATA), "ckpt_path": CKPT_PATH}),
+    "validate_all": Keys(
+        {"val_dataloaders": Several(DATA), "ckpt_paths": EitherTextOr(Several(Value(str)))},
+        required=("val_dataloaders",),
+    ),
+    "test": Keys(
+        {"test_dataloader": Several(DATA), "ckpt_path": CKPT_PATH}, required=("test_dataloader",)
+    ),
+    "predict": Keys(
+        {"predict_dataloader": Several(DATA), "ckpt_path": CKPT_PATH},
+        required=("predict_dataloader",),
+    ),
 }
 
 TRAINER = Keys({"init": Init(INIT), **STAGES}, required=("init",))
