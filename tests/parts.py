@@ -189,7 +189,7 @@ class Broken(Net):
 class Steps(pl.Callback):
     """Notes losses, and at which steps validation ran."""
 
-    seen: list["Steps"] = []
+    seen: list[Steps] = []
 
     def __init__(self) -> None:
         Steps.seen.append(self)

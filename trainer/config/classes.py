@@ -86,7 +86,8 @@ CATEGORIES = {
     "logger": Category(
         title="logger",
         bases=("lightning.pytorch.loggers.Logger",),
-        homes=("lightning.pytorch.loggers",),
+        homes=("fulgurite.config.loggers", "lightning.pytorch.loggers"),
+        no_choices=("lightning.pytorch.loggers.logger.DummyLogger",),
     ),
     "metric": Category(
         title="metric",

@@ -8,27 +8,32 @@ from typing import Any
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from fulgurite.config.calls import Call
+from fulgurite.config.optimizers import OptimizerCall
 from fulgurite.config.problems import Path, dotted
 from fulgurite.config.report import Report
+from fulgurite.config.schedulers import is_program_scheduler
 from fulgurite.config.trials import TRIED, trainer_complaint
 from fulgurite.mixed_precision import MixedPrecision
 from fulgurite.trainer import check_placement
 
-TWICE = {
-    ("loop", "max_steps"): ("max_steps",),
-    ("loop", "num_steps"): ("max_steps",),
-    ("loop", "num_epochs"): ("max_epochs",),
-    ("loop", "steps_per_epoch"): ("limit_train_batches",),
-    ("loop", "eval_frequency"): ("val_check_interval", "check_val_every_n_epoch"),
-    ("loop", "eval_steps"): ("limit_val_batches",),
-    ("loop", "grad_accum_steps"): ("accumulate_grad_batches",),
-    ("logging", "log_steps"): ("log_every_n_steps",),
-    ("precision", "max_gradient_norm"): ("gradient_clip_val", "gradient_clip_algorithm"),
-    ("precision", "max_gradient_value"): ("gradient_clip_val", "gradient_clip_algorithm"),
-    ("model_dir",): ("default_root_dir",),
-    ("loggers",): ("logger",),
-}
-"""Keys of ``init`` -> Lightning's arguments that say the same thing."""
+SAME: tuple[tuple[Path, str], ...] = (
+    (("loop", "max_steps"), "max_steps"),
+    (("loop", "num_steps"), "max_steps"),
+    (("loop", "num_epochs"), "max_epochs"),
+    (("loop", "steps_per_epoch"), "limit_train_batches"),
+    (("loop", "eval_steps"), "limit_val_batches"),
+    (("loop", "eval_frequency"), "val_check_interval"),
+    (("loop", "eval_frequency"), "check_val_every_n_epoch"),
+    (("loop", "grad_accum_steps"), "accumulate_grad_batches"),
+    (("logging", "log_steps"), "log_every_n_steps"),
+    (("precision", "max_gradient_norm"), "gradient_clip_val"),
+    (("precision", "max_gradient_norm"), "gradient_clip_algorithm"),
+    (("precision", "max_gradient_value"), "gradient_clip_val"),
+    (("precision", "max_gradient_value"), "gradient_clip_algorithm"),
+    (("model_dir",), "default_root_dir"),
+    (("loggers",), "logger"),
+)
+"""Our key, and the Trainer's argument that says the same."""
 
 _PLACES = ("accelerator", "strategy", "devices", "num_nodes")
 
@@ -45,7 +50,14 @@ def check_conflicts(
         report: gets what is wrong.
     """
     given = {key: value for key, value in given.items() if value is not None}
-    said_twice(given, path, report)
+    for ours, lightnings in SAME:
+        if given.get(lightnings) is not None and _at(given, ours) is not None:
+            text = f"is given as {dotted(ours)} too, which says the same. Give one."
+            report.problem((*path, lightnings), text)
+    if given.get("checkpoint") is not None and given.get("enable_checkpointing") is False:
+        text = "false contradicts checkpoint, which is given too. Leave one of them out."
+        report.problem((*path, "enable_checkpointing"), text)
+    _check_schedulers(given, found, path, report)
     if "device" in given and "backend" in given:
         text = "backend and device are mutually exclusive arguments of Trainer. Please only provide"
         report.problem((*path, "device"), f"{text} one or the other")
@@ -61,23 +73,34 @@ def check_conflicts(
             report.problem((*path, *_named_in(told, given)), told)
 
 
-def said_twice(init: Mapping[str, Any], path: Path, report: Report) -> None:
-    """Take down what ``init`` says in our words and in Lightning's too."""
-    for ours, lightnings in TWICE.items():
-        value: Any = init
-        for key in ours:
-            value = value.get(key) if isinstance(value, Mapping) else None
-        for other in lightnings:
-            if value is not None and init.get(other) is not None:
-                report.problem(
-                    (*path, other),
-                    f"{other} and {dotted(ours)} say the same thing. Give one of them.",
-                )
-    if init.get("checkpoint") is not None and init.get("enable_checkpointing") is False:
+def _check_schedulers(
+    given: Mapping[str, Any], found: Mapping[str, Any], path: Path, report: Report
+) -> None:
+    """Schedulers set the numbers of the file's optimizer, and factors are read by schedulers."""
+    schedulers, optimizer = found.get("schedulers") or [], found.get("optimizer")
+    if schedulers and given.get("optimizer") is None:
         report.problem(
-            (*path, "enable_checkpointing"),
-            "enable_checkpointing: false contradicts checkpoint. Leave one of them out.",
+            (*path, "schedulers"),
+            "set numbers of the file's optimizer, and it has none. Give optimizer too, or leave"
+            " both to configure_optimizers.",
         )
+    targets = [call.target for call in schedulers if call is not None]
+    known = all(target is not None for target in targets)
+    reads = any(is_program_scheduler(target) for target in targets)
+    if isinstance(optimizer, OptimizerCall) and optimizer.scales and known and not reads:
+        report.problem(
+            (*path, "optimizer"),
+            "adjust_learning_rate and adjust_val are factors of what a scheduler of fulgurite.optim"
+            " gives, and the file has none. Give schedulers: [ConstantLR: {learning_rate: 1e-3}],"
+            " or an lr of its own in each group.",
+        )
+
+
+def _at(given: Mapping[str, Any], path: Path) -> Any:
+    value: Any = given
+    for part in path:
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
 
 
 def _check_device(

@@ -173,7 +173,7 @@ def _checkpoints(plan: Plan, phase: Phase) -> list[str | None]:
     if "ckpt_paths" not in stage:
         saves = _saves(phase)
         loads = saves is not None and saves.autoload_last_checkpoint
-        found = saves.all(model_dir(phase.init)) if saves is not None and loads else []
+        found = saves.found(model_dir(phase.init)) if saves is not None and loads else []
         return [*map(str, found)] or [None]
     plan.document.refuse(missing_checkpoints(phase, "validate_all"))
     given = stage["ckpt_paths"]

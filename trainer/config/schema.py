@@ -10,10 +10,10 @@ from fulgurite.config.arguments import Call, names_of
 from fulgurite.config.classes import CATEGORIES, Named, imported, named
 from fulgurite.config.conflicts import check_conflicts
 from fulgurite.config.data import DataShape
+from fulgurite.config.loggers import LOGGER_NAMES
 from fulgurite.config.optimizers import OptimizerShape
 from fulgurite.config.problems import Path, Problem, listed, nearest, shown
-from fulgurite.config.schedulers import SchedulerShape, scale_problems
-from fulgurite.config.sections import ProgressLogger
+from fulgurite.config.schedulers import SchedulerShape
 from fulgurite.config.shapes import (
     Keys,
     OneClass,
@@ -136,24 +136,14 @@ class Removable:
 
 @dataclass(frozen=True)
 class LoggerShape(OneClass):
-    """A logger, by Lightning's arguments or their other names; ``ProgressLogger`` is the bar."""
+    """A logger, by Lightning's names of its arguments or those of files."""
 
     def called(self, found: Named, report: Report) -> Call | None:
         """The call; ``save_dir`` may be left out: it is ``model_dir`` then."""
-        if found.name.lower() == "progresslogger":
-            taken(ProgressLogger, found.arguments, found.arguments_path, report)
-            return Call(path=found.path, name=found.name, target=ProgressLogger, arguments={})
         others = LOGGER_NAMES.get(found.name.rpartition(".")[2].lower(), {})
         given = {others.get(key, key): value for key, value in found.arguments.items()}
         shape = self if "save_dir" in given else OneClass(self.category, ("save_dir",))
         return OneClass.called(shape, replace(found, arguments=given), report)
-
-
-LOGGER_NAMES = {
-    "tensorboardlogger": {"summary_dir": "save_dir"},
-    "wandblogger": {"run_id": "id", "run_name": "name"},
-}
-"""What files call the arguments of some loggers -> Lightning's name."""
 
 
 @dataclass(frozen=True)
@@ -167,9 +157,6 @@ class Unbuilt:
         if value:
             report.notes.append(Problem(path, self.note))
         return value
-
-
-_ONE_OF = ("device", "backend")
 
 
 @dataclass(frozen=True)
@@ -188,7 +175,6 @@ class Init:
         lightnings = {key: value[key] for key in value if key in takes}
         arguments = taken(trainer, lightnings, path, report, skip)
         ours = {key: item for key, item in value.items() if key not in lightnings}
-        ours = {key: item for key, item in ours.items() if key not in _ONE_OF or item is not None}
         for key in [key for key in ours if key not in self.shapes]:
             if not report.noted((*path, key)):
                 known = {**self.shapes, **dict.fromkeys(takes)}
@@ -196,14 +182,6 @@ class Init:
                 report.problem((*path, key), text)
             del ours[key]
         found = Keys(self.shapes, required=("model",)).check(ours, path, report)
-        schedulers = found.get("schedulers") or []
-        if schedulers and found.get("optimizer") is None and ours.get("optimizer") is None:
-            report.problem(
-                (*path, "schedulers"),
-                "optimizer: required beside schedulers, and not given: they set its numbers. (A"
-                " LightningModule's own optimizer has the schedulers of configure_optimizers.)",
-            )
-        scale_problems(found.get("optimizer"), schedulers, (*path, "optimizer"), report)
         check_conflicts(value, {**found, **arguments}, path, report)
         call = Call(path=path, name="Trainer", target=trainer, arguments=arguments, skip=skip)
         return {**found, "trainer": call}
@@ -235,7 +213,7 @@ PRECISIONS = ("32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true", "64-t
 DATA = DataShape("data", key="data_processor")
 CKPT_PATH = Value(str | None)
 CALLBACKS = "fulgurite.callbacks.DEFAULT_CALLBACKS"
-LOGGERS = "fulgurite.config.sections.DEFAULT_LOGGERS"
+LOGGERS = "fulgurite.config.loggers.DEFAULT_LOGGERS"
 
 INIT: dict[str, Shape] = {
     "device": Device(),
