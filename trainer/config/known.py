@@ -51,7 +51,10 @@ KNOWN = (
     Known(f"{_CLUSTER}workflow_id", _ADDRESS),
     Known(f"{_CLUSTER}max_wgt_servers", _SERVERS),
     Known(f"{_CLUSTER}max_act_per_csx", _SERVERS),
-    Known(f"{_CLUSTER}num_workers_per_csx", f"{_SERVERS}: num_workers of the loader says it"),
+    Known(
+        f"{_CLUSTER}num_workers_per_csx",
+        "counts input workers of an appliance; num_workers of a loader does here",
+    ),
     Known(f"{_CLUSTER}mount_dirs", _MOUNT),
     Known(f"{_CLUSTER}python_paths", _MOUNT),
     Known(f"{_CLUSTER}automount", _MOUNT),

@@ -1,8 +1,8 @@
 """The old form of parameter files, turned into this one.
 
 Words: *old* keys stand under ``runconfig``, ``model``, ``optimizer`` and the like, *new* ones under
-``trainer``. ``legacy_table`` has a row for each old key; this file applies them, and does what takes
-more than a new name.
+``trainer``. ``legacy_table`` has a row for each old key; this file applies the rows, and does what
+takes more than a new name.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from fulgurite.config.legacy_draft import Draft, Note
@@ -47,7 +48,7 @@ _EVAL_PATHS: tuple[Path, ...] = (
     ("trainer", "validate", "val_dataloader"),
     ("trainer", "validate_all", "val_dataloaders"),
 )
-_DEFAULT_CALLBACKS = ("CheckLoss", "ComputeNorm")
+_DEFAULT_CALLBACKS = ("CheckLoss",)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,14 +161,16 @@ def _put(path: Path, value: Any, old: Path, draft: Draft) -> None:
 
 
 def _refuse_others(rest: dict[str, Any], draft: Draft) -> None:
-    """Keys that are in no table: all of them are mistakes."""
-    for section in CLOSED_SECTIONS:
-        known = [row.old_path[1] for row in ROWS if row.old_path[0] == section]
-        for key, value in rest[section].items():
-            if key == "experimental" and not value:
-                continue
-            text = f"no such key.{nearest(key, known)} It is in no table of old keys."
-            draft.problem((section, key), text)
+    """Keys that are in no table: all of them are mistakes.
+
+    What else ``optimizer`` has are arguments of the optimizer, unless it is almost a key.
+    """
+    rest["runconfig"] = {k: v for k, v in rest["runconfig"].items() if k != "experimental" or v}
+    for section in (*CLOSED_SECTIONS, "optimizer"):
+        known = [row.old.split(".")[1] for row in ROWS if row.old.startswith(f"{section}.")]
+        for key in rest[section]:
+            if section in CLOSED_SECTIONS or get_close_matches(str(key), known, cutoff=0.85):
+                draft.problem((section, key), f"no such key.{nearest(key, known)}")
 
 
 def _convert_device(draft: Draft) -> None:
@@ -185,14 +188,17 @@ def _convert_device(draft: Draft) -> None:
             origin = draft.origins[*_BACKEND, key]
             text = f"is an option of backend CSX, and target_device is {device}"
             draft.note(origin, text, ("trainer", "init", "device"), options.pop(key))
-    if options:
-        if device is None:
-            origin = draft.origins[*_BACKEND, next(iter(options))]
-            draft.note(origin, "is an option of backend CSX, which is therefore used", _BACKEND)
-        given = {"backend_type": device or "CSX", **options}
-        draft.put(_BACKEND, given, old)
-    elif device is not None:
-        draft.put(("trainer", "init", "device"), device, old)
+    if not options:
+        if device is not None:
+            draft.put(("trainer", "init", "device"), device, old)
+        return
+    if device is None:
+        device, old = "CSX", draft.origins[*_BACKEND, next(iter(options))]
+        draft.note(old, "is an option of backend CSX, which is therefore used", _BACKEND)
+    rest = dict(options)
+    options.clear()
+    draft.put((*_BACKEND, "backend_type"), device, old)
+    options.update(rest)
 
 
 def _device(draft: Draft) -> str:

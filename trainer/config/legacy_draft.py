@@ -46,7 +46,7 @@ class Draft:
 
     def put(self, path: Path, value: Any, old: Path) -> None:
         """Give a new key a value that an old one had."""
-        found = self.params
+        found: Any = self.params
         for part in path[:-1]:
             found = found.setdefault(part, {})
         found[path[-1]] = value

@@ -63,6 +63,7 @@ def convert_optimizer(arguments: Mapping[str, Any], draft: Draft) -> None:
         return
     at = (*_OPTIMIZER, name)
     draft.put(at, {}, ("optimizer", "optimizer_type"))
+    _put_learning_rate(rate, bool(rest.get("adjust_learning_rate")), at, draft)
     _put_pairs(rest, name, at, draft)
     for key, value in rest.items():
         new = RENAMED.get(key, key)
@@ -74,7 +75,6 @@ def convert_optimizer(arguments: Mapping[str, Any], draft: Draft) -> None:
     for key, value in OLD_DEFAULTS.get(name.lower(), {}).items():
         if key not in draft.get(at):
             draft.put((*at, key), value, ("optimizer", "optimizer_type"))
-    _put_learning_rate(rate, at, draft)
     if resets_disabled and isinstance(rate, list) and len(rate) > 1:
         draft.problem(
             ("optimizer", "disable_lr_steps_reset"),
@@ -83,10 +83,9 @@ def convert_optimizer(arguments: Mapping[str, Any], draft: Draft) -> None:
         )
 
 
-def _put_learning_rate(rate: Any, at: Path, draft: Draft) -> None:
+def _put_learning_rate(rate: Any, scaled: bool, at: Path, draft: Draft) -> None:
     """A number is the optimizer's; schedules are schedulers."""
     old: Path = ("optimizer", "learning_rate")
-    scaled = bool(draft.get((*at, "adjust_learning_rate")))
     constant = number(rate)
     if isinstance(constant, (int, float)) and not isinstance(constant, bool):
         draft.put((*at, "lr"), constant, old)

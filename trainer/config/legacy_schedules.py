@@ -129,6 +129,9 @@ def _single(given: Any, old: Path, at: Path, draft: Draft) -> dict[str, Any]:
             draft.origins[*at, name, new] = (*old, key)
     if name == "ExponentialLR":
         arguments.setdefault("total_iters", 1)
+    if name == "CosineAnnealingWarmRestarts":
+        text = "restarts every T_0 steps here; the old one was constant in each after the first"
+        draft.note((*old, "scheduler"), text, (*at, name))
     return {name: arguments}
 
 

@@ -1,8 +1,8 @@
 """The keys of old parameter files, and where each one's value goes: a row a key.
 
 *Old* keys stand under ``runconfig``, ``model``, ``optimizer``, ``train_input``, ``eval_input``,
-``sparsity`` and ``wandb``; *new* ones under ``trainer``. Keys of these sections that have no row are
-arguments: of the model, the optimizer, the loaders, the sparsity.
+``sparsity`` and ``wandb``; *new* ones under ``trainer``. Keys of these sections that have no row
+are arguments: of the model, the optimizer, the loaders, the sparsity.
 """
 
 from __future__ import annotations
@@ -183,7 +183,10 @@ ROWS = (
     Row("runconfig.ini", note=_COMPILER),
     Row("runconfig.debug_args", note=_COMPILER),
     Row("runconfig.debug_args_path", ("init.callbacks.DebugArgsPath",)),
-    Row("runconfig.lazy_initialization", note="weights are made where they are needed here"),
+    Row(
+        "runconfig.lazy_initialization",
+        note="chose when weights are made, which are the same either way",
+    ),
     Row("runconfig.log_initialization", note=_LOGS),
     Row(
         "runconfig.drop_data",
@@ -217,7 +220,7 @@ ROWS = (
         note="ran several replicas with a batch each, which is not built here",
         harmless=(False,),
     ),
-    Row("runconfig.use_cstorch_optimizer_step", note="both ways had the same numbers"),
+    Row("runconfig.use_cstorch_optimizer_step", note="chose between two ways to the same numbers"),
     Row("model.use_bfloat16", ("init.precision.fp16_type",)),
     Row("model.precision_opt_level", ("init.precision.precision_opt_level",)),
     Row("optimizer.ws_summary", note=_LOGS),
@@ -229,11 +232,25 @@ ROWS = (
 )
 
 BY_FUNCTION = (
-    Row("optimizer.optimizer_type", ("init.optimizer",)),
-    Row("optimizer.learning_rate", ("init.optimizer.lr", "init.schedulers")),
-    Row("optimizer.disable_lr_steps_reset"),
-    Row("optimizer", ("init.optimizer",)),
-    Row("model", ("init.model",)),
+    Row("optimizer.optimizer_type", ("init.optimizer",), note="It is the name of the class."),
+    Row(
+        "optimizer.learning_rate",
+        ("init.optimizer", "init.schedulers"),
+        note="A number is the optimizer's `lr`. Schedules are schedulers, a list of them is"
+        " `SequentialLR`, or `ChainedScheduler` where `main_scheduler: chained` says so.",
+    ),
+    Row(
+        "optimizer.disable_lr_steps_reset",
+        note="counts every schedule of a list from the first step of all",
+        harmless=(False,),
+    ),
+    Row(
+        "optimizer",
+        ("init.optimizer",),
+        note="What else it says is the optimizer's. `beta1` and `beta2` are `betas`,"
+        " `weight_decay_rate` is `weight_decay`, `use_nesterov` is `nesterov`.",
+    ),
+    Row("model", ("init.model",), note="What else it says is the model's."),
     Row("sparsity", ("init.sparsity",)),
     Row("train_input", ("fit.train_dataloader",)),
     Row(

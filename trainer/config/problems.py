@@ -47,9 +47,15 @@ class ParameterFileError(ValueError):
 
 
 def described(place: Place, problem: Problem) -> str:
-    """``file:line:column: dotted.key: what is wrong``."""
+    """``file:line:column: dotted.key: what is wrong``, in one line whatever the file holds."""
     key = f" {dotted(problem.path)}:" if problem.path else ""
-    return f"{place}:{key} {problem.text}"
+    return "".join(map(_printable, f"{place}:{key} {problem.text}"))
+
+
+def _printable(character: str) -> str:
+    if character.isprintable():
+        return character
+    return character.encode("unicode_escape").decode()
 
 
 def dotted(path: Path) -> str:

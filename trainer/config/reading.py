@@ -132,7 +132,8 @@ def _plain(value: Any, source: str) -> Any:
     """A copy of a dict's mappings and lists, so that overrides never change the caller's.
 
     Raises:
-        ParameterFileError: it has more values or levels than a file may have: it contains itself.
+        ParameterFileError: a key is no word, or it has more values or levels than a file may have:
+            it contains itself.
     """
     left = iter(range(MOST_VALUES))
 
@@ -143,6 +144,10 @@ def _plain(value: Any, source: str) -> Any:
             wrong = f"holds more than {MOST_VALUES} values, or {MOST_LEVELS} levels of them."
             raise ParameterFileError([(Place(source), Problem(path[:5], wrong))])
         if isinstance(value, Mapping):
+            for key in value:
+                if not isinstance(key, (str, int)) or isinstance(key, bool):
+                    wrong = f"a key must be a word; got {shown(key)}."
+                    raise ParameterFileError([(Place(source), Problem(path, wrong))])
             return {key: copied(item, (*path, key)) for key, item in value.items()}
         return [copied(item, (*path, i)) for i, item in enumerate(value)]
 

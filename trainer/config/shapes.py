@@ -181,7 +181,10 @@ class OneClass:
 
 @dataclass(frozen=True)
 class Several:
-    """A list of values of one shape; one alone stands for a list of it."""
+    """A list of values of one shape; one alone stands for a list of it.
+
+    What has no meaning here, and is noted, is left out.
+    """
 
     shape: Shape
 
@@ -198,8 +201,10 @@ class Several:
                 text = f"expected a list, each item as '- Name: {{arguments}}'; got {shown(value)}."
                 report.problem(path, text)
                 return []
-            return [self.shape.check(value, path, report)]
-        return [self.shape.check(item, (*path, i), report) for i, item in enumerate(value)]
+            items = [self.shape.check(value, path, report)]
+        else:
+            items = [self.shape.check(item, (*path, i), report) for i, item in enumerate(value)]
+        return [item for item in items if item is not None]
 
 
 def _arguments(value: Any) -> bool:

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from fulgurite.config.calls import Call, made
+from fulgurite.config.calls import Call, Later
 from fulgurite.config.classes import LIBRARIES
 from fulgurite.config.signatures import signature_of
 
@@ -59,7 +59,7 @@ def trainer_complaint(arguments: dict[str, Any]) -> str | None:
     import lightning.pytorch as pl
 
     given = {key: value for key, value in arguments.items() if key in TRIED}
-    if not given or any(isinstance(value, Call) for value in given.values()):
+    if not given or any(map(_has_calls, given.values())):
         return None
     quiet: dict[str, Any] = dict.fromkeys(
         ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
@@ -96,9 +96,11 @@ def _maker(call: Call) -> Callable[[], Any] | None:
     target = call.target
     if not inspect.isclass(target) or target.__module__.partition(".")[0] not in LIBRARIES:
         return None
+    if any(map(_has_calls, call.arguments.values())):
+        return None  # of other classes, and who knows what they do
     parameters = signature_of(target).parameters.values()
     lacking = {item.name for item in parameters if item.required} - call.arguments.keys()
-    kwargs = {key: made(value) for key, value in call.arguments.items() if key != "params"}
+    kwargs = {key: value for key, value in call.arguments.items() if key != "params"}
     weight = torch.nn.Parameter(torch.zeros(1))
     if issubclass(target, torch.optim.Optimizer):
         return lambda: target([weight], **kwargs) if lacking == {"params"} else None
@@ -111,3 +113,11 @@ def _maker(call: Call) -> Callable[[], Any] | None:
         issubclass(target, Metric) and module[1:2] and module[1] in _QUIET_METRICS
     )
     return (lambda: target(**kwargs)) if quiet and not lacking else None
+
+
+def _has_calls(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_calls, value.values()))
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_calls, value))
+    return isinstance(value, (Call, Later))

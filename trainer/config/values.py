@@ -117,7 +117,7 @@ def taken(
             found[key] = None if is_default else judged(item.kind, value, at, report)
         elif isinstance(key, str) and signature.open_ended and key not in skip:
             found[key] = loose(value, at, report)
-        else:
+        elif not report.noted(at):
             report.problem(at, _unknown(name, key, list(known)))
     for key, item in known.items():
         if item.required and key not in given:
@@ -137,7 +137,8 @@ def _mapping(kinds: tuple[Any, ...], value: Any, path: Path, report: Report) -> 
     classes = tuple(class_of(kind) for kind in kinds if is_class(kind))
     if classes:
         ways.append(lambda into: called(category_of(classes), value, path, into))
-    for kind in kinds:
+    # what is told if no way goes is what is wrong with the first: jsonargparse comes last
+    for kind in sorted(kinds, key=lambda kind: not (_is_collection(kind) or is_dataclass(kind))):
         if is_dataclass(kind):
             ways.append(functools.partial(_dataclass, kind, value, path))
         elif typing.get_origin(kind) in _MAPPINGS or kind in _MAPPINGS:
