@@ -22,7 +22,7 @@ WIDTH = 96
 
 # strings that no YAML, 1.1 or 1.2, takes for anything else, in a [flow] or out of it
 _PLAIN = re.compile(r"(\.{0,2}/)?[A-Za-z_][A-Za-z0-9_./-]*")
-_NOT_STRINGS = re.compile(r"(?i)y|n|yes|no|on|off|true|false|null")
+_NOT_STRINGS = re.compile(r"(?i)yes|no|on|off|true|false|null")
 
 _LOADER: Path = ("trainer", "fit", "val_dataloader")
 _SAME_LOADER = (
@@ -104,11 +104,8 @@ class _Writer:
             return
         anchor = f" &{_LOADER[-1]}" if path == _LOADER and self._loader_again() else ""
         line = f"{prefix}{anchor} {flow(value)}"
-        if (
-            _is_scalar(value)
-            or not value
-            or (_is_leaf(value) and len(line) <= WIDTH and not self._has_notes(path))
-        ):
+        short = len(line) <= WIDTH and not self._has_notes(path)
+        if _is_scalar(value) or not value or (_is_leaf(value) and short):
             yield line
         else:
             yield prefix + anchor
