@@ -6,12 +6,20 @@
 In reading order:
 
 problems      what is wrong with a file: every mistake at once, each with its line and key
-reading       YAML, read safely, with the place of every key; overrides; ${NAME} of the environment
+nodes         YAML, read safely, with the place of every key
+reading       files and dicts as documents; overrides; ${NAME} of the environment
 sections      what the keys of ``loop``, ``logging`` and ``autorestart`` mean, as typed classes
 classes       which class a name in a file stands for
-arguments     a class's arguments against its signature, by jsonargparse
+report        what a check found so far
+signatures    what a class or function takes, by jsonargparse
+values        a value against a type: classes at any depth; the rest by jsonargparse
+calls         objects to be made when the file is built
+arguments     a class's arguments: their names, and all that is wrong with them
+trials        ranges of values: what libraries' classes say when they are made on the side
 shapes        what may stand where: the few kinds of value that a file is made of
+conflicts     keys that say the same thing twice, or contradict each other
 schema        the file itself, as tables of shapes
+json_schema   the same for editors
 known         keys that files have and that mean nothing here, with a note each
 legacy_table  the keys of old files, and where each one's value goes
 legacy_draft  a new file in the making, with the old key of each value

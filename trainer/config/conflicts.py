@@ -49,6 +49,7 @@ def check_conflicts(
         path: where it stands.
         report: gets what is wrong.
     """
+    given = {key: value for key, value in given.items() if value is not None}
     for ours, lightnings in SAME:
         if given.get(lightnings) is not None and _at(given, ours) is not None:
             text = f"is given as {dotted(ours)} too, which says the same. Give one."
@@ -65,9 +66,7 @@ def check_conflicts(
     else:
         _check_device(given, found, path, report)
     # a value that its type refused already is told once
-    wrong = {
-        problem.path[len(path)] for problem in report.problems if len(problem.path) > len(path)
-    }
+    wrong = {p.path[len(path)] for p in report.problems if p.path[: len(path)] == path != p.path}
     if not wrong & TRIED:
         told = trainer_complaint({key: found[key] for key in given if key in found})
         if told is not None:

@@ -23,11 +23,20 @@ from typing import Any, Literal
 
 from fulgurite.config import schema as tables
 from fulgurite.config.classes import CATEGORIES, Classes, category_of, imported
+from fulgurite.config.known import KNOWN
+from fulgurite.config.loggers import LOGGER_NAMES
+from fulgurite.config.schedulers import WHEN
 from fulgurite.config.shapes import Keys, OneClass, Section, Several, Shape, Value
 from fulgurite.config.signatures import signature_of
 from fulgurite.config.values import alternatives, class_of, is_class, is_dataclass
 
 Schema = dict[str, Any]
+
+BESIDE = {
+    "optimizer": ("params", "learning_rate", "adjust_learning_rate"),
+    "scheduler": tuple(WHEN),
+}
+"""What a class of a category takes beside its own arguments."""
 
 _VARIABLE: Schema = {"type": "string", "pattern": r"^\$\{.*\}$"}
 _PATH: Schema = {"type": "string", "pattern": r"\.", "description": "an import path"}
@@ -44,7 +53,7 @@ _DEPTH = 2
 
 
 def schema() -> Schema:
-    """The schema, draft 2020-12, as plain data."""
+    """The schema, draft 2020-12, as plain data: a few hundred kilobytes of JSON."""
     return _Writer().file()
 
 
@@ -112,17 +121,19 @@ class _Writer:
                 return self.backend()
         return {}
 
-    def section(self, shape: Section) -> Schema:
-        try:
-            target = imported(shape.target)
-        except LookupError:
-            return {}
-        return {"anyOf": [self.arguments(target, frozenset(), 0), {"type": "null"}]}
+    def section(self, shape: Section, path: str = "") -> Schema:
+        found = self.arguments(imported(shape.target), frozenset(), 0)
+        found["properties"] |= _without_meaning(path)
+        return {"anyOf": [found, {"type": "null"}]}
 
     def init(self, shape: tables.Init) -> Schema:
         trainer = imported("fulgurite.trainer.Trainer")
         found = self.arguments(trainer, frozenset(shape.shapes), 0)
-        found["properties"] |= {key: self.shape(item) for key, item in shape.shapes.items()}
+        for key, item in shape.shapes.items():
+            path = f"trainer.init.{key}."
+            is_section = isinstance(item, Section)
+            found["properties"][key] = self.section(item, path) if is_section else self.shape(item)
+        found["properties"] |= _without_meaning("trainer.init.")
         return {
             **found,
             "required": ["model"],
@@ -133,7 +144,10 @@ class _Writer:
         csx, config = imported("fulgurite.backends.CSXBackend"), "fulgurite.backends.CSConfig"
         found = self.arguments(csx, frozenset({"cluster_config"}), 0)
         found["properties"]["backend_type"] = _names(("CSX", "CPU", "GPU"))
-        found["properties"]["cluster_config"] = self.shape(Section(config))
+        cluster = self.section(Section(config), "trainer.init.backend.cluster_config.")
+        found["properties"] |= _without_meaning("trainer.init.backend.")
+        found["properties"]["cluster_config"] = cluster
+        found["patternProperties"] = {r"^csx\.debug\.": {}}
         return {**found, "required": ["backend_type"]}
 
     def category(self, shape: OneClass) -> Schema:
@@ -151,11 +165,12 @@ class _Writer:
         properties = {
             spelt: self.define(
                 f"{name}.{choice}",
-                partial(self._nullable_arguments, target, skip, depth + 1),
+                partial(self._nullable_arguments, name, choice, target, skip, depth + 1),
             )
             for choice, target in choices.items()
             for spelt in dict.fromkeys((choice, choice.lower()))
         }
+        properties |= _without_meaning(f"trainer.init.{name}s.")
         others = {r"\.": {"type": ["object", "null"]}}
         one = {"type": "object", "properties": properties, "minProperties": 1, "maxProperties": 1}
         by_name = {**one, "patternProperties": others, "additionalProperties": not choices}
@@ -166,8 +181,24 @@ class _Writer:
         found = _either("class_path", by_path, found)
         return {"if": {"type": "string"}, "then": named, "else": {"type": "object", **found}}
 
-    def _nullable_arguments(self, target: Any, skip: frozenset[str], depth: int) -> Schema:
-        return {**self.arguments(target, skip, depth), "type": ["object", "null"]}
+    def _nullable_arguments(
+        self, category: str, name: str, target: Any, skip: frozenset[str], depth: int
+    ) -> Schema:
+        """A class's arguments, with what its shape takes beside them."""
+        found = {**self.arguments(target, skip, depth), "type": ["object", "null"]}
+        found["properties"] |= {key: {} for key in BESIDE.get(category, ())}
+        if category == "scheduler":
+            inner = {"$ref": "#/$defs/scheduler"}
+            nested = {"scheduler": inner, "schedulers": _one_or_more(inner)}
+            takes = signature_of(target).parameters
+            found["properties"] |= {key: nested[key] for key in nested if key in takes}
+        if category == "logger":
+            others = LOGGER_NAMES.get(name.lower(), {})
+            found["properties"] |= {key: {} for key in others}
+            needed = [key for key in found.get("required", ()) if key != "save_dir"]
+            found = {key: value for key, value in found.items() if key != "required"}
+            found |= {"required": needed} if needed else {}
+        return found
 
     def arguments(self, target: Any, skip: frozenset[str], depth: int) -> Schema:
         """The arguments of a class or function."""
@@ -225,6 +256,16 @@ class _Writer:
         choices = self.classes.short_names(category_of((kind,)))
         name = kind.__name__
         return self.define(name, partial(self._forms, name, choices, frozenset(), "name", depth))
+
+
+def _without_meaning(path: str) -> Schema:
+    """The known keys of a mapping that have no meaning here."""
+    keys = {known.where.removeprefix(path): known.note for known in KNOWN if path in known.where}
+    return {
+        key: {"description": note, "deprecated": True}
+        for key, note in keys.items()
+        if key.isidentifier()
+    }
 
 
 def _object(properties: Schema, required: Iterable[str] = ()) -> Schema:

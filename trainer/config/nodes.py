@@ -37,7 +37,7 @@ _SCALARS = {
 _PATTERNS = {kind: re.compile(f"(?:{pattern})") for kind, (pattern, _) in _SCALARS.items()}
 
 
-class _Loader(yaml.SafeLoader):
+class Loader(yaml.SafeLoader):
     """SafeLoader's grammar with the scalars of YAML 1.2, and an end to nesting."""
 
     def __init__(self, stream: str) -> None:
@@ -55,11 +55,11 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-_Loader.yaml_implicit_resolvers = {}
+Loader.yaml_implicit_resolvers = {}
 for _kind, (_pattern, _first) in _SCALARS.items():
     _firsts = list("-+.0123456789") if _first is None else list(_first)
-    _Loader.add_implicit_resolver(_TAG + _kind, re.compile(f"^(?:{_pattern})$"), _firsts)
-_Loader.add_implicit_resolver(f"{_TAG}merge", re.compile("^<<$"), ["<"])
+    Loader.add_implicit_resolver(_TAG + _kind, re.compile(f"^(?:{_pattern})$"), _firsts)
+Loader.add_implicit_resolver(f"{_TAG}merge", re.compile("^<<$"), ["<"])
 
 
 def values_of(text: str, source: str) -> tuple[Any, dict[Path, Place], list[Problem]]:
@@ -69,7 +69,7 @@ def values_of(text: str, source: str) -> tuple[Any, dict[Path, Place], list[Prob
         ParameterFileError: it is not YAML.
     """
     try:
-        loader = _Loader(text)
+        loader = Loader(text)
         node = loader.get_single_node()
         if node is None:
             raise ParameterFileError([(Place(source), Problem((), "is empty."))])
