@@ -190,7 +190,9 @@ def _each(origin: Any, kinds: tuple[Any, ...], value: Any, path: Path, report: R
 
 
 def _scalar(kinds: tuple[Any, ...], value: Any, path: Path, report: Report) -> Any:
-    if isinstance(value, str) and str not in kinds:
+    if isinstance(value, str) and str in kinds:
+        return value  # jsonargparse would take "null" and "#" for None
+    if isinstance(value, str):
         value = _unquoted(kinds, value)
     # jsonargparse would take "yes" for true, and what is in quotes for YAML
     impossible = _SCALARS if isinstance(value, str) else (types.NoneType,)
