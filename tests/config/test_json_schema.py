@@ -35,7 +35,7 @@ CAUGHT = (
     *("arguments_as_a_list", "arguments_beside_class_path", "callback_argument_missing"),
     *("callback_misspelt", "callbacks_as_a_mapping", "device_and_backend", "device_unknown"),
     *("key_in_capitals", "key_misspelt", "key_of_init_under_trainer", "key_of_loop_in_init"),
-    *("key_of_loop_misspelt", "key_of_trainer_at_the_top", "keys_all_wrong", "no_device"),
+    *("key_of_loop_misspelt", "key_of_trainer_at_the_top", "keys_all_wrong"),
     *("no_init", "no_loader", "no_model", "no_trainer", "optimizer_argument_misspelt"),
     *("optimizer_arguments_not_indented", "optimizer_is_a_base_class", "optimizer_misspelt"),
     *("optimizer_twice", "scheduler_within_a_scheduler", "section_is_a_list", "yes_for_true"),

@@ -126,6 +126,13 @@ def test_an_init_is_told_what_is_wrong_where_it_stands(
     assert said.startswith(text)
 
 
+def test_a_file_may_leave_the_device_to_the_command_line() -> None:
+    plan = check({"trainer": {"init": {"model": MODEL}}})
+    [note] = plan.notes
+    assert note.text.startswith("names no device: a run needs device")
+    assert plan.phases[0].init.get("device") is None
+
+
 def test_a_check_claims_no_backend() -> None:
     assert told(device="-", backend={"backend_type": "CSX", "max_programs": 2}) == []
     assert current_backend() is None

@@ -94,6 +94,8 @@ def _two_names(value: Mapping[Any, Any], title: str) -> str:
     keys = [str(key) for key in value]
     text = f"expected one {title}, as {{Name: {{arguments}}}}; got {len(keys)} keys:"
     text = f"{text} {', '.join(keys[:8])}."
+    if not isinstance(next(iter(value.values())), (Mapping, type(None))):
+        return f"name: required beside these keys, and not given: {', '.join(keys[:8])}."
     if next(iter(value.values())) is None:
         text += f" Indent {', '.join(keys[1:8])} deeper, as the arguments of {keys[0]}."
     return text

@@ -138,7 +138,7 @@ class _Writer:
         return {
             **found,
             "required": ["model"],
-            "oneOf": [_required("device"), _required("backend")],
+            "not": {"required": ["device", "backend"]},
         }
 
     def backend(self) -> Schema:

@@ -100,7 +100,8 @@ def _maker(call: Call) -> Callable[[], Any] | None:
         return None  # of other classes, and who knows what they do
     parameters = signature_of(target).parameters.values()  # type: ignore[arg-type]
     lacking = {item.name for item in parameters if item.required} - call.arguments.keys()
-    kwargs = {key: value for key, value in call.arguments.items() if key != "params"}
+    # without what asks for param groups of the model
+    kwargs = {key: value for key, value in call.arguments.items() if key != "param_group_tags"}
     weight = torch.nn.Parameter(torch.zeros(1))
     if issubclass(target, torch.optim.Optimizer):
         return lambda: target([weight], **kwargs) if lacking == {"params"} else None
