@@ -18,6 +18,8 @@ flags                 low-level flags: which are known
 checkpoint            when checkpoints are written, and which is the newest; saving: who is told
   keep_n              old ones go
   save_states         smaller ones beside; load_states: parts of one; checkpoint_states: their names
+runner_hooks          the twelve hooks of a runner
+stopping              Ctrl-C and SIGTERM: a checkpoint after the step in flight
 """
 
 from __future__ import annotations
@@ -42,9 +44,11 @@ from fulgurite.callbacks.param_groups import LogOptimizerParamGroup as LogOptimi
 from fulgurite.callbacks.performance import SavePerformanceData as SavePerformanceData
 from fulgurite.callbacks.profiler import Profiler as Profiler
 from fulgurite.callbacks.rate import RateProfiler as RateProfiler
+from fulgurite.callbacks.runner_hooks import RunnerHooks as RunnerHooks
 from fulgurite.callbacks.samples import SamplesStreamedInfo as SamplesStreamedInfo
 from fulgurite.callbacks.save_states import SaveCheckpointState as SaveCheckpointState
 from fulgurite.callbacks.selective_grad import SelectiveGrad as SelectiveGrad
+from fulgurite.callbacks.stopping import StopOnSignal as StopOnSignal
 
 DEFAULT_CALLBACKS: dict[str, dict[str, Any]] = {
     "CheckLoss": {},

@@ -14,6 +14,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from fulgurite.backends.csx.offline import BuiltOnly
+from fulgurite.backends.csx.rng import collect, restore
 from fulgurite.backends.csx.strategy import strategy_of
 from fulgurite.loops import building
 from fulgurite.loops.lean import (
@@ -53,8 +54,13 @@ class EvaluationLoop(_EvaluationLoop):
         builds = building.only_builds(self.trainer)
         if builds and self.trainer.sanity_checking:
             return []  # the fit loop builds these programs after training's
-        with building.uncounted(self) if builds else nullcontext():
-            results: list[_OUT_DICT] = super().run()
+        states = collect()
+        try:
+            with building.uncounted(self) if builds else nullcontext():
+                results: list[_OUT_DICT] = super().run()
+        except SIGTERMException:
+            restore(states)  # a fit that goes on validates anew, and draws the same again
+            raise
         if builds and self.trainer.state.fn != TrainerFn.FITTING:
             building.close(self.trainer)
         strategy_of(self.trainer).on_host_code()

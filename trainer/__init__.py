@@ -17,6 +17,7 @@ global_step         the number of steps done, as a tensor (``backends.step_count
 gradient_norm       of the gradients before they were clipped (``backends.gradient_norm``)
 MixedPrecision      ``precision=`` by the keys of parameter files (``fulgurite.mixed_precision``)
 optim               optimizers, and schedulers that a program computes (``fulgurite.optim``)
+load, run_config    parameter files (``fulgurite.config``)
 errors              TraceError, its kinds, and FrozenValueWarning (``fulgurite.errors``)
 """
 
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from fulgurite.backends.csx.frozen import FrozenValueWarning as FrozenValueWarning
     from fulgurite.backends.gradient_norm import gradient_norm as gradient_norm
     from fulgurite.backends.step_count import global_step as global_step
+    from fulgurite.config.building import load as load
+    from fulgurite.config.running import run_config as run_config
     from fulgurite.function import compile as compile
     from fulgurite.function import trace as trace
     from fulgurite.mixed_precision import MixedPrecision as MixedPrecision
@@ -52,6 +55,8 @@ _HOMES = {
     "global_step": "fulgurite.backends.step_count",
     "gradient_norm": "fulgurite.backends.gradient_norm",
     "compile": "fulgurite.function",
+    "load": "fulgurite.config.building",
+    "run_config": "fulgurite.config.running",
     "trace": "fulgurite.function",
     "step_closure": "fulgurite.backends.closures",
     "checkpoint_closure": "fulgurite.backends.closures",
@@ -72,7 +77,9 @@ __all__ = [
     "current_backend",
     "global_step",
     "gradient_norm",
+    "load",
     "optim",
+    "run_config",
     "step_closure",
     "trace",
 ]

@@ -21,3 +21,4 @@ from fulgurite.backends.csx.errors import UnsupportedDtype as UnsupportedDtype
 from fulgurite.backends.csx.errors import UnsupportedInput as UnsupportedInput
 from fulgurite.backends.csx.errors import UnsupportedState as UnsupportedState
 from fulgurite.backends.csx.frozen import FrozenValueWarning as FrozenValueWarning
+from fulgurite.config.problems import ParameterFileError as ParameterFileError

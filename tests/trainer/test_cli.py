@@ -1,0 +1,197 @@
+"""The command ``fulgurite``: what is typed, what is printed, which status it ends with."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fulgurite import cli
+from fulgurite.config.reading import Document
+
+PARTS = """\
+import torch
+from lightning.pytorch import LightningModule
+from torch.utils.data import DataLoader, TensorDataset
+
+class Net(LightningModule):
+    def __init__(self, reads: bool = False):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+        self.reads = reads
+    def training_step(self, batch, batch_idx):
+        loss = self.layer(batch[0]).square().mean()
+        if self.reads:
+            loss.item()
+        return loss
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.layer(batch[0]).square().mean())
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+def loader():
+    generator = torch.Generator().manual_seed(0)
+    return DataLoader(TensorDataset(torch.randn(16, 4, generator=generator)), batch_size=4)
+"""
+
+FILE = """\
+trainer:
+  init:
+    backend: {{backend_type: CSX, autogen_policy: disabled}}
+    model_dir: {folder}/out
+    model: {{class_path: {parts}.Net}}
+    enable_progress_bar: false
+    enable_model_summary: false
+    num_sanity_val_steps: 0
+    loop: {{max_steps: 4}}
+  fit:
+    train_dataloader: {{data_processor: {parts}.loader}}
+    val_dataloader: {{data_processor: {parts}.loader}}
+  validate:
+    val_dataloader: {{data_processor: {parts}.loader}}
+"""
+
+
+@pytest.fixture
+def params(tmp_path: Path, request: pytest.FixtureRequest) -> str:
+    """A parameter file with its classes beside it, under a name that no other test has."""
+    parts = f"parts_of_{request.node.originalname}"
+    (tmp_path / f"{parts}.py").write_text(PARTS)
+    file = tmp_path / "run.yaml"
+    file.write_text(FILE.format(folder=tmp_path, parts=parts))
+    return str(file)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from fulgurite import cli; cli.parser().format_help();"
+        " sys.exit(any(name in sys.modules for name in ('torch', 'lightning', 'yaml')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_fit_trains_and_ends_with_0(params: str, tmp_path: Path) -> None:
+    assert cli.main(["fit", params]) == 0
+    assert (tmp_path / "out").is_dir()
+
+
+def test_a_mistake_in_the_file_ends_with_1_and_its_place(
+    params: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["fit", params, "--set", "trainer.init.loop.max_stepz=3"]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("--set trainer.init.loop.max_stepz: trainer.init.loop.max_stepz: ")
+    assert "Did you mean 'max_steps'?" in told
+    assert "Traceback" not in told
+
+
+def test_a_mistake_in_the_model_ends_with_1_and_the_users_line(
+    params: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reads = ["--set", "trainer.init.model.init_args.reads=true"]
+    assert cli.main(["fit", params, *reads]) == 1
+    told = capsys.readouterr().err
+    assert "was read by .item()" in told
+    assert ".py:13 in training_step" in told
+    assert "Traceback" not in told
+
+
+def test_debug_shows_the_traceback(params: str) -> None:
+    from fulgurite.errors import HostRead
+
+    with pytest.raises(HostRead):
+        cli.main(["fit", params, "--debug", "--set", "trainer.init.model.init_args.reads=true"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["fitt"],
+        ["fit"],
+        ["fit", "run.yaml", "--unknown"],
+        ["fit", "run.yaml", "--set", "novalue"],
+        ["fit", "run.yaml", "--set", "a..b=1"],
+        ["fit", "run.yaml", "--compile_only", "--validate_only"],
+        ["check"],
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_command_line_ends_with_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+    assert "usage: fulgurite" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_with_130(
+    params: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(options: Any) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(cli._COMMANDS, "fit", interrupted)
+    assert cli.main(["fit", params]) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+def flagged(init: dict[str, Any], *flags: str) -> dict[str, Any]:
+    """What flags set in a file with this ``init``."""
+    options = cli.parser().parse_args(["fit", "run.yaml", *flags])
+    document = Document(source="run.yaml", data={"trainer": {"init": init, "fit": {}}})
+    return cli.flags_as_overrides(document, options)
+
+
+def test_flags_set_keys_of_the_file() -> None:
+    at = "trainer.init"
+    assert flagged({"device": "CSX"}) == {}
+    assert flagged({"device": "CSX"}, "--device", "CPU") == {f"{at}.device": "CPU"}
+    backend = {"backend": {"backend_type": "CSX"}}
+    assert flagged(backend, "--device", "CPU") == {f"{at}.backend.backend_type": "CPU"}
+    assert flagged(backend, "--validate_only") == {f"{at}.backend.validate_only": True}
+    assert flagged({"device": "CSX"}, "--compile_only") == {
+        f"{at}.backend.compile_only": True,
+        f"{at}.backend.backend_type": "CSX",
+        f"{at}.device": None,
+    }
+    assert flagged({}, "--model_dir", "out") == {f"{at}.model_dir": "out"}
+    assert flagged({}, "--ckpt_path", "a.ckpt") == {"trainer.fit.ckpt_path": "a.ckpt"}
+    assert flagged({}, "--ckpt_path", "null") == {"trainer.fit.ckpt_path": None}
+
+
+def test_flags_hold_for_each_trainer_of_a_list() -> None:
+    options = cli.parser().parse_args(["fit", "run.yaml", "--model_dir", "out"])
+    data = {"trainer": [{"trainer": {"init": {}}}, {"init": {}}]}
+    assert cli.flags_as_overrides(Document(source="", data=data), options) == {
+        "trainer.0.trainer.init.model_dir": "out",
+        "trainer.1.init.model_dir": "out",
+    }
+
+
+def test_check_says_a_line_per_problem_and_ends_with_1(
+    params: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["check", params]) == 0
+    assert capsys.readouterr().out == f"{params}: no problems\n"
+    broken = tmp_path / "broken.yaml"
+    broken.write_text(Path(params).read_text().replace("max_steps", "max_step"))
+    assert cli.main(["check", params, str(broken)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{params}: no problems"
+    assert lines[1].startswith(f"{broken}:9:12: trainer.init.loop.max_step: ")
+    assert len(lines) == 2
+
+
+def test_check_without_imports_only_names_the_users_classes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(FILE.format(folder=tmp_path, parts="nowhere"))
+    assert cli.main(["check", str(file)]) == 1
+    assert "No module named 'nowhere'" in capsys.readouterr().out
+    assert cli.main(["check", "--no-imports", str(file)]) == 0

@@ -1,0 +1,7 @@
+"""``python -m fulgurite``: the command ``fulgurite``."""
+
+import sys
+
+from fulgurite.cli import main
+
+sys.exit(main())

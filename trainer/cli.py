@@ -1,0 +1,218 @@
+"""The command ``fulgurite``: run, check and convert parameter files.
+
+Only what a command needs is imported, so that ``--help`` comes at once.
+
+Exit statuses: 0; 1 for what a user can mend, told without a traceback; 2 for a wrong command line;
+130 after Ctrl-C, 143 after SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fulgurite.config.reading import Document
+
+RUNS = {
+    "fit": "train what a parameter file describes",
+    "validate": "validate it",
+    "validate_all": "validate it on each loader, for each checkpoint",
+    "test": "test it",
+    "predict": "predict with it",
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(
+        prog="fulgurite",
+        description="Any LightningModule as one static program, from a parameter file.",
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, does in RUNS.items():
+        _add_run_options(commands.add_parser(name, help=does, description=f"{does}.".capitalize()))
+    check = commands.add_parser("check", help="say what is wrong with parameter files")
+    check.add_argument("files", nargs="+", metavar="FILE")
+    check.add_argument(
+        "--no-imports", action="store_true", help="only name classes of your own; import nothing"
+    )
+    _add_set(check)
+    convert = commands.add_parser("convert", help="write an old parameter file in the new form")
+    convert.add_argument("file", metavar="OLD.yaml")
+    convert.add_argument("-o", "--output", metavar="NEW.yaml", help="default: the screen")
+    schema = commands.add_parser("schema", help="print a JSON Schema of parameter files")
+    for command in (check, convert, schema):
+        _add_debug(command)
+    return top
+
+
+def _add_run_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("file", metavar="PARAMS.yaml")
+    _add_set(command)
+    command.add_argument("--device", help="CSX, CPU or GPU, in place of the file's")
+    command.add_argument("--model_dir", metavar="DIR", help="where logs and checkpoints go")
+    command.add_argument(
+        "--ckpt_path", metavar="FILE", help="the checkpoint to go on from; 'null' for none"
+    )
+    builds = command.add_mutually_exclusive_group()
+    builds.add_argument("--compile_only", action="store_true", help="build programs; run nothing")
+    builds.add_argument("--validate_only", action="store_true", help="trace the programs only")
+    command.add_argument(
+        "--print_config", action="store_true", help="print the file with everything set; then stop"
+    )
+    _add_debug(command)
+
+
+def _add_set(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        type=_override,
+        metavar="a.b.c=value",
+        dest="overrides",
+        help="set one key of the file, as trainer.init.loop.max_steps=100",
+    )
+
+
+def _add_debug(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--debug", action="store_true", help="show an error's traceback")
+
+
+def _override(text: str) -> tuple[str, str]:
+    key, found, value = text.partition("=")
+    if not found or not all(key.strip().split(".")):
+        raise argparse.ArgumentTypeError(f"expected a.b.c=value; got {text!r}")
+    return key.strip(), value
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; returns its exit status."""
+    options = parser().parse_args(arguments)
+    try:
+        return int(_COMMANDS[options.command](options))
+    except KeyboardInterrupt:
+        print("fulgurite: interrupted", file=sys.stderr)
+        return 130
+    except Exception as error:  # the last stop: told to the user, whatever it is
+        if options.debug:
+            raise
+        print(_told(error), file=sys.stderr)
+        return 1
+
+
+def _told(error: Exception) -> str:
+    """An error as its user needs it: text, notes, their own line, and how to see more."""
+    from fulgurite.config.problems import ParameterFileError
+
+    if isinstance(error, ParameterFileError):
+        return str(error)
+    from fulgurite.backends.csx.errors import TraceError
+    from fulgurite.backends.csx.lines import raised_at
+
+    line = None if isinstance(error, TraceError) else raised_at(error)
+    text = [
+        f"{type(error).__name__}: {error}",
+        *getattr(error, "__notes__", []),
+        *([f"  at {line}"] if line else []),
+        "(--debug shows the traceback)",
+    ]
+    return "\n".join(text)
+
+
+def _overrides(options: argparse.Namespace) -> dict[str, Any]:
+    from fulgurite.config.reading import scalar
+
+    return {key: scalar(text) for key, text in options.overrides}
+
+
+def _run(options: argparse.Namespace) -> int:
+    from fulgurite.config.checking import check_document, opened
+    from fulgurite.config.reading import with_overrides
+    from fulgurite.config.running import run_plan
+
+    document = opened(options.file, _overrides(options))
+    document = with_overrides(document, flags_as_overrides(document, options))
+    plan = check_document(document)
+    for note in plan.notes:
+        print(plan.document.told(note), file=sys.stderr)
+    run_plan(plan, options.command)
+    return 0
+
+
+def flags_as_overrides(document: Document, options: argparse.Namespace) -> dict[str, Any]:
+    """What the flags mean as keys of the file, for each of its trainers."""
+    from fulgurite.config.checking import trainers
+
+    keys: dict[str, Any] = {}
+    for path, value in trainers(document):
+        at, init = ".".join(map(str, path)), value.get("init") if isinstance(value, Mapping) else {}
+        backend = init.get("backend") if isinstance(init, Mapping) else None
+        if options.device and backend:
+            keys[f"{at}.init.backend.backend_type"] = options.device
+        elif options.device:
+            keys[f"{at}.init.device"] = options.device
+        for flag in ("compile_only", "validate_only"):
+            if getattr(options, flag):
+                keys[f"{at}.init.backend.{flag}"] = True
+                if not backend:
+                    device = options.device or (init or {}).get("device")
+                    keys[f"{at}.init.backend.backend_type"] = device
+                    keys[f"{at}.init.device"] = None
+        if options.model_dir:
+            keys[f"{at}.init.model_dir"] = options.model_dir
+        if options.ckpt_path:
+            path_or_none = None if options.ckpt_path == "null" else options.ckpt_path
+            keys[f"{at}.{options.command}.ckpt_path"] = path_or_none
+    return keys
+
+
+def _check(options: argparse.Namespace) -> int:
+    from fulgurite.config.checking import check
+    from fulgurite.config.problems import ParameterFileError
+
+    status = 0
+    for file in options.files:
+        try:
+            plan = check(file, _overrides(options), imports=not options.no_imports)
+        except ParameterFileError as error:
+            print(error)
+            status = 1
+        else:
+            for note in plan.notes:
+                print(plan.document.told(note))
+            print(f"{file}: no problems")
+    return status
+
+
+def _convert(options: argparse.Namespace) -> int:
+    from fulgurite.config.legacy import convert, is_legacy
+    from fulgurite.config.reading import read
+    from fulgurite.config.written import written
+
+    document = read(options.file)
+    if not isinstance(document.data, Mapping) or not is_legacy(document.data):
+        print(f"{options.file}: is not of the old form: nothing to convert.", file=sys.stderr)
+        return 1
+    new = convert(document.data)
+    document.refuse(new.problems)
+    if options.output is None:
+        print(written(new), end="")
+    else:
+        Path(options.output).write_text(written(new), encoding="utf-8")
+    return 0
+
+
+def _schema(options: argparse.Namespace) -> int:
+    raise NotImplementedError
+
+
+_COMMANDS = {**dict.fromkeys(RUNS, _run), "check": _check, "convert": _convert, "schema": _schema}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
