@@ -10,6 +10,7 @@ once an epoch.
 from __future__ import annotations
 
 import csv
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -37,13 +38,13 @@ class Profile:
     def __str__(self) -> str:
         lines = []
         for kind, (_, *seconds) in self._seconds.items():
-            mean_us = 1e6 * sum(seconds) / max(len(seconds), 1)
-            lines.append(f"{kind:<12} {len(seconds):5} spans, {mean_us:10.1f} us each")
+            median_us = 1e6 * statistics.median(seconds or [0.0])
+            lines.append(f"{kind:<12} {len(seconds):5} spans, median {median_us:8.0f} us")
         return "\n".join(lines)
 
 
 class ProfilingRunner(PyTorchBaseRunner):
-    """Losses to ``losses.csv`` in the model_dir; at the end, the time in each kind of span."""
+    """Losses to ``losses.csv`` in the model_dir; at the end, the median time of each kind."""
 
     def on_train_start(self) -> None:
         super().on_train_start()
