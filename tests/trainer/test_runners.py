@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from document_runners import PAGE, page
 from harness import assert_close
 from models import Classifier, loader, mlp
 from torch import Tensor, nn
@@ -562,6 +563,11 @@ def test_a_signal_ends_a_run_and_the_command_that_is_printed_goes_on(
     checkpoint = command.split("--checkpoint_path ")[1].strip()
     second = start("--mode=train", "--checkpoint_path", checkpoint).losses
     assert [*first, *map(float, second)] == whole
+
+
+def test_the_documentation_is_that_of_the_code() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert page(text) == text
 
 
 def test_every_mode_is_a_method() -> None:
