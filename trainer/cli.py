@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -189,7 +190,21 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _convert(options: argparse.Namespace) -> int:
-    raise NotImplementedError
+    from fulgurite.config.legacy import convert, is_legacy
+    from fulgurite.config.reading import read
+    from fulgurite.config.written import written
+
+    document = read(options.file)
+    if not isinstance(document.data, Mapping) or not is_legacy(document.data):
+        print(f"{options.file}: is not of the old form: nothing to convert.", file=sys.stderr)
+        return 1
+    new = convert(document.data)
+    document.refuse(new.problems)
+    if options.output is None:
+        print(written(new), end="")
+    else:
+        Path(options.output).write_text(written(new), encoding="utf-8")
+    return 0
 
 
 def _schema(options: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from fulgurite.config.classes import Classes
+from fulgurite.config.legacy import convert, is_legacy
 from fulgurite.config.problems import Path, Problem, nearest
 from fulgurite.config.reading import Document, read, with_environment, with_overrides
 from fulgurite.config.schema import TOP, TRAINER
@@ -64,12 +65,28 @@ def check(
 def opened(
     file: str | os.PathLike[str] | Mapping[str, Any], overrides: Mapping[str, Any] | None = None
 ) -> Document:
-    """Read a parameter file, with overrides and the environment's values in it.
+    """Read a parameter file, with the environment's values and overrides in it.
+
+    A file of the old form comes in the new one; overrides may name keys of either.
 
     Raises:
-        ParameterFileError: it cannot be read, or a key cannot be set.
+        ParameterFileError: it cannot be read, a key cannot be set, or an old key has no place in
+            the new form.
     """
-    return with_environment(with_overrides(read(file), overrides or {}))
+    document, overrides = with_environment(read(file)), overrides or {}
+    if not isinstance(document.data, Mapping) or not is_legacy(document.data):
+        return with_overrides(document, overrides)
+    of_new = {key: value for key, value in overrides.items() if key.partition(".")[0] in TOP}
+    of_old = {key: value for key, value in overrides.items() if key not in of_new}
+    return with_overrides(_converted(with_overrides(document, of_old)), of_new)
+
+
+def _converted(document: Document) -> Document:
+    """A document of the old form in the new one; its places stay those of the old keys."""
+    new = convert(document.data)
+    document.refuse(new.problems)
+    notes = tuple(Problem(note.path, note.text) for note in new.notes)
+    return replace(document, data=new.params, origins=new.origins, notes=notes)
 
 
 def check_document(document: Document, *, imports: bool = True) -> Plan:
@@ -87,7 +104,7 @@ def check_document(document: Document, *, imports: bool = True) -> Plan:
     if not phases:
         report.problem((), "trainer: required, and not given.")
     document.refuse(report.problems)
-    return Plan(document=document, phases=tuple(phases), notes=tuple(report.notes))
+    return Plan(document=document, phases=tuple(phases), notes=(*document.notes, *report.notes))
 
 
 def _find_modules_beside(file: str) -> None:

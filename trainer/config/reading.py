@@ -55,12 +55,14 @@ class Document:
         data: what it says.
         places: the place of each key and list item.
         origins: where each key of a converted file stood before (``fulgurite.config.legacy``).
+        notes: what its conversion left out or changed.
     """
 
     source: str
     data: Any
     places: dict[Path, Place] = field(default_factory=dict)
     origins: dict[Path, Path] = field(default_factory=dict)
+    notes: tuple[Problem, ...] = ()
 
     def place(self, path: Path) -> Place:
         """Where a path stands, or the nearest key above it that stands somewhere."""
