@@ -12,16 +12,19 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from fulgurite.callbacks import StepRate
+from fulgurite.callbacks import RateProfiler
 
 
-class Record(StepRate):
+class Record(RateProfiler):
     """Steps per second, the loss of every training step, and the seconds of the whole fit."""
 
     def __init__(self) -> None:
         super().__init__()
         self.losses: list[Tensor] = []
         self.seconds = 0.0
+
+    def every_n_steps(self, trainer: pl.Trainer) -> int:
+        return 1
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if stage == "fit":

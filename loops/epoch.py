@@ -27,6 +27,8 @@ class TrainingEpochLoop(_TrainingEpochLoop):
 
     _hooks: BatchHooks
     _lean: bool  # whether this epoch's batches are ours
+    _begins: bool  # whether the next batch is the first of this epoch that runs
+    _is_due: bool  # whether hooks that are needed on some steps only are called on this batch
     _validates: bool
     _schedulers: RunSchedulers
     _limits: tuple[Any, ...] | None = None  # for which that is so; None outside of an epoch
@@ -62,6 +64,7 @@ class TrainingEpochLoop(_TrainingEpochLoop):
         if restored is not None:
             strategy.restored = None
             positions |= position.replay(restored, data_fetcher, self.batch_progress.current.ready)
+        self._begins, self._is_due = True, False
         self._hooks = self._find_hooks()
         self._lean = self._hooks.suffice(data_fetcher)
         if self._lean:
@@ -107,6 +110,9 @@ class TrainingEpochLoop(_TrainingEpochLoop):
         progress.increment_processed()
         self._step_schedulers()
         self._hooks.after(output, batch, batch_idx)
+        if self._is_due:
+            self._hooks.after_some(output, batch, batch_idx)
+            self._begins = False
         self._results.batch = self._results.batch_size = None
         progress.increment_completed()
         self._log()
@@ -117,6 +123,12 @@ class TrainingEpochLoop(_TrainingEpochLoop):
             self._warning_cache.warn("The training dataloader yielded None: no step here.")
             return None
         response = self._hooks.before(batch, batch_idx)
+        self._is_due = self._begins
+        for every in self._hooks.periods:
+            if (self._batches_that_stepped + 1) % every == 0:
+                self._is_due = True
+        if self._is_due:
+            self._hooks.before_some(batch, batch_idx)
         if batch_idx == 0:
             self.trainer.strategy.on_train_batch_start(batch, batch_idx)
         if response == -1:

@@ -21,6 +21,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor
 
 from fulgurite.backends.csx.strategy import strategy_of
+from fulgurite.callbacks.sparse import SparseCallback
 
 _TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
@@ -33,6 +34,9 @@ class BatchHooks:
             asked.
         start: name of the hook before the step.
         end: name of the hook after it.
+
+    Attributes:
+        periods: ``before_some`` and ``after_some`` are due on steps that are multiples of one.
     """
 
     def __init__(self, trainer: Any, start: str, end: str) -> None:
@@ -41,6 +45,7 @@ class BatchHooks:
         self._host_code, self._schedulers = strategy.host_code, strategy.schedulers
         self._names = (start, end)
         self.callbacks = list(trainer.callbacks)
+        self._find_sparse()
         self._start, self._end = self._find(start), self._find(end)
         self._transfers = self._overrides_transfer()
         steps_schedulers = _overrides(self._module, "lr_scheduler_step", pl.LightningModule)
@@ -91,11 +96,30 @@ class BatchHooks:
         """Call the hooks after the step."""
         self._call(self._end, 1, args)
 
+    def before_some(self, *args: Any) -> None:
+        """Call the hooks before the step that are needed on some steps only, on one of those."""
+        self._call([(True, c.on_train_batch_start) for c in self._sparse], 0, args)
+
+    def after_some(self, *args: Any) -> None:
+        """Call the hooks after the step that are needed on some steps only, on one of those."""
+        self._call([(True, c.on_train_batch_end) for c in self._sparse], 1, args)
+
+    def _find_sparse(self) -> None:
+        """Sort out the callbacks whose hooks are needed on some steps only, and on which."""
+        training = self._names == ("on_train_batch_start", "on_train_batch_end")
+        periods = {
+            callback: callback.every_n_steps(self._trainer)
+            for callback in self.callbacks
+            if training and isinstance(callback, SparseCallback)
+        }
+        self._sparse = [callback for callback, every in periods.items() if every != 1]
+        self.periods = {every for every in periods.values() if every > 1}
+
     def _find(self, name: str) -> list[tuple[bool, Callable[..., Any]]]:
         found = [
             (True, getattr(callback, name))
             for callback in self.callbacks
-            if _overrides(callback, name, pl.Callback)
+            if _overrides(callback, name, pl.Callback) and callback not in self._sparse
         ]
         if _overrides(self._module, name, pl.LightningModule):
             found.append((False, getattr(self._module, name)))

@@ -1,0 +1,108 @@
+"""Ends a run whose loss is no number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor
+
+from fulgurite.callbacks.sparse import SparseCallback, is_log_step
+
+STATE = "_losses_until_bad"
+"""The module's attribute: state of its program, in no checkpoint."""
+
+
+class NonFiniteLoss(ArithmeticError):
+    """The loss became NaN or infinite.
+
+    Attributes:
+        batch: the number of training batches of this run that were well before it.
+    """
+
+    def __init__(self, message: str, batch: int) -> None:
+        super().__init__(message)
+        self.batch = batch
+
+
+class CheckLoss(SparseCallback):
+    """Raises ``NonFiniteLoss`` when the loss of training is NaN or infinite.
+
+    Each loss that is differentiated is checked, inside the step: the device keeps one integer, the
+    number of losses before the first bad one, and the host reads it on log steps, before a
+    checkpoint is written, before validation, and when an epoch ends; in eager steps on the CPU on
+    every step. So the error comes at most ``log_every_n_steps - 1`` steps late, names the batch and
+    step that it happened in, and no checkpoint holds what came of it. A step that a dynamic loss
+    scale skips counts too where its loss was bad; gradients that overflow from a finite loss do
+    not.
+    """
+
+    def __init__(self) -> None:
+        self._first_step = 0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Begin to count."""
+        self._first_step = trainer.global_step
+        vars(pl_module)[STATE] = torch.zeros((), dtype=torch.int64, device=pl_module.device)
+
+    def on_before_backward(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
+    ) -> None:
+        """Count on while losses are finite; at the first bad one turn negative, and stay."""
+        count = getattr(pl_module, STATE)
+        with torch.no_grad():
+            value = loss.detach().sum()  # a loss of no dimension: itself
+            bad = torch.where(value.isnan(), -2 * count - 1, -2 * count - 2)
+            count.copy_(
+                torch.where(count < 0, count, torch.where(value.isfinite(), count + 1, bad))
+            )
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any
+    ) -> None:
+        """Read, where that waits for no device, or on log steps."""
+        if pl_module.device.type == "cpu" or is_log_step(trainer):
+            self._check(trainer, pl_module)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Read."""
+        self._check(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Read."""
+        self._check(trainer, pl_module)
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Read."""
+        self._check(trainer, pl_module)
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Leave the module as it was."""
+        vars(pl_module).pop(STATE, None)
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Leave the module as it was: what is saved on an exception may be looked at."""
+        vars(pl_module).pop(STATE, None)
+
+    def _check(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        count = vars(module).get(STATE)
+        if count is None or (code := int(count)) >= 0:
+            return
+        before, is_inf = divmod(-code - 1, 2)
+        what = "infinite" if is_inf else "NaN"
+        if module.automatic_optimization:
+            step = self._first_step + before // trainer.accumulate_grad_batches + 1
+            where = f"in training batch {before + 1} of this run, which is in optimizer step {step}"
+        else:
+            where = f"at backward number {before + 1} of this run"
+        raise NonFiniteLoss(
+            f"The loss became {what} {where}; it is now {trainer.global_step}. Try a smaller"
+            " learning rate, Trainer(gradient_clip_val=1.0) or a longer warm-up, and look at that"
+            " batch. To see it at once: log_every_n_steps=1. To train on: leave CheckLoss out.",
+            before,
+        )

@@ -1,0 +1,212 @@
+"""Checkpoints by the number of steps, in the trainer's own folder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from string import Formatter
+from typing import Any, Literal
+from weakref import proxy
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning_utilities.core.rank_zero import rank_zero_info
+
+from fulgurite.backends.csx.strategy import StaticGraph
+from fulgurite.callbacks.saving import SaveAnnouncer, SaveObserver
+from fulgurite.callbacks.sparse import SparseCallback
+
+_STAMP = "%Y%m%d_%H%M%S_%f"
+
+
+class Checkpoint(SaveAnnouncer, SparseCallback, ModelCheckpoint):
+    """Writes Lightning checkpoints every n optimizer steps and at the end of a fit.
+
+    They lie in the trainer's ``default_root_dir`` (``model_dir``) itself and load in Lightning, as
+    Lightning's load here. A file appears when it is complete, never before. One that exists is not
+    overwritten: the time follows the new one's step (``{step}_YYYYmmdd_HHMMSS_microseconds``).
+    ``fit(ckpt_path="last")`` takes the newest of the folder. ``trainer.checkpoint_callback`` is
+    this object, and ``best_model_path`` the file that it wrote last.
+
+    Args:
+        steps: after every so many optimizer steps (``trainer.global_step``), and at the end of a
+            fit; left out, at the end alone; None, never.
+        autoload_last_checkpoint: whether a run from a parameter file without ``ckpt_path`` goes on
+            from the newest checkpoint in the folder. ``Trainer.fit`` called from Python does not
+            look at it.
+        disable_strict_checkpoint_loading: let checkpoints load that lack weights of the module or
+            have others (``module.strict_loading = False``).
+        save_initial_checkpoint: write one before the first step of a fit, too.
+        checkpoint_name: of the file; ``{step}`` is the optimizer step.
+
+    Raises:
+        ValueError: ``steps`` is no such number, ``checkpoint_name`` has no ``{step}`` or more.
+    """
+
+    def __init__(
+        self,
+        steps: int | Literal["end"] | None = "end",
+        autoload_last_checkpoint: bool = True,
+        disable_strict_checkpoint_loading: bool = False,
+        save_initial_checkpoint: bool = False,
+        checkpoint_name: str = "checkpoint_{step}.ckpt",
+    ) -> None:
+        if steps not in (None, "end") and (type(steps) is not int or steps < 1):
+            raise ValueError(
+                f"Checkpoint: steps is a number of optimizer steps of at least 1; got {steps!r}."
+                " Leave it out for one checkpoint at the end, or give None for none."
+            )
+        _check_name(checkpoint_name)
+        super().__init__(save_top_k=-1)
+        self.steps = steps
+        self.autoload_last_checkpoint = autoload_last_checkpoint
+        self.disable_strict_checkpoint_loading = disable_strict_checkpoint_loading
+        self.save_initial_checkpoint = save_initial_checkpoint
+        self.checkpoint_name = checkpoint_name
+        self._saved_at: int | None = None  # the step of the last one, in this fit
+
+    # -- what is there -----------------------------------------------------------------------
+
+    def newest(self, folder: str | Path) -> Path | None:
+        """The newest checkpoint in a folder, by step and then by time; None where there is none.
+
+        Only files count whose names this callback would give.
+        """
+        found = max(self._found(Path(folder)), default=None)
+        return None if found is None else found[-1]
+
+    def _found(self, folder: Path) -> Iterator[tuple[int, str, Path]]:
+        before, after = map(re.escape, self.checkpoint_name.split("{step}"))
+        pattern = re.compile(rf"{before}(\d+)(?:_(\d{{8}}_\d{{6}}_\d{{6}}))?{after}")
+        for path in folder.glob("*") if folder.is_dir() else ():
+            match = pattern.fullmatch(path.name)
+            if match and path.is_file():
+                yield int(match[1]), match[2] or "", path
+
+    # -- when to save ------------------------------------------------------------------------
+
+    def every_n_steps(self, trainer: pl.Trainer) -> int:
+        """Every ``steps``; under manual optimization a batch may have any number of them."""
+        if not isinstance(self.steps, int):
+            return 0
+        return self.steps if trainer.lightning_module.automatic_optimization else 1
+
+    @property
+    def state_key(self) -> str:
+        """Under which a checkpoint keeps this callback's state."""
+        return type(self).__qualname__
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Find the folder; say how strictly the module loads."""
+        if "://" in str(trainer.default_root_dir):
+            raise ValueError(
+                "Checkpoint writes to a local folder; the trainer's default_root_dir (model_dir)"
+                f" is {trainer.default_root_dir!r}. Use Lightning's ModelCheckpoint there."
+            )
+        self.dirpath = trainer.default_root_dir
+        if self.disable_strict_checkpoint_loading:
+            pl_module.strict_loading = False
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Save the beginning, if asked to."""
+        self._saved_at = trainer.global_step if self._saves(trainer) else None
+        if self.save_initial_checkpoint and trainer.global_step == 0 and self._saves(trainer):
+            self.save(trainer)
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Save, where a multiple of ``steps`` was passed since the last one."""
+        if not isinstance(self.steps, int) or self._saved_at is None:
+            return
+        if trainer.global_step // self.steps > self._saved_at // self.steps:
+            self.save(trainer)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Nothing: epochs do not matter here."""
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Nothing: validation does not matter here."""
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Nothing: what an exception leaves is no checkpoint."""
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Save the end, unless it was saved already."""
+        if self._saved_at not in (None, trainer.global_step):
+            self.save(trainer)
+
+    # -- saving ------------------------------------------------------------------------------
+
+    def save(self, trainer: pl.Trainer) -> Path:
+        """Write a checkpoint of this moment; returns where it lies."""
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        observers = [callback for callback in callbacks if isinstance(callback, SaveObserver)]
+        for observer in observers:
+            observer.before_checkpoint(trainer)
+        path = self._free_path(Path(trainer.default_root_dir), trainer.global_step)
+        self._write(trainer, path)
+        self._saved_at = self._last_global_step_saved = trainer.global_step
+        self.best_model_path = self.last_model_path = self._last_checkpoint_saved = str(path)
+        rank_zero_info(f"Checkpoint: {path}")
+        for observer in observers:
+            observer.after_checkpoint(trainer, path)
+        for logger in trainer.loggers if trainer.is_global_zero else ():
+            logger.after_save_checkpoint(proxy(self))
+        return path
+
+    @staticmethod
+    def _write(trainer: pl.Trainer, path: Path) -> None:
+        """Write beside, then rename: Lightning's own save copies from another file system."""
+        part = path.with_name(f".{path.name}.part")
+        trainer.save_checkpoint(part, weights_only=False)
+        if trainer.is_global_zero:
+            part.replace(path)
+        trainer.strategy.barrier("Checkpoint")
+
+    def _free_path(self, folder: Path, step: int) -> Path:
+        path = folder / self.checkpoint_name.format(step=step)
+        if not path.exists():
+            return path
+        return folder / self.checkpoint_name.format(step=f"{step}_{datetime.now():{_STAMP}}")
+
+    def _saves(self, trainer: pl.Trainer) -> bool:
+        """Whether this run writes checkpoints: a run that only builds, or a dry one, does not."""
+        strategy = trainer.strategy
+        only_builds = isinstance(strategy, StaticGraph) and strategy.backend.only_builds
+        return self.steps is not None and not only_builds and not trainer.fast_dev_run  # type: ignore[attr-defined]
+
+    # -- what Lightning asks a ModelCheckpoint ------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: the folder knows."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def _find_last_checkpoints(self, trainer: pl.Trainer) -> set[str]:
+        """What ``ckpt_path="last"`` loads (checked against Lightning 2.6.6)."""
+        newest = self.newest(trainer.default_root_dir)
+        return set() if newest is None else {str(newest)}
+
+
+def _check_name(name: str) -> None:
+    try:
+        fields = [field for _, field, _, _ in Formatter().parse(name) if field is not None]
+    except ValueError:
+        fields = []
+    if fields != ["step"] or "{step}" not in name or "/" in name:
+        raise ValueError(
+            "Checkpoint: checkpoint_name is the name of a file with {step} in it, once, and nothing"
+            f" else in braces; got {name!r}. For instance 'checkpoint_{{step}}.ckpt'."
+        )

@@ -1,0 +1,55 @@
+"""Old checkpoints go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+
+from fulgurite.callbacks.saving import SaveObserver, check_saved
+
+
+class KeepNCheckpoints(pl.Callback, SaveObserver):
+    """Deletes old checkpoints: of those that ``Checkpoint`` wrote, only the newest n stay.
+
+    A resumed run goes on with the files of the run it resumes; others in the folder are left alone,
+    and so are those of SaveCheckpointState.
+
+    Args:
+        n: how many stay; None for all.
+    """
+
+    def __init__(self, n: int | None = None) -> None:
+        if n is not None and (type(n) is not int or n < 1):
+            raise ValueError(
+                f"KeepNCheckpoints: n is a number of checkpoints of at least 1; got {n!r}. Leave it"
+                " out to keep all."
+            )
+        self.n = n
+        self._paths: list[str] = []
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """See that somebody writes them."""
+        check_saved(self, trainer, stage)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """The checkpoint that a run goes on from is the newest of its line."""
+        if trainer.ckpt_path is not None and str(trainer.ckpt_path) not in self._paths:
+            self._paths.append(str(trainer.ckpt_path))
+
+    def after_checkpoint(self, trainer: pl.Trainer, path: Path) -> None:
+        """Delete the oldest."""
+        self._paths.append(str(path))
+        while self.n is not None and len(self._paths) > self.n:
+            oldest = self._paths.pop(0)
+            if Path(oldest).exists():
+                trainer.strategy.remove_checkpoint(oldest)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The files."""
+        return {"paths": list(self._paths)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with these files."""
+        self._paths = list(state_dict["paths"])
