@@ -51,7 +51,8 @@ class Row:
         shape = "-" if one is None else str(tuple(one.shape))
         dtype = "-" if one is None else str(one.dtype).removeprefix("torch.")
         part = 100 * self.elements / total if total else 0.0
-        trained = {0: "no", self.elements: "yes"}.get(self.trainable, "in part")
+        requires = {t.requires_grad for t in self.tensors}
+        trained = "in part" if len(requires) > 1 else "yes" if requires == {True} else "no"
         shown = (self.kind, self.name, dtype, shape)
         numbers = (
             (self.elements, f"{self.elements:,}"),
@@ -105,7 +106,7 @@ class CountParams(pl.Callback):
         total = sum(row.elements for row in rows)
         cells = [row.cells(total) for row in rows]
         if self.order_by:
-            cells.sort(key=lambda row: [row[c][0] for c in self.order_by], reverse=self.descending)  # type: ignore[misc]
+            cells.sort(key=lambda row: [row[c][0] for c in self.order_by], reverse=self.descending)
         lines = _aligned([list(COLUMNS), *([text for _, text in row.values()] for row in cells)])
         parameters = [row for row in rows if row.kind != "buffer"]
         trained = sum(row.trainable for row in parameters)

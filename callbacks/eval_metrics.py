@@ -10,8 +10,12 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
-_OWN = ("on_validation_start", "on_validation_epoch_start")
-_OWN += ("on_validation_epoch_end", "on_validation_end")
+_OWN = (
+    "on_validation_start",
+    "on_validation_epoch_start",
+    "on_validation_epoch_end",
+    "on_validation_end",
+)
 
 
 class ModelEvalMetrics(pl.Callback):

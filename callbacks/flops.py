@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import lightning.pytorch as pl
@@ -40,6 +41,7 @@ class FlopUtilization(Profiler):
         self.peak_flops_per_sec = peak_flops_per_sec
         self.flops_per_batch: float | None = None
         self._counter: FlopCounterMode | None = None
+        self._aside = ExitStack()
 
     @property
     def flops_per_sec(self) -> float:
@@ -56,14 +58,14 @@ class FlopUtilization(Profiler):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Each run counts anew."""
-        self.flops_per_batch = None
+        self.flops_per_batch = self._counter = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Where steps are eager, watch the first."""
         super().on_train_start(trainer, pl_module)
         if not is_static(trainer):
-            self._counter = FlopCounterMode(display=False)
-            self._counter.__enter__()
+            self._aside.enter_context(counter := FlopCounterMode(display=False))
+            self._counter = counter
 
     def on_train_batch_end(
         self,
@@ -82,7 +84,7 @@ class FlopUtilization(Profiler):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
         """Stop counting."""
-        self._close()
+        self._aside.close()
 
     def measured(self, trainer: pl.Trainer) -> Mapping[str, float]:
         """The rate now."""
@@ -96,19 +98,13 @@ class FlopUtilization(Profiler):
 
     def _count(self, trainer: pl.Trainer) -> float:
         if self._counter is not None:
-            total = self._counter.get_total_flops()
-            self._close()
-            return float(total)
+            self._aside.close()
+            return float(self._counter.get_total_flops())
         program = strategy_of(trainer).step_functions["training"].programs[0]
         counts = {entry.name: flops_of(entry.graph) for entry in program.entries}
         others = [count for name, count in counts.items() if name != STEP]
         window = trainer.accumulate_grad_batches
         return (counts[STEP] + sum(others) * (window - 1)) / window
-
-    def _close(self) -> None:
-        if self._counter is not None:
-            self._counter.__exit__(None, None, None)
-            self._counter = None
 
 
 def flops_of(graph: Graph) -> int:

@@ -62,7 +62,7 @@ def recorded() -> list[str]:
             "backend": {"backend_type": "CSX", "autogen_policy": "disabled"},
             "model_dir": folder,
             "optimizer": {"SGD": {"lr": 0.1}},
-            "loop": {"num_epochs": 2},
+            "loop": {"num_epochs": 2, "eval_frequency": 2},
             **QUIET,
         }
         runner = Recording(Net(), {"trainer": {"init": init}})

@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import pytest
@@ -126,7 +127,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
         reset_backend()
         file = tmp_path / "params.yaml"
         file.write_text(yaml.safe_dump(params), encoding="utf-8")
-        where = [] if "--model_dir" in arguments else ["--model_dir", str(tmp_path / "out")]
+        where = [] if "--model_dir" in arguments else ["--model_dir", str(tmp_path / token_hex(4))]
         monkeypatch.setattr(sys, "argv", ["run.py", *arguments, "--params", str(file), *where])
         run(model_fn, train_data, eval_data, runner=runner, **options)
         return Recording.made
@@ -186,17 +187,32 @@ def test_eval_takes_the_checkpoint_that_is_named(device: str, start: Start, tmp_
     assert_close(runner.trainer.callback_metrics["val_loss"], wanted)
 
 
+def test_eval_takes_the_newest_checkpoint_else(start: Start, tmp_path: Path) -> None:
+    folder = ["--model_dir", str(tmp_path / "out")]
+    wanted = start("--mode", "train_and_eval", *folder).trainer.callback_metrics["val_loss"]
+    found = start("--mode", "eval", *folder).trainer.callback_metrics["val_loss"]
+    assert_close(found, wanted)
+
+
 def test_eval_all_takes_every_checkpoint_in_the_order_of_steps(
     start: Start, tmp_path: Path
 ) -> None:
     trained = start("--mode", "train").trainer
-    for path in (tmp_path / "out").rglob("*.ckpt"):
-        path.unlink()
+    folder = ["--model_dir", str(tmp_path / "out")]
     with pytest.raises(FileNotFoundError, match="no checkpoint"):
-        start("--mode", "eval_all")
+        start("--mode", "eval_all", *folder)
     for step in (2, 10):
         trained.save_checkpoint(tmp_path / "out" / f"checkpoint_{step}.ckpt")
-    assert start("--mode", "eval_all").calls == EVAL * 2
+    assert start("--mode", "eval_all", *folder).calls == EVAL * 2
+
+
+def test_training_again_goes_on_from_the_newest_checkpoint(start: Start, tmp_path: Path) -> None:
+    folder = ["--model_dir", str(tmp_path / "out")]
+    whole = [float(loss) for loss in start("--mode=train").losses]
+    first = start("--mode=train", "--num_epochs=1", *folder).losses
+    second = start("--mode=train", *folder).losses
+    assert [*map(float, first), *map(float, second)] == whole
+    assert start("--mode=train", *folder).losses == []
 
 
 def test_csx_and_the_cpu_train_alike(start: Start) -> None:
@@ -241,8 +257,9 @@ def test_flags_of_csx_go_to_its_backend(
 ) -> None:
     runner = start("CSX", "--mode=train", f"--compile_dir={tmp_path}", params=params)
     assert runner.trainer.backend.compile_dir == str(tmp_path)
-    with pytest.raises(NotImplementedError, match="num_csx=2 is a known option"):
+    with pytest.raises(SystemExit) as raised:
         start("CSX", "--mode=train", "--num_csx=2", params=params)
+    assert "2 systems: only 1 is built yet" in str(raised.value.code)
 
 
 @pytest.mark.parametrize("params", [LEGACY, NEW], ids=["old", "new"])
@@ -422,7 +439,9 @@ def test_a_forward_that_returns_no_loss_is_told(start: Start) -> None:
         def forward(self, data: Any) -> Any:
             return self.net(data[0])
 
-    with pytest.raises(TypeError, match=r"returned a tensor \[16, 4\].*loss of a batch"):
+    with pytest.raises(
+        TypeError, match=r"has to return the loss.* It returned a tensor of shape \[16, 4\]"
+    ):
         start("CPU", "--mode=train", model_fn=Logits)
 
 
@@ -474,6 +493,12 @@ def test_a_model_fn_may_ask_for_the_device(start: Start) -> None:
 def test_a_lightning_module_is_itself(start: Start) -> None:
     runner = start("--mode=train", model_fn=lambda params: Classifier(mlp()))
     assert isinstance(runner.module, Classifier)
+
+
+def test_training_without_an_optimizer_is_told(start: Start) -> None:
+    without = {key: value for key, value in LEGACY.items() if key != "optimizer"}
+    with pytest.raises(ValueError, match="nothing to train Net with"):
+        start("CPU", "--mode=train", params=without)
 
 
 @pytest.mark.parametrize(

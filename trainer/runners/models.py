@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from torch import Tensor, nn
+from torch import nn
+
+from fulgurite.config.modules import as_lightning
 
 _NOT_CALLED = (
     "_configure_optimizer",
@@ -81,49 +84,6 @@ class _Held(nn.Module):
         return self._called(data)
 
 
-class ScriptModule(pl.LightningModule):
-    """A script's model as a LightningModule: logs ``loss`` in training and ``val_loss``.
-
-    Args:
-        model: a module that returns the loss of a batch, or a tuple that begins with it, or a dict
-            with it.
-        optimizers: what makes optimizers in the place of the parameters; None leaves it to them.
-    """
-
-    def __init__(self, model: nn.Module, optimizers: Callable[[], Any] | None = None) -> None:
-        super().__init__()
-        self.model = model
-        if optimizers is not None:
-            self.configure_optimizers = optimizers  # type: ignore[method-assign]
-
-    def training_step(self, batch: Any) -> Tensor:
-        """The loss of a batch."""
-        loss = self._loss(batch)
-        self.log("loss", loss, prog_bar=True)
-        return loss
-
-    def validation_step(self, batch: Any) -> Tensor:
-        """The loss of a batch."""
-        loss = self._loss(batch)
-        self.log("val_loss", loss, prog_bar=True)
-        return loss
-
-    def _loss(self, batch: Any) -> Tensor:
-        output: Any = self.model(batch)
-        loss = output.get("loss") if isinstance(output, dict) else output
-        if isinstance(loss, (tuple, list)) and loss:
-            loss = loss[0]
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            shown = list(output) if isinstance(output, dict) else type(output).__name__
-            shown = f"a tensor {list(loss.shape)}" if isinstance(loss, Tensor) else shown
-            raise TypeError(
-                f"{type(self.model).__name__} returned {shown}; a script's model returns the loss"
-                " of a batch: a tensor of one element, a tuple that begins with it, or a dict with"
-                " the key 'loss'."
-            )
-        return loss
-
-
 def module_of(model_fn: Callable[..., Any], params: dict[str, Any], device: str) -> Any:
     """Call a model_fn with the parameters, and with the device if it asks for one.
 
@@ -152,7 +112,7 @@ def _wants_device(model_fn: Callable[..., Any]) -> bool:
 
 
 def lightning_module(model: Any) -> pl.LightningModule:
-    """What a model_fn gave as a LightningModule.
+    """What a model_fn gave as a LightningModule; its own optimizer, if it makes one, with it.
 
     Raises:
         TypeError: it is none of the three kinds.
@@ -163,27 +123,24 @@ def lightning_module(model: Any) -> pl.LightningModule:
         after = getattr(model, "_post_device_transfer", None)
         if after is not None:
             after()
-        return ScriptModule(model, _optimizers_of(model))
-    if callable(model) and isinstance(getattr(model, "model", None), nn.Module):
-        return ScriptModule(_Held(model), _optimizers_of(model))
-    raise TypeError(
-        f"model_fn returned {type(model).__name__}; expected a torch.nn.Module whose forward(data)"
-        " returns the loss, a LightningModule, or an object with a module as .model that is called"
-        " with a batch."
-    )
+        module = as_lightning(model)
+    elif callable(model) and isinstance(getattr(model, "model", None), nn.Module):
+        module = as_lightning(_Held(model))
+    else:
+        raise TypeError(
+            f"model_fn returned {type(model).__name__}; expected a torch.nn.Module whose"
+            " forward(data) returns the loss, a LightningModule, or an object with a module as"
+            " .model that is called with a batch."
+        )
+    if hasattr(model, "get_optimizer"):
+        module.configure_optimizers = partial(_own_optimizer, model)  # type: ignore[method-assign]
+    return module
 
 
-def _optimizers_of(model: Any) -> Callable[[], Any] | None:
-    """What makes a model's own optimizer and scheduler; None where it has none."""
-    make = getattr(model, "get_optimizer", None)
-    if make is None:
-        return None
-
-    def configure_optimizers() -> Any:
-        optimizer = make()
-        schedule = getattr(model, "get_lr_scheduler", lambda: None)()
-        if schedule is None:
-            return optimizer
-        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
-
-    return configure_optimizers
+def _own_optimizer(model: Any) -> Any:
+    """The optimizer and scheduler that a model makes."""
+    optimizer = model.get_optimizer()
+    schedule = getattr(model, "get_lr_scheduler", lambda: None)()
+    if schedule is None:
+        return optimizer
+    return [optimizer], [{"scheduler": schedule, "interval": "step"}]

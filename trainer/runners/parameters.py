@@ -12,10 +12,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from fulgurite.config.checking import Phase, check_document
+from fulgurite.config.checking import Plan, check_document
 from fulgurite.config.legacy import convert, is_legacy
 from fulgurite.config.problems import Problem
 from fulgurite.config.reading import Document, read, with_environment
+from fulgurite.config.refusing import refuse_unbuilt
 from fulgurite.runners.flags import FLAGS, Given, meanings
 
 _MODEL = {"class_path": "torch.nn.Identity"}  # stands in the plan for what model_fn makes
@@ -117,10 +118,11 @@ def _put_flags(init: dict[str, Any], given: Given, default_model_dir: str) -> No
         section[last] = value
 
 
-def plan_of(params: Parameters) -> tuple[Phase, tuple[str, ...]]:
+def plan_of(params: Parameters) -> tuple[Plan, tuple[str, ...]]:
     """What parameters mean, checked, and what is to be said of keys without a meaning.
 
-    The model is a placeholder, and there are no loaders: a script makes both.
+    The plan has one phase. Its model is a placeholder, and its stages have no loaders, only which
+    checkpoint they begin from, for a script makes model and loaders.
 
     Raises:
         ParameterFileError: with all their mistakes.
@@ -139,14 +141,16 @@ def plan_of(params: Parameters) -> tuple[Phase, tuple[str, ...]]:
     if isinstance(init, dict):
         data["trainer"] = {"init": {**init, "model": _MODEL}}
     plan = check_document(replace(document, data=data))
+    refuse_unbuilt(plan)
     notes += [document.told(note) for note in plan.notes]
-    return plan.phases[0], tuple(notes)
+    stages = {stage: _checkpoint_of(params, stage) for stage in ("fit", "validate")}
+    return replace(plan, phases=(replace(plan.phases[0], stages=stages),)), tuple(notes)
 
 
-def checkpoint_of(params: Parameters, stage: str) -> tuple[bool, str | None]:
-    """Whether parameters say which checkpoint to load, and which; None is none."""
+def _checkpoint_of(params: Parameters, stage: str) -> dict[str, Any]:
+    """``ckpt_path`` of a stage, if the parameters say anything about it."""
     if params.legacy:
         path = params.runconfig.get("checkpoint_path")
-        return path is not None, path
+        return {} if path is None else {"ckpt_path": path}
     section = params["trainer"].get(stage) or {}
-    return "ckpt_path" in section, section.get("ckpt_path")
+    return {key: value for key, value in section.items() if key == "ckpt_path"}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,10 +22,14 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from fulgurite.callbacks.runner_hooks import Runner, RunnerHooks
+from fulgurite.config.arguments import Call
 from fulgurite.config.building import built
+from fulgurite.config.refusing import device_of
+from fulgurite.config.running import checkpoint, steps_of
+from fulgurite.config.writing import SaveParams
 from fulgurite.runners.flags import DEVICES
 from fulgurite.runners.models import lightning_module
-from fulgurite.runners.parameters import Parameters, checkpoint_of, plan_of
+from fulgurite.runners.parameters import Parameters, plan_of
 
 _STEP = "the step is one program: put it in the model's forward, or give a LightningModule"
 _LOOP = "Lightning's loops run here: use the hooks on_*_epoch_start and on_*_epoch_end"
@@ -75,8 +79,9 @@ class PyTorchBaseRunner(Runner):
         self.model = model
         self.module = lightning_module(model)
         self.callbacks: list[Callback] = []
-        self._phase, _ = plan_of(self.params)
-        device = device_of(self._phase.init)
+        self._plan, _ = plan_of(self.params)
+        [self._phase] = self._plan.phases
+        device = device_of(self._phase)
         if device not in self.devices:
             raise ValueError(
                 f"{type(self).__name__} runs on {' or '.join(self.devices)}, and the parameters say"
@@ -89,15 +94,22 @@ class PyTorchBaseRunner(Runner):
         self._fit(train_dataloader, None)
 
     def train_and_eval(self, train_dataloader: Any, eval_dataloader: Any) -> None:
-        """Train, and evaluate as often as the parameters say."""
+        """Train, and evaluate as often as the parameters say.
+
+        Those of the old form mean after every epoch where they say nothing.
+        """
+        if self.params.legacy and self.params.runconfig.get("eval_frequency") is None:
+            call = self._phase.init["trainer"]
+            often = replace(call, arguments={**call.arguments, "check_val_every_n_epoch": 1})
+            self._phase = replace(self._phase, init={**self._phase.init, "trainer": often})
         self._fit(train_dataloader, eval_dataloader)
 
     def evaluate(self, eval_dataloader: Any) -> None:
         """Evaluate one checkpoint: the one that is named, else the newest."""
-        self._begin()
-        path = self._checkpoint("validate")
+        path = checkpoint(self._plan, self._phase, "validate")
         if path is None:
             rank_zero_info("There is no checkpoint: the model is evaluated as it was made.")
+        self._begin()
         self.trainer.validate(self.module, eval_dataloader, ckpt_path=path)
 
     def evaluate_all(self, eval_dataloader: Any) -> None:
@@ -110,7 +122,7 @@ class PyTorchBaseRunner(Runner):
         folder = Path(self.trainer.default_root_dir)
         paths = sorted(folder.rglob("*.ckpt"), key=_by_numbers)
         if not paths:
-            raise FileNotFoundError(f"{folder} holds no checkpoint (*.ckpt) to evaluate.")
+            raise FileNotFoundError(f"{folder} holds no checkpoint to evaluate.")
         for path in paths:
             rank_zero_info(f"Evaluating {path}")
             self.trainer.validate(self.module, eval_dataloader, ckpt_path=path)
@@ -118,23 +130,36 @@ class PyTorchBaseRunner(Runner):
     # -- from parameters to a Trainer ----------------------------------------------------------
 
     def _fit(self, train_dataloader: Any, eval_dataloader: Any) -> None:
-        self._begin()
-        path = self._checkpoint("fit")
-        if self.params.runconfig.get("is_pretrained_checkpoint"):
-            if path is not None:
-                strict = self.module.strict_loading
-                weights = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
-                self.module.load_state_dict(weights, strict=strict)
+        path = checkpoint(self._plan, self._phase, "fit")
+        if path is not None and self.params.runconfig.get("is_pretrained_checkpoint"):
+            self._load_weights(path)
             path = None
+        loop, named = self._phase.init.get("loop"), "ckpt_path" in self._phase.stages["fit"]
+        self._begin(steps_of(path) if named and loop and loop.num_steps else 0)
+        if not is_overridden("configure_optimizers", self.module, pl.LightningModule):
+            raise ValueError(
+                f"There is nothing to train {type(self.model).__name__} with: the parameters have"
+                " no optimizer. Add one (AdamW: {lr: 1e-3}), or define get_optimizer(self)."
+            )
         with warnings.catch_warnings():
             if eval_dataloader is None:
                 message = "You defined a `validation_step` but have no `val_dataloader`"
                 warnings.filterwarnings("ignore", message=message)
             self.trainer.fit(self.module, train_dataloader, eval_dataloader, ckpt_path=path)
 
-    def _begin(self) -> None:
-        """Make the Trainer, with the module's optimizer and the callbacks."""
-        init = {**self._phase.init, **self._placement(), "model": lambda: self.module}
+    def _load_weights(self, path: str) -> None:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+        self.module.on_load_checkpoint(found)
+        self.module.load_state_dict(found["state_dict"], strict=self.module.strict_loading)
+
+    def _begin(self, done: int = 0) -> None:
+        """Make the Trainer, with the module's optimizer and the callbacks.
+
+        Args:
+            done: the step that ``num_steps`` counts from.
+        """
+        model = _Made(path=(), name=type(self.model).__name__, target=None, script=self.module)
+        init = {**self._phase.init, **self._placement(), "model": model}
         own = is_overridden("configure_optimizers", self.module, pl.LightningModule)
         if own and not isinstance(self.model, pl.LightningModule) and init.get("optimizer"):
             rank_zero_info(
@@ -142,22 +167,24 @@ class PyTorchBaseRunner(Runner):
                 f" {init['optimizer'].name} is not used."
             )
             init |= {"optimizer": None, "schedulers": []}
-        self.trainer = built(replace(self._phase, init=init, stages={})).trainer
-        self.trainer.callbacks[:0] = [RunnerHooks(self)]
-        self.trainer.callbacks.extend(self.callbacks)
+        self.trainer = built(self._plan, replace(self._phase, init=init, stages={}), done).trainer
+        callbacks = [one for one in self.trainer.callbacks if not isinstance(one, SaveParams)]
+        self.trainer.callbacks[:] = [RunnerHooks(self), *callbacks, *self.callbacks]
 
     def _placement(self) -> dict[str, Any]:
         """What replaces ``device`` and ``backend`` of the parameters."""
         return {}
 
-    def _checkpoint(self, stage: str) -> str | Path | None:
-        """The checkpoint to load: as the parameters say, else the newest where they allow it."""
-        said, path = checkpoint_of(self.params, stage)
-        callback: Any = self.trainer.checkpoint_callback
-        if said or not getattr(callback, "autoload_last_checkpoint", False):
-            return path
-        newest: Path | None = callback.newest(self.trainer.default_root_dir)
-        return newest
+
+@dataclass(frozen=True, kw_only=True)
+class _Made(Call):
+    """In the place of a file's model, the one that a model_fn made."""
+
+    arguments: dict[str, Any] = field(default_factory=dict)
+    script: pl.LightningModule
+
+    def __call__(self, *first: Any, **more: Any) -> Any:
+        return self.script
 
 
 class PyTorchRunner(PyTorchBaseRunner):
@@ -189,12 +216,6 @@ class PyTorchCSCompiler(PyTorchBaseRunner):
 
 RUNNERS = {"CSX": PyTorchCSRunner, "CPU": PyTorchRunner, "GPU": PyTorchRunner}
 """The runner of each device."""
-
-
-def device_of(init: Mapping[str, Any]) -> str:
-    """The device of a checked ``init``, in capitals."""
-    backend = init.get("backend") or {}
-    return str(init.get("device") or backend.get("backend_type")).upper()
 
 
 def _by_numbers(path: Path) -> tuple[list[int], str]:

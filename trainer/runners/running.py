@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,13 @@ import lightning.pytorch as pl
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from fulgurite.callbacks.stopping import StopOnSignal
+from fulgurite.config.checking import Phase
 from fulgurite.config.problems import ParameterFileError
+from fulgurite.config.refusing import device_of
 from fulgurite.runners.flags import ExtraParsers, Given, notes, parsed
 from fulgurite.runners.models import module_of
 from fulgurite.runners.parameters import Parameters, plan_of, read_parameters
-from fulgurite.runners.runner import RUNNERS, PyTorchBaseRunner, PyTorchCSCompiler, device_of
+from fulgurite.runners.runner import RUNNERS, PyTorchBaseRunner, PyTorchCSCompiler
 
 DataFn = Callable[[dict[str, Any]], Any]
 
@@ -51,16 +53,16 @@ def run(
     given = parsed(None, extra_args_parser_fn() if extra_args_parser_fn else None)
     try:
         params = _parameters(given, script, default_params_fn)
-        phase, told = plan_of(params)
+        plan, told = plan_of(params)
     except ParameterFileError as error:
         raise SystemExit(str(error)) from None
     for note in (*notes(given), *told):
         rank_zero_info(note)
     _refuse_mode_without(given, train_data_fn, eval_data_fn)
+    [phase] = plan.phases
     if phase.init.get("seed") is not None:
         pl.seed_everything(phase.init["seed"], workers=True, verbose=False)
-    kind = runner or _runner_of(phase.init)
-    made = kind(module_of(model_fn, params, device_of(phase.init)), params)
+    made = (runner or _runner_of(phase))(module_of(model_fn, params, device_of(phase)), params)
     functions = {"train": train_data_fn, "eval": eval_data_fn}
     stages = _MODES[given.mode][1]
     loaders = [functions[stage](params) for stage in stages]  # type: ignore[misc]
@@ -68,7 +70,10 @@ def run(
         made.callbacks.append(stop)
         getattr(made, _MODES[given.mode][0])(*loaders)
     if stop.signal is not None:
-        _say_how_to_go_on(stop, script)
+        loop = phase.init.get("loop")
+        counts = loop is not None and loop.num_steps is not None
+        left = made.trainer.max_steps - made.trainer.global_step if counts else None
+        _say_how_to_go_on(stop, script, left)
         raise SystemExit(stop.exit_status)
 
 
@@ -106,20 +111,23 @@ def _refuse_mode_without(
         given.error("--checkpoint_path: mode eval_all takes every checkpoint of the model_dir")
 
 
-def _runner_of(init: Mapping[str, Any]) -> type[PyTorchBaseRunner]:
-    backend = init.get("backend") or {}
+def _runner_of(phase: Phase) -> type[PyTorchBaseRunner]:
+    backend = phase.init.get("backend") or {}
     if backend.get("compile_only") or backend.get("validate_only"):
         return PyTorchCSCompiler
-    return RUNNERS[device_of(init)]
+    return RUNNERS[device_of(phase)]
 
 
-def _say_how_to_go_on(stop: StopOnSignal, script: Path) -> None:
+def _say_how_to_go_on(stop: StopOnSignal, script: Path, left: int | None) -> None:
+    """Print the command; ``left``: what remains of num_steps, which count from a checkpoint."""
     assert stop.signal is not None
     command = list(sys.argv[1:])
     if stop.checkpoint is not None:
         command = _without(command, "--checkpoint_path", 1)
-        command = [*_without(command, "--is_pretrained_checkpoint", 0)]
+        command = _without(command, "--is_pretrained_checkpoint", 0)
         command += ["--checkpoint_path", str(stop.checkpoint)]
+        if left is not None:
+            command = [*_without(command, "--num_steps", 1), "--num_steps", str(left)]
     print(f"Stopped by {stop.signal.name}. To go on:", file=sys.stderr)
     print(f"  python {shlex.join([str(script), *command])}", file=sys.stderr)
 
