@@ -42,6 +42,7 @@ LEGACY: dict[str, Any] = {
     "train_input": {"rows": 64},
     "eval_input": {"rows": 32},
 }
+STEPS = {**LEGACY, "runconfig": {"seed": 1, "target_device": "CSX"}}
 NEW: dict[str, Any] = {
     "trainer": {
         "init": {
@@ -588,6 +589,23 @@ def test_a_signal_ends_a_run_and_the_command_that_is_printed_goes_on(
     checkpoint = command.split("--checkpoint_path ")[1].strip()
     second = start("--mode=train", "--checkpoint_path", checkpoint).losses
     assert [*first, *map(float, second)] == whole
+
+
+def test_the_command_that_goes_on_trains_what_is_left_of_num_steps(
+    start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Stopped(Recording):
+        def on_train_batch_start(self, data: Any) -> Any:
+            if len(self.losses) == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return data
+
+    with pytest.raises(SystemExit):
+        start("--mode=train", "--num_steps", "5", runner=Stopped, params=STEPS)
+    command = capsys.readouterr().err.rpartition("run.py ")[2].split()
+    options = command[command.index("--checkpoint_path") :]
+    assert options[2:] == ["--num_steps", "2"]
+    assert len(start("--mode=train", *options, params=STEPS).losses) == 2
 
 
 def test_the_documentation_is_that_of_the_code() -> None:
