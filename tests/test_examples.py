@@ -104,6 +104,28 @@ def test_own_optimizer(device: str, tmp_path: Path) -> None:
     assert ("training program" in text) == (device == "CSX")
 
 
+RUNNER = ("--params", str(ROOT / "examples/runner.yaml"), "--num_epochs", "1")
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("device", ["CSX", "CPU"])
+def test_runner(device: str, tmp_path: Path) -> None:
+    script, folder = str(ROOT / "examples/runner.py"), f"--model_dir={tmp_path}"
+    run(script, device, "--mode", "train_and_eval", folder, *RUNNER)
+    [checkpoint] = tmp_path.rglob("*.ckpt")
+    text = run(script, device, "--mode", "eval", folder, f"--checkpoint_path={checkpoint}", *RUNNER)
+    assert "val_loss" in text
+
+
+def test_custom_runner(tmp_path: Path) -> None:
+    script, folder = str(ROOT / "examples/custom_runner.py"), f"--model_dir={tmp_path}"
+    text = run(script, "CPU", "--mode", "train_and_eval", folder, *RUNNER)
+    assert "epoch 0: mean loss " in text
+    assert f"trained; losses in {tmp_path / 'losses.csv'}" in text
+    assert "train batch     39 spans, median " in text
+    assert len((tmp_path / "losses.csv").read_text().splitlines()) == 40
+
+
 @pytest.mark.compiler
 def test_the_step_benchmark(tmp_path: Path) -> None:
     path = tmp_path / "step.json"

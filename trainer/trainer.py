@@ -166,7 +166,7 @@ class Trainer(pl.Trainer):
             raise
         arguments["default_root_dir"] = _root(model_dir, default_root_dir)
         if logger is True or (logger is None and not barebones):
-            arguments["logger"] = _default_logger(arguments["default_root_dir"])
+            arguments["logger"] = default_logger(arguments["default_root_dir"])
         pl.Trainer.__init__.__wrapped__(self, **arguments)  # type: ignore[attr-defined]
         watch_trainer(self)
 
@@ -285,7 +285,7 @@ def _root(model_dir: str | Path | None, default_root_dir: str | Path | None) -> 
     return model_dir
 
 
-def _default_logger(root: str | Path | None) -> Logger:
+def default_logger(root: str | Path | None) -> Logger:
     """TensorBoard where it is installed, else CSV files; Lightning's choice without its warning."""
     folder = os.fspath(root or os.getcwd())
     if _TENSORBOARD_AVAILABLE or _TENSORBOARDX_AVAILABLE:

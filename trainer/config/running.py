@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-from fulgurite.config.building import built
-from fulgurite.config.checking import Plan, check
+import torch
+from lightning.pytorch.callbacks import Checkpoint as AnyCheckpoint
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning_utilities.core.rank_zero import rank_zero_info
+
+from fulgurite.backends.csx.patches import patched
+from fulgurite.callbacks import Checkpoint
+from fulgurite.config.building import Loaded, built, model_dir
+from fulgurite.config.checking import Phase, Plan, check
+from fulgurite.config.modules import FileModule
+from fulgurite.config.refusing import (
+    LIGHTNINGS_PATHS,
+    checkpoints_of,
+    missing_checkpoints,
+    no_optimizer,
+    refuse_unbuilt,
+)
 
 MODES = ("fit", "validate", "validate_all", "test", "predict")
 
@@ -25,21 +41,150 @@ def run_config(
         overrides: dotted keys and the values that they get.
 
     Returns:
-        What each trainer's stage returned.
+        What each trainer's stage found. "fit": the last value of each metric, by name. "validate"
+        and "test": a list with those of each loader. "validate_all": a list with a dict for each
+        checkpoint and loader: ``ckpt_path``, ``loader`` (its index) and ``metrics``. "predict":
+        what Lightning's returns.
 
     Raises:
         ParameterFileError: with all the mistakes of the file, before anything is built.
         ValueError: no such mode.
     """
     if mode not in MODES:
-        raise ValueError(f"mode must be one of {MODES}; got {mode!r}.")
+        raise ValueError(f"mode must be one of {', '.join(MODES)}; got {mode!r}.")
     return run_plan(check(file, overrides), mode)
 
 
 def run_plan(plan: Plan, mode: str) -> list[Any]:
-    """Run a checked file in one of the modes."""
-    results = []
-    for phase in plan.phases:
-        trainer, module, data = built(phase)
-        results.append(getattr(trainer, mode)(module, datamodule=data))
-    return results
+    """Run a checked file in one of the modes; the same errors as ``run_config``."""
+    refuse_unbuilt(plan, mode)
+    return [_RUNS[mode](plan, phase) for phase in plan.phases]
+
+
+def _fit(plan: Plan, phase: Phase) -> dict[str, float]:
+    ckpt_path = checkpoint(plan, phase, "fit")
+    done = steps_of(ckpt_path)
+    loop = phase.init.get("loop")
+    named = phase.stages["fit"].get("ckpt_path") is not None
+    loaded = built(plan, phase, begin=done if named and loop and loop.num_steps else 0)
+    trainer, module, data = loaded
+    if isinstance(module, FileModule) and not is_overridden("configure_optimizers", module):
+        plan.document.refuse([no_optimizer(phase)])
+    trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
+    if ckpt_path is not None and done and trainer.global_step == done:
+        rank_zero_info(f"Nothing left to train: {ckpt_path} has all {done} steps.")
+    return {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+
+def _stage(mode: str) -> Callable[[Plan, Phase], Any]:
+    def run(plan: Plan, phase: Phase) -> Any:
+        ckpt_path = checkpoint(plan, phase, mode)
+        trainer, module, data = built(plan, phase)
+        return getattr(trainer, mode)(module, datamodule=data, ckpt_path=ckpt_path)
+
+    return run
+
+
+def _validate_all(plan: Plan, phase: Phase) -> list[dict[str, Any]]:
+    """Each checkpoint on each loader; loaders may differ in shape, so each has its own programs."""
+    calls = phase.stages["validate_all"]["val_dataloaders"]
+    paths = _checkpoints(plan, phase)
+    found, loggers = [], None
+    for i, call in enumerate(calls):
+        loaded = built(plan, phase)
+        loggers = loaded.trainer.loggers = loaded.trainer.loggers if loggers is None else loggers
+        source = loaded.data.made(call)
+        with _named_by(loaded, f"validate_{i}/" if len(calls) > 1 else ""):
+            for path in paths:
+                results = loaded.trainer.validate(loaded.module, source, ckpt_path=path)
+                metrics = {name: value for result in results for name, value in result.items()}
+                found.append({"ckpt_path": path, "loader": i, "metrics": metrics})
+    return sorted(found, key=lambda one: paths.index(one["ckpt_path"]))
+
+
+@contextmanager
+def _named_by(loaded: Loaded, prefix: str) -> Iterator[None]:
+    """Let loggers tell the loaders apart."""
+
+    def renamed(log: Callable[..., Any]) -> Callable[..., Any]:
+        def log_metrics(metrics: Mapping[str, float], step: int | None = None) -> Any:
+            own = {k if k == "epoch" else prefix + k: v for k, v in metrics.items()}
+            return log(metrics=own, step=step)
+
+        return log_metrics
+
+    loggers = loaded.trainer.loggers if prefix else []
+    with patched([(one, "log_metrics", renamed(one.log_metrics)) for one in loggers]):
+        yield
+
+
+_RUNS: dict[str, Callable[[Plan, Phase], Any]] = {
+    "fit": _fit,
+    "validate": _stage("validate"),
+    "validate_all": _validate_all,
+    "test": _stage("test"),
+    "predict": _stage("predict"),
+}
+
+
+def checkpoint(plan: Plan, phase: Phase, mode: str) -> str | None:
+    """The checkpoint that a stage begins from: the named one, or the newest.
+
+    Raises:
+        ParameterFileError: there is no such file.
+    """
+    stage = phase.stages[mode]
+    if "ckpt_path" in stage:
+        plan.document.refuse(missing_checkpoints(phase, mode))
+        path: str | None = stage["ckpt_path"]
+        return path
+    newest = newest_of(phase)
+    if newest is not None:
+        rank_zero_info(f"Going on from {newest}. (ckpt_path: null begins anew.)")
+    return newest
+
+
+def newest_of(phase: Phase) -> str | None:
+    """The newest checkpoint of a trainer's folder, if the file wants it loaded."""
+    saves = _saves(phase)
+    if saves is None or not saves.autoload_last_checkpoint:
+        return None
+    newest = saves.newest(model_dir(phase.init))
+    return None if newest is None else str(newest)
+
+
+def _saves(phase: Phase) -> Checkpoint | None:
+    """The Checkpoint of a trainer, or one like it."""
+    init = phase.init
+    if init.get("checkpoint") is not None:
+        section: Checkpoint = init["checkpoint"]
+        return section
+    for call in init.get("callbacks", []):
+        target = getattr(call, "target", None)
+        if target is not None and issubclass(target, AnyCheckpoint):
+            return call() if issubclass(target, Checkpoint) else None
+    wanted = init["trainer"].arguments.get("enable_checkpointing") is not False
+    return Checkpoint() if wanted else None
+
+
+def _checkpoints(plan: Plan, phase: Phase) -> list[str | None]:
+    """Those that ``validate_all`` loads: named, or all of the folder."""
+    stage = phase.stages["validate_all"]
+    if "ckpt_paths" not in stage:
+        saves = _saves(phase)
+        loads = saves is not None and saves.autoload_last_checkpoint
+        found = saves.all(model_dir(phase.init)) if saves is not None and loads else []
+        return [*map(str, found)] or [None]
+    plan.document.refuse(missing_checkpoints(phase, "validate_all"))
+    given = stage["ckpt_paths"]
+    patterns = [given] if isinstance(given, str) else given
+    paths = [path for pattern in patterns for path in checkpoints_of(pattern)]
+    return list(dict.fromkeys(paths)) or [None]
+
+
+def steps_of(path: str | None) -> int:
+    """The optimizer steps that a checkpoint has behind it; weights are not read."""
+    if path is None or path in LIGHTNINGS_PATHS or not os.path.isfile(path):
+        return 0
+    found = torch.load(path, map_location="cpu", mmap=True, weights_only=False)
+    return int(found.get("global_step", 0))

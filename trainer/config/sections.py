@@ -64,17 +64,25 @@ class Logging:
     """``logging``: what is said, and how often.
 
     Args:
-        log_steps: steps between two entries of the loggers.
-        log_level: of Python's logging: ``INFO``, ``DEBUG`` and so on.
+        log_steps: steps between two entries of the loggers; Lightning's ``log_every_n_steps``.
+        log_level: of Python's logging, for Fulgurite and Lightning: ``INFO``, ``DEBUG`` and so on.
     """
 
-    log_steps: int = 1
+    log_steps: int = 50
     log_level: str = "INFO"
 
     def __post_init__(self) -> None:
         _check_positive(self, "log_steps")
         if self.log_level.upper() not in LOG_LEVELS:
             raise ValueError(f"log_level must be one of {LOG_LEVELS}; got {self.log_level!r}.")
+
+
+class ProgressLogger:
+    """The progress bar, which is there by default: ``- ProgressLogger: null`` takes it away."""
+
+
+DEFAULT_LOGGERS = ("ProgressLogger", "TensorBoardLogger", "CSVLogger")
+"""There by default: the bar, and TensorBoard's where it is installed, else the CSV file."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,263 @@
+"""Parameter files run: the numbers of the same thing in Python, phases, checkpoints, modes."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from parts import DEVICES, QUIET, Net, Rows, Steps, described
+from torch.utils.data import DataLoader
+
+import fulgurite
+from fulgurite.config.problems import ParameterFileError
+
+BOTH = pytest.mark.parametrize("device", ["CSX", "CPU"])
+
+
+def fitted(file: dict[str, Any], **overrides: Any) -> Steps:
+    """What the callback saw of the last trainer."""
+    dotted = {key.replace("__", "."): value for key, value in overrides.items()}
+    fulgurite.run_config(file, "fit", dotted)
+    return Steps.seen[-1]
+
+
+def in_python(device: str, folder: Path, module: Any = None, **options: Any) -> Steps:
+    """The same thing as ``described`` in Python."""
+    steps = Steps()
+    pl.seed_everything(0, workers=True, verbose=False)
+    module = Net(dropout=0.5) if module is None else module()
+    trainer = fulgurite.Trainer(
+        **{**DEVICES[device], **QUIET, "max_epochs": 1, **options},
+        model_dir=folder,
+        callbacks=[steps],
+        enable_checkpointing=False,
+    )
+    train = DataLoader(Rows(), batch_size=8, shuffle=True)
+    trainer.fit(module, train, DataLoader(Rows(16, 2), batch_size=8))
+    return steps
+
+
+@BOTH
+def test_losses_are_those_of_the_same_thing_in_python(device: str, tmp_path: Path) -> None:
+    file = described(tmp_path, device, model={"parts.Net": {"dropout": 0.5}}, max_epochs=2)
+    ours = fitted(file)
+    theirs = in_python(device, tmp_path, max_epochs=2)
+    assert len(ours.losses) == 16
+    assert ours.losses == theirs.losses
+    assert ours.validated == theirs.validated == [8, 16]
+
+
+@BOTH
+def test_the_default_callbacks_change_no_number(device: str, tmp_path: Path) -> None:
+    file = described(tmp_path / "a", device, model={"parts.Net": {"dropout": 0.5}})
+    bare = fitted(file).losses
+    file["trainer"]["init"] |= {
+        "callbacks": [{"parts.Steps": {}}],
+        "model_dir": str(tmp_path / "b"),
+    }
+    assert fitted(file).losses == bare
+
+
+@pytest.mark.parametrize(
+    ("loop", "lightnings", "validated"),
+    [
+        ({}, {}, [8]),
+        ({"num_epochs": 2}, {}, [16]),
+        ({"num_epochs": 2, "eval_frequency": 3}, {}, [3, 6, 9, 12, 15, 16]),
+        ({"max_steps": 11, "eval_frequency": 4}, {}, [4, 8, 11]),
+        ({"max_steps": 11, "eval_frequency": 0.5}, {}, [6, 11]),
+        ({"max_steps": 20, "eval_frequency": 100}, {}, [20]),
+        ({"num_steps": 5, "eval_frequency": 1.0}, {}, [5]),
+        ({"num_epochs": 2, "eval_frequency": 0.3, "grad_accum_steps": 3}, {}, [2, 4, 6]),
+        ({"num_epochs": 2, "eval_frequency": 1, "grad_accum_steps": 5}, {}, [1, 2, 3, 4]),
+        ({"num_epochs": 2, "eval_frequency": 3, "grad_accum_steps": 5}, {}, [3, 4]),
+        ({"num_epochs": 2, "steps_per_epoch": 3, "eval_frequency": 2}, {}, [2, 4, 6]),
+        ({"eval_frequency": None}, {}, []),
+        ({"eval_frequency": 0}, {}, []),
+        ({"num_epochs": 2}, {"check_val_every_n_epoch": 1}, [8, 16]),
+        ({"max_steps": 8}, {"val_check_interval": 4}, [4, 8]),
+        ({"eval_frequency": 2}, {"max_steps": 5}, [2, 4, 5]),
+    ],
+)
+def test_validation_runs_after_so_many_steps_and_at_the_end(
+    loop: dict[str, Any], lightnings: dict[str, Any], validated: list[int], tmp_path: Path
+) -> None:
+    assert fitted(described(tmp_path, loop=loop, **lightnings)).validated == validated
+
+
+def test_the_program_validates_at_the_same_steps(tmp_path: Path) -> None:
+    loop = {"num_epochs": 2, "eval_frequency": 3, "grad_accum_steps": 2}
+    assert fitted(described(tmp_path, "CSX", loop=loop)).validated == [3, 6, 8]
+
+
+def test_without_a_loop_lightnings_rules_hold(tmp_path: Path) -> None:
+    assert fitted(described(tmp_path, max_epochs=2)).validated == [8, 16]
+
+
+def test_a_stream_validates_by_steps_and_after_its_last_epoch(tmp_path: Path) -> None:
+    stream = {"data_processor": "parts.stream", "batch_size": 8}
+    file = described(tmp_path, loop={"num_epochs": 2, "eval_frequency": 3})
+    file["trainer"]["fit"]["train_dataloader"] = stream
+    assert fitted(file).validated == [3, 6, 9, 12, 15]
+    file["trainer"]["init"] |= {"loop": {"num_epochs": 2}, "model_dir": str(tmp_path / "b")}
+    assert fitted(file).validated == [16]
+    file["trainer"]["init"]["loop"]["eval_frequency"] = 0.5
+    with pytest.raises(ValueError, match="has no length"):
+        fitted(file, trainer__fit__ckpt_path=None)
+
+
+def test_manual_optimization_validates_at_the_end_or_by_batches(tmp_path: Path) -> None:
+    file = described(tmp_path, model="parts.Manual", loop={"num_epochs": 2})
+    assert fitted(file).validated == [16]
+    file["trainer"]["init"]["loop"]["eval_frequency"] = 3
+    with pytest.raises(ValueError, match="Give val_check_interval"):
+        fitted(file, trainer__fit__ckpt_path=None)
+
+
+def test_more_steps_per_epoch_than_batches_are_an_error(tmp_path: Path) -> None:
+    loop = {"steps_per_epoch": 5, "grad_accum_steps": 2}
+    with pytest.raises(ValueError, match=r"needs 10 batches of the training loader, which has 8"):
+        fitted(described(tmp_path, loop=loop))
+
+
+@BOTH
+def test_a_run_goes_on_from_its_newest_checkpoint(device: str, tmp_path: Path) -> None:
+    net = {"parts.Net": {"dropout": 0.5}}
+    loop = {"max_steps": 12, "eval_frequency": 5}
+    whole = fitted(described(tmp_path / "whole", device, model=net, loop=loop))
+    file = described(tmp_path / "parts", device, model=net, loop=loop)
+    first = fitted(file, trainer__init__loop__max_steps=8)
+    second = fitted(file)
+    assert first.losses + second.losses == whole.losses
+    assert second.validated == [10, 12]
+
+
+def test_a_repeated_run_finds_the_work_done(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for loop in ({"max_steps": 4}, {"num_epochs": 1}):
+        file = described(tmp_path / str(*loop), loop=loop)
+        fitted(file)
+        assert fitted(file).losses == []
+        assert "Nothing left to train" in capfd.readouterr().err
+        assert len(fitted(file, trainer__fit__ckpt_path=None).losses) == loop.get("max_steps", 8)
+
+
+def test_steps_beyond_a_named_checkpoint(tmp_path: Path) -> None:
+    fitted(described(tmp_path / "a", loop={"num_steps": 4}))
+    file = described(tmp_path / "b", loop={"num_steps": 3, "eval_frequency": 2})
+    file["trainer"]["fit"]["ckpt_path"] = str(tmp_path / "a/checkpoint_4.ckpt")
+    steps = fitted(file)
+    assert len(steps.losses) == 3
+    assert steps.validated == [6, 7]
+
+
+def test_a_missing_checkpoint_is_an_error_before_the_model_is_built(tmp_path: Path) -> None:
+    file = described(tmp_path, model="parts.Broken")
+    with pytest.raises(ParameterFileError, match=r"trainer.fit.ckpt_path: there is no file 'no'"):
+        fitted(file, trainer__fit__ckpt_path="no")
+
+
+def test_a_missing_section_is_an_error_before_the_model_is_built(tmp_path: Path) -> None:
+    file = described(tmp_path, model="parts.Broken")
+    for mode in ("fit", "validate", "test", "predict"):
+        del file["trainer"][mode]
+    for mode in ("fit", "validate", "validate_all", "test", "predict"):
+        with pytest.raises(ParameterFileError, match=f"{mode} requested, but the file has no"):
+            fulgurite.run_config(file, mode)
+    with pytest.raises(ValueError, match="mode must be one of fit, validate"):
+        fulgurite.run_config(file, "train")
+
+
+@BOTH
+def test_validate_and_test_and_predict_use_the_newest_checkpoint(
+    device: str, tmp_path: Path
+) -> None:
+    file = described(tmp_path, device)
+    [trained] = fulgurite.run_config(file, "fit")
+    assert fulgurite.run_config(file, "validate") == [
+        [{"val_loss": pytest.approx(trained["val_loss"], rel=1e-6)}]
+    ]
+    [[tested]] = fulgurite.run_config(file, "test")
+    assert tested["test_loss"] == pytest.approx(trained["val_loss"], rel=1e-6)
+    [predicted] = fulgurite.run_config(file, "predict")
+    assert float(torch.stack(predicted).mean()) == pytest.approx(trained["val_loss"], rel=1e-6)
+    [[fresh]] = fulgurite.run_config(file, "validate", {"trainer.validate.ckpt_path": None})
+    assert fresh["val_loss"] > trained["val_loss"]
+
+
+def loader(count: int, size: int = 8) -> dict[str, Any]:
+    return {"data_processor": "parts.Rows", "count": count, "batch_size": size}
+
+
+@BOTH
+def test_all_loaders_are_validated_for_all_checkpoints(device: str, tmp_path: Path) -> None:
+    file = described(tmp_path, device, loop={"num_epochs": 1}, checkpoint={"steps": 4})
+    fitted(file)
+    file["trainer"]["validate_all"] = {"val_dataloaders": [loader(16), loader(8, 4)]}
+    [everything] = fulgurite.run_config(file, "validate_all")
+    names = [(Path(one["ckpt_path"]).name, one["loader"]) for one in everything]
+    assert names == [(f"checkpoint_{s}.ckpt", i) for s in (4, 8) for i in (0, 1)]
+    losses = [one["metrics"]["val_loss"] for one in everything]
+    assert len(set(losses)) == 4
+    file["trainer"]["validate_all"] |= {"ckpt_paths": str(tmp_path / "checkpoint_*.ckpt")}
+    assert fulgurite.run_config(file, "validate_all") == [everything]
+    file["trainer"]["validate_all"]["ckpt_paths"] = [str(tmp_path / "checkpoint_8.ckpt")]
+    assert fulgurite.run_config(file, "validate_all") == [everything[2:]]
+    file["trainer"]["validate_all"]["ckpt_paths"] = ["no_*.ckpt"]
+    with pytest.raises(ParameterFileError, match=r"validate_all.ckpt_paths.0: there is no file"):
+        fulgurite.run_config(file, "validate_all")
+
+
+def test_loggers_tell_the_loaders_apart(tmp_path: Path) -> None:
+    file = described(tmp_path, loggers=[{"CSVLogger": {}}, {"TensorBoardLogger": None}])
+    del file["trainer"]["init"]["logger"]
+    file["trainer"]["validate_all"] = {"val_dataloaders": [loader(16), loader(8)]}
+    fulgurite.run_config(file, "validate_all")
+    text = (tmp_path / "lightning_logs/version_0/metrics.csv").read_text()
+    assert text.splitlines()[0] == "epoch,step,validate_0/val_loss,validate_1/val_loss"
+
+
+@BOTH
+def test_trainers_of_a_list_run_in_order(device: str, tmp_path: Path) -> None:
+    first = described(tmp_path, device, loop={"max_steps": 4}, seed=0)["trainer"]
+    second = copy.deepcopy(first)
+    second["init"] |= {"model": {"parts.Net": {"lr": 0.01}}, "loop": {"max_steps": 6}, "seed": 1}
+    found = fulgurite.run_config({"trainer": [first, {"trainer": second}]}, "fit")
+    assert len(found) == 2
+    before, after = Steps.seen[-2:]
+    assert (len(before.losses), len(after.losses)) == (4, 2)
+    alone = fitted(described(tmp_path / "alone", device, loop={"max_steps": 6}))
+    assert after.losses[0] == pytest.approx(alone.losses[4], rel=1e-6)
+
+
+def test_trainers_of_a_list_are_of_one_device(tmp_path: Path) -> None:
+    both = [described(tmp_path, device)["trainer"] for device in ("CPU", "CSX")]
+    with pytest.raises(ParameterFileError, match=r"trainer.1.init: runs on CSX, and the first"):
+        fulgurite.run_config({"trainer": both}, "fit")
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"autorestart": {"max_num_restarts": 3}}, "autorestart: restarting after a failure"),
+        ({"sparsity": 0.5}, "sparsity: sparse training is not built"),
+        (
+            {"backend": {"backend_type": "CSX", "cluster_config": {"num_csx": 2}}},
+            "num_csx: 2 systems: only 1 is built",
+        ),
+    ],
+)
+def test_what_is_not_built_checks_and_does_not_run(
+    change: dict[str, Any], text: str, tmp_path: Path
+) -> None:
+    file = described(tmp_path, "CSX", model="parts.Broken", **change)
+    fulgurite.config.checking.check(file)
+    with pytest.raises(ParameterFileError, match=text):
+        fulgurite.run_config(file, "fit")
+    with pytest.raises(ParameterFileError, match=text):
+        fulgurite.load(file)
