@@ -140,7 +140,10 @@ def checkpoint(plan: Plan, phase: Phase, mode: str) -> str | None:
         return path
     newest = newest_of(phase)
     if newest is not None:
-        rank_zero_info(f"Going on from {newest}. (ckpt_path: null begins anew.)")
+        begins = "Going on from" if mode == "fit" else "Weights of"
+        rank_zero_info(f"{begins} {newest}. (ckpt_path: null takes none.)")
+    elif mode != "fit":
+        rank_zero_info("No checkpoint: these are the weights that the model begins with.")
     return newest
 
 
