@@ -74,8 +74,12 @@ class Checkpoint(SaveAnnouncer, SparseCallback, ModelCheckpoint):
 
         Only files count whose names this callback would give.
         """
-        found = max(self._found(Path(folder)), default=None)
-        return None if found is None else found[-1]
+        found = self.found(folder)
+        return found[-1] if found else None
+
+    def found(self, folder: str | Path) -> list[Path]:
+        """The checkpoints in a folder, the newest last; the same files count."""
+        return [path for _, _, path in sorted(self._found(Path(folder)))]
 
     def _found(self, folder: Path) -> Iterator[tuple[int, str, Path]]:
         before, after = map(re.escape, self.checkpoint_name.split("{step}"))

@@ -31,6 +31,15 @@ def batches(count: int = SIZE, size: int = 8) -> DataLoader[Any]:
     return DataLoader(rows(count), batch_size=size, shuffle=True)
 
 
+def odd(texts: list[str]) -> None:
+    """Texts that YAML might take for something else."""
+
+
+def number() -> int:
+    """No data."""
+    return SIZE
+
+
 def stream(count: int = SIZE) -> Dataset[Any]:
     """The same without a length."""
 
@@ -98,10 +107,10 @@ class Module(pl.LightningDataModule):
         self.calls.append("prepare_data")
 
     def setup(self, stage: str) -> None:
-        self.calls.append(f"setup {stage}")
+        self.calls.append("setup " + stage)
 
     def teardown(self, stage: str) -> None:
-        self.calls.append(f"teardown {stage}")
+        self.calls.append("teardown " + stage)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         return [batch[0] * 2, batch[1]]
@@ -189,7 +198,7 @@ class Broken(Net):
 class Steps(pl.Callback):
     """Notes losses, and at which steps validation ran."""
 
-    seen: list["Steps"] = []
+    seen: list[Steps] = []
 
     def __init__(self) -> None:
         Steps.seen.append(self)

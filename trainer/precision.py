@@ -43,7 +43,7 @@ def precision_arguments(backend: Backend, arguments: dict[str, Any]) -> dict[str
         plugin = _plugin(backend, precision) if precision.enabled else None
         name = None if precision.enabled else "32-true"
     else:
-        name = _known_name(precision)
+        name = known_name(precision)
         takes_over = isinstance(backend, CSXBackend) and name == "16-mixed"
         plugin = CSXMixedPrecision("float16", LossScale()) if takes_over else None
     if plugin is None:
@@ -51,8 +51,12 @@ def precision_arguments(backend: Backend, arguments: dict[str, Any]) -> dict[str
     return {**changed, "precision": None, "plugins": _with_plugin(plugin, arguments)}
 
 
-def _known_name(precision: Any) -> Any:
-    """Lightning's name of a precision; its error lists only those that are Lightning's."""
+def known_name(precision: Any) -> Any:
+    """Lightning's name of a precision; its error lists only those that are Lightning's.
+
+    Raises:
+        ValueError: there is no such precision.
+    """
     try:
         return _convert_precision_to_unified_args(precision)
     except (ValueError, TypeError) as error:

@@ -244,6 +244,29 @@ def _placement(
     Raises:
         MisconfigurationException: what was given of them contradicts the backend.
     """
+    check_placement(backend.backend_type, given, accelerator, strategy, devices, num_nodes)
+    if isinstance(backend, CSXBackend):
+        return {"accelerator": "auto", "strategy": CSXStrategy(backend), "devices": 1}
+    wanted = _ACCELERATORS[backend.backend_type][0]
+    return {"accelerator": wanted if accelerator == "auto" else accelerator}
+
+
+_ACCELERATORS = {"CPU": ("cpu",), "GPU": ("gpu", "cuda", "mps")}
+
+
+def check_placement(
+    kind: str,
+    given: str,
+    accelerator: str | Accelerator = "auto",
+    strategy: str | Strategy = "auto",
+    devices: list[int] | str | int = "auto",
+    num_nodes: int = 1,
+) -> None:
+    """Check Lightning's accelerator, strategy and devices against the type of a backend.
+
+    Raises:
+        MisconfigurationException: they contradict it.
+    """
 
     def contradicts(name: str, value: object, remedy: str) -> MisconfigurationException:
         shown = value if isinstance(value, (str, int, list)) else type(value).__name__
@@ -251,17 +274,16 @@ def _placement(
 
     if isinstance(strategy, str):
         strategy = strategy.lower()
-    if not isinstance(backend, CSXBackend):
-        wanted = {"CPU": ("cpu",), "GPU": ("gpu", "cuda", "mps")}[backend.backend_type]
+    if kind != "CSX":
         name = accelerator
         if isinstance(accelerator, Accelerator):
             is_cpu = isinstance(accelerator, CPUAccelerator)
             name = "cpu" if is_cpu else "csx" if isinstance(accelerator, CSXAccelerator) else "gpu"
-        if name not in ("auto", *wanted):
+        if name not in ("auto", *_ACCELERATORS[kind]):
             raise contradicts("accelerator", accelerator, "Leave accelerator out.")
         if strategy == "csx" or isinstance(strategy, CSXStrategy):
             raise contradicts("strategy", strategy, "Use device='CSX'.")
-        return {"accelerator": wanted[0] if accelerator == "auto" else accelerator}
+        return
     if accelerator not in ("auto", "csx") and not isinstance(accelerator, CSXAccelerator):
         raise contradicts("accelerator", accelerator, "Leave accelerator out.")
     if strategy not in ("auto", "csx"):
@@ -270,7 +292,6 @@ def _placement(
         raise contradicts("devices", devices, "CSX runs in one process here: leave devices out.")
     if num_nodes != 1:
         raise contradicts("num_nodes", num_nodes, "CSX runs in one process here: leave it out.")
-    return {"accelerator": "auto", "strategy": CSXStrategy(backend), "devices": 1}
 
 
 def _root(model_dir: str | Path | None, default_root_dir: str | Path | None) -> str | Path | None:

@@ -22,12 +22,13 @@ from fulgurite.config.arguments import Call, names_of
 from fulgurite.config.checking import Phase, Plan, check
 from fulgurite.config.classes import Named, imported
 from fulgurite.config.data import FileData
+from fulgurite.config.loggers import ProgressLogger
 from fulgurite.config.modules import as_lightning, with_optimizer
 from fulgurite.config.problems import Path, dotted
 from fulgurite.config.refusing import refuse_unbuilt
-from fulgurite.config.sections import Logging, Loop, ProgressLogger
+from fulgurite.config.resolved import SaveParams
+from fulgurite.config.sections import Logging, Loop
 from fulgurite.config.validating import ARGUMENTS, EvalFrequency
-from fulgurite.config.writing import SaveParams
 from fulgurite.trainer import Trainer, default_logger
 
 MODEL_DIR = "model_dir"

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import Any
 
-from fulgurite.config.classes import Classes
+from fulgurite.config.classes import Classes, module_of
 from fulgurite.config.legacy import convert, is_legacy
-from fulgurite.config.problems import Path, Problem, nearest
+from fulgurite.config.problems import Path, Problem, nearest, shown
 from fulgurite.config.reading import Document, read, with_environment, with_overrides
-from fulgurite.config.schema import TOP, TRAINER
+from fulgurite.config.schema import INIT, TOP, TRAINER
 from fulgurite.config.shapes import Report
 
 
@@ -91,15 +89,17 @@ def _converted(document: Document) -> Document:
 
 def check_document(document: Document, *, imports: bool = True) -> Plan:
     """Check a file that was read; the same errors as ``check``."""
-    report = Report(Classes(imports=imports))
-    if imports and os.path.exists(document.source):
-        _find_modules_beside(document.source)
+    folder = _folder_of(document) if imports else None
+    report = Report(Classes(imports=imports, folder=folder))
+    if folder is not None and folder not in sys.path:
+        sys.path.insert(0, folder)  # a file names modules beside it, as a script there could
     if not isinstance(document.data, Mapping):
-        document.refuse([Problem((), "expected keys and values (trainer: ...).")])
+        text = f"expected keys and values (trainer: ...); got {shown(document.data)}."
+        document.refuse([Problem((), text)])
     for key in document.data:
         if key not in TOP and not report.noted((key,)):
-            report.problem((key,), f"no such key.{nearest(key, TOP)} A file has: {', '.join(TOP)}.")
-    report.classes = replace(report.classes, modules=_imported(document, report))
+            report.problem((key,), _unknown_top(key))
+    report.classes = _with_imports(document, report)
     phases = [_phase(path, value, report) for path, value in trainers(document)]
     if not phases:
         report.problem((), "trainer: required, and not given.")
@@ -107,25 +107,37 @@ def check_document(document: Document, *, imports: bool = True) -> Plan:
     return Plan(document=document, phases=tuple(phases), notes=(*document.notes, *report.notes))
 
 
-def _find_modules_beside(file: str) -> None:
-    """Let the file name classes of modules that lie beside it, as a script there could."""
-    folder = os.path.dirname(os.path.abspath(file))
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+def _unknown_top(key: object) -> str:
+    if key in TRAINER.shapes:
+        return "no such key here: it belongs under trainer:."
+    if key in INIT:
+        return "no such key here: it belongs under trainer: init:."
+    return f"no such key.{nearest(key, TOP)} A file has: {', '.join(TOP)}."
 
 
-def _imported(document: Document, report: Report) -> tuple[ModuleType, ...]:
-    """The modules under ``imports``."""
-    names, modules = document.data.get("imports") or [], []
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        report.problem(("imports",), f"expected a list of modules; got {names!r}.")
-        return ()
-    for i, name in enumerate(names) if report.classes.imports else ():
-        try:
-            modules.append(importlib.import_module(name))
-        except ImportError as error:
-            report.problem(("imports", i), f"cannot be imported: {error}.")
-    return tuple(modules)
+def _folder_of(document: Document) -> str | None:
+    source = os.path.abspath(document.source)
+    return os.path.dirname(source) if os.path.exists(source) else None
+
+
+def _with_imports(document: Document, report: Report) -> Classes:
+    """Where names are looked up, the modules under ``imports`` among it."""
+    names, modules = document.data.get("imports"), []
+    names = [] if names is None else [names] if isinstance(names, str) else names
+    if not isinstance(names, list):
+        report.problem(("imports",), f"expected a list of modules; got {shown(names)}.")
+        return report.classes
+    for i, name in enumerate(names):
+        if not isinstance(name, str) or not all(map(str.isidentifier, name.split("."))):
+            text = f"expected the name of a module, as my.module; got {shown(name)}."
+            report.problem(("imports", i), text)
+        elif report.classes.imports:
+            try:
+                modules.append(module_of(name))
+            except ImportError as error:
+                near = report.classes.missing(name)
+                report.problem(("imports", i), f"cannot be imported: {error}.{near}")
+    return replace(report.classes, modules=tuple(modules), named_modules=bool(names))
 
 
 def trainers(document: Document) -> list[tuple[Path, Any]]:

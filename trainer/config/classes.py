@@ -7,39 +7,63 @@ A class is written in one of four forms:
     {name: AdamW, lr: 1e-3}                     the same, flat
     {class_path: my.module.Net, init_args: {}}  any class or function, by its import path
 
-Names are found in any case: first in the modules that the file lists under ``imports``, then in
-Fulgurite, Lightning, torchmetrics and torch. A name with dots is an import path.
+A name with dots is an import path. One without is found in any case; where several homes have it,
+the first counts: the modules that the file lists under ``imports``, in their order, then the homes
+of its category (``CATEGORIES``), ours before others'. Base classes, abstract and private ones are
+no choices.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
+import importlib.util
 import inspect
+import pkgutil
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from fulgurite.config.problems import Path, Problem, nearest
+from fulgurite.config.problems import Path, Problem, choices, nearest, shown, with_article
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Category:
-    """A kind of class: what messages call it, its base classes, and where short names live."""
+    """A kind of class: what messages call it, its base classes, and where short names live.
+
+    Args:
+        title: as in "no optimizer is named".
+        bases: the base classes, or where they are imported from.
+        homes: modules whose classes are known by their short names; an earlier one counts more.
+        functions: whether a function that makes one does as well.
+        no_choices: classes of the homes that are bases themselves.
+    """
 
     title: str
-    bases: tuple[str, ...]
+    bases: tuple[str | type, ...]
     homes: tuple[str, ...] = ()
     functions: bool = False
+    no_choices: tuple[str, ...] = ()
 
+
+_METRICS = ("classification", "regression", "aggregation", "retrieval", "clustering", "nominal")
+_METRICS += ("segmentation", "text", "image", "detection", "audio", "wrappers")
 
 CATEGORIES = {
-    "model": Category(title="model", bases=("torch.nn.Module",), functions=True),
-    "data": Category(title="data", bases=(), functions=True),
+    "model": Category(
+        title="model",
+        bases=("torch.nn.Module",),
+        functions=True,
+        no_choices=("lightning.pytorch.LightningModule",),
+    ),
+    "data": Category(title="data processor", bases=(), functions=True),
     "optimizer": Category(
         title="optimizer",
         bases=("torch.optim.Optimizer",),
         homes=("fulgurite.optim", "torch.optim"),
+        no_choices=("fulgurite.optim.Optimizer", "fulgurite.optim.AdamBase"),
     ),
     "scheduler": Category(
         title="scheduler",
@@ -54,13 +78,80 @@ CATEGORIES = {
         title="callback",
         bases=("lightning.pytorch.Callback",),
         homes=("fulgurite.callbacks", "lightning.pytorch.callbacks"),
+        no_choices=tuple(
+            f"lightning.pytorch.callbacks.{name}"
+            for name in ("Checkpoint", "ProgressBar", "BaseFinetuning", "BasePredictionWriter")
+        ),
     ),
     "logger": Category(
         title="logger",
         bases=("lightning.pytorch.loggers.Logger",),
-        homes=("lightning.pytorch.loggers",),
+        homes=("fulgurite.config.loggers", "lightning.pytorch.loggers"),
+        no_choices=("lightning.pytorch.loggers.logger.DummyLogger",),
+    ),
+    "metric": Category(
+        title="metric",
+        bases=("torchmetrics.Metric",),
+        homes=(*(f"torchmetrics.{name}" for name in _METRICS), "torchmetrics"),
+        no_choices=("torchmetrics.aggregation.BaseAggregator",),
+    ),
+    "profiler": Category(
+        title="profiler",
+        bases=("lightning.pytorch.profilers.Profiler",),
+        homes=("lightning.pytorch.profilers",),
+    ),
+    "strategy": Category(
+        title="strategy",
+        bases=("lightning.pytorch.strategies.Strategy",),
+        homes=("lightning.pytorch.strategies",),
+    ),
+    "accelerator": Category(
+        title="accelerator",
+        bases=("lightning.pytorch.accelerators.Accelerator",),
+        homes=("lightning.pytorch.accelerators",),
+    ),
+    "plugin": Category(
+        title="plugin",
+        bases=(
+            "lightning.pytorch.plugins.precision.Precision",
+            "lightning.fabric.plugins.CheckpointIO",
+            "lightning.fabric.plugins.ClusterEnvironment",
+            "lightning.pytorch.plugins.LayerSync",
+        ),
+        homes=("lightning.pytorch.plugins", "lightning.pytorch.plugins.environments"),
+    ),
+    "module": Category(
+        title="module",
+        bases=("torch.nn.Module",),
+        homes=("torch.nn",),
+        no_choices=tuple(
+            f"torch.nn.{name}" for name in ("Container", "NLLLoss2d", "RNNBase", "RNNCellBase")
+        ),
     ),
 }
+
+
+def category_of(types: tuple[type, ...]) -> Category:
+    """The category of a parameter that takes instances of some classes."""
+    homes, no_choices = dict[str, None](), dict[str, None]()
+    title = " or ".join(kind.__name__ for kind in types)
+    for category in CATEGORIES.values():
+        # a class of a package that nobody imported has no subclasses yet
+        loaded = all(str(base).partition(".")[0] in sys.modules for base in category.bases)
+        if category.bases and category.homes and loaded:
+            bases = bases_of(category)
+            if all(issubclass(kind, bases) for kind in types):
+                title = category.title if set(types) & set(bases) else title
+                homes |= dict.fromkeys(category.homes)
+                no_choices |= dict.fromkeys(category.no_choices)
+    homes |= dict.fromkeys(kind.__module__ for kind in types if kind is not object)
+    return Category(title=title, bases=types, homes=tuple(homes), no_choices=tuple(no_choices))
+
+
+@functools.cache
+def bases_of(category: Category) -> tuple[type, ...]:
+    """The base classes of a category."""
+    return tuple(imported(base) if isinstance(base, str) else base for base in category.bases)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,46 +173,54 @@ class Named:
 
 def named(value: Any, path: Path, title: str, key: str = "name") -> Named | Problem:
     """Read one of the four forms, or say what is wrong with it."""
-    if isinstance(value, str):
+    if isinstance(value, str) and value:
         return Named(path=path, name=value, name_path=path, arguments={}, arguments_path=path)
     if not isinstance(value, Mapping) or not value:
-        return Problem(path, f"expected a {title}, as {{Name: {{arguments}}}}; got {value!r}.")
-    for word, inner in (("class_path", "init_args"), (key, None), ("name", None)):
-        if word not in value:
-            continue
-        name, rest = value[word], {k: v for k, v in value.items() if k != word}
-        if not isinstance(name, str):
-            return Problem((*path, word), f"expected the name of a {title}; got {name!r}.")
-        arguments_path = path
-        if inner is not None:
-            extra = [other for other in rest if other != inner]
-            if extra:
-                return Problem(
-                    (*path, extra[0]),
-                    f"stands beside class_path, which takes {inner}: {{...}} only."
-                    + nearest(extra[0], [inner]),
-                )
-            rest, arguments_path = rest.get(inner) or {}, (*path, inner)
-        return _with_arguments(name, (*path, word), rest, path, arguments_path, title)
+        text = f"expected {with_article(title)}, as {{Name: {{arguments}}}}; got {shown(value)}."
+        return Problem(path, text)
+    for word in ("class_path", key, "name"):
+        if word in value:
+            return _flat(value, word, path, title)
+    if len(value) > 1 and key != "name":
+        return Problem(path, f"{key}: required, and not given.")
     if len(value) > 1:
-        return Problem(
-            path,
-            f"expected one {title}, as {{Name: {{arguments}}}}; got {len(value)} keys:"
-            f" {', '.join(map(str, value))}.",
-        )
+        return Problem(path, _two_names(value, title))
     [(name, arguments)] = value.items()
     at = (*path, name)
-    return _with_arguments(str(name), at, arguments, path, at, title)
+    return _with_arguments(name, at, arguments, path, at, title)
+
+
+def _two_names(value: Mapping[Any, Any], title: str) -> str:
+    keys = [str(key) for key in value]
+    text = f"expected one {title}, as {{Name: {{arguments}}}}; got {len(keys)} keys:"
+    text = f"{text} {', '.join(keys[:8])}."
+    if next(iter(value.values())) is None:
+        text += f" Indent {', '.join(keys[1:8])} deeper, as the arguments of {keys[0]}."
+    return text
+
+
+def _flat(value: Mapping[Any, Any], word: str, path: Path, title: str) -> Named | Problem:
+    """A form that has the name under a key: ``class_path``, ``name`` or ``data_processor``."""
+    name, rest = value[word], {k: v for k, v in value.items() if k != word}
+    if word != "class_path":
+        return _with_arguments(name, (*path, word), rest, path, path, title)
+    for other in rest:
+        if other != "init_args":
+            near = nearest(other, ["init_args"])
+            text = f"stands beside class_path, which takes init_args: {{...}} only.{near}"
+            return Problem((*path, other), text)
+    arguments = {} if rest.get("init_args") is None else rest["init_args"]
+    return _with_arguments(name, (*path, word), arguments, path, (*path, "init_args"), title)
 
 
 def _with_arguments(
-    name: str, name_path: Path, arguments: Any, path: Path, arguments_path: Path, title: str
+    name: Any, name_path: Path, arguments: Any, path: Path, arguments_path: Path, title: str
 ) -> Named | Problem:
+    if not isinstance(name, str) or not name:
+        return Problem(name_path, f"expected the name of {with_article(title)}; got {shown(name)}.")
     if arguments is not None and not isinstance(arguments, Mapping):
-        return Problem(
-            arguments_path,
-            f"expected the arguments of {name}, as {{key: value}}; got {arguments!r}.",
-        )
+        text = f"expected the arguments of {name}, as {{key: value}}; got {shown(arguments)}."
+        return Problem(arguments_path, text)
     return Named(
         path=path,
         name=name,
@@ -139,85 +238,168 @@ class Classes:
     Args:
         modules: those that the file lists under ``imports``.
         imports: whether classes of the user's are imported, or only named.
+        named_modules: with ``imports=False``, whether the file lists modules of the user's: a
+            short name that nobody knows may then be one of theirs.
+        folder: where the file lies; its modules can be named.
     """
 
     modules: tuple[ModuleType, ...] = ()
     imports: bool = True
-    _short: dict[str, dict[str, tuple[str, Any]]] = field(default_factory=dict)
+    named_modules: bool = False
+    folder: str | None = None
+    _short: dict[Category, dict[str, Any]] = field(default_factory=dict)
 
-    def find(self, category: str, name: str) -> Any:
+    def find(self, category: Category | str, name: str) -> Any:
         """The class or function of a name; None where user classes are only named.
+
+        Args:
+            category: one, or its key in ``CATEGORIES``.
+            name: as the file has it.
 
         Raises:
             LookupError: there is none, or it is of another kind; the text says which names there
                 are like it.
         """
-        kind = CATEGORIES[category]
+        if isinstance(category, str):
+            category = CATEGORIES[category]
         if "." in name:
-            found = self._imported(name)
+            found = self.imported(name)
         else:
             known = self.short_names(category)
-            if name.lower() not in known:
-                if not self.imports and not kind.homes:
+            lower = {other.lower(): other for other in reversed(known)}
+            exact = name if name in known else lower.get(name.lower())
+            if exact is None:
+                if not self.imports and (self.named_modules or not category.homes):
                     return None
                 raise LookupError(self._unknown(category, name))
-            found = known[name.lower()][1]
-        if found is not None and not _fits(found, kind):
-            bases = " or ".join(base.rpartition(".")[2] for base in kind.bases)
-            raise LookupError(f"{name} is not a {kind.title}: expected a subclass of {bases}.")
+            found = known[exact]
+        if found is not None and not _fits(found, category):
+            bases = " or ".join(base.__name__ for base in bases_of(category))
+            a = "a module, not" if inspect.ismodule(found) else "not"
+            wanted = f": expected a subclass of {bases}" if bases else ""
+            raise LookupError(f"{name} is {a} {with_article(category.title)}{wanted}.")
         return found
 
-    def short_names(self, category: str) -> dict[str, tuple[str, Any]]:
-        """Lower-case name -> the name as it is, and the class."""
+    def short_names(self, category: Category) -> dict[str, Any]:
+        """The classes that can be named without a path; those of earlier homes first."""
         if category not in self._short:
-            kind = CATEGORIES[category]
-            homes = [*self.modules, *(importlib.import_module(home) for home in kind.homes)]
-            found: dict[str, tuple[str, Any]] = {}
+            homes = [*self.modules, *(_home(name) for name in category.homes)]
+            found: dict[str, Any] = {}
             for home in homes:
-                for name, value in vars(home).items():
-                    if not name.startswith("_") and _fits(value, kind):
-                        found.setdefault(name.lower(), (name, value))
+                for name in getattr(home, "__all__", vars(home)):
+                    value = getattr(home, name, None)
+                    # torchmetrics' deprecated classes have public names for private ones
+                    names = (name, getattr(value, "__name__", "_"))
+                    private = any(other.startswith("_") for other in names)
+                    if not private and _fits(value, category):
+                        found.setdefault(name, value)
             self._short[category] = found
         return self._short[category]
 
-    def _imported(self, name: str) -> Any:
-        if not self.imports and name.partition(".")[0] not in _LIBRARIES:
-            return None
-        return imported(name)
+    def imported(self, name: str) -> Any:
+        """What an import path stands for; None where it is the user's and only named.
 
-    def _unknown(self, category: str, name: str) -> str:
-        kind = CATEGORIES[category]
-        names = [shown for shown, _ in self.short_names(category).values()]
+        Raises:
+            LookupError: it cannot be imported; the text says why.
+        """
+        if not self.imports and name.partition(".")[0] not in LIBRARIES:
+            return None
+        try:
+            return imported(name)
+        except LookupError as error:
+            raise LookupError(f"{error}{self.missing(name)}") from None
+
+    def missing(self, name: str) -> str:
+        """Where modules are looked for, if the first part of a name is none at all."""
+        top = name.partition(".")[0]
+        if self.folder is None or top in sys.modules or _exists(top):
+            return ""
+        beside = [module.name for module in pkgutil.iter_modules([self.folder])]
+        return f"{nearest(top, beside)} It is looked for beside the file, and where Python does."
+
+    def _unknown(self, category: Category, name: str) -> str:
+        names = list(self.short_names(category))
         return (
-            f"no {kind.title} is named {name!r}.{nearest(name, names)} One of your own is named by"
-            " the path it is imported from (my.module.Name), or its module listed under imports:."
+            f"no {category.title} is named {shown(name)}.{choices(name, names)} One of your own is"
+            " named by the path it is imported from (my.module.Name), or its module is listed under"
+            " imports:."
         )
 
 
-_LIBRARIES = ("fulgurite", "lightning", "torch", "torchmetrics")
+LIBRARIES = ("fulgurite", "lightning", "torch", "torchmetrics")
+
+
+@functools.cache
+def _home(name: str) -> ModuleType:
+    return importlib.import_module(name)
+
+
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def imported(name: str) -> Any:
-    """What an import path stands for.
+    """What an import path stands for: a class, a function, or one within a class.
 
     Raises:
         LookupError: it cannot be imported; the text says why.
     """
-    module, _, attribute = name.rpartition(".")
+    parts = name.split(".")
+    if len(parts) < 2 or not all(part.isidentifier() for part in parts):
+        raise LookupError(f"{shown(name)} is no import path (my.module.Name).")
+    home, rest = _module_of(parts)
+    for i, part in enumerate(rest):
+        if not hasattr(home, part):
+            where = ".".join(parts[: len(parts) - len(rest) + i])
+            near = nearest(part, [other for other in vars(home) if not other.startswith("_")])
+            raise LookupError(f"{where} has no {part!r}.{near}")
+        home = getattr(home, part)
+    return home
+
+
+def _module_of(parts: list[str]) -> tuple[Any, list[str]]:
+    """The longest part of an import path that is a module, and what is left."""
+    for end in range(len(parts) - 1, 0, -1):
+        module = ".".join(parts[:end])
+        try:
+            return module_of(module), parts[end:]
+        except ModuleNotFoundError as error:
+            above = end > 1 and error.name is not None and f"{module}.".startswith(f"{error.name}.")
+            if not above:
+                raise LookupError(f"{'.'.join(parts)} cannot be imported: {error}.") from error
+        except ImportError as error:
+            raise LookupError(f"{'.'.join(parts)} cannot be imported: {error}.") from error
+    raise AssertionError
+
+
+def module_of(name: str) -> ModuleType:
+    """Import a module; what its own code raises becomes an ImportError that says so.
+
+    Raises:
+        ImportError: it cannot be imported.
+    """
     try:
-        home = importlib.import_module(module)
-    except ImportError as error:
-        raise LookupError(f"{name} cannot be imported: {error}.") from error
-    except ValueError:
-        raise LookupError(f"{name!r} is no import path (my.module.Name).") from None
-    if not hasattr(home, attribute):
-        near = nearest(attribute, [other for other in vars(home) if not other.startswith("_")])
-        raise LookupError(f"module {module} has no {attribute!r}.{near}")
-    return getattr(home, attribute)
+        return importlib.import_module(name)
+    except ImportError:
+        raise
+    except Exception as error:  # a module of the user's may raise anything
+        line = inspect.trace()[-1]
+        at = "" if isinstance(error, SyntaxError) else f" ({line.filename}:{line.lineno})"
+        raise ImportError(f"{type(error).__name__}: {error}{at}") from error
 
 
-def _fits(value: Any, kind: Category) -> bool:
-    if inspect.isclass(value):
-        bases = tuple(imported(base) for base in kind.bases)
-        return not bases or (issubclass(value, bases) and value not in bases)
-    return kind.functions and inspect.isfunction(value)
+def _fits(value: Any, category: Category) -> bool:
+    if not inspect.isclass(value):
+        return category.functions and inspect.isroutine(value)
+    if inspect.isabstract(value) or value in _no_choices(category):
+        return False
+    return not category.bases or issubclass(value, bases_of(category))
+
+
+@functools.cache
+def _no_choices(category: Category) -> frozenset[type]:
+    own = {base for base in category.bases if isinstance(base, str)}
+    return frozenset(imported(name) for name in (*own, *category.no_choices))

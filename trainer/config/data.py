@@ -19,10 +19,11 @@ import lightning.pytorch as pl
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import DataLoader, Dataset
 
-from fulgurite.config.arguments import Call, check_arguments, names_of
+from fulgurite.config.arguments import Call, names_of
 from fulgurite.config.classes import Named
 from fulgurite.config.problems import Path
 from fulgurite.config.shapes import OneClass, Report
+from fulgurite.config.values import taken
 
 _DATASET = frozenset({"dataset"})
 
@@ -66,8 +67,10 @@ class DataShape(OneClass):
     def _loader(self, given: dict[str, Any], path: Path, report: Report) -> Call | None:
         if not given:
             return None
-        report.problems += check_arguments(DataLoader, given, path, _DATASET)
-        return Call(path=path, name="DataLoader", target=DataLoader, arguments=given, skip=_DATASET)
+        arguments = taken(DataLoader, given, path, report, _DATASET)
+        return Call(
+            path=path, name="DataLoader", target=DataLoader, arguments=arguments, skip=_DATASET
+        )
 
 
 def _makes_loaders(target: Any) -> bool:

@@ -20,10 +20,11 @@ from typing import Any
 
 from torch import nn
 
-from fulgurite.config.arguments import Call, check_arguments
+from fulgurite.config.arguments import Call
 from fulgurite.config.classes import Named
 from fulgurite.config.problems import Path, Problem, nearest
 from fulgurite.config.shapes import OneClass, Report, is_mapping
+from fulgurite.config.values import taken
 
 LR_GROUPS: dict[str, tuple[str, ...]] = {
     "embedding": ("*embedding*weight",),
@@ -114,7 +115,7 @@ class OptimizerShape(OneClass):
             options.setdefault("tags", tag)
         _rename_lr(options, path, report)
         if call is not None and call.target is not None:
-            report.problems += _option_problems(call, options, path)
+            options = _options_of(call, options, path, report)
         return Group(path=path, globs=tuple(globs), options=options)
 
 
@@ -125,14 +126,17 @@ def _rename_lr(given: dict[str, Any], path: Path, report: Report) -> None:
         given.setdefault("lr", given.pop("learning_rate"))
 
 
-def _option_problems(call: Call, options: dict[str, Any], path: Path) -> Iterable[Problem]:
-    """What is wrong with a group's options, which are arguments of the optimizer."""
+def _options_of(call: Call, options: dict[str, Any], path: Path, report: Report) -> dict[str, Any]:
+    """A group's options as the optimizer has them among its arguments."""
     assert call.target is not None
-    own = {key: value for key, value in options.items() if key not in ("tags", *_FACTORS)}
-    depth = len(path)
-    for problem in check_arguments(call.target, {**call.arguments, **own}, path, call.skip):
-        if len(problem.path) > depth and problem.path[depth] in own:
-            yield problem
+    beside = {key: options[key] for key in ("tags", *_FACTORS) if key in options}
+    own = {key: value for key, value in options.items() if key not in beside}
+    tried = report.apart()
+    found = taken(call.target, own, path, tried, call.skip)
+    report.notes += tried.notes
+    # what the optimizer needs besides, it has from its own arguments
+    report.problems += [problem for problem in tried.problems if len(problem.path) > len(path)]
+    return {**found, **beside}
 
 
 def _checked_factors(value: Any, path: Path, report: Report) -> dict[str, float]:

@@ -7,8 +7,9 @@ key is what people write, ``trainer.init.callbacks.0``; a *place* is where it st
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 Path = tuple[str | int, ...]
 
@@ -46,9 +47,15 @@ class ParameterFileError(ValueError):
 
 
 def described(place: Place, problem: Problem) -> str:
-    """``file:line:column: dotted.key: what is wrong``."""
+    """``file:line:column: dotted.key: what is wrong``, in one line whatever the file holds."""
     key = f" {dotted(problem.path)}:" if problem.path else ""
-    return f"{place}:{key} {problem.text}"
+    return "".join(map(_printable, f"{place}:{key} {problem.text}"))
+
+
+def _printable(character: str) -> str:
+    if character.isprintable():
+        return character
+    return character.encode("unicode_escape").decode()
 
 
 def dotted(path: Path) -> str:
@@ -56,8 +63,47 @@ def dotted(path: Path) -> str:
     return ".".join(str(part) for part in path)
 
 
+def shown(value: Any) -> str:
+    """A value as an error shows it: as YAML writes it, and short, however large or deep it is."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int) and value.bit_length() > 300:
+        return "a huge number"
+    if isinstance(value, (str, int, float)):
+        text = repr(value)
+        return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"
+    if isinstance(value, Mapping):
+        keys = ", ".join(str(key)[:30] for key in list(value)[:5])
+        return f"a mapping of {keys}{', ...' if len(value) > 5 else ''}" if value else "{}"
+    if isinstance(value, (list, tuple)):
+        return f"a list of {len(value)}" if value else "[]"
+    return f"a {type(value).__name__}"
+
+
+def listed(names: Iterable[str], last: str = "or") -> str:
+    """``a, b or c``."""
+    *others, final = names
+    return f"{', '.join(others)} {last} {final}" if others else final
+
+
+def with_article(noun: str) -> str:
+    """``an optimizer``, ``a model``."""
+    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"
+
+
 def nearest(name: object, known: Iterable[str]) -> str:
     """`` Did you mean 'name'?`` for the known name most like it, in any case; else nothing."""
     by_lower = {other.lower(): other for other in known}
     near = difflib.get_close_matches(str(name).lower(), by_lower, n=1, cutoff=0.6)
     return f" Did you mean {by_lower[near[0]]!r}?" if near else ""
+
+
+def choices(name: object, known: Iterable[str]) -> str:
+    """The known name most like it; without one, or if there are few, all of them."""
+    names = list(known)
+    near = nearest(name, names)
+    if not names or (near and len(names) > 8):
+        return near
+    most = 40
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{near} Known: {', '.join(names[:most])}{more}."

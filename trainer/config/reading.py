@@ -1,49 +1,34 @@
-"""YAML, read safely, with the place of every key.
+"""A parameter file as a document: what it says, and where.
 
-Read are YAML's plain values: mappings, lists, strings, numbers, true/false, null. ``1e-3`` is a
-number, as in YAML 1.2; a time of day or a date is a string. Anchors, aliases and merges (``<<``)
-work. A duplicate key, a tag that would make an object, and aliases nested into billions of values
-are errors.
+``nodes`` reads the text; here are files, dicts, overrides and the environment.
 """
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path as FilePath
 from typing import Any
 
-import yaml
+from fulgurite.config.nodes import MOST_LEVELS, MOST_VALUES, values_of
+from fulgurite.config.problems import (
+    ParameterFileError,
+    Path,
+    Place,
+    Problem,
+    described,
+    dotted,
+    nearest,
+    shown,
+)
 
-from fulgurite.config.problems import ParameterFileError, Path, Place, Problem, described, dotted
-
-MOST_VALUES = 100_000
-"""More than any file that a person wrote; a few nested aliases stand for billions."""
+MOST_BYTES = 500_000
+"""Of a file. Some 10,000 lines, which are read in two seconds."""
 
 _VARIABLE = re.compile(r"\$(?:\$|\{([A-Za-z_][A-Za-z0-9_]*)\})")
-
-
-class _Loader(yaml.SafeLoader):
-    """SafeLoader without its surprises: no sexagesimal numbers, no dates, ``1e-3`` a number."""
-
-
-_Loader.yaml_implicit_resolvers = {}
-for _tag, _pattern, _first in (
-    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    ("int", r"[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0o[0-7_]+|[0-9][0-9_]*)", "-+0123456789"),
-    (
-        "float",
-        r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
-        "-+0123456789.",
-    ),
-    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    ("merge", r"<<", "<"),
-):
-    _Loader.add_implicit_resolver(
-        f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), list(_first)
-    )
+_ENDINGS = (".yaml", ".yml", ".json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,12 +58,14 @@ class Document:
         return Place(self.source)
 
     def told(self, problem: Problem) -> str:
-        """A problem or note as people read it."""
+        """A problem of this file as a line of text, with its place."""
         return described(self.place(problem.path), problem)
 
     def refuse(self, problems: Iterable[Problem]) -> None:
         """Raise a ParameterFileError if there are any problems."""
-        placed = [(self.place(problem.path), problem) for problem in problems]
+        # what several aliases stand for is told once
+        told = {(self.place(problem.path), problem.text): problem for problem in problems}
+        placed = [(place, problem) for (place, _), problem in told.items()]
         if placed:
             placed.sort(key=lambda item: (item[0].line or 0, item[0].column or 0))
             raise ParameterFileError(placed)
@@ -88,157 +75,83 @@ def read(file: str | os.PathLike[str] | Mapping[str, Any]) -> Document:
     """Read a parameter file, or take a dict as one.
 
     Raises:
-        ParameterFileError: it cannot be read, or is not YAML as described above.
+        ParameterFileError: it cannot be read, or is not YAML as ``nodes`` describes it.
     """
     if isinstance(file, Mapping):
-        return Document(source="<dict>", data=_plain(file))
+        return Document(source="<dict>", data=_plain(file, "<dict>"))
     source = os.fspath(file)
     try:
-        text = FilePath(source).read_text(encoding="utf-8")
+        with open(source, "rb") as stream:
+            content = stream.read(MOST_BYTES + 1)
+        return parse(_text(content), source)
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else f"is not UTF-8 text: {error}"
-        raise ParameterFileError([(Place(source), Problem((), f"cannot be read: {why}"))]) from None
-    return parse(text, source)
+        wrong = f"cannot be read: {error.strerror}." if isinstance(error, OSError) else _told(error)
+        wrong += _others_beside(source) if isinstance(error, FileNotFoundError) else ""
+    except ValueError as error:
+        if isinstance(error, ParameterFileError):
+            raise
+        wrong = f"cannot be read: {error}."
+    raise ParameterFileError([(Place(source), Problem((), wrong))])
+
+
+def _text(content: bytes) -> str:
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"it has more than {MOST_BYTES} bytes, which no parameter file has")
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return content.decode("utf-16")
+    return content.decode("utf-8-sig")
+
+
+def _told(error: UnicodeDecodeError) -> str:
+    line = error.object[: error.start].count(b"\n") + 1
+    return (
+        f"is not UTF-8 text: byte 0x{error.object[error.start]:02x} in line {line}."
+        " Save it as UTF-8."
+    )
+
+
+def _others_beside(source: str) -> str:
+    """The name most like it of the parameter files in its folder."""
+    folder, name = os.path.split(source)
+    try:
+        names = [other for other in os.listdir(folder or ".") if other.endswith(_ENDINGS)]
+    except OSError:
+        return ""
+    return nearest(name, names)
 
 
 def parse(text: str, source: str) -> Document:
     """A document from YAML text; the same errors as ``read``."""
-    try:
-        node = yaml.compose(text, _Loader)
-        if node is None:
-            raise ParameterFileError([(Place(source), Problem((), "is empty."))])
-        builder = _Builder(source)
-        data = builder.build(node, ())
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = Place(source, mark.line + 1, mark.column + 1) if mark else Place(source)
-        text = "; ".join(part for part in (error.problem, error.note) if part)
-        raise ParameterFileError([(place, Problem((), f"is not YAML: {text}."))]) from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        if isinstance(error, ParameterFileError):
-            raise
-        why = "nested too deep" if isinstance(error, RecursionError) else str(error).splitlines()[0]
-        raise ParameterFileError([(Place(source), Problem((), f"is not YAML: {why}."))]) from None
-    document = Document(source=source, data=data, places=builder.places)
-    document.refuse(builder.problems)
+    data, places, problems = values_of(text, source)
+    document = Document(source=source, data=data, places=places)
+    document.refuse(problems)
     return document
 
 
-class _Builder:
-    """Makes plain data of YAML's nodes, and notes where each stands."""
+def _plain(value: Any, source: str) -> Any:
+    """A copy of a dict's mappings and lists, so that overrides never change the caller's.
 
-    def __init__(self, source: str) -> None:
-        self.source = source
-        self.places: dict[Path, Place] = {}
-        self.problems: list[Problem] = []
-        self._values = 0
-        self._open: set[int] = set()
-        self._scalars = yaml.constructor.SafeConstructor()
+    Raises:
+        ParameterFileError: a key is no word, or it has more values or levels than a file may have:
+            it contains itself.
+    """
+    left = iter(range(MOST_VALUES))
 
-    def build(self, node: yaml.Node, path: Path) -> Any:
-        self._values += 1
-        if self._values > MOST_VALUES:
-            raise yaml.YAMLError(
-                f"it stands for more than {MOST_VALUES} values: aliases (*name) within aliases"
-            )
-        self.places.setdefault(path, self._place(node))
-        if id(node) in self._open:
-            raise yaml.YAMLError(f"{dotted(path)} contains itself through an alias")
-        self._open.add(id(node))
-        try:
-            if isinstance(node, yaml.MappingNode):
-                return self._mapping(node, path)
-            if isinstance(node, yaml.SequenceNode):
-                return self._sequence(node, path)
-            return self._scalar(node, path)
-        finally:
-            self._open.discard(id(node))
+    def copied(value: Any, path: Path) -> Any:
+        if not isinstance(value, (Mapping, list, tuple)):
+            return value
+        if len(path) > MOST_LEVELS or next(left, None) is None:
+            wrong = f"holds more than {MOST_VALUES} values, or {MOST_LEVELS} levels of them."
+            raise ParameterFileError([(Place(source), Problem(path[:5], wrong))])
+        if isinstance(value, Mapping):
+            for key in value:
+                if not isinstance(key, (str, int)) or isinstance(key, bool):
+                    wrong = f"a key must be a word; got {shown(key)}."
+                    raise ParameterFileError([(Place(source), Problem(path, wrong))])
+            return {key: copied(item, (*path, key)) for key, item in value.items()}
+        return [copied(item, (*path, i)) for i, item in enumerate(value)]
 
-    def _place(self, node: yaml.Node) -> Place:
-        return Place(self.source, node.start_mark.line + 1, node.start_mark.column + 1)
-
-    def _problem(self, node: yaml.Node, path: Path, text: str) -> None:
-        self.places[path] = self._place(node)
-        self.problems.append(Problem(path, text))
-
-    def _sequence(self, node: yaml.SequenceNode, path: Path) -> list[Any]:
-        if not node.tag.endswith(":seq"):
-            self._problem(node, path, _tag_text(node))
-        return [self.build(item, (*path, i)) for i, item in enumerate(node.value)]
-
-    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[Any, Any]:
-        if not node.tag.endswith(":map"):
-            self._problem(node, path, _tag_text(node))
-        data: dict[Any, Any] = {}
-        merged: list[yaml.Node] = []
-        for key_node, value_node in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge":
-                merged += (
-                    value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
-                )
-                continue
-            key = self._key(key_node, path)
-            if key is None:
-                continue
-            if key in data:
-                first = self.places[*path, key]
-                text = f"is given twice, first at line {first.line}. Remove one."
-                self._problem(key_node, (*path, key), text)
-                continue
-            self.places[*path, key] = self._place(key_node)
-            data[key] = self.build(value_node, (*path, key))
-        for other in merged:
-            self._merge(other, data, path)
-        return data
-
-    def _merge(self, node: yaml.Node, data: dict[Any, Any], path: Path) -> None:
-        if not isinstance(node, yaml.MappingNode):
-            self._problem(node, (*path, "<<"), "merges only mappings (<<: *name).")
-            return
-        before = dict(self.places)
-        for key, value in self.build(node, path).items():
-            if key not in data:
-                data[key] = value
-        # keys of the mapping itself stay where they stand
-        self.places.update({k: v for k, v in before.items() if k[: len(path)] == path})
-
-    def _key(self, node: yaml.Node, path: Path) -> str | int | None:
-        key = self._scalar(node, path) if isinstance(node, yaml.ScalarNode) else None
-        if isinstance(key, (str, int)) and not isinstance(key, bool):
-            return key
-        shown = node.value if isinstance(node, yaml.ScalarNode) else "a list or mapping"
-        self._problem(node, (*path, "?"), f"a key must be a word; got {shown!r}.")
-        return None
-
-    def _scalar(self, node: yaml.Node, path: Path) -> Any:
-        kind = node.tag.rpartition(":")[2]
-        if not node.tag.startswith("tag:yaml.org,2002:") or kind not in _SCALARS:
-            self._problem(node, path, _tag_text(node))
-            return None
-        if kind == "float" and node.value.lower().lstrip("+-") not in (".inf", ".nan"):
-            return float(node.value.replace("_", ""))
-        if kind == "int":
-            # a leading zero is no octal number, as in YAML 1.2
-            plain = node.value.replace("_", "")
-            return int(plain, 10) if plain.lstrip("+-").isdigit() else int(plain, 0)
-        value: Hashable = self._scalars.construct_object(node)
-        return value
-
-
-_SCALARS = ("str", "int", "float", "bool", "null")
-
-
-def _tag_text(node: yaml.Node) -> str:
-    return f"has the tag {node.tag!r}: only plain values are read. Leave the tag out."
-
-
-def _plain(value: Any) -> Any:
-    """A copy of a dict's mappings and lists, so that overrides never change the caller's."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value
+    return copied(value, ())
 
 
 def scalar(text: str) -> Any:
@@ -251,18 +164,18 @@ def with_overrides(document: Document, overrides: Mapping[str, Any]) -> Document
 
     Args:
         overrides: dotted keys (``trainer.init.loop.max_steps``; items of a list by number) and
-            their values.
+            their values. A key that itself has dots is written as it is where the file has it
+            already, else in quotes: ``trainer.init.callbacks.0.GlobalFlags."a.b"``.
 
     Raises:
         ParameterFileError: a key leads through a value that is no mapping, or past a list's end.
     """
     problems = []
-    data, places = _plain(document.data), dict(document.places)
+    data, places = _plain(document.data, document.source), dict(document.places)
     for key, value in overrides.items():
-        path: Path = tuple(int(part) if part.isdigit() else part for part in key.split("."))
+        path, problem = _set(data, _parts(key), value)
         places = {k: v for k, v in places.items() if k[: len(path)] != path}
         places[path] = Place(f"--set {key}")
-        problem = _set(data, path, value)
         if problem:
             problems.append(Problem(path, problem))
     changed = replace(document, data=data, places=places)
@@ -270,25 +183,55 @@ def with_overrides(document: Document, overrides: Mapping[str, Any]) -> Document
     return changed
 
 
-def _set(data: Any, path: Path, value: Any) -> str:
-    """Set one value in place; what is wrong, or nothing."""
-    for i, part in enumerate(path):
-        last = i == len(path) - 1
-        where = dotted(path[:i]) or "the file"
+_PART = re.compile(r"""(?:"([^"]*)"|'([^']*)'|([^."']+))(?:\.|$)""")
+
+
+def _parts(key: str) -> list[str]:
+    """The parts of a dotted key; none if it is not one."""
+    parts, at = [], 0
+    while at < len(key):
+        found = _PART.match(key, at)
+        if found is None:
+            return []
+        parts.append(next(group for group in found.groups() if group is not None).strip())
+        at = found.end()
+    return [] if key.endswith(".") else parts
+
+
+def _set(data: Any, parts: list[str], value: Any) -> tuple[Path, str]:
+    """Set one value in place. Returns where that is, and what is wrong, or nothing."""
+    path: Path = ()
+    if not parts or not all(parts):
+        return path, "expected a dotted key, as trainer.init.loop.max_steps."
+    while True:
+        where = dotted(path) or "the file"
         if isinstance(data, list):
-            if not isinstance(part, int) or part >= len(data):
-                return f"{where} is a list of {len(data)}; got item {part!r}."
-            if last:
-                data[part] = value
+            name, rest = parts[0], parts[1:]
+            if not name.isdigit() or int(name) >= len(data):
+                items = f": items 0 to {len(data) - 1}" if data else ""
+                return (*path, name), f"{where} is a list of {len(data)}{items}; got {name!r}."
+            key: str | int = int(name)
         elif isinstance(data, dict):
-            if last:
-                data[part] = value
-            elif data.get(part) is None:
-                data[part] = {}
+            key, rest = _longest_key(data, parts)
         else:
-            return f"{where} is {data!r}, which has no keys."
-        data = data[part]
-    return ""
+            return path, f"{where} is {shown(data)}, which has no keys."
+        path = (*path, key)
+        if not rest:
+            data[key] = value
+            return path, ""
+        if isinstance(data, dict) and data.get(key) is None:
+            data[key] = {}
+        data, parts = data[key], rest
+
+
+def _longest_key(data: dict[Any, Any], parts: list[str]) -> tuple[Any, list[str]]:
+    """The longest key of a mapping that the parts begin with, else the first part as a new one."""
+    known = {str(key): key for key in data}
+    for end in range(len(parts), 0, -1):
+        name = ".".join(parts[:end])
+        if name in known:
+            return known[name], parts[end:]
+    return parts[0], parts[1:]
 
 
 def with_environment(document: Document) -> Document:
@@ -308,16 +251,28 @@ def with_environment(document: Document) -> Document:
             return [replaced(item, (*path, i)) for i, item in enumerate(value)]
         if not isinstance(value, str) or "$" not in value:
             return value
-        for name in _VARIABLE.findall(value):
-            if name and name not in os.environ:
-                problems.append(
-                    Problem(path, f"the environment has no {name}. Set it, or write $${{{name}}}.")
-                )
-                return value
-        text = _VARIABLE.sub(lambda m: os.environ[m[1]] if m[1] else "$", value)
+        problems.extend(_unset(value, path))
+        text = _VARIABLE.sub(lambda m: os.environ.get(m[1], "") if m[1] else "$", value)
         whole = _VARIABLE.fullmatch(value)
-        return scalar(text) if whole and whole[1] else text
+        return _meant(text, path, problems) if whole and whole[1] else text
 
     data = replaced(document.data, ())
     document.refuse(problems)
     return replace(document, data=data)
+
+
+def _unset(value: str, path: Path) -> Iterator[Problem]:
+    for name in dict.fromkeys(_VARIABLE.findall(value)):
+        if name and name not in os.environ:
+            near = nearest(name, os.environ)
+            text = f"the environment has no {name}.{near} Set it, or write $${{{name}}}."
+            yield Problem(path, text)
+
+
+def _meant(text: str, path: Path, problems: list[Problem]) -> Any:
+    """The value of a variable, read as YAML."""
+    try:
+        return parse(text, "").data if text.strip() else ""
+    except ParameterFileError as error:
+        problems += [Problem(path, f"the variable's value {p.text}") for _, p in error.problems]
+        return None

@@ -140,7 +140,10 @@ def checkpoint(plan: Plan, phase: Phase, mode: str) -> str | None:
         return path
     newest = newest_of(phase)
     if newest is not None:
-        rank_zero_info(f"Going on from {newest}. (ckpt_path: null begins anew.)")
+        begins = "Going on from" if mode == "fit" else "Weights of"
+        rank_zero_info(f"{begins} {newest}. (ckpt_path: null takes none.)")
+    elif mode != "fit":
+        rank_zero_info("No checkpoint: these are the weights that the model begins with.")
     return newest
 
 
@@ -173,7 +176,7 @@ def _checkpoints(plan: Plan, phase: Phase) -> list[str | None]:
     if "ckpt_paths" not in stage:
         saves = _saves(phase)
         loads = saves is not None and saves.autoload_last_checkpoint
-        found = saves.all(model_dir(phase.init)) if saves is not None and loads else []
+        found = saves.found(model_dir(phase.init)) if saves is not None and loads else []
         return [*map(str, found)] or [None]
     plan.document.refuse(missing_checkpoints(phase, "validate_all"))
     given = stage["ckpt_paths"]

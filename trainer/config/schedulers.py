@@ -17,8 +17,6 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from fulgurite.backends.schedules import ProgramScheduler
 from fulgurite.config.arguments import Call, names_of
 from fulgurite.config.classes import Named
-from fulgurite.config.optimizers import OptimizerCall
-from fulgurite.config.problems import Path
 from fulgurite.config.shapes import OneClass, Report, Several, Shape, Value
 from fulgurite.optim.lr_scheduler import ScalePerParamLR
 
@@ -73,7 +71,7 @@ class SchedulerShape(OneClass):
             )
         if target is None:
             return when
-        if issubclass(target, ProgramScheduler):
+        if is_program_scheduler(target):
             for key in when:
                 report.problem(
                     (*path, key), f"{found.name} counts optimizer steps, and takes no {key}."
@@ -138,17 +136,6 @@ def _follow(scheduler: Any, call: Call, scaled: bool) -> Any:
     return ScalePerParamLR(scheduler.optimizer, scheduler, call.arguments.get(_TAGS))
 
 
-def scale_problems(
-    optimizer: Call | None, schedulers: list[Call], path: Path, report: Report
-) -> None:
-    """Factors of the learning rate that nothing would read are a mistake."""
-    if not isinstance(optimizer, OptimizerCall) or not optimizer.scales:
-        return
-    reads = [call for call in schedulers if call is not None and call.target is not None]
-    if not any(issubclass(call.target, ProgramScheduler) for call in reads):  # type: ignore[arg-type]
-        report.problem(
-            path,
-            "adjust_learning_rate and adjust_val are factors of what a scheduler of fulgurite.optim"
-            " gives, and the file has none. Give schedulers: [ConstantLR: {learning_rate: ...}],"
-            " or an lr of its own in each group.",
-        )
+def is_program_scheduler(target: Any) -> bool:
+    """Whether a class is one whose numbers a program computes."""
+    return inspect.isclass(target) and issubclass(target, ProgramScheduler)

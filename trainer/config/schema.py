@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fulgurite.config.arguments import Call, check_arguments, names_of
-from fulgurite.config.classes import Named, imported, named
+from fulgurite.config.arguments import Call, names_of
+from fulgurite.config.classes import CATEGORIES, Named, imported, named
+from fulgurite.config.conflicts import check_conflicts
 from fulgurite.config.data import DataShape
+from fulgurite.config.loggers import LOGGER_NAMES
 from fulgurite.config.optimizers import OptimizerShape
-from fulgurite.config.problems import Path, Problem, dotted, nearest
-from fulgurite.config.schedulers import SchedulerShape, scale_problems
-from fulgurite.config.sections import ProgressLogger
+from fulgurite.config.problems import Path, Problem, listed, nearest, shown
+from fulgurite.config.schedulers import SchedulerShape
 from fulgurite.config.shapes import (
     Keys,
     OneClass,
@@ -22,8 +23,12 @@ from fulgurite.config.shapes import (
     Shape,
     Value,
     is_mapping,
+    place_of,
     unknown_key,
 )
+from fulgurite.config.trials import backend_complaint
+from fulgurite.config.values import taken
+from fulgurite.precision import CB16_MIXED, known_name
 
 
 @dataclass(frozen=True)
@@ -38,16 +43,22 @@ class Backend:
             return None
         kinds = {"CSX": "CSXBackend", "CPU": "CPUBackend", "GPU": "GPUBackend"}
         kind = value.get("backend_type")
-        if str(kind).upper() not in kinds:
-            report.problem((*path, "backend_type"), f"expected one of CSX, CPU, GPU; got {kind!r}.")
+        if not isinstance(kind, str) or kind.upper() not in kinds:
+            text = f"expected one of CSX, CPU, GPU; got {shown(kind)}."
+            report.problem((*path, "backend_type"), text)
             return None
-        target = imported(f"fulgurite.backends.{kinds[str(kind).upper()]}")
+        target = imported(f"fulgurite.backends.{kinds[kind.upper()]}")
         given = {
             key: item
             for key, item in value.items()
             if key not in ("backend_type", "cluster_config") and not report.noted((*path, key))
         }
-        report.problems += check_arguments(target, given, path, ["cluster_config"])
+        tried = report.apart()
+        arguments = taken(target, given, path, tried, frozenset({"cluster_config"}))
+        report.add(tried)
+        wrong = None if tried.problems else backend_complaint(target, arguments)
+        if wrong is not None:
+            report.problem(place_of(wrong, given, path), wrong)
         if "cluster_config" in value:
             at = (*path, "cluster_config")
             Section("fulgurite.backends.CSConfig").check(value["cluster_config"], at, report)
@@ -70,6 +81,27 @@ DEFAULTS_ELSEWHERE = ("computenorm", "floputilization")
 
 
 @dataclass(frozen=True)
+class Precision:
+    """``precision``: a name of Lightning's or ours, or the keys of MixedPrecision."""
+
+    section: Section
+
+    def check(self, value: Any, path: Path, report: Report) -> Any:
+        """The name, or a MixedPrecision."""
+        if value is None or isinstance(value, Mapping):
+            return self.section.check(value, path, report)
+        names = (*PRECISIONS, CB16_MIXED)
+        try:
+            known = value == CB16_MIXED or bool(known_name(value))
+        except (ValueError, TypeError):
+            known = False
+        if not known:
+            text = f"expected {listed(names)}, or a mapping with fp16_type; got {shown(value)}."
+            report.problem(path, f"{text}{nearest(value, names)}")
+        return value
+
+
+@dataclass(frozen=True)
 class Removable:
     """A class in one of its forms, or ``{Name: null}``, which takes a default away.
 
@@ -83,7 +115,7 @@ class Removable:
 
     def check(self, value: Any, path: Path, report: Report) -> Call | Named | None:
         """A call, or the name of the default that goes."""
-        found = named(value, path, self.shape.category)
+        found = named(value, path, CATEGORIES[self.shape.category].title)
         if isinstance(found, Problem):
             report.problems.append(found)
             return None
@@ -104,26 +136,14 @@ class Removable:
 
 @dataclass(frozen=True)
 class LoggerShape(OneClass):
-    """A logger, by Lightning's arguments or their other names; ``ProgressLogger`` is the bar."""
+    """A logger, by Lightning's names of its arguments or those of files."""
 
     def called(self, found: Named, report: Report) -> Call | None:
         """The call; ``save_dir`` may be left out: it is ``model_dir`` then."""
-        if found.name.lower() == "progresslogger":
-            report.problems += check_arguments(
-                ProgressLogger, found.arguments, found.arguments_path
-            )
-            return Call(path=found.path, name=found.name, target=ProgressLogger, arguments={})
         others = LOGGER_NAMES.get(found.name.rpartition(".")[2].lower(), {})
         given = {others.get(key, key): value for key, value in found.arguments.items()}
         shape = self if "save_dir" in given else OneClass(self.category, ("save_dir",))
         return OneClass.called(shape, replace(found, arguments=given), report)
-
-
-LOGGER_NAMES = {
-    "tensorboardlogger": {"summary_dir": "save_dir"},
-    "wandblogger": {"run_id": "id", "run_name": "name"},
-}
-"""What files call the arguments of some loggers -> Lightning's name."""
 
 
 @dataclass(frozen=True)
@@ -139,42 +159,6 @@ class Unbuilt:
         return value
 
 
-TWICE = {
-    ("loop", "max_steps"): ("max_steps",),
-    ("loop", "num_steps"): ("max_steps",),
-    ("loop", "num_epochs"): ("max_epochs",),
-    ("loop", "steps_per_epoch"): ("limit_train_batches",),
-    ("loop", "eval_frequency"): ("val_check_interval", "check_val_every_n_epoch"),
-    ("loop", "eval_steps"): ("limit_val_batches",),
-    ("loop", "grad_accum_steps"): ("accumulate_grad_batches",),
-    ("logging", "log_steps"): ("log_every_n_steps",),
-    ("precision", "max_gradient_norm"): ("gradient_clip_val", "gradient_clip_algorithm"),
-    ("precision", "max_gradient_value"): ("gradient_clip_val", "gradient_clip_algorithm"),
-    ("model_dir",): ("default_root_dir",),
-    ("loggers",): ("logger",),
-}
-"""Keys of ``init`` -> Lightning's arguments that say the same thing."""
-
-
-def said_twice(init: Mapping[str, Any], path: Path, report: Report) -> None:
-    """Take down what ``init`` says in our words and in Lightning's too."""
-    for ours, lightnings in TWICE.items():
-        value: Any = init
-        for key in ours:
-            value = value.get(key) if isinstance(value, Mapping) else None
-        for other in lightnings:
-            if value is not None and init.get(other) is not None:
-                report.problem(
-                    (*path, other),
-                    f"{other} and {dotted(ours)} say the same thing. Give one of them.",
-                )
-    if init.get("checkpoint") is not None and init.get("enable_checkpointing") is False:
-        report.problem(
-            (*path, "enable_checkpointing"),
-            "enable_checkpointing: false contradicts checkpoint. Leave one of them out.",
-        )
-
-
 @dataclass(frozen=True)
 class Init:
     """``init``: our keys, and any argument of the Trainer."""
@@ -187,37 +171,31 @@ class Init:
             return {}
         trainer = imported("fulgurite.trainer.Trainer")
         skip = frozenset(self.shapes)
-        lightnings = {key: value[key] for key in value if key in names_of(trainer, skip)}
-        report.problems += check_arguments(trainer, lightnings, path, skip)
+        takes = names_of(trainer, skip)
+        lightnings = {key: value[key] for key in value if key in takes}
+        arguments = taken(trainer, lightnings, path, report, skip)
         ours = {key: item for key, item in value.items() if key not in lightnings}
         for key in ("device", "backend"):
             if key in ours and ours[key] is None:
                 del ours[key]
         for key in [key for key in ours if key not in self.shapes]:
             if not report.noted((*path, key)):
-                known = {**self.shapes, **dict.fromkeys(names_of(trainer, skip))}
-                report.problem((*path, key), unknown_key(key, path, known))
+                known = {**self.shapes, **dict.fromkeys(takes)}
+                text = self.belonging(key) or unknown_key(key, path, known)
+                report.problem((*path, key), text)
             del ours[key]
-        if "device" in ours and "backend" in ours:
-            report.problem(
-                (*path, "device"),
-                "backend and device are mutually exclusive arguments of Trainer. Please only"
-                " provide one or the other",
-            )
-        if "device" not in ours and "backend" not in ours:
-            report.problem(path, "device (CSX, CPU or GPU) or backend: required, and not given.")
-        said_twice(value, path, report)
         found = Keys(self.shapes, required=("model",)).check(ours, path, report)
-        schedulers = found.get("schedulers") or []
-        if schedulers and found.get("optimizer") is None and ours.get("optimizer") is None:
-            report.problem(
-                (*path, "schedulers"),
-                "optimizer: required beside schedulers, and not given: they set its numbers. (A"
-                " LightningModule's own optimizer has the schedulers of configure_optimizers.)",
-            )
-        scale_problems(found.get("optimizer"), schedulers, (*path, "optimizer"), report)
-        call = Call(path=path, name="Trainer", target=trainer, arguments=lightnings, skip=skip)
+        check_conflicts(value, {**found, **arguments}, path, report)
+        call = Call(path=path, name="Trainer", target=trainer, arguments=arguments, skip=skip)
         return {**found, "trainer": call}
+
+    def belonging(self, key: object) -> str:
+        """The section that a misplaced key belongs to."""
+        for name, shape in self.shapes.items():
+            section = shape.section if isinstance(shape, Precision) else shape
+            if isinstance(section, Section) and key in section.names():
+                return f"no such key of init: it belongs under {name}:."
+        return "no such key of init: it belongs under trainer:." if key in STAGES else ""
 
 
 @dataclass(frozen=True)
@@ -228,14 +206,17 @@ class Device:
         """One of the three, in capitals."""
         if isinstance(value, str) and value.upper() in ("CSX", "CPU", "GPU"):
             return value.upper()
-        report.problem(path, f"expected one of CSX, CPU, GPU; got {value!r}.")
+        report.problem(path, f"expected one of CSX, CPU, GPU; got {shown(value)}.")
         return None
 
+
+PRECISIONS = ("32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true", "64-true")
+"""Of Lightning's many spellings, those that its documentation uses."""
 
 DATA = DataShape("data", key="data_processor")
 CKPT_PATH = Value(str | None)
 CALLBACKS = "fulgurite.callbacks.DEFAULT_CALLBACKS"
-LOGGERS = "fulgurite.config.sections.DEFAULT_LOGGERS"
+LOGGERS = "fulgurite.config.loggers.DEFAULT_LOGGERS"
 
 INIT: dict[str, Shape] = {
     "device": Device(),
@@ -244,13 +225,13 @@ INIT: dict[str, Shape] = {
     "model_dir": Value(str),
     "optimizer": OptimizerShape("optimizer", skip=("params",)),
     "schedulers": Several(SchedulerShape("scheduler", skip=("optimizer",))),
-    "precision": EitherTextOr(Section("fulgurite.MixedPrecision")),
+    "precision": Precision(Section("fulgurite.MixedPrecision")),
     "loop": Section("fulgurite.config.sections.Loop"),
     "checkpoint": Section("fulgurite.callbacks.Checkpoint"),
     "logging": Section("fulgurite.config.sections.Logging"),
     "callbacks": Several(Removable(OneClass("callback"), CALLBACKS)),
     "loggers": Several(Removable(LoggerShape("logger"), LOGGERS)),
-    "seed": Value(int | None),
+    "seed": Value(int | None, bounds=(0, 2**32 - 1)),
     "sparsity": Unbuilt("sparse training is not built: a run is refused."),
     "autorestart": Section("fulgurite.config.sections.AutoRestart"),
 }

@@ -77,14 +77,6 @@ class Logging:
             raise ValueError(f"log_level must be one of {LOG_LEVELS}; got {self.log_level!r}.")
 
 
-class ProgressLogger:
-    """The progress bar, which is there by default: ``- ProgressLogger: null`` takes it away."""
-
-
-DEFAULT_LOGGERS = ("ProgressLogger", "TensorBoardLogger", "CSVLogger")
-"""There by default: the bar, and TensorBoard's where it is installed, else the CSV file."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class AutoRestart:
     """``autorestart``: begin again after a failure. Checked here; not built yet.

@@ -2,46 +2,23 @@
 
 ``shape.check(value, path, report)`` judges a value and returns it as the later rooms want it: plain
 values of their type, sections as their dataclasses, classes as calls to be made. What is wrong goes
-to the report; then what is returned is not used.
+to the report; then what is returned is not used. ``shape.described(schemas)`` is the same as a JSON
+Schema.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fulgurite.config.arguments import Call, check_arguments, parser_of
-from fulgurite.config.classes import Classes, Named, imported, named
-from fulgurite.config.known import note_for
-from fulgurite.config.problems import Path, Problem, nearest
-
-
-@dataclass
-class Report:
-    """What a check found so far.
-
-    Args:
-        classes: where names are looked up.
-        problems: mistakes.
-        notes: what the file says that has no effect here.
-    """
-
-    classes: Classes
-    problems: list[Problem] = field(default_factory=list)
-    notes: list[Problem] = field(default_factory=list)
-
-    def problem(self, path: Path, text: str) -> None:
-        """Take down a mistake."""
-        self.problems.append(Problem(path, text))
-
-    def noted(self, path: Path) -> bool:
-        """Whether a key is one that has no meaning here; it is noted then."""
-        note = note_for(path)
-        if note is not None:
-            self.notes.append(Problem(path, note))
-        return note is not None
+from fulgurite.config.arguments import Call, names_of
+from fulgurite.config.classes import CATEGORIES, Named, imported, named
+from fulgurite.config.problems import Path, Problem, choices, shown
+from fulgurite.config.report import Report as Report
+from fulgurite.config.trials import complaint
+from fulgurite.config.values import judged, taken
 
 
 class Shape(Protocol):
@@ -53,24 +30,24 @@ class Shape(Protocol):
 
 @dataclass(frozen=True)
 class Value:
-    """A plain value of a type, as annotations write it."""
+    """A plain value of a type, as annotations write it.
+
+    Args:
+        kind: the type.
+        bounds: the least and the largest number.
+    """
 
     kind: Any
+    bounds: tuple[int, int] | None = None
 
     def check(self, value: Any, path: Path, report: Report) -> Any:
         """The value, of that type."""
-        target = _taker(self.kind)
-        wrong = check_arguments(target, {"value": value}, path)
-        report.problems += [Problem(path, problem.text) for problem in wrong]
-        return None if wrong else parser_of(target).parse_object({"value": value}).value
-
-
-@functools.cache
-def _taker(kind: Any) -> Callable[..., Any]:
-    def takes(value: Any = None) -> None: ...
-
-    takes.__annotations__["value"] = kind
-    return takes
+        found = judged(self.kind, value, path, report)
+        if self.bounds is not None and isinstance(found, int):
+            least, most = self.bounds
+            if not least <= found <= most:
+                report.problem(path, f"expected {least} to {most}; got {shown(found)}.")
+        return found
 
 
 @dataclass(frozen=True)
@@ -101,14 +78,14 @@ def is_mapping(value: Any, path: Path, report: Report) -> bool:
     """Whether a value is a mapping; it is a problem if not."""
     if isinstance(value, Mapping):
         return True
-    report.problem(path, f"expected keys and values; got {value!r}.")
+    report.problem(path, f"expected keys and values; got {shown(value)}.")
     return False
 
 
 def unknown_key(key: object, path: Path, known: Mapping[str, Any]) -> str:
     """What to say of a key that is not known."""
-    where = str(path[-1]) if path else "The file"
-    return f"no such key.{nearest(key, known)} {where} takes {', '.join(known)}."
+    where = f" of {path[-1]}" if path and isinstance(path[-1], str) else ""
+    return f"no such key{where}.{choices(key, known)}"
 
 
 @dataclass(frozen=True)
@@ -121,21 +98,42 @@ class Section:
 
     target: str
 
+    def names(self) -> list[str]:
+        """The keys."""
+        try:
+            return names_of(imported(self.target))
+        except LookupError:
+            return []
+
     def check(self, value: Any, path: Path, report: Report) -> Any:
         """The dataclass, or None."""
         if value is None or not is_mapping(value, path, report):
             return None
-        target = imported(self.target)
+        target, tried = imported(self.target), report.apart()
         given = {key: item for key, item in value.items() if not report.noted((*path, key))}
-        wrong = check_arguments(target, given, path)
-        report.problems += wrong
-        if wrong:
+        arguments = taken(target, given, path, tried, name=str(path[-1]))
+        report.add(tried)
+        if tried.problems:
             return None
         try:
-            return Call(path=path, name=target.__name__, target=target, arguments=given)()
-        except ValueError as error:
-            report.problem(path, str(error))
+            return Call(path=path, name=target.__name__, target=target, arguments=arguments)()
+        except (ValueError, TypeError) as error:
+            report.problem(place_of(str(error), given, path), str(error))
             return None
+
+
+def place_of(text: str, given: Mapping[str, Any], path: Path) -> Path:
+    """The place of the argument that an error names first, if it names one."""
+    found = {key: re.search(rf"\b{re.escape(key)}\b", text) for key in given}
+    at = {key: match.start() for key, match in found.items() if match}
+    if not at:
+        told = [
+            key
+            for key, value in given.items()
+            if re.search(rf"(?<![\w.]){re.escape(str(value))}(?![\w.]\d)", text)
+        ]
+        return (*path, told[0]) if len(told) == 1 else path
+    return (*path, min(at, key=lambda key: at[key])) if at else path
 
 
 @dataclass(frozen=True)
@@ -154,7 +152,7 @@ class OneClass:
 
     def check(self, value: Any, path: Path, report: Report) -> Call | None:
         """The call, or None."""
-        found = named(value, path, self.category, self.key)
+        found = named(value, path, CATEGORIES[self.category].title, self.key)
         if isinstance(found, Problem):
             report.problems.append(found)
             return None
@@ -168,18 +166,25 @@ class OneClass:
             if not report.noted(found.name_path):
                 report.problem(found.name_path, str(error))
             return None
-        skip = frozenset(self.skip)
+        skip, arguments, tried = frozenset(self.skip), found.arguments, report.apart()
         if target is not None:
-            wrong = check_arguments(target, found.arguments, found.arguments_path, skip)
-            report.problems += wrong
-        return Call(
-            path=found.path, name=found.name, target=target, arguments=found.arguments, skip=skip
-        )
+            arguments = taken(target, arguments, found.arguments_path, tried, skip)
+        report.add(tried)
+        call = Call(path=found.path, name=found.name, target=target, arguments=arguments, skip=skip)
+        if target is not None and not tried.problems:
+            wrong = complaint(call)
+            if wrong:
+                at = place_of(wrong, found.arguments, found.arguments_path)
+                report.problem(at, wrong)
+        return call
 
 
 @dataclass(frozen=True)
 class Several:
-    """A list of values of one shape; one alone stands for a list of it."""
+    """A list of values of one shape; one alone stands for a list of it.
+
+    What has no meaning here, and is noted, is left out.
+    """
 
     shape: Shape
 
@@ -188,5 +193,19 @@ class Several:
         if value is None:
             return []
         if not isinstance(value, list):
-            return [self.shape.check(value, path, report)]
-        return [self.shape.check(item, (*path, i), report) for i, item in enumerate(value)]
+            if (
+                isinstance(value, Mapping)
+                and len(value) > 1
+                and all(map(_arguments, value.values()))
+            ):
+                text = f"expected a list, each item as '- Name: {{arguments}}'; got {shown(value)}."
+                report.problem(path, text)
+                return []
+            items = [self.shape.check(value, path, report)]
+        else:
+            items = [self.shape.check(item, (*path, i), report) for i, item in enumerate(value)]
+        return [item for item in items if item is not None]
+
+
+def _arguments(value: Any) -> bool:
+    return value is None or isinstance(value, Mapping)

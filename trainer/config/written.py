@@ -51,7 +51,11 @@ class _Writer:
         self.within: dict[Path, list[str]] = defaultdict(list)
         for note in converted.notes:
             self._place(note)
-        self.loader = self.params.get("trainer", {}).get("fit", {}).get("val_dataloader")
+        trainer = self.params.get("trainer", {})
+        fit = (
+            trainer.get("fit", {}) if isinstance(trainer, dict) else {}
+        )  # a list has no such loader
+        self.loader = fit.get("val_dataloader")
 
     def _place(self, note: Note) -> None:
         path: Path = ()

@@ -9,34 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import yaml
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from fulgurite.callbacks import DEFAULT_CALLBACKS, Checkpoint
 from fulgurite.config.checking import Phase, Plan
-from fulgurite.config.reading import _Loader
-from fulgurite.config.schema import TWICE
+from fulgurite.config.conflicts import SAME
+from fulgurite.config.legacy import Converted
 from fulgurite.config.sections import Logging
+from fulgurite.config.written import written
 
 PARAMS = "params"
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes what our reader would take for a number."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        """Write everything out."""
-        return True
-
-
-_Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
 
 
 def as_yaml(plan: Plan) -> str:
     """The text of a file that means the same, with overrides and defaults in.
 
     Raises:
-        yaml.representer.RepresenterError: a dict was loaded that has other than plain values.
+        TypeError: a dict was loaded that has other than plain values.
     """
     data = _escaped(plan.document.data)
     for phase in plan.phases:
@@ -44,7 +33,7 @@ def as_yaml(plan: Plan) -> str:
         for part in phase.path:
             place = place[part]
         place["init"] = _with_defaults(place["init"], phase)
-    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=100, allow_unicode=True)
+    return written(Converted(params=data, origins={}, notes=(), problems=()))
 
 
 def _escaped(value: Any) -> Any:
@@ -56,34 +45,35 @@ def _escaped(value: Any) -> Any:
     return value.replace("$", "$$") if isinstance(value, str) else value
 
 
-def _with_defaults(written: dict[str, Any], phase: Phase) -> dict[str, Any]:
+def _with_defaults(said: dict[str, Any], phase: Phase) -> dict[str, Any]:
     init = phase.init
-    full = {**written}
+    full = {**said}
     if not {"model_dir", "default_root_dir"} & full.keys():
         full["model_dir"] = "model_dir"
     if init.get("loop") is not None:
-        full["loop"] = {**_apart(asdict(init["loop"]), "loop", written), **written["loop"]}
+        full["loop"] = {**_apart(asdict(init["loop"]), "loop", said), **said["loop"]}
     elif not {"max_epochs", "max_steps", "max_time"} & full.keys():
         full["max_epochs"] = 1
-    logging = _apart(asdict(init.get("logging") or Logging()), "logging", written)
-    full["logging"] = {**logging, **(written.get("logging") or {})}
-    if "checkpoint" in written and isinstance(written["checkpoint"], Mapping):
-        full["checkpoint"] = {**_signature(Checkpoint), **written["checkpoint"]}
-    own = written.get("callbacks") or []
+    logging = _apart(asdict(init.get("logging") or Logging()), "logging", said)
+    full["logging"] = {**logging, **(said.get("logging") or {})}
+    if "checkpoint" in said and isinstance(said["checkpoint"], Mapping):
+        full["checkpoint"] = {**_signature(Checkpoint), **said["checkpoint"]}
+    own = said.get("callbacks") or []
     own = own if isinstance(own, list) else [own]
     listed = {one.name.rpartition(".")[2].lower() for one in init.get("callbacks", [])}
-    if not written.get("barebones"):
+    if not said.get("barebones"):
         default = [{k: v} for k, v in DEFAULT_CALLBACKS.items() if k.lower() not in listed]
         full["callbacks"] = [*default, *own]
     return full
 
 
-def _apart(section: dict[str, Any], name: str, written: Mapping[str, Any]) -> dict[str, Any]:
+def _apart(section: dict[str, Any], name: str, said: Mapping[str, Any]) -> dict[str, Any]:
     """Those defaults of a section that Lightning's own arguments do not stand for."""
     return {
         key: value
         for key, value in section.items()
-        if value is not None and not any(other in written for other in TWICE.get((name, key), ()))
+        if value is not None
+        and not any(other in said for ours, other in SAME if ours == (name, key))
     }
 
 
@@ -116,8 +106,8 @@ def save(plan: Plan, folder: Path) -> None:
     """Write a file into a folder, unless its newest one there says the same."""
     try:
         text = as_yaml(plan)
-    except yaml.representer.RepresenterError as error:
-        rank_zero_info(f"{PARAMS}.yaml is not written: a value is not plain ({error.args[1]!r}).")
+    except TypeError as error:
+        rank_zero_info(f"{PARAMS}.yaml is not written. {error}")
         return
     count = 0
     while (path := folder / (f"{PARAMS}_{count}.yaml" if count else f"{PARAMS}.yaml")).exists():
