@@ -208,7 +208,12 @@ def _convert(options: argparse.Namespace) -> int:
 
 
 def _schema(options: argparse.Namespace) -> int:
-    raise NotImplementedError
+    import json
+
+    from fulgurite.config.json_schema import schema
+
+    print(json.dumps(schema(), indent=1))
+    return 0
 
 
 _COMMANDS = {**dict.fromkeys(RUNS, _run), "check": _check, "convert": _convert, "schema": _schema}

@@ -9,7 +9,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from fulgurite.config.calls import Call
 from fulgurite.config.optimizers import OptimizerCall
-from fulgurite.config.problems import Path, dotted
+from fulgurite.config.problems import Path, Problem, dotted
 from fulgurite.config.report import Report
 from fulgurite.config.schedulers import is_program_scheduler
 from fulgurite.config.trials import TRIED, trainer_complaint
@@ -62,7 +62,8 @@ def check_conflicts(
         text = "backend and device are mutually exclusive arguments of Trainer. Please only provide"
         report.problem((*path, "device"), f"{text} one or the other")
     elif "device" not in given and "backend" not in given:
-        report.problem(path, "device (CSX, CPU or GPU) or backend: required, and not given.")
+        text = "names no device: a run needs device (CSX, CPU or GPU) or backend, or --device."
+        report.notes.append(Problem(path, text))
     else:
         _check_device(given, found, path, report)
     # a value that its type refused already is told once

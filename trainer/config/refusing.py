@@ -47,6 +47,8 @@ def refuse_unbuilt(plan: Plan, mode: str | None = None) -> None:
 
 def _unbuilt(phase: Phase) -> Iterator[Problem]:
     init, at = phase.init, (*phase.path, "init")
+    if init.get("device") is None and init.get("backend") is None:
+        yield Problem(at, "device (CSX, CPU or GPU) or backend: required, and not given.")
     restart = init.get("autorestart")
     if restart is not None and restart.max_num_restarts is not None:
         yield Problem(
