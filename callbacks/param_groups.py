@@ -52,14 +52,14 @@ class LogOptimizerParamGroup(SparseCallback):
     ) -> None:
         """On CSX the host shows the numbers that the step is about to use."""
         if is_static(trainer) and is_log_step(trainer):
-            log_values(trainer, pl_module, self._numbers(trainer))
+            log_values(trainer, self._numbers(trainer))
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
     ) -> None:
         """Elsewhere ``optimizer_step`` of the module may still have set them."""
         if not is_static(trainer) and is_log_step(trainer):
-            pl_module.log_dict(self._numbers(trainer))
+            log_values(trainer, self._numbers(trainer))
 
     def _numbers(self, trainer: pl.Trainer) -> dict[str, float]:
         found: dict[str, float] = {}

@@ -106,7 +106,7 @@ class Profiler(SparseCallback, SaveObserver):
         """Count; on log steps, log."""
         self.clock.read(trainer, batch)
         if self.clock.batches and is_log_step(trainer):
-            log_values(trainer, pl_module, self.measured(trainer))
+            log_values(trainer, self.measured(trainer))
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Leave validation out."""

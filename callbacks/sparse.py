@@ -14,7 +14,6 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from fulgurite.backends.csx.logs import tell
 from fulgurite.backends.csx.strategy import StaticGraph
 
 
@@ -60,18 +59,20 @@ def logs_in_step(trainer: pl.Trainer) -> bool:
     return is_static(trainer) or is_log_step(trainer)
 
 
-def log_values(
-    trainer: pl.Trainer, module: pl.LightningModule, values: Mapping[str, float]
-) -> None:
-    """``module.log_dict`` in ``on_train_batch_end``, cheaply but for the first time."""
-    results, hook = trainer._results, module._current_fx_name
+def log_values(trainer: pl.Trainer, values: Mapping[str, float]) -> None:
+    """Send numbers of the host to the loggers, as the values of the step that runs or has just run.
+
+    Past ``self.log``, as Lightning's own monitors do: each value there costs 350 µs, and 30 µs more
+    when an epoch ends (measured, Lightning 2.6.6). Files of CSVLogger have a row of their own for
+    them.
+    """
     tensors = torch.tensor(list(values.values()), dtype=torch.float32).unbind()
-    for name, value in zip(values, tensors, strict=True):
-        result = None if results is None else results.get(f"{hook}.{name}")
-        if result is None:
-            module.log(name, value)
-        else:
-            tell(result, value)
+    named = dict(zip(values, tensors, strict=True))
+    connector = trainer._logger_connector
+    connector._callback_metrics.update(named)
+    connector._logged_metrics.update(named)
+    for logger in trainer.loggers:
+        logger.log_metrics(dict(values), step=trainer.fit_loop.epoch_loop._batches_that_stepped)
 
 
 def samples_in(batch: Any) -> int | None:

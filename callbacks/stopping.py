@@ -27,6 +27,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from fulgurite.callbacks.checkpoint import Checkpoint
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -212,6 +214,8 @@ def _validate_anew(progress: Any) -> None:
 def _save(trainer: pl.Trainer) -> Path:
     """Write a checkpoint where this run writes others; returns its path."""
     callback = trainer.checkpoint_callback
+    if isinstance(callback, Checkpoint):
+        return callback.save(trainer)
     folder = callback.dirpath if isinstance(callback, ModelCheckpoint) else None
     path = Path(folder or trainer.default_root_dir, f"stopped-step={trainer.global_step}.ckpt")
     trainer.save_checkpoint(path)

@@ -86,20 +86,25 @@ class Digits(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-def loaders() -> tuple[DataLoader[Any], DataLoader[Any], DataLoader[Any]]:
-    """Train, validation and test pictures, 1280 / 256 / 256: whole batches, as a program needs."""
+SPLITS = {"train": slice(0, 1280), "val": slice(1280, 1536), "test": slice(1536, 1792)}
+
+
+def pictures(split: str) -> TensorDataset:
+    """Train, validation or test pictures, 1280 / 256 / 256: whole batches, as a program needs."""
     data = load_digits()
-    pictures = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16
+    images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16
     labels = torch.tensor(data.target)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    train, val, test = (
-        TensorDataset(pictures[part], labels[part])
-        for part in (order[:1280], order[1280:1536], order[1536:1792])
-    )
+    part = order[SPLITS[split]]
+    return TensorDataset(images[part], labels[part])
+
+
+def loaders() -> tuple[DataLoader[Any], DataLoader[Any], DataLoader[Any]]:
+    """Loaders of the three."""
     return (
-        DataLoader(train, BATCH_SIZE, shuffle=True, drop_last=True),
-        DataLoader(val, BATCH_SIZE, drop_last=True),
-        DataLoader(test, BATCH_SIZE, drop_last=True),
+        DataLoader(pictures("train"), BATCH_SIZE, shuffle=True, drop_last=True),
+        DataLoader(pictures("val"), BATCH_SIZE, drop_last=True),
+        DataLoader(pictures("test"), BATCH_SIZE, drop_last=True),
     )
 
 

@@ -159,9 +159,9 @@ class Windows(Dataset[Tensor]):
     One gather a batch instead of a Python call and a copy for each row.
     """
 
-    def __init__(self, paths: Iterable[Path]) -> None:
+    def __init__(self, paths: Iterable[Path], context: int = CONTEXT) -> None:
         data = bytearray(b"".join(path.read_bytes() for path in paths))
-        self.windows = torch.frombuffer(data, dtype=torch.uint8).unfold(0, CONTEXT + 1, CONTEXT)
+        self.windows = torch.frombuffer(data, dtype=torch.uint8).unfold(0, context + 1, context)
 
     def __len__(self) -> int:
         return len(self.windows)
@@ -170,8 +170,8 @@ class Windows(Dataset[Tensor]):
         return self.windows[rows]
 
 
-def loaders(steps: int) -> tuple[DataLoader[Any], DataLoader[Any]]:
-    """Training windows, drawn anew each epoch of ``steps`` batches, and validation windows.
+def windows(split: str, steps: int = 150, context: int = CONTEXT) -> DataLoader[Any]:
+    """Training windows, drawn anew each epoch of ``steps`` batches, or validation windows.
 
     Each twentieth file is for validation.
     """
@@ -181,14 +181,21 @@ def loaders(steps: int) -> tuple[DataLoader[Any], DataLoader[Any]]:
     for folder in sorted(root.iterdir()):
         if folder.is_dir() and folder.name not in left_out:
             files += sorted(folder.rglob("*.py"))
-    train = Windows(path for i, path in enumerate(files) if i % 20)
-    val = Windows(files[::20])
-    drawn = RandomSampler(train, num_samples=steps * BATCH_SIZE)
-    spread = range(0, len(val), max(1, len(val) // (VALIDATION_BATCHES * BATCH_SIZE)))
-    return (
-        DataLoader(train, sampler=BatchSampler(drawn, BATCH_SIZE, drop_last=True), batch_size=None),
-        DataLoader(val, sampler=BatchSampler(spread, BATCH_SIZE, drop_last=True), batch_size=None),
+    order: Iterable[int]
+    if split == "train":
+        data = Windows((path for i, path in enumerate(files) if i % 20), context)
+        order = RandomSampler(data, num_samples=steps * BATCH_SIZE)
+    else:
+        data = Windows(files[::20], context)
+        order = range(0, len(data), max(1, len(data) // (VALIDATION_BATCHES * BATCH_SIZE)))
+    return DataLoader(
+        data, sampler=BatchSampler(order, BATCH_SIZE, drop_last=True), batch_size=None
     )
+
+
+def loaders(steps: int) -> tuple[DataLoader[Any], DataLoader[Any]]:
+    """Training and validation windows."""
+    return windows("train", steps), windows("val")
 
 
 def main(arguments: list[str] | None = None) -> float:

@@ -48,6 +48,63 @@ def test_digits(device: str, tmp_path: Path) -> None:
         assert "program" not in text
 
 
+INIT = "trainer.init"
+
+
+def run_file(name: str, device: str, folder: Path, *keys: str, mode: str = "fit") -> str:
+    """What ``fulgurite fit examples/NAME.yaml`` prints, with ``keys`` set."""
+    keys = (*keys, f"{INIT}.model_dir={folder}")
+    if device == "CSX":
+        keys = (*keys, f"{INIT}.device=null", f"{INIT}.backend.backend_type=CSX")
+        keys = (*keys, f"{INIT}.backend.autogen_policy=disabled")
+    else:
+        keys = (*keys, f"{INIT}.device={device}")
+    settings = [part for key in keys for part in ("--set", key)]
+    return run("-m", "fulgurite", mode, str(ROOT / f"examples/{name}.yaml"), *settings)
+
+
+@pytest.mark.parametrize("device", ["CSX", "CPU"])
+def test_digits_as_a_file(device: str, tmp_path: Path) -> None:
+    text = run_file("digits", device, tmp_path, f"{INIT}.loop.num_epochs=2")
+    assert ("training program" in text) == (device == "CSX")
+    assert (tmp_path / "checkpoint_80.ckpt").exists()
+    text = run_file("digits", device, tmp_path, mode="test")
+    accuracy = text.partition("test_accuracy")[2].split()[1]
+    assert float(accuracy) > 0.8
+
+
+def test_gpt_bytes_as_a_file(tmp_path: Path) -> None:
+    text = run_file("gpt_bytes", "CSX", tmp_path, f"{INIT}.loop.max_steps=4")
+    assert "training program" in text
+    assert "token" in text  # the table of parameters
+    assert [path.name for path in tmp_path.glob("*.ckpt")] == ["checkpoint_4.ckpt"]
+
+
+def test_two_phases_as_a_file(tmp_path: Path) -> None:
+    file = (ROOT / "examples/two_phases.yaml").read_text()
+    device = "backend: {backend_type: CSX, autogen_policy: disabled}"
+    for old, new in (
+        ("device: CSX", device),
+        ("model_dir: runs/two_phases", f"model_dir: {tmp_path}/out"),
+        ("max_steps: 300", "max_steps: 2"),
+        ("max_steps: 450", "max_steps: 4"),
+        ("split: train,", "split: train, steps: 2,"),
+    ):
+        assert old in file
+        file = file.replace(old, new)
+    (tmp_path / "two_phases.yaml").write_text(file)
+    text = run(
+        "-m",
+        "fulgurite",
+        "fit",
+        str(tmp_path / "two_phases.yaml"),
+        PYTHONPATH=str(ROOT / "examples"),
+    )
+    assert text.count("training program") == 2
+    names = sorted(path.name for path in (tmp_path / "out").glob("*.ckpt"))
+    assert names == ["checkpoint_2.ckpt", "checkpoint_4.ckpt"]
+
+
 @pytest.mark.parametrize("device", ["CSX", "CPU"])
 def test_gpt_bytes(device: str, tmp_path: Path) -> None:
     policy = ["--autogen-policy", "disabled", "--compare"] if device == "CSX" else []
@@ -102,6 +159,28 @@ def test_own_optimizer(device: str, tmp_path: Path) -> None:
     assert float(text.rpartition("test accuracy ")[2].strip().rstrip("%")) > 60
     assert Path(text.partition("checkpoint ")[2].split()[0]).exists()
     assert ("training program" in text) == (device == "CSX")
+
+
+RUNNER = ("--params", str(ROOT / "examples/runner.yaml"), "--num_epochs", "1")
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("device", ["CSX", "CPU"])
+def test_runner(device: str, tmp_path: Path) -> None:
+    script, folder = str(ROOT / "examples/runner.py"), f"--model_dir={tmp_path}"
+    run(script, device, "--mode", "train_and_eval", folder, *RUNNER)
+    [checkpoint] = tmp_path.rglob("*.ckpt")
+    text = run(script, device, "--mode", "eval", folder, f"--checkpoint_path={checkpoint}", *RUNNER)
+    assert "val_loss" in text
+
+
+def test_custom_runner(tmp_path: Path) -> None:
+    script, folder = str(ROOT / "examples/custom_runner.py"), f"--model_dir={tmp_path}"
+    text = run(script, "CPU", "--mode", "train_and_eval", folder, *RUNNER)
+    assert "epoch 0: mean loss " in text
+    assert f"trained; losses in {tmp_path / 'losses.csv'}" in text
+    assert "train batch     39 spans, median " in text
+    assert len((tmp_path / "losses.csv").read_text().splitlines()) == 40
 
 
 @pytest.mark.compiler

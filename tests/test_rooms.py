@@ -103,7 +103,8 @@ def test_every_file_opens_with_a_docstring() -> None:
 
 
 @pytest.mark.parametrize(
-    "folder", ["backends/csx", "backends/csx/passes", "loops", "trainer/optim/scheduler"]
+    "folder",
+    ["backends/csx", "backends/csx/passes", "loops", "trainer/optim/scheduler", "trainer/runners"],
 )
 def test_a_folders_docstring_names_each_of_its_files(folder: str) -> None:
     listing = ast.get_docstring(parsed(Path(folder, "__init__.py"))) or ""

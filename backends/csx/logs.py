@@ -80,21 +80,16 @@ class LogCall:
 
     def __call__(self, value: Any) -> None:
         """Tell the result that the program has updated it; ``value`` is the step's."""
-        tell(self.result, value)
-
-
-def tell(result: _ResultMetric, value: Any) -> None:
-    """Give a result the value of a step; what belongs to the epoch is up to the caller."""
-    attributes = vars(result)  # past nn.Module.__setattr__
-    if not result.is_tensor:
-        attributes["value"], attributes["_forward_cache"] = value, value._forward_cache
-    elif result.meta.on_step:
-        attributes["_forward_cache"] = value
-        if not result.meta.on_epoch:
-            attributes["value"] = value
-    attributes["_update_count"] += 1
-    attributes["_computed"] = None
-    attributes["has_reset"] = False
+        result, attributes = self.result, vars(self.result)  # past nn.Module.__setattr__
+        if not result.is_tensor:
+            attributes["value"], attributes["_forward_cache"] = value, value._forward_cache
+        elif result.meta.on_step:
+            attributes["_forward_cache"] = value
+            if not result.meta.on_epoch:
+                attributes["value"] = value
+        attributes["_update_count"] += 1
+        attributes["_computed"] = None
+        attributes["has_reset"] = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from harness import fit, make_trainer
+from lightning.pytorch.loggers import CSVLogger
 from models import GAN, Classifier, Measured, loader, mlp
 from torch import nn
 
@@ -70,6 +72,22 @@ def test_rates_are_logged_on_log_steps(static: bool) -> None:
     logged = run.final
     assert logged["avg_samples_per_sec"] == pytest.approx(16 * logged["avg_steps_per_sec"])
     assert logged["local_samples_per_sec"] > 0
+
+
+@devices
+def test_loggers_have_them_at_the_step_of_the_other_values(static: bool, tmp_path: Path) -> None:
+    fit(
+        classifier,
+        lambda: (loader(320),),
+        static=static,
+        callbacks=(RateProfiler(),),
+        log_every_n_steps=10,
+        logger=CSVLogger(tmp_path, name="", version=""),
+    )
+    with (tmp_path / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["step"] for row in rows if row["avg_samples_per_sec"]] == ["9", "19"]
+    assert [row["step"] for row in rows if row["loss_step"]] == ["9", "19"]
 
 
 @devices

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 import fulgurite
 from fulgurite.backends import reset_backend
-from fulgurite.callbacks import StopOnSignal
+from fulgurite.callbacks import Checkpoint, StopOnSignal
 
 EPOCHS, BATCHES = 2, 6
 both_signals = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -298,6 +298,17 @@ def test_the_checkpoint_lies_beside_the_runs_others(tmp_path: Path) -> None:
         kill = Kill("on_train_batch_start", signal.SIGINT)
         start(trainer(tmp_path, kill, stop, kept, enable_checkpointing=True))
     assert stop.checkpoint == tmp_path / "kept" / "stopped-step=1.ckpt"
+
+
+def test_checkpoint_writes_it_so_that_it_is_found_again(tmp_path: Path) -> None:
+    whole, first, second = uninterrupted(tmp_path), Losses(), Losses()
+    options: dict[str, Any] = {"enable_checkpointing": True}
+    with StopOnSignal() as stop:
+        kill = Kill("on_train_batch_start", signal.SIGINT, lambda t: t.global_step == 2)
+        start(trainer(tmp_path, first, kill, stop, Checkpoint(), **options))
+    assert stop.checkpoint == tmp_path / "checkpoint_3.ckpt" == Checkpoint().newest(tmp_path)
+    start(trainer(tmp_path, second, Checkpoint(), **options), ckpt_path="last")
+    assert {**first.trained, **second.trained} == whole.trained
 
 
 def test_data_workers_leave_ctrl_c_to_their_parent(tmp_path: Path) -> None:

@@ -40,13 +40,17 @@ class FileModule(pl.LightningModule):
         self.log("loss", loss, prog_bar=True)
         return loss
 
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Log the loss."""
-        self.log("val_loss", self._loss(batch), prog_bar=True)
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
+        """The loss."""
+        loss = self._loss(batch)
+        self.log("val_loss", loss, prog_bar=True)
+        return loss
 
-    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Log the loss."""
-        self.log("test_loss", self._loss(batch), prog_bar=True)
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
+        """The loss."""
+        loss = self._loss(batch)
+        self.log("test_loss", loss, prog_bar=True)
+        return loss
 
     def predict_step(self, batch: Any) -> Any:
         """What the module returns."""
@@ -104,17 +108,18 @@ def with_optimizer(module: pl.LightningModule, init: dict[str, Any], refuse: Ref
     optimizer, schedulers = init.get("optimizer"), init.get("schedulers") or []
     if optimizer is None:
         return
-    if is_overridden("configure_optimizers", module, pl.LightningModule):
-        rank_zero_info(
-            f"The file's optimizer, {optimizer.name}, is used;"
-            f" {type(module).__name__}.configure_optimizers is not."
-        )
     named = module.model if isinstance(module, FileModule) else module
     if not is_overridden("configure_model", module, pl.LightningModule):
         param_groups(optimizer, named, refuse)  # its mistakes now, not when training begins
     scaled = isinstance(optimizer, OptimizerCall) and optimizer.scales
+    replaces = is_overridden("configure_optimizers", module, pl.LightningModule)
 
     def configure_optimizers() -> Any:
+        if replaces:
+            rank_zero_info(
+                f"The file's optimizer, {optimizer.name}, is used;"
+                f" {type(module).__name__}.configure_optimizers is not."
+            )
         made = optimizer(param_groups(optimizer, named, refuse))
         return [made], scheduler_configs(schedulers, made, scaled)
 

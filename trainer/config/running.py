@@ -63,7 +63,7 @@ def run_plan(plan: Plan, mode: str) -> list[Any]:
 
 def _fit(plan: Plan, phase: Phase) -> dict[str, float]:
     ckpt_path = checkpoint(plan, phase, "fit")
-    done = _steps_of(ckpt_path)
+    done = steps_of(ckpt_path)
     loop = phase.init.get("loop")
     named = phase.stages["fit"].get("ckpt_path") is not None
     loaded = built(plan, phase, begin=done if named and loop and loop.num_steps else 0)
@@ -140,7 +140,10 @@ def checkpoint(plan: Plan, phase: Phase, mode: str) -> str | None:
         return path
     newest = newest_of(phase)
     if newest is not None:
-        rank_zero_info(f"Going on from {newest}. (ckpt_path: null begins anew.)")
+        begins = "Going on from" if mode == "fit" else "Weights of"
+        rank_zero_info(f"{begins} {newest}. (ckpt_path: null takes none.)")
+    elif mode != "fit":
+        rank_zero_info("No checkpoint: these are the weights that the model begins with.")
     return newest
 
 
@@ -182,7 +185,7 @@ def _checkpoints(plan: Plan, phase: Phase) -> list[str | None]:
     return list(dict.fromkeys(paths)) or [None]
 
 
-def _steps_of(path: str | None) -> int:
+def steps_of(path: str | None) -> int:
     """The optimizer steps that a checkpoint has behind it; weights are not read."""
     if path is None or path in LIGHTNINGS_PATHS or not os.path.isfile(path):
         return 0

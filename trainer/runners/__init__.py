@@ -1,0 +1,22 @@
+"""Runners: scripts of model_fn, train_data_fn and eval_data_fn, with parameter files and flags.
+
+    from fulgurite.runners import run
+    run(model_fn, train_data_fn, eval_data_fn)
+
+In reading order:
+
+flags       the command line of such a script, as a table
+parameters  a parameter file, the flags in it, and the plan that it makes
+models      what a model_fn gives, as a LightningModule
+runner      what runs: on CPU or GPU, on CSX, or only compiles there; its hooks
+running     run: from the command line to a runner
+"""
+
+from __future__ import annotations
+
+from fulgurite.runners.models import PyTorchBaseModel as PyTorchBaseModel
+from fulgurite.runners.runner import PyTorchBaseRunner as PyTorchBaseRunner
+from fulgurite.runners.runner import PyTorchCSCompiler as PyTorchCSCompiler
+from fulgurite.runners.runner import PyTorchCSRunner as PyTorchCSRunner
+from fulgurite.runners.runner import PyTorchRunner as PyTorchRunner
+from fulgurite.runners.running import run as run
