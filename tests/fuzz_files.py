@@ -160,7 +160,7 @@ def _change_item(holder: Any, key: Any, holders: list[Any], rng: random.Random) 
             if (isinstance(other, dict) and other_key in other) or (
                 isinstance(other, list) and other_key < len(other)
             ):
-                holder[key] = copy.deepcopy(other[other_key])
+                holder[key] = other[other_key]  # at times one that contains itself
 
 
 def _misspelt(word: str, rng: random.Random) -> str:

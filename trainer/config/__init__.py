@@ -9,6 +9,7 @@ problems          what is wrong with a file: every mistake at once, each with it
 nodes             YAML, read safely, with the place of every key
 reading           files and dicts as documents; overrides; ${NAME} of the environment
 sections          what the keys of ``loop``, ``logging`` and ``autorestart`` mean, as typed classes
+categories        the kinds of class that a file names
 classes           which class a name in a file stands for
 report            what a check found so far
 signatures        what a class or function takes, by jsonargparse

@@ -131,8 +131,9 @@ class _Writer:
         found = self.arguments(trainer, frozenset(shape.shapes), 0)
         for key, item in shape.shapes.items():
             path = f"trainer.init.{key}."
-            is_section = isinstance(item, Section)
-            found["properties"][key] = self.section(item, path) if is_section else self.shape(item)
+            found["properties"][key] = (
+                self.section(item, path) if isinstance(item, Section) else self.shape(item)
+            )
         found["properties"] |= _without_meaning("trainer.init.")
         return {
             **found,
@@ -239,8 +240,8 @@ class _Writer:
         if inspect.isclass(kind) and issubclass(kind, enum.Enum):
             return {"enum": [item.name for item in kind]}
         if origin in (dict, abc.Mapping, abc.MutableMapping):
-            items = self.kind(args[1], depth) if args else {}
-            return {"type": "object", "additionalProperties": items or True}
+            values = self.kind(args[1], depth) if args else {}
+            return {"type": "object", "additionalProperties": values or True}
         if origin is tuple and args and args[-1] is not Ellipsis:
             items = [self.kind(arg, depth) for arg in args]
             return {"type": "array", "prefixItems": items, "minItems": len(args), "items": False}

@@ -47,7 +47,7 @@ class Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self.level += 1
         if self.level > MOST_LEVELS:
-            mark = self.peek_event().start_mark
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
             text = f"it is nested deeper than {MOST_LEVELS} levels"
             raise yaml.MarkedYAMLError(problem=text, problem_mark=mark)
         node: yaml.Node | None = super().compose_node(parent, index)
@@ -142,14 +142,14 @@ class _Builder:
 
     def build(self, node: yaml.Node, path: Path) -> Any:
         self.places.setdefault(path, self._place(node))
-        with_values = isinstance(node, yaml.CollectionNode)
         self._enter(node, path)
-        if not with_values:
+        if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
         self._open.add(id(node))
+        built: Any = None
         if isinstance(node, yaml.MappingNode):
-            built: Any = self._mapping(node, path)
-        else:
+            built = self._mapping(node, path)
+        elif isinstance(node, yaml.SequenceNode):
             built = self._sequence(node, path)
         self._open.discard(id(node))
         return built

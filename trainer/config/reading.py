@@ -27,6 +27,9 @@ from fulgurite.config.problems import (
 MOST_BYTES = 500_000
 """Of a file. Some 10,000 lines, which are read in two seconds."""
 
+MOST_BITS = 1400
+"""Of a whole number in a dict; in a file it is bounded by digits."""
+
 _VARIABLE = re.compile(r"\$(?:\$|\{([A-Za-z_][A-Za-z0-9_]*)\})")
 _ENDINGS = (".yaml", ".yml", ".json")
 
@@ -138,6 +141,9 @@ def _plain(value: Any, source: str) -> Any:
     left = iter(range(MOST_VALUES))
 
     def copied(value: Any, path: Path) -> Any:
+        if isinstance(value, int) and value.bit_length() > MOST_BITS:
+            wrong = f"is a number of more than {MOST_BITS} bits."
+            raise ParameterFileError([(Place(source), Problem(path, wrong))])
         if not isinstance(value, (Mapping, list, tuple)):
             return value
         if len(path) > MOST_LEVELS or next(left, None) is None:

@@ -111,7 +111,7 @@ class Section:
             return None
         target, tried = imported(self.target), report.apart()
         given = {key: item for key, item in value.items() if not report.noted((*path, key))}
-        arguments = taken(target, given, path, tried, name=str(path[-1]))
+        arguments = taken(target, given, path, tried, name=str(path[-1]) if path else None)
         report.add(tried)
         if tried.problems:
             return None

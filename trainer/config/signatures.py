@@ -98,6 +98,7 @@ class _Complaints(logging.Handler):
 
 
 def _resolved(target: Callable[..., Any]) -> tuple[list[Any], bool]:
+    found: list[Any]
     complaints = _Complaints()
     log = logging.Logger("fulgurite.config.signatures", logging.DEBUG)
     log.addHandler(complaints)
@@ -123,7 +124,7 @@ class _Plain:
 
 def _reads_more(target: Callable[..., Any]) -> bool:
     """Whether the code does anything with its ``**kwargs``."""
-    code = target.__init__ if inspect.isclass(target) else target  # type: ignore[misc]
+    code = target.__init__ if inspect.isclass(target) else target
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
     except (OSError, TypeError, SyntaxError):

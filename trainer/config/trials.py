@@ -29,8 +29,8 @@ def complaint(call: Call) -> str | None:
 
 def backend_complaint(target: Callable[..., Any], arguments: dict[str, Any]) -> str | None:
     """What CSX says against its options; the others would look for their machine."""
-    from fulgurite.backends import CSXBackend, current_backend
-    from fulgurite.backends.backend import set_backend
+    from fulgurite.backends import CSXBackend
+    from fulgurite.backends.backend import current_backend, set_backend
 
     if target is not CSXBackend:
         return None
@@ -93,12 +93,12 @@ def _maker(call: Call) -> Callable[[], Any] | None:
     from lightning.pytorch import Callback
     from torchmetrics import Metric
 
-    target = call.target
+    target: Any = call.target
     if not inspect.isclass(target) or target.__module__.partition(".")[0] not in LIBRARIES:
         return None
     if any(map(_has_calls, call.arguments.values())):
         return None  # of other classes, and who knows what they do
-    parameters = signature_of(target).parameters.values()
+    parameters = signature_of(target).parameters.values()  # type: ignore[arg-type]
     lacking = {item.name for item in parameters if item.required} - call.arguments.keys()
     kwargs = {key: value for key, value in call.arguments.items() if key != "params"}
     weight = torch.nn.Parameter(torch.zeros(1))

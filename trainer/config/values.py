@@ -30,7 +30,7 @@ _LISTS = (list, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection,
 _SETS = (set, frozenset, abc.Set, abc.MutableSet)
 _MAPPINGS = (dict, abc.Mapping, abc.MutableMapping)
 _SCALARS = (int, float, bool, types.NoneType)
-_NAMES = {types.NoneType: "null", Any: "anything", str: "str"}
+_NAMES: dict[Any, str] = {types.NoneType: "null", Any: "anything", str: "str"}
 
 
 def judged(kind: Any, value: Any, path: Path, report: Report) -> Any:
@@ -297,14 +297,13 @@ def _names_code(kind: Any) -> bool:
     return (typing.get_origin(kind) or kind) in (abc.Callable, type)
 
 
-def class_of(kind: Any) -> type:
+def class_of(kind: Any) -> Any:
     """The class of a type, without its parameters."""
-    found: type = typing.get_origin(kind) or kind
-    return found
+    return typing.get_origin(kind) or kind
 
 
 @functools.lru_cache(maxsize=1000)
-def _takes_instances(kind: type) -> bool:
+def _takes_instances(kind: Any) -> bool:
     """Whether jsonargparse too would make an instance of a class: it offers help on it."""
     return any(action.dest == "value.help" for action in _new_parser((kind,))._actions)
 
@@ -314,7 +313,7 @@ def is_class(kind: Any) -> bool:
     kind = class_of(kind)
     if not inspect.isclass(kind) or kind.__module__ == "builtins" or is_dataclass(kind):
         return False
-    return not getattr(kind, "_is_protocol", False) and _takes_instances(kind)
+    return not getattr(kind, "_is_protocol", False) and _takes_instances(kind)  # type: ignore[arg-type]
 
 
 def told(kinds: tuple[Any, ...]) -> str:
@@ -333,7 +332,7 @@ def told(kinds: tuple[Any, ...]) -> str:
         elif class_of(kind) is abc.Callable:
             names.append("the path of a function")
         else:
-            names.append(_NAMES.get(kind) or getattr(kind, "__name__", str(kind)))
+            names.append(str(_NAMES.get(kind) or getattr(kind, "__name__", kind)))
     return listed(dict.fromkeys(names))
 
 
