@@ -81,7 +81,8 @@ def named(value: Any, path: Path, title: str, key: str = "name") -> Named | Prob
     for word in ("class_path", key, "name"):
         if word in value:
             return _flat(value, word, path, title)
-    if len(value) > 1 and key != "name":
+    first = next(iter(value.values()))
+    if key != "name" and (len(value) > 1 or not isinstance(first, (Mapping, type(None)))):
         return Problem(path, f"{key}: required, and not given.")
     if len(value) > 1:
         return Problem(path, _two_names(value, title))
