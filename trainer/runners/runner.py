@@ -25,8 +25,8 @@ from fulgurite.callbacks.runner_hooks import Runner, RunnerHooks
 from fulgurite.config.arguments import Call
 from fulgurite.config.building import built
 from fulgurite.config.refusing import device_of
+from fulgurite.config.resolved import SaveParams
 from fulgurite.config.running import checkpoint, steps_of
-from fulgurite.config.writing import SaveParams
 from fulgurite.runners.flags import DEVICES
 from fulgurite.runners.models import lightning_module
 from fulgurite.runners.parameters import Parameters, plan_of
