@@ -149,12 +149,23 @@ def _run(options: argparse.Namespace) -> int:
     return _run_phases(plan, options)
 
 
+def _without_noise() -> None:
+    """Silence Lightning's advertisement, and what it says of itself on every run."""
+    import logging
+    import warnings
+
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning 2.6 on torch 2.13
+    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    logger.addFilter(lambda record: "litlogger" not in record.getMessage())
+
+
 def _run_phases(plan: Plan, options: argparse.Namespace) -> int:
     from fulgurite.callbacks.stopping import StopOnSignal
     from fulgurite.config.refusing import refuse_unbuilt
     from fulgurite.config.running import run_phase
 
     refuse_unbuilt(plan, options.command)
+    _without_noise()
     for phase in plan.phases:
         with StopOnSignal() as stop:
             result = run_phase(plan, phase, options.command, [stop])
