@@ -64,11 +64,13 @@ def log_values(trainer: pl.Trainer, values: Mapping[str, float]) -> None:
 
     Past ``self.log``, as Lightning's own monitors do: each value there costs 350 µs, and 30 µs more
     when an epoch ends (measured, Lightning 2.6.6). Files of CSVLogger have a row of their own for
-    them. They are in ``trainer.logged_metrics``; ``callback_metrics`` are the module's.
+    them.
     """
     tensors = torch.tensor(list(values.values()), dtype=torch.float32).unbind()
     named = dict(zip(values, tensors, strict=True))
-    trainer._logger_connector._logged_metrics.update(named)
+    connector = trainer._logger_connector
+    connector._callback_metrics.update(named)
+    connector._logged_metrics.update(named)
     for logger in trainer.loggers:
         logger.log_metrics(dict(values), step=trainer.fit_loop.epoch_loop._batches_that_stepped)
 

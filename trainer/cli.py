@@ -168,14 +168,12 @@ def _run_phases(plan: Plan, options: argparse.Namespace) -> int:
     _without_noise()
     for phase in plan.phases:
         with StopOnSignal() as stop:
-            result = run_phase(plan, phase, options.command, [stop])
+            run_phase(plan, phase, options.command, [stop])
         if stop.signal:
             print(f"\nStopped by {stop.signal.name}.", file=sys.stderr)
             if stop.checkpoint:
                 print(f"Go on with: {_going_on(options, phase, stop.checkpoint)}", file=sys.stderr)
             return stop.exit_status
-        if options.command == "fit" and result:
-            print(", ".join(f"{name} {value:.4g}" for name, value in result.items()))
     return 0
 
 

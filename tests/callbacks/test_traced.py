@@ -133,7 +133,7 @@ def test_the_learning_rate_is_the_one_that_the_step_used(static: bool, schedule:
 
     class Read(pl.Callback):
         def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
-            logged.append(float(trainer.logged_metrics["lr/0"]))
+            logged.append(float(trainer.callback_metrics["lr/0"]))
 
     for steps in (4, 8):
         fit(
