@@ -9,12 +9,14 @@ Exit statuses: 0; 1 for what a user can mend, told without a traceback; 2 for a 
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fulgurite.config.checking import Phase, Plan
     from fulgurite.config.reading import Document
 
 RUNS = {
@@ -133,15 +135,68 @@ def _overrides(options: argparse.Namespace) -> dict[str, Any]:
 def _run(options: argparse.Namespace) -> int:
     from fulgurite.config.checking import check_document, opened
     from fulgurite.config.reading import with_overrides
-    from fulgurite.config.running import run_plan
 
     document = opened(options.file, _overrides(options))
     document = with_overrides(document, flags_as_overrides(document, options))
     plan = check_document(document)
     for note in plan.notes:
         print(plan.document.told(note), file=sys.stderr)
-    run_plan(plan, options.command)
+    if options.print_config:
+        from fulgurite.config.resolved import as_yaml
+
+        print(as_yaml(plan), end="")
+        return 0
+    return _run_phases(plan, options)
+
+
+def _without_noise() -> None:
+    """Silence Lightning's advertisement, and what it says of itself on every run."""
+    import logging
+    import warnings
+
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning 2.6 on torch 2.13
+    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    logger.addFilter(lambda record: "litlogger" not in record.getMessage())
+
+
+def _run_phases(plan: Plan, options: argparse.Namespace) -> int:
+    from fulgurite.callbacks.stopping import StopOnSignal
+    from fulgurite.config.refusing import refuse_unbuilt
+    from fulgurite.config.running import run_phase
+
+    refuse_unbuilt(plan, options.command)
+    _without_noise()
+    for phase in plan.phases:
+        with StopOnSignal() as stop:
+            run_phase(plan, phase, options.command, [stop])
+        if stop.signal:
+            print(f"\nStopped by {stop.signal.name}.", file=sys.stderr)
+            if stop.checkpoint:
+                print(f"Go on with: {_going_on(options, phase, stop.checkpoint)}", file=sys.stderr)
+            return stop.exit_status
     return 0
+
+
+def _going_on(options: argparse.Namespace, phase: Phase, checkpoint: FilePath) -> str:
+    """The command that goes on from a checkpoint: the same one, where that is found by itself."""
+    from fulgurite.config.running import newest_of, steps_of
+
+    command = ["fulgurite", options.command, options.file]
+    for key, text in options.overrides:
+        command += ["--set", f"{key}={text}"]
+    for flag in ("device", "model_dir"):
+        if getattr(options, flag):
+            command += [f"--{flag}", getattr(options, flag)]
+    stage = phase.stages[options.command]
+    if "ckpt_path" not in stage and newest_of(phase) == str(checkpoint):
+        return shlex.join(command)
+    at, loop = ".".join(map(str, phase.path)), phase.init.get("loop")
+    command += ["--set", f"{at}.{options.command}.ckpt_path={checkpoint}"]
+    if loop is not None and loop.num_steps is not None:
+        begun = steps_of(stage.get("ckpt_path"))
+        left = begun + loop.num_steps - steps_of(str(checkpoint))
+        command += ["--set", f"{at}.init.loop.num_steps={left}"]
+    return shlex.join(command)
 
 
 def flags_as_overrides(document: Document, options: argparse.Namespace) -> dict[str, Any]:
@@ -203,7 +258,7 @@ def _convert(options: argparse.Namespace) -> int:
     if options.output is None:
         print(written(new), end="")
     else:
-        Path(options.output).write_text(written(new), encoding="utf-8")
+        FilePath(options.output).write_text(written(new), encoding="utf-8")
     return 0
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
@@ -75,13 +75,16 @@ def load(
     return built(plan, plan.phases[phase or 0])
 
 
-def built(plan: Plan, phase: Phase, begin: int = 0) -> Loaded:
+def built(
+    plan: Plan, phase: Phase, begin: int = 0, callbacks: Sequence[pl.Callback] = ()
+) -> Loaded:
     """Trainer, module and data of one trainer of a file.
 
     Args:
         plan: the file.
         phase: the trainer.
         begin: the step that ``loop.num_steps`` counts from.
+        callbacks: more of them, before the file's.
 
     Raises:
         Exception: what a class of the file raises, with a note of where the file names it.
@@ -90,7 +93,7 @@ def built(plan: Plan, phase: Phase, begin: int = 0) -> Loaded:
     _set_log_level(init)
     if init.get("seed") is not None:
         pl.seed_everything(init["seed"], workers=True, verbose=False)
-    callbacks = [*file_callbacks(plan, init), SaveParams(plan)]
+    callbacks = [*callbacks, *file_callbacks(plan, init), SaveParams(plan)]
     with noted(plan, (*phase.path, "init"), "the Trainer"):
         trainer = Trainer(**trainer_arguments(plan, init, callbacks, begin))
     model = made(plan, init["model"])

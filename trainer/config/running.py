@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Checkpoint as AnyCheckpoint
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -24,6 +25,8 @@ from fulgurite.config.refusing import (
     no_optimizer,
     refuse_unbuilt,
 )
+
+Callbacks = Sequence[pl.Callback]
 
 MODES = ("fit", "validate", "validate_all", "test", "predict")
 
@@ -58,15 +61,31 @@ def run_config(
 def run_plan(plan: Plan, mode: str) -> list[Any]:
     """Run a checked file in one of the modes; the same errors as ``run_config``."""
     refuse_unbuilt(plan, mode)
-    return [_RUNS[mode](plan, phase) for phase in plan.phases]
+    return [run_phase(plan, phase, mode) for phase in plan.phases]
 
 
-def _fit(plan: Plan, phase: Phase) -> dict[str, float]:
+def run_phase(plan: Plan, phase: Phase, mode: str, callbacks: Callbacks = ()) -> Any:
+    """Run one trainer of a file, which ``refuse_unbuilt`` let pass.
+
+    Args:
+        plan: the file.
+        phase: the trainer.
+        mode: as for ``run_config``.
+        callbacks: more of them, before the file's.
+
+    Returns:
+        As an item of ``run_config``'s.
+    """
+    return _RUNS[mode](plan, phase, callbacks)
+
+
+def _fit(plan: Plan, phase: Phase, callbacks: Callbacks) -> dict[str, float]:
     ckpt_path = checkpoint(plan, phase, "fit")
     done = steps_of(ckpt_path)
     loop = phase.init.get("loop")
     named = phase.stages["fit"].get("ckpt_path") is not None
-    loaded = built(plan, phase, begin=done if named and loop and loop.num_steps else 0)
+    begin = done if named and loop and loop.num_steps else 0
+    loaded = built(plan, phase, begin, callbacks)
     trainer, module, data = loaded
     if isinstance(module, FileModule) and not is_overridden("configure_optimizers", module):
         plan.document.refuse([no_optimizer(phase)])
@@ -76,22 +95,22 @@ def _fit(plan: Plan, phase: Phase) -> dict[str, float]:
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
-def _stage(mode: str) -> Callable[[Plan, Phase], Any]:
-    def run(plan: Plan, phase: Phase) -> Any:
+def _stage(mode: str) -> Callable[[Plan, Phase, Callbacks], Any]:
+    def run(plan: Plan, phase: Phase, callbacks: Callbacks) -> Any:
         ckpt_path = checkpoint(plan, phase, mode)
-        trainer, module, data = built(plan, phase)
+        trainer, module, data = built(plan, phase, callbacks=callbacks)
         return getattr(trainer, mode)(module, datamodule=data, ckpt_path=ckpt_path)
 
     return run
 
 
-def _validate_all(plan: Plan, phase: Phase) -> list[dict[str, Any]]:
+def _validate_all(plan: Plan, phase: Phase, callbacks: Callbacks) -> list[dict[str, Any]]:
     """Each checkpoint on each loader; loaders may differ in shape, so each has its own programs."""
     calls = phase.stages["validate_all"]["val_dataloaders"]
     paths = _checkpoints(plan, phase)
     found, loggers = [], None
     for i, call in enumerate(calls):
-        loaded = built(plan, phase)
+        loaded = built(plan, phase, callbacks=callbacks)
         loggers = loaded.trainer.loggers = loaded.trainer.loggers if loggers is None else loggers
         source = loaded.data.made(call)
         with _named_by(loaded, f"validate_{i}/" if len(calls) > 1 else ""):
@@ -118,7 +137,7 @@ def _named_by(loaded: Loaded, prefix: str) -> Iterator[None]:
         yield
 
 
-_RUNS: dict[str, Callable[[Plan, Phase], Any]] = {
+_RUNS: dict[str, Callable[[Plan, Phase, Callbacks], Any]] = {
     "fit": _fit,
     "validate": _stage("validate"),
     "validate_all": _validate_all,
