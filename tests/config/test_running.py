@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,11 @@ from parts import DEVICES, QUIET, Net, Rows, Steps, described
 from torch.utils.data import DataLoader
 
 import fulgurite
+from fulgurite.callbacks.stopping import StopOnSignal
 from fulgurite.config import running
 from fulgurite.config.checking import check
 from fulgurite.config.problems import ParameterFileError
+from fulgurite.config.running import run_phase
 
 MID_EPOCH = pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended")
 """Eager Lightning cannot go on within an epoch."""
@@ -128,15 +132,41 @@ def test_more_steps_per_epoch_than_batches_are_an_error(tmp_path: Path) -> None:
         fitted(described(tmp_path, loop=loop))
 
 
-def test_a_run_on_csx_goes_on_exactly(tmp_path: Path) -> None:
-    """The steps in which it validates come after the checkpoint, so no random number is lost."""
-    loop = {"max_steps": 12, "eval_frequency": 5}
+@pytest.mark.parametrize(
+    ("step", "frequency", "accumulate"),
+    [(6, 5, 1), (10, 5, 1), (4, 4, 1), (8, 4, 1), (1, 1, 1), (4, 2, 2), (4, 0.25, 2)],
+)
+def test_a_run_on_csx_goes_on_exactly(
+    step: int, frequency: float, accumulate: int, tmp_path: Path
+) -> None:
+    """Also from a step that is validated, of which a run that goes on counts the validation."""
+    loop = {"max_steps": 12, "eval_frequency": frequency, "grad_accum_steps": accumulate}
     file = described(tmp_path, "CSX", model={"parts.Net": {"dropout": 0.5}}, loop=loop)
-    file["trainer"]["init"]["checkpoint"] = {"steps": 6}
+    file["trainer"]["init"]["checkpoint"] = {"steps": step}
     whole = fitted(file)
-    second = fitted(file, trainer__fit__ckpt_path=str(tmp_path / "checkpoint_6.ckpt"))
-    assert second.losses == whole.losses[6:]
-    assert second.validated == [10, 12]
+    second = fitted(file, trainer__fit__ckpt_path=str(tmp_path / f"checkpoint_{step}.ckpt"))
+    assert second.losses == whole.losses[step * accumulate :]
+    assert second.validated == [at for at in whole.validated if at > step]
+
+
+def test_a_validation_that_was_broken_off_is_done_anew(tmp_path: Path) -> None:
+    class Stop(pl.Callback):
+        def on_validation_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+            if trainer.global_step == 5:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    loop = {"max_steps": 12, "eval_frequency": 5}
+    file = described(tmp_path / "whole", "CSX", model={"parts.Net": {"dropout": 0.5}}, loop=loop)
+    whole = fitted(file)
+    file["trainer"]["init"]["model_dir"] = str(tmp_path / "stopped")
+    plan = check(file)
+    with StopOnSignal() as stop:
+        run_phase(plan, plan.phases[0], "fit", [stop, Stop()])
+    first = Steps.seen[-1]
+    second = fitted(file)
+    assert stop.checkpoint is not None
+    assert first.losses + second.losses == whole.losses
+    assert [*first.validated, *second.validated] == whole.validated == [5, 10, 12]
 
 
 @BOTH

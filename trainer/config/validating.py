@@ -47,6 +47,20 @@ class EvalFrequency(pl.Callback):
         elif frequency != 1.0 or trainer.max_epochs in (None, -1):
             raise ValueError(_unknown_length(frequency, counted))
         self._plan(trainer)
+        self._begin_at_validation(trainer)
+
+    def _begin_at_validation(self, trainer: Any) -> None:
+        """Let a run know that goes on from a step after which a validation was due.
+
+        Lightning then finishes one that was broken off, or counts it as done; CSX draws the random
+        numbers that it drew. It looks before the first batch.
+        """
+        step, ready = trainer.global_step, trainer.fit_loop.epoch_loop.batch_progress.total.ready
+        due = self._interval and step > self.begin and (step - self.begin) % self._interval == 0
+        due = due and not trainer.fit_loop._should_accumulate()
+        if due:
+            trainer.callbacks.append(_GoOn(trainer.val_check_batch))
+            trainer.val_check_batch = ready
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Find the batch of this epoch after which to validate."""
@@ -91,6 +105,22 @@ class EvalFrequency(pl.Callback):
                 f" loader, which has {trainer.num_training_batches}. Give a lower number, or leave"
                 " it out for all of them."
             )
+
+
+class _GoOn(pl.Callback):
+    """Sets the plan on the first batch, and goes: it is last among the callbacks.
+
+    Args:
+        planned: the count of batches at which Lightning validates next.
+    """
+
+    def __init__(self, planned: float) -> None:
+        self._planned = planned
+
+    def on_train_batch_start(self, trainer: Any, *args: Any) -> None:
+        """The run has begun."""
+        trainer.val_check_batch = self._planned
+        trainer.callbacks.remove(self)
 
 
 def _unknown_length(frequency: float, counted: bool) -> str:
