@@ -1,4 +1,4 @@
-# make fit    train the digits example on CSX       make test   run the tests
+# make fit    fulgurite fit examples/digits.yaml      make test   run the tests
 # make lint   ruff and mypy                          make bench  the step benchmark, ten minutes
 PYTHON ?= python3.11
 VENV := .venv
@@ -9,7 +9,7 @@ WORKERS ?= 2
 .PHONY: fit test lint bench clean
 
 fit: $(READY)
-	$(BIN)/python examples/digits.py $(ARGS)
+	$(BIN)/fulgurite fit examples/digits.yaml $(ARGS)
 
 test: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
