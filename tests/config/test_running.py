@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from parts import DEVICES, QUIET, Net, Rows, Steps, described
 from torch.utils.data import DataLoader
 
 import fulgurite
+from fulgurite.callbacks import StopOnSignal
 from fulgurite.config import running
 from fulgurite.config.checking import check
 from fulgurite.config.problems import ParameterFileError
@@ -96,6 +99,37 @@ def test_validation_runs_after_so_many_steps_and_at_the_end(
 def test_the_program_validates_at_the_same_steps(tmp_path: Path) -> None:
     loop = {"num_epochs": 2, "eval_frequency": 3, "grad_accum_steps": 2}
     assert fitted(described(tmp_path, "CSX", loop=loop)).validated == [3, 6, 8]
+
+
+def test_a_run_that_goes_on_where_validation_was_due_draws_what_it_drew(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"model": {"parts.Net": {"dropout": 0.5}}, "checkpoint": {"steps": 4}}
+    file = described(tmp_path, "CSX", loop={"num_epochs": 2, "eval_frequency": 4}, **options)
+    whole = fitted(file)
+    for step in (4, 8, 12):
+        path = str(tmp_path / f"checkpoint_{step}.ckpt")
+        rest = fitted(file, trainer__fit__ckpt_path=path, trainer__init__model_dir=f"{tmp_path}/b")
+        assert rest.losses == whole.losses[step:]
+        assert rest.validated == [after for after in whole.validated if after > step]
+
+
+@pytest.mark.parametrize("step", [3, 8], ids=["in an epoch", "at its end"])
+def test_a_validation_that_a_signal_broke_off_is_done_anew(step: int, tmp_path: Path) -> None:
+    class Kill(pl.Callback):
+        def on_validation_batch_start(self, trainer: Any, *args: Any) -> None:
+            if trainer.global_step == step:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    options: dict[str, Any] = {"model": {"parts.Net": {"dropout": 0.5}}}
+    options["loop"] = {"num_epochs": 2, "eval_frequency": step}
+    whole = fitted(described(tmp_path / "whole", "CSX", **options))
+    file = described(tmp_path / "broken", "CSX", checkpoint={"steps": 100}, **options)
+    plan = check(file)
+    with StopOnSignal() as stop:
+        running.run_phase(plan, plan.phases[0], "fit", [stop, Kill()])
+    assert stop.signal == signal.SIGTERM
+    rest = fitted(file)
+    assert rest.losses == whole.losses[step:]
+    assert rest.validated == whole.validated
 
 
 def test_without_a_loop_lightnings_rules_hold(tmp_path: Path) -> None:
