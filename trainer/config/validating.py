@@ -68,7 +68,7 @@ class EvalFrequency(SparseCallback):
             done = loop.restarted_on_last and not loop.val_loop.restarted_mid_evaluation
             self._goes_on = due and not done
         if self._goes_on:
-            trainer.val_check_batch = loop.batch_progress.total.ready  # type: ignore[attr-defined]
+            trainer.val_check_batch = loop.batch_progress.total.ready
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Find the batch of this epoch after which to validate."""
@@ -102,15 +102,16 @@ class EvalFrequency(SparseCallback):
         count = (max(step, self.begin) - self.begin) // self._interval + 1
         steps = min(self.begin + count * self._interval, self._end) - step
         progress = trainer.fit_loop.epoch_loop.batch_progress
+        current: Any = progress.current
         length, accumulate = trainer.num_training_batches, trainer.accumulate_grad_batches
         if done is None:
-            done = progress.current.processed % max(length, 1)  # type: ignore[attr-defined]
+            done = current.processed % max(length, 1)
         left = length - done  # the last batch of an epoch makes a step
         window = done % accumulate  # batches since the last step
         batches = min(steps * accumulate - window, left)
         within = left == math.inf or steps <= math.ceil((left + window) / accumulate)
         planned = 0 < steps < math.inf and within
-        ready = progress.total.ready - progress.current.ready + progress.current.processed
+        ready = progress.total.ready - current.ready + current.processed
         trainer.val_check_batch = ready + int(batches) if planned else _NEVER
 
     def _check_epoch(self, trainer: pl.Trainer) -> None:
