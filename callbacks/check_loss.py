@@ -8,7 +8,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from fulgurite.callbacks.sparse import SparseCallback, is_log_step
+from fulgurite.callbacks.sparse import SparseCallback, batches_ready, is_log_step, log_steps
 
 STATE = "_losses_until_bad"
 """The module's attribute: state of its program, in no checkpoint."""
@@ -39,12 +39,22 @@ class CheckLoss(SparseCallback):
     """
 
     def __init__(self) -> None:
-        self._first_step = 0
+        self._batches = self._epochs_batch = self._epochs_step = 0  # counted where they began
+
+    def every_n_steps(self, trainer: pl.Trainer) -> int:
+        """Log steps."""
+        return log_steps(trainer)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin to count."""
-        self._first_step = trainer.global_step
+        self._batches = batches_ready(trainer)
+        self.on_train_epoch_start(trainer, pl_module)
         vars(pl_module)[STATE] = torch.zeros((), dtype=torch.int64, device=pl_module.device)
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Windows of accumulation begin anew: the last one of an epoch may be smaller."""
+        self._epochs_batch = batches_ready(trainer) - self._batches
+        self._epochs_step = trainer.global_step
 
     def on_before_backward(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
@@ -96,7 +106,8 @@ class CheckLoss(SparseCallback):
         before, is_inf = divmod(-code - 1, 2)
         what = "infinite" if is_inf else "NaN"
         if module.automatic_optimization:
-            step = self._first_step + before // trainer.accumulate_grad_batches + 1
+            windows = (before - self._epochs_batch) // trainer.accumulate_grad_batches
+            step = self._epochs_step + windows + 1
             where = f"in training batch {before + 1} of this run, which is in optimizer step {step}"
         else:
             where = f"at backward number {before + 1} of this run"

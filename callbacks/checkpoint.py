@@ -155,9 +155,9 @@ class Checkpoint(SaveAnnouncer, SparseCallback, ModelCheckpoint):
         """Write a checkpoint of this moment; returns where it lies."""
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
         observers = [callback for callback in callbacks if isinstance(callback, SaveObserver)]
-        for observer in observers:
-            observer.before_checkpoint(trainer)
         path = self._free_path(Path(trainer.default_root_dir), trainer.global_step)
+        for observer in observers:
+            observer.before_checkpoint(trainer, path)
         self._write(trainer, path)
         self._saved_at = self._last_global_step_saved = trainer.global_step
         self.best_model_path = self.last_model_path = self._last_checkpoint_saved = str(path)

@@ -56,6 +56,8 @@ class FlopUtilization(Profiler):
         found = {"flops_per_batch": self.flops_per_batch or 0.0, **self._rates()}
         return found if self.flops_per_batch else {}
 
+    every_n_steps = Profiler.every_n_steps  # and the first batch
+
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Each run counts anew."""
         self.flops_per_batch = self._counter = None
@@ -79,6 +81,10 @@ class FlopUtilization(Profiler):
         if self.flops_per_batch is None:
             self.flops_per_batch = self._count(trainer)
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Stop counting, where no batch ended."""
+        self._aside.close()
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException

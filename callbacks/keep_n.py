@@ -13,8 +13,8 @@ from fulgurite.callbacks.saving import SaveObserver, check_saved
 class KeepNCheckpoints(pl.Callback, SaveObserver):
     """Deletes old checkpoints: of those that ``Checkpoint`` wrote, only the newest n stay.
 
-    A resumed run goes on with the files of the run it resumes; others in the folder are left alone,
-    and so are those of SaveCheckpointState.
+    A run that is resumed in the same folder goes on with the files of the run it resumes; other
+    files are left alone, and so are those of SaveCheckpointState.
 
     Args:
         n: how many stay; None for all.
@@ -34,13 +34,16 @@ class KeepNCheckpoints(pl.Callback, SaveObserver):
         check_saved(self, trainer, stage)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """The checkpoint that a run goes on from is the newest of its line."""
-        if trainer.ckpt_path is not None and str(trainer.ckpt_path) not in self._paths:
-            self._paths.append(str(trainer.ckpt_path))
+        """Those of a run in another folder are not this run's to delete."""
+        folder = Path(trainer.default_root_dir).resolve()
+        self._paths = [path for path in self._paths if Path(path).resolve().parent == folder]
+
+    def before_checkpoint(self, trainer: pl.Trainer, path: Path) -> None:
+        """Note the file, which then knows itself when a run goes on from it."""
+        self._paths.append(str(path))
 
     def after_checkpoint(self, trainer: pl.Trainer, path: Path) -> None:
         """Delete the oldest."""
-        self._paths.append(str(path))
         while self.n is not None and len(self._paths) > self.n:
             oldest = self._paths.pop(0)
             if Path(oldest).exists():

@@ -8,7 +8,13 @@ from typing import Any
 import lightning.pytorch as pl
 from torch.optim import Optimizer
 
-from fulgurite.callbacks.sparse import SparseCallback, is_log_step, is_static, log_values
+from fulgurite.callbacks.sparse import (
+    SparseCallback,
+    is_log_step,
+    is_static,
+    log_steps,
+    log_values,
+)
 
 
 class LogOptimizerParamGroup(SparseCallback):
@@ -31,6 +37,10 @@ class LogOptimizerParamGroup(SparseCallback):
                 f" keys; got {keys!r}. For instance keys='lr', or keys=['lr', 'weight_decay']."
             )
         self.keys = wanted
+
+    def every_n_steps(self, trainer: pl.Trainer) -> int:
+        """Log steps."""
+        return log_steps(trainer)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """See that the optimizers have these keys.

@@ -122,7 +122,7 @@ class Profiler(SparseCallback, SaveObserver):
         """Leave the end of an epoch out."""
         self.clock.stop(trainer)
 
-    def before_checkpoint(self, trainer: pl.Trainer) -> None:
+    def before_checkpoint(self, trainer: pl.Trainer, path: Path) -> None:
         """Leave checkpoints out."""
         self._ran_before_saving = self.clock.runs
         self.clock.stop(trainer)

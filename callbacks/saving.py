@@ -10,7 +10,7 @@ import lightning.pytorch as pl
 class SaveObserver:
     """A callback that ``Checkpoint`` tells of each checkpoint it writes; a mixin."""
 
-    def before_checkpoint(self, trainer: pl.Trainer) -> None:
+    def before_checkpoint(self, trainer: pl.Trainer, path: Path) -> None:
         """A checkpoint is about to be written."""
 
     def after_checkpoint(self, trainer: pl.Trainer, path: Path) -> None:

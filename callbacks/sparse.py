@@ -16,6 +16,8 @@ from torch import Tensor
 
 from fulgurite.backends.csx.strategy import StaticGraph
 
+_AROUND_BATCHES = ("on_train_batch_start", "on_train_batch_end")
+
 
 class SparseCallback(pl.Callback):
     """A callback with something to do around some batches only."""
@@ -24,12 +26,23 @@ class SparseCallback(pl.Callback):
         """On which steps CSX calls ``on_train_batch_start`` and ``on_train_batch_end``.
 
         Asked when an epoch begins. They are also called around the first batch of an epoch, and may
-        be called around more, so they look themselves whether there is something to do.
+        be called around more, so they look themselves whether there is something to do. A subclass
+        that overrides one of them and not this method is called around every batch.
 
         Returns:
             Multiples of this number; 1 for every batch, 0 for none.
         """
-        return log_steps(trainer)
+        return 1
+
+
+def period(callback: SparseCallback, trainer: pl.Trainer) -> int:
+    """``every_n_steps``, or 1 where it was said of hooks that something else overrides since."""
+    for owner in (callback, *type(callback).__mro__):
+        if "every_n_steps" in vars(owner):
+            break
+        if not vars(owner).keys().isdisjoint(_AROUND_BATCHES):
+            return 1
+    return callback.every_n_steps(trainer)
 
 
 def log_steps(trainer: pl.Trainer) -> int:

@@ -21,7 +21,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor
 
 from fulgurite.backends.csx.strategy import strategy_of
-from fulgurite.callbacks.sparse import SparseCallback
+from fulgurite.callbacks.sparse import SparseCallback, period
 
 _TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
@@ -108,7 +108,7 @@ class BatchHooks:
         """Sort out the callbacks whose hooks are needed on some steps only, and on which."""
         training = self._names == ("on_train_batch_start", "on_train_batch_end")
         periods = {
-            callback: callback.every_n_steps(self._trainer)
+            callback: period(callback, self._trainer)
             for callback in self.callbacks
             if training and isinstance(callback, SparseCallback)
         }

@@ -179,6 +179,7 @@ def _run_phases(plan: Plan, options: argparse.Namespace) -> int:
 
 def _going_on(options: argparse.Namespace, phase: Phase, checkpoint: FilePath) -> str:
     """The command that goes on from a checkpoint: the same one, where that is found by itself."""
+    from fulgurite.callbacks import LoadCheckpointStates
     from fulgurite.config.running import newest_of, steps_of
 
     command = ["fulgurite", options.command, options.file]
@@ -187,6 +188,10 @@ def _going_on(options: argparse.Namespace, phase: Phase, checkpoint: FilePath) -
     for flag in ("device", "model_dir"):
         if getattr(options, flag):
             command += [f"--{flag}", getattr(options, flag)]
+    for call in phase.init.get("callbacks", []):
+        if call.target is LoadCheckpointStates:  # the checkpoint of a stopped run counts whole
+            key = ".".join(map(str, call.path))
+            command += ["--set", f"{key}={{LoadCheckpointStates: {{}}}}"]
     stage = phase.stages[options.command]
     if "ckpt_path" not in stage and newest_of(phase) == str(checkpoint):
         return shlex.join(command)

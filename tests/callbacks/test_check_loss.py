@@ -92,6 +92,32 @@ def test_with_accumulation_batch_and_step_are_both_named(static: bool) -> None:
 
 
 @devices
+def test_a_smaller_last_window_of_an_epoch_is_a_step_too(static: bool) -> None:
+    class Scheduled(Scaled):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return super().training_step((*batch[:2], batch[2] + self.bad), batch_idx)
+
+        def on_train_epoch_start(self) -> None:
+            if self.current_epoch == 1:
+                self.bad += torch.nan
+
+    def make() -> Scaled:
+        module = Scheduled()
+        module.register_buffer("bad", torch.zeros(()))
+        return module
+
+    with pytest.raises(NonFiniteLoss, match=r"training batch 6 .* optimizer step 4;"):
+        fit(
+            make,
+            lambda: (batches(5),),
+            static=static,
+            callbacks=(CheckLoss(),),
+            max_epochs=2,
+            accumulate_grad_batches=2,
+        )
+
+
+@devices
 def test_under_manual_optimization_the_backward_is_named(static: bool) -> None:
     class Bad(GAN):
         def training_step(self, batch: Any, batch_idx: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -254,6 +255,28 @@ def test_a_resumed_run_goes_on_deleting(tmp_path: Path) -> None:
     )
     trainer.fit(classifier(), *loaders(), ckpt_path=tmp_path / "checkpoint_10.ckpt")
     assert names(tmp_path) == ["checkpoint_15.ckpt", "checkpoint_20.ckpt"]
+
+
+@pytest.mark.parametrize("copied", [False, True], ids=["in its folder", "copied beside"])
+def test_a_run_that_begins_from_another_ones_checkpoint_leaves_it_alone(
+    copied: bool, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    train(first, Checkpoint(steps=5), KeepNCheckpoints(n=1), max_epochs=1)
+    begin = first / "checkpoint_10.ckpt"
+    if copied:
+        second.mkdir()
+        begin = shutil.copy(begin, second / "pretrained.ckpt")
+    trainer = make_trainer(
+        True,
+        callbacks=[Checkpoint(steps=5), KeepNCheckpoints(n=1)],
+        max_epochs=2,
+        enable_checkpointing=True,
+        default_root_dir=second,
+    )
+    trainer.fit(classifier(), *loaders(), ckpt_path=begin)
+    assert names(first) == ["checkpoint_10.ckpt"]
+    assert names(second) == ["checkpoint_20.ckpt", *["pretrained.ckpt"] * copied]
 
 
 @pytest.mark.parametrize("callback", [KeepNCheckpoints(2), SaveCheckpointState(2)])

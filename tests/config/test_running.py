@@ -15,11 +15,10 @@ from parts import DEVICES, QUIET, Net, Rows, Steps, described
 from torch.utils.data import DataLoader
 
 import fulgurite
-from fulgurite.callbacks.stopping import StopOnSignal
+from fulgurite.callbacks import StopOnSignal
 from fulgurite.config import running
 from fulgurite.config.checking import check
 from fulgurite.config.problems import ParameterFileError
-from fulgurite.config.running import run_phase
 
 MID_EPOCH = pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended")
 """Eager Lightning cannot go on within an epoch."""
@@ -102,6 +101,26 @@ def test_the_program_validates_at_the_same_steps(tmp_path: Path) -> None:
     assert fitted(described(tmp_path, "CSX", loop=loop)).validated == [3, 6, 8]
 
 
+@pytest.mark.parametrize("step", [3, 8], ids=["in an epoch", "at its end"])
+def test_a_validation_that_a_signal_broke_off_is_done_anew(step: int, tmp_path: Path) -> None:
+    class Kill(pl.Callback):
+        def on_validation_batch_start(self, trainer: Any, *args: Any) -> None:
+            if trainer.global_step == step:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    options: dict[str, Any] = {"model": {"parts.Net": {"dropout": 0.5}}}
+    options["loop"] = {"num_epochs": 2, "eval_frequency": step}
+    whole = fitted(described(tmp_path / "whole", "CSX", **options))
+    file = described(tmp_path / "broken", "CSX", checkpoint={"steps": 100}, **options)
+    plan = check(file)
+    with StopOnSignal() as stop:
+        running.run_phase(plan, plan.phases[0], "fit", [stop, Kill()])
+    assert stop.signal == signal.SIGTERM
+    rest = fitted(file)
+    assert rest.losses == whole.losses[step:]
+    assert rest.validated == whole.validated
+
+
 def test_without_a_loop_lightnings_rules_hold(tmp_path: Path) -> None:
     assert fitted(described(tmp_path, max_epochs=2)).validated == [8, 16]
 
@@ -147,26 +166,6 @@ def test_a_run_on_csx_goes_on_exactly(
     second = fitted(file, trainer__fit__ckpt_path=str(tmp_path / f"checkpoint_{step}.ckpt"))
     assert second.losses == whole.losses[step * accumulate :]
     assert second.validated == [at for at in whole.validated if at > step]
-
-
-def test_a_validation_that_was_broken_off_is_done_anew(tmp_path: Path) -> None:
-    class Stop(pl.Callback):
-        def on_validation_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
-            if trainer.global_step == 5:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    loop = {"max_steps": 12, "eval_frequency": 5}
-    file = described(tmp_path / "whole", "CSX", model={"parts.Net": {"dropout": 0.5}}, loop=loop)
-    whole = fitted(file)
-    file["trainer"]["init"]["model_dir"] = str(tmp_path / "stopped")
-    plan = check(file)
-    with StopOnSignal() as stop:
-        run_phase(plan, plan.phases[0], "fit", [stop, Stop()])
-    first = Steps.seen[-1]
-    second = fitted(file)
-    assert stop.checkpoint is not None
-    assert first.losses + second.losses == whole.losses
-    assert [*first.validated, *second.validated] == whole.validated == [5, 10, 12]
 
 
 @BOTH

@@ -14,6 +14,8 @@ from models import Classifier, Measured, loader, mlp
 from torch import nn
 from torch.utils.data import DataLoader
 
+from fulgurite.callbacks import RateProfiler
+
 
 class Skip(pl.Callback):
     """Counts the batches that it sees."""
@@ -66,6 +68,25 @@ def test_a_callback_that_is_added_in_the_middle_of_an_epoch_is_called() -> None:
             callbacks=(Adding(),),
         )
         assert late.started == 6, static
+
+
+def test_a_hook_of_a_subclass_is_called_on_every_batch_unless_it_says_how_seldom() -> None:
+    class EveryBatch(RateProfiler):
+        batches = 0
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            super().on_train_batch_end(*args)
+            self.batches += 1
+
+    class EveryFifth(EveryBatch):
+        def every_n_steps(self, trainer: pl.Trainer) -> int:
+            return 5
+
+    every, fifth, on_object = EveryBatch(), EveryFifth(), RateProfiler()
+    on_object.on_train_batch_end = seen = Mock()
+    callbacks = (every, fifth, on_object)
+    fit(lambda: Classifier(mlp()), lambda: (loader(160),), static=True, callbacks=callbacks)
+    assert (every.batches, fifth.batches, seen.call_count) == (10, 3, 10)
 
 
 def test_what_fetches_batches_can_be_copied_in_the_middle_of_an_epoch() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -195,3 +197,16 @@ def test_check_without_imports_only_names_the_users_classes(
     assert cli.main(["check", str(file)]) == 1
     assert "No module named 'nowhere'" in capsys.readouterr().out
     assert cli.main(["check", "--no-imports", str(file)]) == 0
+
+
+def test_the_command_that_goes_on_loads_a_checkpoint_whole(
+    params: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    def stopped(trainer: Any, *args: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("fulgurite.callbacks.CheckLoss.on_train_batch_end", stopped)
+    partly = "trainer.init.callbacks=[{LoadCheckpointStates: {load_checkpoint_states: model}}]"
+    assert cli.main(["fit", params, "--set", partly]) == 143
+    *_, command = capsys.readouterr().err.strip().splitlines()
+    assert command.endswith("--set 'trainer.init.callbacks.0={LoadCheckpointStates: {}}'")

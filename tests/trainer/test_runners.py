@@ -608,6 +608,21 @@ def test_the_command_that_goes_on_trains_what_is_left_of_num_steps(
     assert len(start("--mode=train", *options, params=STEPS).losses) == 2
 
 
+def test_the_command_that_goes_on_loads_a_checkpoint_whole(
+    start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Stopped(Recording):
+        def on_train_batch_start(self, data: Any) -> Any:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return data
+
+    with pytest.raises(SystemExit):
+        start("--mode=train", "--load_checkpoint_states", "model", runner=Stopped)
+    command = capsys.readouterr().err.rpartition("run.py ")[2].split()
+    assert command.count("--load_checkpoint_states") == 1
+    assert command[command.index("--load_checkpoint_states") + 1] == "all"
+
+
 def test_the_documentation_is_that_of_the_code() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert page(text) == text

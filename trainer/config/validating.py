@@ -7,12 +7,14 @@ from typing import Any
 
 import lightning.pytorch as pl
 
+from fulgurite.callbacks.sparse import SparseCallback
+
 _NEVER = 2**62
 ARGUMENTS: dict[str, Any] = {"val_check_interval": _NEVER, "check_val_every_n_epoch": None}
 """The Trainer's arguments beside ``EvalFrequency``: it sets ``trainer.val_check_batch`` itself."""
 
 
-class EvalFrequency(pl.Callback):
+class EvalFrequency(SparseCallback):
     """Validates after every so many optimizer steps, and after the last.
 
     Steps are counted from the training's beginning, so that a run that goes on validates where one
@@ -31,6 +33,11 @@ class EvalFrequency(pl.Callback):
         self.frequency, self.begin, self.steps_per_epoch = frequency, begin, steps_per_epoch
         self._interval: int | None = None
         self._end: float = math.inf
+        self._goes_on = False  # whether the next batch is the first of a run that goes on
+
+    def every_n_steps(self, trainer: pl.Trainer) -> int:
+        """None but the first of a run."""
+        return 0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Find out how long the training is."""
@@ -47,29 +54,39 @@ class EvalFrequency(pl.Callback):
         elif frequency != 1.0 or trainer.max_epochs in (None, -1):
             raise ValueError(_unknown_length(frequency, counted))
         self._plan(trainer)
-        self._begin_at_validation(trainer)
+        self._go_on(trainer)
 
-    def _begin_at_validation(self, trainer: Any) -> None:
-        """Let a run know that goes on from a step after which a validation was due.
+    def _go_on(self, trainer: pl.Trainer) -> None:
+        """Show Lightning a validation that belongs to the checkpoint's step and was not done.
 
-        Lightning then finishes one that was broken off, or counts it as done; CSX draws the random
-        numbers that it drew. It looks before the first batch.
+        It then does one that was broken off, and of another draws the random numbers.
         """
-        step, ready = trainer.global_step, trainer.fit_loop.epoch_loop.batch_progress.total.ready
-        due = self._interval and step > self.begin and (step - self.begin) % self._interval == 0
-        due = due and not trainer.fit_loop._should_accumulate()
-        if due:
-            trainer.callbacks.append(_GoOn(trainer.val_check_batch))
-            trainer.val_check_batch = ready
+        loop, step = trainer.fit_loop.epoch_loop, trainer.global_step - self.begin
+        self._goes_on = False
+        if self._interval and step > 0 and loop.restarting and not loop._should_accumulate():
+            due = step % self._interval == 0 or trainer.global_step == self._end
+            done = loop.restarted_on_last and not loop.val_loop.restarted_mid_evaluation
+            self._goes_on = due and not done
+        if self._goes_on:
+            trainer.val_check_batch = loop.batch_progress.total.ready
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Find the batch of this epoch after which to validate."""
-        if self._validates(trainer):
+        if self._validates(trainer) and not self._goes_on:
             self._plan(trainer, done=0)
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Find the next validation of a run that goes on."""
+        if self._goes_on:
+            self._goes_on = False
+            self._plan(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Find the next."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._goes_on = False
             self._plan(trainer)
 
     def _validates(self, trainer: pl.Trainer) -> bool:
@@ -85,15 +102,17 @@ class EvalFrequency(pl.Callback):
         count = (max(step, self.begin) - self.begin) // self._interval + 1
         steps = min(self.begin + count * self._interval, self._end) - step
         progress = trainer.fit_loop.epoch_loop.batch_progress
+        current: Any = progress.current
         length, accumulate = trainer.num_training_batches, trainer.accumulate_grad_batches
         if done is None:
-            done = progress.current.processed % max(length, 1)  # type: ignore[attr-defined]
+            done = current.processed % max(length, 1)
         left = length - done  # the last batch of an epoch makes a step
         window = done % accumulate  # batches since the last step
         batches = min(steps * accumulate - window, left)
         within = left == math.inf or steps <= math.ceil((left + window) / accumulate)
         planned = 0 < steps < math.inf and within
-        trainer.val_check_batch = progress.total.ready + int(batches) if planned else _NEVER
+        ready = progress.total.ready - current.ready + current.processed
+        trainer.val_check_batch = ready + int(batches) if planned else _NEVER
 
     def _check_epoch(self, trainer: pl.Trainer) -> None:
         if self.steps_per_epoch is None:
@@ -105,22 +124,6 @@ class EvalFrequency(pl.Callback):
                 f" loader, which has {trainer.num_training_batches}. Give a lower number, or leave"
                 " it out for all of them."
             )
-
-
-class _GoOn(pl.Callback):
-    """Sets the plan on the first batch, and goes: it is last among the callbacks.
-
-    Args:
-        planned: the count of batches at which Lightning validates next.
-    """
-
-    def __init__(self, planned: float) -> None:
-        self._planned = planned
-
-    def on_train_batch_start(self, trainer: Any, *args: Any) -> None:
-        """The run has begun."""
-        trainer.val_check_batch = self._planned
-        trainer.callbacks.remove(self)
 
 
 def _unknown_length(frequency: float, counted: bool) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning_utilities.core.rank_zero import rank_zero_info
 
+from fulgurite.callbacks.load_states import LoadCheckpointStates
 from fulgurite.callbacks.stopping import StopOnSignal
 from fulgurite.config.checking import Phase
 from fulgurite.config.problems import ParameterFileError
@@ -73,7 +74,9 @@ def run(
         loop = phase.init.get("loop")
         counts = loop is not None and loop.num_steps is not None
         left = made.trainer.max_steps - made.trainer.global_step if counts else None
-        _say_how_to_go_on(stop, script, left)
+        calls = phase.init.get("callbacks", [])
+        partly = any(call.target is LoadCheckpointStates for call in calls)
+        _say_how_to_go_on(stop, script, left, partly)
         raise SystemExit(stop.exit_status)
 
 
@@ -118,13 +121,23 @@ def _runner_of(phase: Phase) -> type[PyTorchBaseRunner]:
     return RUNNERS[device_of(phase)]
 
 
-def _say_how_to_go_on(stop: StopOnSignal, script: Path, left: int | None) -> None:
-    """Print the command; ``left``: what remains of num_steps, which count from a checkpoint."""
+def _say_how_to_go_on(stop: StopOnSignal, script: Path, left: int | None, partly: bool) -> None:
+    """Print the command.
+
+    Args:
+        stop: what stopped the run.
+        script: whose command it is.
+        left: what remains of num_steps, which count from a checkpoint.
+        partly: whether the run loads parts of a checkpoint; one of a stopped run counts whole.
+    """
     assert stop.signal is not None
     command = list(sys.argv[1:])
     if stop.checkpoint is not None:
         command = _without(command, "--checkpoint_path", 1)
         command = _without(command, "--is_pretrained_checkpoint", 0)
+        if partly:
+            command = _without(command, "--load_checkpoint_states", 1)
+            command += ["--load_checkpoint_states", "all"]
         command += ["--checkpoint_path", str(stop.checkpoint)]
         if left is not None:
             command = [*_without(command, "--num_steps", 1), "--num_steps", str(left)]
