@@ -55,7 +55,7 @@ class EvalFrequency(pl.Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Find the next."""
-        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+        if self.frequency and trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._plan(trainer)
 
     def _validates(self, trainer: pl.Trainer) -> bool:
