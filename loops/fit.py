@@ -66,3 +66,15 @@ class FitLoop(_FitLoop):
         hint = feeding.hint(times, self._data_fetcher.combined_loader.flattened)
         if hint is not None:
             report.say(self.trainer, hint)
+
+    def on_advance_end(self) -> None:
+        """End an epoch; one that was gone on with steps plateau schedulers, too.
+
+        Lightning leaves them out after a restart, as it has no metrics then. Here the epoch goes
+        on within, and has those of its validation.
+        """
+        self.trainer._logger_connector.epoch_end_reached()
+        configs = self.trainer.strategy.lr_scheduler_configs
+        if {one.monitor for one in configs} - {None} <= self.trainer.callback_metrics.keys():
+            self._restarting = False
+        super().on_advance_end()

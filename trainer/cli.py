@@ -9,6 +9,7 @@ Exit statuses: 0; 1 for what a user can mend, told without a traceback; 2 for a 
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Mapping
@@ -96,7 +97,14 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command; returns its exit status."""
     options = parser().parse_args(arguments)
     try:
-        return int(_COMMANDS[options.command](options))
+        status = int(_COMMANDS[options.command](options))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # whoever reads what is printed has gone, as in ``| head``
+        if options.command in RUNS and not options.print_config:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except KeyboardInterrupt:
         print("fulgurite: interrupted", file=sys.stderr)
         return 130
@@ -205,11 +213,14 @@ def _going_on(options: argparse.Namespace, phase: Phase, checkpoint: FilePath) -
 
 
 def flags_as_overrides(document: Document, options: argparse.Namespace) -> dict[str, Any]:
-    """What the flags mean as keys of the file, for each of its trainers."""
+    """What the flags mean as keys of the file, for each of its trainers.
+
+    To ``fit``, a checkpoint is for the first: the others go on from the one before them.
+    """
     from fulgurite.config.checking import trainers
 
     keys: dict[str, Any] = {}
-    for path, value in trainers(document):
+    for i, (path, value) in enumerate(trainers(document)):
         at, init = ".".join(map(str, path)), value.get("init") if isinstance(value, Mapping) else {}
         backend = init.get("backend") if isinstance(init, Mapping) else None
         if options.device and backend:
@@ -225,9 +236,10 @@ def flags_as_overrides(document: Document, options: argparse.Namespace) -> dict[
                     keys[f"{at}.init.device"] = None
         if options.model_dir:
             keys[f"{at}.init.model_dir"] = options.model_dir
-        if options.ckpt_path:
+        if options.ckpt_path and (i == 0 or options.command != "fit"):  # the others go on from it
+            key = "ckpt_paths" if options.command == "validate_all" else "ckpt_path"
             path_or_none = None if options.ckpt_path == "null" else options.ckpt_path
-            keys[f"{at}.{options.command}.ckpt_path"] = path_or_none
+            keys[f"{at}.{options.command}.{key}"] = path_or_none
     return keys
 
 

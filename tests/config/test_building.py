@@ -226,6 +226,14 @@ def test_the_file_with_its_defaults_loads_back_to_the_same(
     assert {**one, "log_every_n_steps": 0} == {**other, "log_every_n_steps": 0}
 
 
+def test_a_dict_may_have_paths_and_null_for_what_is_not_given(tmp_path: Path) -> None:
+    file = described(tmp_path, model_dir=tmp_path / "a", optimizer=None)
+    assert fulgurite.load(file).trainer.default_root_dir == str(tmp_path / "a")
+    assert fulgurite.load(file, {"trainer.init.model_dir": None}).trainer.default_root_dir.endswith(
+        "model_dir"
+    )
+
+
 def test_odd_texts_come_back_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HERE", "a$b")
     odd = ["${HERE}/1", "1e-3", "yes", "~x", "- x", "a: b", "#", "", "$${HERE}", "ü"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import parts
 import pytest
 import torch
 from parts import Module, Steps, described
@@ -168,3 +169,20 @@ def test_modules_beside_the_file_are_found(tmp_path: Path) -> None:
     }
     [metrics] = fulgurite.run_config(file, "fit", overrides)
     assert metrics["loss"] > 0
+
+
+@pytest.mark.parametrize(("every", "count"), [(0, 1), (1, 3), (2, 2)])
+def test_loaders_are_made_anew_where_the_trainer_reloads_them(
+    every: int, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    def counted() -> Any:
+        calls.append(1)
+        return parts.rows()
+
+    monkeypatch.setattr(parts, "batches", counted)
+    more = {"max_epochs": 3, "reload_dataloaders_every_n_epochs": every}
+    data = {"data_processor": "parts.batches", "batch_size": 8}
+    fulgurite.run_config(with_data(described(tmp_path, **more), data), "fit")
+    assert len(calls) == count

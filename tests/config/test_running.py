@@ -87,6 +87,8 @@ def test_the_default_callbacks_change_no_number(device: str, tmp_path: Path) -> 
         ({"eval_frequency": 0}, {}, []),
         ({"num_epochs": 2}, {"check_val_every_n_epoch": 1}, [8, 16]),
         ({"max_steps": 8}, {"val_check_interval": 4}, [4, 8]),
+        ({"num_epochs": 2, "steps_per_epoch": 3}, {"check_val_every_n_epoch": 1}, [3, 6]),
+        ({"num_epochs": 2, "steps_per_epoch": 3}, {"val_check_interval": 2}, [2, 5]),
         ({"eval_frequency": 2}, {"max_steps": 5}, [2, 4, 5]),
     ],
 )
@@ -168,6 +170,23 @@ def test_a_run_on_csx_goes_on_exactly(
     assert second.validated == [at for at in whole.validated if at > step]
 
 
+def test_an_epoch_that_goes_on_steps_the_schedulers_of_a_metric(tmp_path: Path) -> None:
+    plateau = {"factor": 0.5, "patience": 0, "threshold": 10.0, "monitor": "val_loss"}
+    file = described(
+        tmp_path,
+        "CSX",
+        optimizer={"SGD": {"lr": 0.1}},
+        schedulers={"ReduceLROnPlateau": plateau},
+        loop={"num_epochs": 2, "steps_per_epoch": 3},
+        check_val_every_n_epoch=1,
+        checkpoint={"steps": 1},
+    )
+    whole = fitted(file)
+    second = fitted(file, trainer__fit__ckpt_path=str(tmp_path / "checkpoint_1.ckpt"))
+    assert second.lrs == whole.lrs[1:] == [[0.1], [0.1], [0.05], [0.05], [0.05]]
+    assert second.losses == whole.losses[1:]
+
+
 @BOTH
 def test_a_run_goes_on_from_its_newest_checkpoint(device: str, tmp_path: Path) -> None:
     file = described(tmp_path, device, loop={"num_epochs": 3, "eval_frequency": 7})
@@ -206,6 +225,35 @@ def test_steps_beyond_a_named_checkpoint(tmp_path: Path) -> None:
     steps = fitted(file)
     assert len(steps.losses) == 3
     assert steps.validated == [6, 7]
+
+
+def test_steps_beyond_weights_alone_are_counted_from_0(tmp_path: Path) -> None:
+    fitted(described(tmp_path / "a", loop={"num_steps": 4}))
+    weights = {"LoadCheckpointStates": {"load_checkpoint_states": "model"}}
+    callbacks = [{"parts.Steps": {}}, weights]
+    file = described(tmp_path / "b", loop={"num_steps": 3}, callbacks=callbacks)
+    file["trainer"]["fit"]["ckpt_path"] = str(tmp_path / "a/checkpoint_4.ckpt")
+    assert fitted(file).validated == [3]
+
+
+@BOTH
+def test_a_checkpoint_of_something_else_is_named(device: str, tmp_path: Path) -> None:
+    file = described(tmp_path, device, loop={"max_steps": 4}, optimizer="AdamW")
+    fitted(file)
+    newest = tmp_path / "checkpoint_4.ckpt"
+    note = f"while loading {newest}, the newest in model_dir (ckpt_path: null takes none)"
+    sgd = {"SGD": {"lr": 0.1, "momentum": 0.9}}
+    more = {"trainer__init__loop__max_steps": 6}
+    with pytest.raises(ValueError, match=r"the optimizer is SGD.* has no momentum, d") as raised:
+        fitted(file, trainer__init__optimizer=sgd, **more)
+    assert raised.value.__notes__ == [note]
+    with pytest.raises(RuntimeError, match="Missing key") as raised_too:
+        fitted(file, trainer__init__model="parts.Plain", **more)
+    assert raised_too.value.__notes__ == [note]
+    newest.write_bytes(newest.read_bytes()[:1000])
+    with pytest.raises((RuntimeError, OSError)) as unreadable:
+        fitted(file, **more)
+    assert unreadable.value.__notes__ == [note]
 
 
 def test_a_missing_checkpoint_is_an_error_before_the_model_is_built(tmp_path: Path) -> None:

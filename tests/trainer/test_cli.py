@@ -175,6 +175,26 @@ def test_flags_hold_for_each_trainer_of_a_list() -> None:
     }
 
 
+def test_a_checkpoint_is_for_the_first_of_a_list_of_trainers_to_fit() -> None:
+    data = {"trainer": [{"trainer": {"init": {}}}, {"init": {}}]}
+    document, flag = Document(source="", data=data), ["--ckpt_path", "a.ckpt"]
+    options = cli.parser().parse_args(["fit", "run.yaml", *flag])
+    assert cli.flags_as_overrides(document, options) == {
+        "trainer.0.trainer.fit.ckpt_path": "a.ckpt"
+    }
+    options = cli.parser().parse_args(["validate_all", "run.yaml", *flag])
+    assert cli.flags_as_overrides(document, options) == {
+        "trainer.0.trainer.validate_all.ckpt_paths": "a.ckpt",
+        "trainer.1.validate_all.ckpt_paths": "a.ckpt",
+    }
+
+
+def test_a_closed_pipe_is_no_error_to_tell() -> None:
+    command = f"{sys.executable} -m fulgurite.cli schema | head -c 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("{", "")
+
+
 def test_check_says_a_line_per_problem_and_ends_with_1(
     params: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,6 +34,9 @@ from fulgurite.trainer import Trainer, default_logger
 MODEL_DIR = "model_dir"
 """Where a file without ``model_dir`` leaves what a run makes."""
 
+LIGHTNINGS_VALIDATION = frozenset({"val_check_interval", "check_val_every_n_epoch"})
+"""The Trainer's arguments that say when to validate, in place of ``eval_frequency``."""
+
 
 class Loaded(NamedTuple):
     """What a parameter file describes: ``trainer.fit(module, data)`` runs it."""
@@ -154,7 +157,7 @@ def trainer_arguments(
         **({} if init.get("precision") is None else {"precision": init["precision"]}),
         "default_root_dir": model_dir(init),
         **_loop_arguments(loop or Loop(), lightnings, begin),
-        **(ARGUMENTS if schedule else {}),
+        **(ARGUMENTS if schedule and not LIGHTNINGS_VALIDATION & lightnings.keys() else {}),
         **_loggers(plan, init, lightnings),
         **({} if section is None else {"log_every_n_steps": section.log_steps}),
         **lightnings,
@@ -168,7 +171,7 @@ def validation(
     """The callback that keeps ``eval_frequency``; Lightning's own arguments need none."""
     if loop is None:
         return None
-    if {"val_check_interval", "check_val_every_n_epoch"} & lightnings.keys():
+    if LIGHTNINGS_VALIDATION & lightnings.keys():
         return EvalFrequency(None, begin, loop.steps_per_epoch) if loop.steps_per_epoch else None
     counts_on = begin if loop.num_steps is not None else 0
     return EvalFrequency(loop.eval_frequency, counts_on, loop.steps_per_epoch)

@@ -107,6 +107,17 @@ class FileData(pl.LightningDataModule):
         self._made.append((call, loader_of(call)))
         return self._made[-1][1]
 
+    def _made_again(self, call: Call) -> Any:
+        """The same; a loader anew where the Trainer reloads it after some epochs."""
+        trainer = self.trainer
+        if trainer is not None and trainer.current_epoch and _reloads(trainer):
+            self._made = [
+                (other, made)
+                for other, made in self._made
+                if other is not call or isinstance(made, pl.LightningDataModule)
+            ]
+        return self.made(call)
+
     def _calls(self, stage: str, key: str) -> list[Call]:
         found = self._stages.get(stage, {}).get(key) or []
         return found if isinstance(found, list) else [found]
@@ -140,7 +151,7 @@ class FileData(pl.LightningDataModule):
     def _loaders(self, calls: list[Call], hook: str) -> list[Any]:
         loaders: list[Any] = []
         for call in calls:
-            made = self.made(call)
+            made = self._made_again(call)
             if isinstance(made, pl.LightningDataModule):
                 made = getattr(made, hook)()
                 loaders += _listed(made)
@@ -151,7 +162,7 @@ class FileData(pl.LightningDataModule):
     def train_dataloader(self) -> Any:
         """Of ``fit``."""
         [call] = self._calls("fit", "train_dataloader")
-        made = self.made(call)
+        made = self._made_again(call)
         return made.train_dataloader() if isinstance(made, pl.LightningDataModule) else made
 
     def val_dataloader(self) -> Any:
@@ -217,6 +228,11 @@ class FileData(pl.LightningDataModule):
         for module in self._active:
             if type(module).__qualname__ in state_dict:
                 module.load_state_dict(state_dict[type(module).__qualname__])
+
+
+def _reloads(trainer: pl.Trainer) -> bool:
+    every: int = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
+    return trainer.state.fn == "fit" and every > 0
 
 
 def _same(one: Call, other: Call) -> bool:

@@ -134,6 +134,8 @@ def parse(text: str, source: str) -> Document:
 def _plain(value: Any, source: str) -> Any:
     """A copy of a dict's mappings and lists, so that overrides never change the caller's.
 
+    A ``Path`` is its text.
+
     Raises:
         ParameterFileError: a key is no word, or it has more values or levels than a file may have:
             it contains itself.
@@ -144,6 +146,8 @@ def _plain(value: Any, source: str) -> Any:
         if isinstance(value, int) and value.bit_length() > MOST_BITS:
             wrong = f"is a number of more than {MOST_BITS} bits."
             raise ParameterFileError([(Place(source), Problem(path, wrong))])
+        if isinstance(value, os.PathLike):
+            return os.fspath(value)
         if not isinstance(value, (Mapping, list, tuple)):
             return value
         if len(path) > MOST_LEVELS or next(left, None) is None:

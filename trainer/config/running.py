@@ -14,8 +14,9 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from fulgurite.backends.csx.patches import patched
-from fulgurite.callbacks import Checkpoint
+from fulgurite.callbacks import Checkpoint, LoadCheckpointStates
 from fulgurite.config.building import Loaded, built, model_dir
+from fulgurite.config.calls import Call
 from fulgurite.config.checking import Phase, Plan, check
 from fulgurite.config.modules import FileModule
 from fulgurite.config.refusing import (
@@ -81,7 +82,8 @@ def run_phase(plan: Plan, phase: Phase, mode: str, callbacks: Callbacks = ()) ->
 
 def _fit(plan: Plan, phase: Phase, callbacks: Callbacks) -> dict[str, float]:
     ckpt_path = checkpoint(plan, phase, "fit")
-    done = steps_of(ckpt_path)
+    with _told_of(phase, "fit", ckpt_path):
+        done = steps_of(ckpt_path) if _loads_steps(phase) else 0
     loop = phase.init.get("loop")
     named = phase.stages["fit"].get("ckpt_path") is not None
     begin = done if named and loop and loop.num_steps else 0
@@ -89,7 +91,8 @@ def _fit(plan: Plan, phase: Phase, callbacks: Callbacks) -> dict[str, float]:
     trainer, module, data = loaded
     if isinstance(module, FileModule) and not is_overridden("configure_optimizers", module):
         plan.document.refuse([no_optimizer(phase)])
-    trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
+    with _loading(trainer, phase, "fit", ckpt_path):
+        trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
     if ckpt_path is not None and done and trainer.global_step == done:
         rank_zero_info(f"Nothing left to train: {ckpt_path} has all {done} steps.")
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
@@ -99,7 +102,8 @@ def _stage(mode: str) -> Callable[[Plan, Phase, Callbacks], Any]:
     def run(plan: Plan, phase: Phase, callbacks: Callbacks) -> Any:
         ckpt_path = checkpoint(plan, phase, mode)
         trainer, module, data = built(plan, phase, callbacks=callbacks)
-        return getattr(trainer, mode)(module, datamodule=data, ckpt_path=ckpt_path)
+        with _loading(trainer, phase, mode, ckpt_path):
+            return getattr(trainer, mode)(module, datamodule=data, ckpt_path=ckpt_path)
 
     return run
 
@@ -115,7 +119,8 @@ def _validate_all(plan: Plan, phase: Phase, callbacks: Callbacks) -> list[dict[s
         source = loaded.data.made(call)
         with _named_by(loaded, f"validate_{i}/" if len(calls) > 1 else ""):
             for path in paths:
-                results = loaded.trainer.validate(loaded.module, source, ckpt_path=path)
+                with _loading(loaded.trainer, phase, "validate_all", path):
+                    results = loaded.trainer.validate(loaded.module, source, ckpt_path=path)
                 metrics = {name: value for result in results for name, value in result.items()}
                 found.append({"ckpt_path": path, "loader": i, "metrics": metrics})
     return sorted(found, key=lambda one: paths.index(one["ckpt_path"]))
@@ -166,6 +171,53 @@ def checkpoint(plan: Plan, phase: Phase, mode: str) -> str | None:
     return newest
 
 
+@contextmanager
+def _told_of(phase: Phase, mode: str, path: str | None) -> Iterator[None]:
+    """Say in a note which checkpoint an error comes from, and how to do without."""
+    try:
+        yield
+    except Exception as error:
+        named = {"ckpt_path", "ckpt_paths"} & phase.stages[mode].keys()
+        why = "" if named else ", the newest in model_dir (ckpt_path: null takes none)"
+        error.add_note(f"while loading {path}{why}")
+        raise
+
+
+@contextmanager
+def _loading(trainer: pl.Trainer, phase: Phase, mode: str, path: str | None) -> Iterator[None]:
+    """Say it of what fails to load while a stage runs, too."""
+    strategy = trainer.strategy
+
+    def told(name: str) -> tuple[Any, str, Callable[..., Any]]:
+        load = getattr(strategy, name)
+
+        def loads(*args: Any, **kwargs: Any) -> Any:
+            with _told_of(phase, mode, path):
+                found = load(*args, **kwargs)
+                _check_kinds(trainer)
+            return found
+
+        return strategy, name, loads
+
+    loads = ("load_checkpoint", "load_model_state_dict", "load_optimizer_state_dict")
+    with patched([told(name) for name in loads]):
+        yield
+
+
+def _check_kinds(trainer: pl.Trainer) -> None:
+    """Torch loads the state of any optimizer into any other, which fails at the first step."""
+    for optimizer in trainer.optimizers:
+        for group in optimizer.param_groups:
+            lacks = [name for name in optimizer.defaults if name not in group]
+            if lacks:
+                raise ValueError(
+                    f"the optimizer is {type(optimizer).__name__}, and the checkpoint has the state"
+                    f" of another kind: it has no {', '.join(lacks)}. To begin with its weights"
+                    " alone, add this to callbacks:"
+                    " - LoadCheckpointStates: {load_checkpoint_states: model}"
+                )
+
+
 def newest_of(phase: Phase) -> str | None:
     """The newest checkpoint of a trainer's folder, if the file wants it loaded."""
     saves = _saves(phase)
@@ -202,6 +254,13 @@ def _checkpoints(plan: Plan, phase: Phase) -> list[str | None]:
     patterns = [given] if isinstance(given, str) else given
     paths = [path for pattern in patterns for path in checkpoints_of(pattern)]
     return list(dict.fromkeys(paths)) or [None]
+
+
+def _loads_steps(phase: Phase) -> bool:
+    """Whether a run counts on from its checkpoint's step."""
+    calls = [one for one in phase.init.get("callbacks", []) if isinstance(one, Call)]
+    loads = [one() for one in calls if one.target is LoadCheckpointStates]
+    return all("global_step" in one.states for one in loads)
 
 
 def steps_of(path: str | None) -> int:

@@ -175,7 +175,7 @@ class Init:
         lightnings = {key: value[key] for key in value if key in takes}
         arguments = taken(trainer, lightnings, path, report, skip)
         ours = {key: item for key, item in value.items() if key not in lightnings}
-        for key in ("device", "backend"):
+        for key in ("device", "backend", "model_dir", "optimizer"):
             if key in ours and ours[key] is None:
                 del ours[key]
         for key in [key for key in ours if key not in self.shapes]:

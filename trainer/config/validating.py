@@ -85,7 +85,7 @@ class EvalFrequency(SparseCallback):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Find the next."""
-        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+        if self.frequency and trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._goes_on = False
             self._plan(trainer)
 
