@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 RUNS = {
     "fit": "train what a parameter file describes",
-    "validate": "validate it",
-    "validate_all": "validate it on each loader, for each checkpoint",
-    "test": "test it",
-    "predict": "predict with it",
+    "validate": "validate the newest checkpoint",
+    "validate_all": "validate each checkpoint on each loader",
+    "test": "test the newest checkpoint",
+    "predict": "predict with the newest checkpoint, for a callback that writes predictions",
 }
 
 
@@ -59,7 +59,9 @@ def _add_run_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--device", help="CSX, CPU or GPU, in place of the file's")
     command.add_argument("--model_dir", metavar="DIR", help="where logs and checkpoints go")
     command.add_argument(
-        "--ckpt_path", metavar="FILE", help="the checkpoint to go on from; 'null' for none"
+        "--ckpt_path",
+        metavar="FILE",
+        help="the checkpoint to begin from, instead of the newest; 'null' for none",
     )
     builds = command.add_mutually_exclusive_group()
     builds.add_argument("--compile_only", action="store_true", help="build programs; run nothing")
@@ -96,18 +98,20 @@ def _override(text: str) -> tuple[str, str]:
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; returns its exit status."""
     options = parser().parse_args(arguments)
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)  # as `python -m` does: a params.yaml lies in its model_dir
     try:
         status = int(_COMMANDS[options.command](options))
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # whoever reads what is printed has gone, as in ``| head``
-        if options.command in RUNS and not options.print_config:
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except KeyboardInterrupt:
         print("fulgurite: interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError as error:  # the reader, as `| head`, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes at exit
+        if options.command in RUNS and not options.print_config:
+            print(_told(error), file=sys.stderr)
+        return 1
     except Exception as error:  # the last stop: told to the user, whatever it is
         if options.debug:
             raise
@@ -157,12 +161,14 @@ def _run(options: argparse.Namespace) -> int:
     return _run_phases(plan, options)
 
 
-def _without_noise() -> None:
+def without_noise() -> None:
     """Silence Lightning's advertisement, and what it says of itself on every run."""
     import logging
     import warnings
 
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning 2.6 on torch 2.13
+    # weights stay float32, so the estimate holds
+    warnings.filterwarnings("ignore", message=".*cb16-mixed is not supported by the model summary")
     logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     logger.addFilter(lambda record: "litlogger" not in record.getMessage())
 
@@ -173,7 +179,7 @@ def _run_phases(plan: Plan, options: argparse.Namespace) -> int:
     from fulgurite.config.running import run_phase
 
     refuse_unbuilt(plan, options.command)
-    _without_noise()
+    without_noise()
     for phase in plan.phases:
         with StopOnSignal() as stop:
             run_phase(plan, phase, options.command, [stop])
@@ -222,18 +228,8 @@ def flags_as_overrides(document: Document, options: argparse.Namespace) -> dict[
     keys: dict[str, Any] = {}
     for i, (path, value) in enumerate(trainers(document)):
         at, init = ".".join(map(str, path)), value.get("init") if isinstance(value, Mapping) else {}
-        backend = init.get("backend") if isinstance(init, Mapping) else None
-        if options.device and backend:
-            keys[f"{at}.init.backend.backend_type"] = options.device
-        elif options.device:
-            keys[f"{at}.init.device"] = options.device
-        for flag in ("compile_only", "validate_only"):
-            if getattr(options, flag):
-                keys[f"{at}.init.backend.{flag}"] = True
-                if not backend:
-                    device = options.device or (init or {}).get("device")
-                    keys[f"{at}.init.backend.backend_type"] = device
-                    keys[f"{at}.init.device"] = None
+        init = init if isinstance(init, Mapping) else {}
+        keys.update({f"{at}.init.{key}": said for key, said in _place(init, options).items()})
         if options.model_dir:
             keys[f"{at}.init.model_dir"] = options.model_dir
         if options.ckpt_path and (i == 0 or options.command != "fit"):  # the others go on from it
@@ -241,6 +237,21 @@ def flags_as_overrides(document: Document, options: argparse.Namespace) -> dict[
             path_or_none = None if options.ckpt_path == "null" else options.ckpt_path
             keys[f"{at}.{options.command}.{key}"] = path_or_none
     return keys
+
+
+def _place(init: Mapping[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """What the flags say of where programs run, as keys of ``init``."""
+    flags = [flag for flag in ("compile_only", "validate_only") if getattr(options, flag)]
+    backend, device = init.get("backend"), options.device
+    if isinstance(backend, Mapping) and device in (None, backend.get("backend_type")):
+        return {f"backend.{flag}": True for flag in flags}
+    if flags:
+        kind = device or init.get("device")
+        return {"backend": {"backend_type": kind, **dict.fromkeys(flags, True)}, "device": None}
+    if device is None:
+        return {}
+    # arguments of one backend have no meaning to another
+    return {"device": device, **({"backend": None} if backend else {})}
 
 
 def _check(options: argparse.Namespace) -> int:

@@ -208,7 +208,8 @@ def test_an_override_that_leads_nowhere_is_refused(key: str, told: str) -> None:
     document = parse("a: {b: 1}\nl: [1, {c: 2}]\n", "f")
     with pytest.raises(ParameterFileError) as caught:
         with_overrides(document, {key: 9})
-    assert str(caught.value).startswith(f"--set {key}")
+    assert str(caught.value).startswith("override:")
+    assert f"(set as {key!r})" in str(caught.value)
     assert told in str(caught.value)
 
 

@@ -85,7 +85,7 @@ def test_a_mistake_in_the_file_ends_with_1_and_its_place(
 ) -> None:
     assert cli.main(["fit", params, "--set", "trainer.init.loop.max_stepz=3"]) == 1
     told = capsys.readouterr().err
-    assert told.startswith("--set trainer.init.loop.max_stepz: trainer.init.loop.max_stepz: ")
+    assert told.startswith("override: trainer.init.loop.max_stepz: loop takes no")
     assert "Did you mean 'max_steps'?" in told
     assert "Traceback" not in told
 
@@ -131,6 +131,41 @@ def test_a_wrong_command_line_ends_with_2(
     assert "usage: fulgurite" in capsys.readouterr().err
 
 
+def test_a_device_of_the_command_line_replaces_a_backend_with_arguments_of_its_own(
+    params: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["fit", params, "--device", "CPU", "--print_config"]) == 0
+    told = capsys.readouterr().out
+    assert "device: CPU" in told
+    assert "autogen_policy" not in told
+
+
+def test_a_params_file_in_its_model_dir_finds_classes_in_the_working_directory(
+    params: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model_dir"
+    folder.mkdir()
+    moved = Path(params).rename(folder / "params.yaml")
+    command = [str(Path(sys.executable).with_name("fulgurite")), "check", str(moved)]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout
+
+
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    command = [sys.executable, "-m", "fulgurite", "schema"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+
+
+def test_programs_that_do_not_run_leave_no_params_file(params: str, tmp_path: Path) -> None:
+    assert cli.main(["fit", params, "--validate_only"]) == 0
+    assert not (tmp_path / "out").exists()
+
+
 def test_ctrl_c_ends_with_130(
     params: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -154,13 +189,13 @@ def test_flags_set_keys_of_the_file() -> None:
     assert flagged({"device": "CSX"}) == {}
     assert flagged({"device": "CSX"}, "--device", "CPU") == {f"{at}.device": "CPU"}
     backend = {"backend": {"backend_type": "CSX"}}
-    assert flagged(backend, "--device", "CPU") == {f"{at}.backend.backend_type": "CPU"}
+    assert flagged(backend, "--device", "CPU") == {f"{at}.device": "CPU", f"{at}.backend": None}
+    assert flagged(backend, "--device", "CSX") == {}
     assert flagged(backend, "--validate_only") == {f"{at}.backend.validate_only": True}
-    assert flagged({"device": "CSX"}, "--compile_only") == {
-        f"{at}.backend.compile_only": True,
-        f"{at}.backend.backend_type": "CSX",
-        f"{at}.device": None,
-    }
+    only = {f"{at}.backend": {"backend_type": "CSX", "compile_only": True}, f"{at}.device": None}
+    assert flagged({"device": "CSX"}, "--compile_only") == only
+    on_cpu = {"backend": {"backend_type": "CPU"}}
+    assert flagged(on_cpu, "--compile_only", "--device", "CSX") == only
     assert flagged({}, "--model_dir", "out") == {f"{at}.model_dir": "out"}
     assert flagged({}, "--ckpt_path", "a.ckpt") == {"trainer.fit.ckpt_path": "a.ckpt"}
     assert flagged({}, "--ckpt_path", "null") == {"trainer.fit.ckpt_path": None}

@@ -185,9 +185,9 @@ def with_overrides(document: Document, overrides: Mapping[str, Any]) -> Document
     for key, value in overrides.items():
         path, problem = _set(data, _parts(key), value)
         places = {k: v for k, v in places.items() if k[: len(path)] != path}
-        places[path] = Place(f"--set {key}")
+        places[path] = Place("override")
         if problem:
-            problems.append(Problem(path, problem))
+            problems.append(Problem(path, f"{problem} (set as {key!r})"))
     changed = replace(document, data=data, places=places)
     changed.refuse(problems)
     return changed

@@ -98,7 +98,10 @@ class SaveParams(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Write it."""
-        if stage == "fit" and trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+        inits = [phase.init for phase in self._plan.phases]
+        backends = [init.get("backend") or {} for init in inits]
+        dry = any(one.get("compile_only") or one.get("validate_only") for one in backends)
+        if stage == "fit" and trainer.is_global_zero and not (dry or trainer.fast_dev_run):  # type: ignore[attr-defined]
             save(self._plan, Path(trainer.default_root_dir))
 
 

@@ -117,6 +117,8 @@ def _validate_all(plan: Plan, phase: Phase, callbacks: Callbacks) -> list[dict[s
         loaded = built(plan, phase, callbacks=callbacks)
         loggers = loaded.trainer.loggers = loaded.trainer.loggers if loggers is None else loggers
         source = loaded.data.made(call)
+        if len(calls) > 1:
+            rank_zero_info(f"Loader {i} of {len(calls)}, from 0: {call.name}")
         with _named_by(loaded, f"validate_{i}/" if len(calls) > 1 else ""):
             for path in paths:
                 with _loading(loaded.trainer, phase, "validate_all", path):

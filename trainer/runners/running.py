@@ -14,6 +14,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 
 from fulgurite.callbacks.load_states import LoadCheckpointStates
 from fulgurite.callbacks.stopping import StopOnSignal
+from fulgurite.cli import without_noise
 from fulgurite.config.checking import Phase
 from fulgurite.config.problems import ParameterFileError
 from fulgurite.config.refusing import device_of
@@ -60,6 +61,7 @@ def run(
     for note in (*notes(given), *told):
         rank_zero_info(note)
     _refuse_mode_without(given, train_data_fn, eval_data_fn)
+    without_noise()
     [phase] = plan.phases
     if phase.init.get("seed") is not None:
         pl.seed_everything(phase.init["seed"], workers=True, verbose=False)
