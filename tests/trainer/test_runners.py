@@ -204,6 +204,7 @@ def test_eval_all_takes_every_checkpoint_in_the_order_of_steps(
         start("--mode", "eval_all", *folder)
     for step in (2, 10):
         trained.save_checkpoint(tmp_path / "out" / f"checkpoint_{step}.ckpt")
+    (tmp_path / "out" / "model_checkpoint_2.ckpt").touch()  # of SaveCheckpointState: not whole
     assert start("--mode", "eval_all", *folder).calls == EVAL * 2
 
 
@@ -213,6 +214,9 @@ def test_training_again_goes_on_from_the_newest_checkpoint(start: Start, tmp_pat
     first = start("--mode=train", "--num_epochs=1", *folder).losses
     second = start("--mode=train", *folder).losses
     assert [*map(float, first), *map(float, second)] == whole
+    third = start("--mode=train", *folder)
+    assert third.losses == []
+    assert third.trainer.global_step == len(whole)
     assert start("--mode=train", *folder).losses == []
 
 

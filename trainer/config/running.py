@@ -93,9 +93,14 @@ def _fit(plan: Plan, phase: Phase, callbacks: Callbacks) -> dict[str, float]:
         plan.document.refuse([no_optimizer(phase)])
     with _loading(trainer, phase, "fit", ckpt_path):
         trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
+    say_if_done(trainer, ckpt_path, done)
+    return {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+
+def say_if_done(trainer: pl.Trainer, ckpt_path: str | None, done: int) -> None:
+    """Say so where a fit found that its checkpoint has all steps."""
     if ckpt_path is not None and done and trainer.global_step == done:
         rank_zero_info(f"Nothing left to train: {ckpt_path} has all {done} steps.")
-    return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
 def _stage(mode: str) -> Callable[[Plan, Phase, Callbacks], Any]:
@@ -229,6 +234,12 @@ def newest_of(phase: Phase) -> str | None:
     return None if newest is None else str(newest)
 
 
+def all_of(phase: Phase) -> list[str]:
+    """The checkpoints of a trainer's folder that the trainer itself wrote, by step."""
+    saves = _saves(phase) or Checkpoint()
+    return [str(path) for path in saves.found(model_dir(phase.init))]
+
+
 def _saves(phase: Phase) -> Checkpoint | None:
     """The Checkpoint of a trainer, or one like it."""
     init = phase.init
@@ -249,8 +260,7 @@ def _checkpoints(plan: Plan, phase: Phase) -> list[str | None]:
     if "ckpt_paths" not in stage:
         saves = _saves(phase)
         loads = saves is not None and saves.autoload_last_checkpoint
-        found = saves.found(model_dir(phase.init)) if saves is not None and loads else []
-        return [*map(str, found)] or [None]
+        return [*(all_of(phase) if loads else [])] or [None]
     plan.document.refuse(missing_checkpoints(phase, "validate_all"))
     given = stage["ckpt_paths"]
     patterns = [given] if isinstance(given, str) else given

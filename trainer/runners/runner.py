@@ -8,11 +8,9 @@ PyTorchCSCompiler   builds the programs of CSX, and runs nothing
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import lightning.pytorch as pl
@@ -23,10 +21,10 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 
 from fulgurite.callbacks.runner_hooks import Runner, RunnerHooks
 from fulgurite.config.arguments import Call
-from fulgurite.config.building import built
+from fulgurite.config.building import built, model_dir
 from fulgurite.config.refusing import device_of
 from fulgurite.config.resolved import SaveParams
-from fulgurite.config.running import checkpoint, steps_of
+from fulgurite.config.running import all_of, checkpoint, say_if_done, steps_of
 from fulgurite.runners.flags import DEVICES
 from fulgurite.runners.models import lightning_module
 from fulgurite.runners.parameters import Parameters, plan_of
@@ -118,11 +116,11 @@ class PyTorchBaseRunner(Runner):
         Raises:
             FileNotFoundError: there is none.
         """
-        self._begin()
-        folder = Path(self.trainer.default_root_dir)
-        paths = sorted(folder.rglob("*.ckpt"), key=_by_numbers)
+        paths = all_of(self._phase)
         if not paths:
+            folder = model_dir(self._phase.init)
             raise FileNotFoundError(f"{folder} holds no checkpoint to evaluate.")
+        self._begin()
         for path in paths:
             rank_zero_info(f"Evaluating {path}")
             self.trainer.validate(self.module, eval_dataloader, ckpt_path=path)
@@ -146,6 +144,7 @@ class PyTorchBaseRunner(Runner):
                 message = "You defined a `validation_step` but have no `val_dataloader`"
                 warnings.filterwarnings("ignore", message=message)
             self.trainer.fit(self.module, train_dataloader, eval_dataloader, ckpt_path=path)
+        say_if_done(self.trainer, path, steps_of(path))
 
     def _load_weights(self, path: str) -> None:
         found = torch.load(path, map_location="cpu", weights_only=True)
@@ -216,7 +215,3 @@ class PyTorchCSCompiler(PyTorchBaseRunner):
 
 RUNNERS = {"CSX": PyTorchCSRunner, "CPU": PyTorchRunner, "GPU": PyTorchRunner}
 """The runner of each device."""
-
-
-def _by_numbers(path: Path) -> tuple[list[int], str]:
-    return [int(number) for number in re.findall(r"\d+", path.stem)], path.name
