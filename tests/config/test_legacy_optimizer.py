@@ -11,7 +11,7 @@ from old_files import SGD, init_of, old_file
 
 import fulgurite.optim
 from fulgurite.config.legacy import convert
-from fulgurite.config.legacy_optimizer import OLD_DEFAULTS
+from fulgurite.config.legacy_optimizer import NO_DECAY, OLD_DEFAULTS
 from fulgurite.config.legacy_schedules import NAMES
 from fulgurite.optim import lr_scheduler
 
@@ -39,7 +39,8 @@ def test_a_default_that_was_another_is_written_out(name: str) -> None:
 
 def test_arguments_of_the_first_generation_have_their_names_of_today() -> None:
     adam = {"optimizer_type": "Lion", "beta1": 0.8, "weight_decay_rate": "1e-3"}
-    assert optimizer_of(adam) == {"Lion": {"betas": [0.8, 0.99], "weight_decay": 0.001}}
+    lion = {"betas": [0.8, 0.99], "weight_decay": 0.001, "params": [NO_DECAY]}
+    assert optimizer_of(adam) == {"Lion": lion}
     rprop = {"optimizer_type": "Rprop", "eta2": 1.1, "step_size_min": 1e-5}
     assert optimizer_of(rprop) == {"Rprop": {"etas": [0.5, 1.1], "step_sizes": [1e-5, 50.0]}}
 

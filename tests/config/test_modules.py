@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from parts import DEVICES, QUIET, Net, Plain, Rows, Steps, described
+from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader
@@ -17,6 +19,7 @@ from torch.utils.data import DataLoader
 import fulgurite
 from fulgurite.config import modules
 from fulgurite.config.checking import check
+from fulgurite.config.optimizers import param_groups
 from fulgurite.config.problems import ParameterFileError
 from fulgurite.optim.lr_scheduler import (
     ChainedScheduler,
@@ -290,6 +293,24 @@ def test_a_group_without_parameters_is_an_error(
     file = described(tmp_path, model="parts.Plain", optimizer={"SGD": {"params": entries}})
     with pytest.raises(ParameterFileError, match=text):
         fulgurite.load(file)
+
+
+def test_a_group_may_be_of_classes_of_modules_and_empty(tmp_path: Path) -> None:
+    class Norm(nn.LayerNorm):
+        """Of a class of its own, and of LayerNorm."""
+
+    net = nn.Sequential(OrderedDict(first=nn.Linear(4, 4), scale=Norm(4), batch=nn.BatchNorm1d(4)))
+    entry = {"params": "*bias*", "modules": ["LayerNorm", "Batch*"], "weight_decay": 0.0}
+    plan = check(described(tmp_path, optimizer={"SGD": {"weight_decay": 0.1, "params": [entry]}}))
+    call, refuse = plan.phases[0].init["optimizer"], plan.document.refuse
+    names = {parameter: name for name, parameter in net.named_parameters()}
+    found = [[names[one] for one in group["params"]] for group in param_groups(call, net, refuse)]
+    assert found == [
+        ["first.bias", "scale.weight", "scale.bias", "batch.weight", "batch.bias"],
+        ["first.weight"],
+    ]
+    [rest] = param_groups(call, nn.Linear(4, 1, bias=False), refuse)
+    assert len(rest["params"]) == 1
 
 
 def test_schedulers_need_the_files_optimizer(tmp_path: Path) -> None:

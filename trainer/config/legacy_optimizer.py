@@ -23,6 +23,9 @@ OLD_DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """Defaults that differ from those of ``fulgurite.optim`` and ``torch.optim``."""
 
+NO_DECAY = {"params": "*bias*", "modules": "*Norm*", "weight_decay": 0.0}
+"""What old optimizers left out of weight decay by themselves: biases, and normalization layers."""
+
 RENAMED = {"weight_decay_rate": "weight_decay", "use_nesterov": "nesterov"}
 """Arguments of optimizers in the first generation of files, and what they are now."""
 
@@ -75,6 +78,8 @@ def convert_optimizer(arguments: Mapping[str, Any], draft: Draft) -> None:
     for key, value in OLD_DEFAULTS.get(name.lower(), {}).items():
         if key not in draft.get(at):
             draft.put((*at, key), value, ("optimizer", "optimizer_type"))
+    if draft.get((*at, "weight_decay"), 0.0) and "params" not in draft.get(at):
+        draft.put((*at, "params"), [dict(NO_DECAY)], ("optimizer", "optimizer_type"))
     if resets_disabled and isinstance(rate, list) and len(rate) > 1:
         draft.problem(
             ("optimizer", "disable_lr_steps_reset"),

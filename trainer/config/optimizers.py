@@ -5,10 +5,10 @@
         lr: 3e-4
         weight_decay: 0.1
         params:
-          - {params: ["*.bias", "*norm*"], weight_decay: 0.0, tag: no_decay}
+          - {params: "*.bias", modules: "*Norm*", weight_decay: 0.0, tag: no_decay}
 
-A parameter belongs to the first entry with a glob that one of its names matches as a whole;
-parameters that none matches form the last group.
+A parameter belongs to the first entry with a glob that one of its names matches as a whole, or
+that the class of its module does; parameters that none matches form the last group.
 """
 
 from __future__ import annotations
@@ -42,11 +42,13 @@ class Group:
     Args:
         path: where it stands.
         globs: of the names of its parameters.
+        modules: of the classes of modules whose own parameters are among them.
         options: what the param group has besides.
     """
 
     path: Path
     globs: tuple[str, ...]
+    modules: tuple[str, ...]
     options: dict[str, Any]
 
 
@@ -106,17 +108,28 @@ class OptimizerShape(OneClass):
         if not is_mapping(entry, path, report):
             return None
         options = dict(entry)
-        globs, tag = options.pop("params", None), options.pop("tag", None)
-        globs = [globs] if isinstance(globs, str) else globs
-        if not isinstance(globs, list) or not all(isinstance(one, str) for one in globs):
-            report.problem(path, "params: expected a glob of parameter names, or a list of them.")
+        globs, modules = (_globs(options.pop(key, [])) for key in ("params", "modules"))
+        tag = options.pop("tag", None)
+        if globs is None or modules is None or not (globs or modules):
+            report.problem(
+                path,
+                "params: expected a glob of parameter names, or a list of them; or modules: the"
+                " same of class names.",
+            )
             return None
         if tag is not None:
             options.setdefault("tags", tag)
         _rename_lr(options, path, report)
         if call is not None and call.target is not None:
             options = _options_of(call, options, path, report)
-        return Group(path=path, globs=tuple(globs), options=options)
+        return Group(path=path, globs=globs, modules=modules, options=options)
+
+
+def _globs(value: Any) -> tuple[str, ...] | None:
+    globs = [value] if isinstance(value, str) else value
+    if not isinstance(globs, list) or not all(isinstance(one, str) for one in globs):
+        return None
+    return tuple(globs)
 
 
 def _rename_lr(given: dict[str, Any], path: Path, report: Report) -> None:
@@ -174,9 +187,13 @@ def param_groups(call: Call, module: nn.Module, refuse: Refuse) -> Any:
     factors = [(_lr_globs(module, name), factor) for name, factor in call.factors.items()]
     made: dict[tuple[int, int], list[nn.Parameter]] = {}
     for parameter, own in names.items():
+        kinds = _kinds(module, own)
         key = (
-            _first(own, (group.globs for group in call.groups)),
-            _first(own, (g for g, _ in factors)),
+            _first(
+                _matches_one(own, one.globs) or _matches_one(kinds, one.modules)
+                for one in call.groups
+            ),
+            _first(_matches_one(own, globs) for globs, _ in factors),
         )
         made.setdefault(key, []).append(parameter)
     refuse(_unused(call, factors, [name for own in names.values() for name in own], made))
@@ -186,14 +203,24 @@ def param_groups(call: Call, module: nn.Module, refuse: Refuse) -> Any:
     ]
 
 
-def _first(names: list[str], entries: Iterable[tuple[str, ...]]) -> int:
-    """The index of the first entry with a glob that matches; one past the last if there is none."""
+def _kinds(module: nn.Module, names: list[str]) -> list[str]:
+    """The classes of the modules that hold a parameter, and those that they derive from."""
+    owners = [module.get_submodule(name.rpartition(".")[0]) for name in names]
+    return [kind.__name__ for owner in owners for kind in type(owner).__mro__]
+
+
+def _first(matches: Iterable[bool]) -> int:
+    """The index of the first entry that matches; one past the last if there is none."""
     i = 0
-    for globs in entries:
-        if any(_matches(names, glob) for glob in globs):
+    for found in matches:
+        if found:
             break
         i += 1
     return i
+
+
+def _matches_one(names: list[str], globs: tuple[str, ...]) -> bool:
+    return any(_matches(names, glob) for glob in globs)
 
 
 def _matches(names: Iterable[str], glob: str) -> bool:
@@ -219,9 +246,14 @@ def _unused(
     names: list[str],
     made: Iterable[tuple[int, int]],
 ) -> list[Problem]:
-    """Globs that match nothing, and entries whose parameters all belong to earlier ones."""
+    """Globs that match nothing, and entries whose parameters all belong to earlier ones.
+
+    An entry that also has ``modules`` speaks of all models, and may be empty.
+    """
     problems = []
     for i, group in enumerate(call.groups):
+        if group.modules:
+            continue
         wrong = [glob for glob in group.globs if not _matches(names, glob)]
         problems += [Problem((*group.path, "params"), _no_match(glob, names)) for glob in wrong]
         if not wrong and i not in {entry for entry, _ in made}:
