@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, Union
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
+from torch import Tensor
 
 from fulgurite.config.calls import Call, Later
 from fulgurite.config.classes import Category, category_of, named
@@ -209,8 +210,10 @@ def _scalar(kinds: tuple[Any, ...], value: Any, path: Path, report: Report) -> A
         return found
     if classes and isinstance(value, classes):
         return value
-    if classes and isinstance(value, str):
-        return called(category_of(classes), value, path, report)
+    named = tuple(one for one in classes if one is not Tensor)  # no file names a tensor
+    if named and isinstance(value, str):
+        return called(category_of(named), value, path, report)
+    kinds = tuple(kind for kind in kinds if kind is not Tensor) or kinds
     report.problem(path, f"expected {told(kinds)}; got {shown(value)}.{_hint(kinds, value)}")
     return None
 
