@@ -217,6 +217,17 @@ def test_a_repeated_run_finds_the_work_done(
     assert len(fitted(file, trainer__fit__ckpt_path=None).losses) == steps
 
 
+@pytest.mark.parametrize("loop", [{"num_epochs": 1}, {"max_steps": 3}], ids=str)
+def test_a_run_that_asks_for_less_than_was_done_finds_it_done(
+    loop: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(running, "rank_zero_info", said.append)
+    fitted(described(tmp_path, loop={"num_epochs": 3}))
+    assert fitted(described(tmp_path, loop=loop)).losses == []
+    assert said[-1].startswith("Nothing left to train: ")
+
+
 @MID_EPOCH
 def test_steps_beyond_a_named_checkpoint(tmp_path: Path) -> None:
     fitted(described(tmp_path / "a", loop={"num_steps": 4}))

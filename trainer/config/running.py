@@ -91,6 +91,10 @@ def _fit(plan: Plan, phase: Phase, callbacks: Callbacks) -> dict[str, float]:
     trainer, module, data = loaded
     if isinstance(module, FileModule) and not is_overridden("configure_optimizers", module):
         plan.document.refuse([no_optimizer(phase)])
+    epochs = _saved(ckpt_path).get("epoch", 0) if done else 0
+    if epochs > (trainer.max_epochs or -1) > 0:  # Lightning refuses to load it
+        rank_zero_info(f"Nothing left to train: {ckpt_path} has {epochs} epochs.")
+        return {}
     with _loading(trainer, phase, "fit", ckpt_path):
         trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
     say_if_done(trainer, ckpt_path, done)
@@ -277,7 +281,11 @@ def _loads_steps(phase: Phase) -> bool:
 
 def steps_of(path: str | None) -> int:
     """The optimizer steps that a checkpoint has behind it; weights are not read."""
+    return int(_saved(path).get("global_step", 0))
+
+
+def _saved(path: str | None) -> dict[str, Any]:
     if path is None or path in LIGHTNINGS_PATHS or not os.path.isfile(path):
-        return 0
-    found = torch.load(path, map_location="cpu", mmap=True, weights_only=False)
-    return int(found.get("global_step", 0))
+        return {}
+    found: dict[str, Any] = torch.load(path, map_location="cpu", mmap=True, weights_only=False)
+    return found
