@@ -1,4 +1,4 @@
-# make fit    fulgurite fit examples/digits.yaml      make test   run the tests
+# make fit    fulgurite fit examples/digits.yaml     make test   run the tests
 # make lint   ruff and mypy                          make bench  the step benchmark, ten minutes
 PYTHON ?= python3.11
 VENV := .venv

@@ -17,7 +17,8 @@ global_step         the number of steps done, as a tensor (``backends.step_count
 gradient_norm       of the gradients before they were clipped (``backends.gradient_norm``)
 MixedPrecision      ``precision=`` by the keys of parameter files (``fulgurite.mixed_precision``)
 optim               optimizers, and schedulers that a program computes (``fulgurite.optim``)
-load, run_config    parameter files (``fulgurite.config``)
+load, run_config    parameter files (``fulgurite.config``); the command is ``fulgurite.cli``
+runners             ``run`` and the runners of old scripts: import ``fulgurite.runners``
 errors              TraceError, its kinds, and FrozenValueWarning (``fulgurite.errors``)
 """
 
