@@ -83,7 +83,7 @@ def run_phase(plan: Plan, phase: Phase, mode: str, callbacks: Callbacks = ()) ->
 def _fit(plan: Plan, phase: Phase, callbacks: Callbacks) -> dict[str, float]:
     ckpt_path = checkpoint(plan, phase, "fit")
     with _told_of(phase, "fit", ckpt_path):
-        done = steps_of(ckpt_path) if _loads_steps(phase) else 0
+        done, epochs = _progress(ckpt_path) if _loads_steps(phase) else (0, 0)
     loop = phase.init.get("loop")
     named = phase.stages["fit"].get("ckpt_path") is not None
     begin = done if named and loop and loop.num_steps else 0
@@ -91,7 +91,6 @@ def _fit(plan: Plan, phase: Phase, callbacks: Callbacks) -> dict[str, float]:
     trainer, module, data = loaded
     if isinstance(module, FileModule) and not is_overridden("configure_optimizers", module):
         plan.document.refuse([no_optimizer(phase)])
-    epochs = _saved(ckpt_path).get("epoch", 0) if done else 0
     if epochs > (trainer.max_epochs or -1) > 0:  # Lightning refuses to load it
         rank_zero_info(f"Nothing left to train: {ckpt_path} has {epochs} epochs.")
         return {}
@@ -281,11 +280,12 @@ def _loads_steps(phase: Phase) -> bool:
 
 def steps_of(path: str | None) -> int:
     """The optimizer steps that a checkpoint has behind it; weights are not read."""
-    return int(_saved(path).get("global_step", 0))
+    return _progress(path)[0]
 
 
-def _saved(path: str | None) -> dict[str, Any]:
+def _progress(path: str | None) -> tuple[int, int]:
+    """The optimizer steps and the epochs."""
     if path is None or path in LIGHTNINGS_PATHS or not os.path.isfile(path):
-        return {}
-    found: dict[str, Any] = torch.load(path, map_location="cpu", mmap=True, weights_only=False)
-    return found
+        return 0, 0
+    found = torch.load(path, map_location="cpu", mmap=True, weights_only=False)
+    return int(found.get("global_step", 0)), int(found.get("epoch", 0))

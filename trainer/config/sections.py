@@ -5,8 +5,7 @@ Steps are optimizer steps everywhere, whatever the number of micro-batches.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 LOG_LEVELS = ("CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG", "NOTSET")
 
@@ -91,12 +90,3 @@ class AutoRestart:
 
     def __post_init__(self) -> None:
         _check_positive(self, "max_num_restarts", "min_num_csx")
-
-
-def given(section: Any) -> dict[str, Any]:
-    """The fields of a section that differ from their defaults."""
-    return {
-        item.name: getattr(section, item.name)
-        for item in fields(section)
-        if getattr(section, item.name) != item.default
-    }
