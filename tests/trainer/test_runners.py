@@ -71,7 +71,7 @@ class Net(nn.Module):
 class Recording(PyTorchBaseRunner):
     """Its hooks write down that they were called, and the losses of training."""
 
-    made: Recording
+    made: Any = None  # the last one; None where a run has another runner
 
     def __init__(self, model: Any, params: Any) -> None:
         super().__init__(model, params)
@@ -130,8 +130,9 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
         file.write_text(yaml.safe_dump(params), encoding="utf-8")
         where = [] if "--model_dir" in arguments else ["--model_dir", str(tmp_path / token_hex(4))]
         monkeypatch.setattr(sys, "argv", ["run.py", *arguments, "--params", str(file), *where])
+        Recording.made = None
         run(model_fn, train_data, eval_data, runner=runner, **options)
-        return Recording.made
+        return Recording.made  # type: ignore[no-any-return]
 
     monkeypatch.setattr(PyTorchBaseRunner, "_placement", placement)
     return start
