@@ -1,18 +1,22 @@
 # make fit    fulgurite fit examples/digits.yaml     make test   run the tests
 # make lint   ruff and mypy                          make bench  the step benchmark, ten minutes
+# make compiled   the tests of numbers again, compiled: an hour; ARGS="--sample 40" for one in 40
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 WORKERS ?= 2
 
-.PHONY: fit test lint bench clean
+.PHONY: fit test compiled lint bench clean
 
 fit: $(READY)
 	$(BIN)/fulgurite fit examples/digits.yaml $(ARGS)
 
 test: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+compiled: $(READY)
+	$(BIN)/python tests/compiled.py --workers $(WORKERS) $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

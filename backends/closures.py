@@ -116,8 +116,9 @@ def step_closure(function: Callable[_Arguments, Any]) -> Callable[_Arguments, No
             print(loss.item())
 
     Called inside a step on CSX it is part of the program: its tensors are outputs, detached, as
-    they were at the call; its other arguments are those of the trace. It runs after every step, in
-    the order of the calls, and what it raises reaches the caller of the step, whose work is done.
+    they were at the call; what came with the batch is that of each; its other arguments are those
+    of the trace. It runs after every step, in the order of the calls, and what it raises reaches
+    the caller of the step, whose work is done.
     Called elsewhere it runs at once. In a ``DataExecutor`` with ``activation_steps=n`` it runs on
     the steps that are multiples of n, and on the last.
 

@@ -26,6 +26,15 @@ class NonFiniteLoss(ArithmeticError):
         self.batch = batch
 
 
+def describe(is_inf: bool, where: str, trainer: pl.Trainer) -> str:
+    """What happened to a loss, and what may help."""
+    return (
+        f"The loss became {'infinite' if is_inf else 'NaN'} {where}; it is now"
+        f" {trainer.global_step}. Try a smaller learning rate, Trainer(gradient_clip_val=1.0) or a"
+        " longer warm-up, and look at that batch."
+    )
+
+
 class CheckLoss(SparseCallback):
     """Raises ``NonFiniteLoss`` when the loss of training is NaN or infinite.
 
@@ -104,7 +113,6 @@ class CheckLoss(SparseCallback):
         if count is None or (code := int(count)) >= 0:
             return
         before, is_inf = divmod(-code - 1, 2)
-        what = "infinite" if is_inf else "NaN"
         if module.automatic_optimization:
             windows = (before - self._epochs_batch) // trainer.accumulate_grad_batches
             step = self._epochs_step + windows + 1
@@ -112,8 +120,7 @@ class CheckLoss(SparseCallback):
         else:
             where = f"at backward number {before + 1} of this run"
         raise NonFiniteLoss(
-            f"The loss became {what} {where}; it is now {trainer.global_step}. Try a smaller"
-            " learning rate, Trainer(gradient_clip_val=1.0) or a longer warm-up, and look at that"
-            " batch. To see it at once: log_every_n_steps=1. To train on: leave CheckLoss out.",
+            f"{describe(bool(is_inf), where, trainer)} To see it at once: log_every_n_steps=1. To"
+            " train on: leave CheckLoss out.",
             before,
         )

@@ -2,9 +2,9 @@
 
 ``position`` (data and random states for resume), ``shapes`` (loaders that cannot be static),
 ``fetching`` and ``feeding`` (batches from the loader, and whether it keeps up), ``lean`` (what
-happens around a step), ``building`` (runs that only build), ``fit``, ``epoch``, ``optimization``
-(the step), ``evaluation``. Each class is Lightning's with a few methods changed; their state keeps
-Lightning's keys, so checkpoints interchange.
+happens around a step), ``finite`` (whether losses are), ``building`` (runs that only build),
+``fit``, ``epoch``, ``optimization`` (the step), ``evaluation``. Each class is Lightning's with a
+few methods changed; their state keeps Lightning's keys, so checkpoints interchange.
 
     fit                                                        host
       sanity check: two validation batches                     host, programs

@@ -14,6 +14,7 @@ from fulgurite.backends.csx.rng import collect_with
 from fulgurite.backends.csx.scheduled import RunSchedulers
 from fulgurite.backends.csx.strategy import strategy_of
 from fulgurite.loops import fetching, position
+from fulgurite.loops.finite import Losses
 from fulgurite.loops.lean import (
     BatchHooks,
     announce_batch,
@@ -25,6 +26,7 @@ from fulgurite.loops.lean import (
 class TrainingEpochLoop(_TrainingEpochLoop):
     """Lightning's ``_TrainingEpochLoop``."""
 
+    losses: Losses
     _hooks: BatchHooks
     _lean: bool  # whether this epoch's batches are ours
     _begins: bool  # whether the next batch is the first of this epoch that runs
@@ -38,6 +40,7 @@ class TrainingEpochLoop(_TrainingEpochLoop):
         try:
             super().run(data_fetcher)
         finally:
+            self.losses.look()
             self._limits = None
             store_step_metrics(self.trainer, self._results)
 
@@ -103,6 +106,8 @@ class TrainingEpochLoop(_TrainingEpochLoop):
         batch, _, _ = next(data_fetcher)
         progress, batch_idx = self.batch_progress, self.batch_progress.current.ready
         progress.is_last_batch = data_fetcher.done
+        if progress.is_last_batch or self._batches_that_stepped + 1 == self.max_steps:
+            strategy_of(self.trainer).on_host_code(ends=True)
         batch = self._hooks.transfer(batch, 0)
         progress.increment_ready()
         announce_batch(self.trainer, self._results, batch)

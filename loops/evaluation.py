@@ -110,6 +110,8 @@ class EvaluationLoop(_EvaluationLoop):
             super()._evaluation_step(batch, batch_idx, dataloader_idx, dataloader_iter)
             return
         progress, results = self.batch_progress, self._results
+        if progress.is_last_batch:
+            strategy_of(trainer).on_host_code(ends=True)
         batch = hooks.transfer(batch, dataloader_idx)
         loader = (dataloader_idx,) if self._several else ()
         progress.increment_ready()

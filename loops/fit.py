@@ -6,6 +6,7 @@ Where the backend only builds, it ends after the first batch's program and valid
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.utilities.exceptions import _TunerExitException
@@ -15,6 +16,7 @@ from fulgurite.backends.csx.offline import BuiltOnly
 from fulgurite.backends.csx.rng import collect_with
 from fulgurite.backends.csx.strategy import strategy_of
 from fulgurite.loops import building, feeding, position
+from fulgurite.loops.finite import Losses
 from fulgurite.loops.shapes import check_last_batch
 
 
@@ -23,6 +25,10 @@ class FitLoop(_FitLoop):
 
     def run(self) -> None:
         """Run, or only build; then Lightning's exit without the hooks of a training's end."""
+        epoch_loop: Any = self.epoch_loop
+        epoch_loop.losses = losses = Losses(self.trainer)
+        epoch_loop.automatic_optimization.losses = losses
+        epoch_loop.manual_optimization.losses = losses
         if not building.only_builds(self.trainer):
             super().run()
             return
@@ -51,6 +57,18 @@ class FitLoop(_FitLoop):
             check_last_batch(self._combined_loader, strategy.backend, "training")
             states["generators"] = list(strategy.loader_generators)
             strategy.data_position[position.ITERATOR] = states
+            if strategy.restored is not None:
+                assert self._combined_loader is not None
+                loaders = self._combined_loader.flattened
+                strategy.restored[position.MADE] = collect_with(loaders)
+
+    def _load_combined_loader_states(self) -> None:
+        """Give loaders their states back, and the process the random states they begin with."""
+        super()._load_combined_loader_states()
+        restored = strategy_of(self.trainer).restored
+        if restored is not None and self._combined_loader is not None:
+            ended = self.epoch_loop.batch_progress.is_last_batch
+            position.restore_for_iterator(restored, self._combined_loader, ended)
 
     def advance(self) -> None:
         """Run one epoch; after the first, say if the program waits for the loader."""

@@ -6,8 +6,9 @@ code is an entry point of the program, and advances Lightning's counters as it w
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from lightning.pytorch.loops.optimization.automatic import (
@@ -18,16 +19,21 @@ from lightning.pytorch.loops.optimization.automatic import (
 from lightning.pytorch.loops.optimization.manual import _ManualOptimization
 from lightning.pytorch.loops.progress import _BaseProgress
 from lightning.pytorch.loops.utilities import _block_parallel_sync_behavior
+from torch import Tensor
 from torch.optim import Optimizer
 
 from fulgurite.backends.csx.errors import NoLoss
 from fulgurite.backends.csx.frozen import frozen_hook_arguments, frozen_index
+from fulgurite.backends.csx.patches import patched
 from fulgurite.backends.csx.step import ACCUMULATE, STEP
 from fulgurite.backends.csx.strategy import strategy_of
+from fulgurite.loops.finite import Losses
 
 
 class AutomaticOptimization(_AutomaticOptimization):
     """Automatic optimization as a program of one or two entry points."""
+
+    losses: Losses
 
     def run(
         self, optimizer: Optimizer, batch_idx: int, kwargs: OrderedDict[str, Any]
@@ -46,14 +52,18 @@ class AutomaticOptimization(_AutomaticOptimization):
             accumulate = {ACCUMULATE: entry(False)} if window > 1 else {}
             return {**accumulate, STEP: entry(True)}
 
-        output: dict[str, Any] = strategy_of(trainer).train(
-            kwargs["batch"], entries, ACCUMULATE if accumulating else STEP
+        strategy = strategy_of(trainer)
+        if strategy.keeps_gradients and window > 1 and batch_idx % window == 0:
+            _clear(optimizer)  # the host could see those of the window before until now
+        output: dict[str, Any] = strategy.train(
+            kwargs["batch"], entries, ACCUMULATE if accumulating else STEP, batch_idx
         )
         progress = self.optim_progress.optimizer
         if batch_idx % window == 0:
             progress.zero_grad.increment_by(1)
         if not accumulating:
             progress.step.increment_by(1)
+        self.losses.note(output["loss"], not accumulating)
         return output
 
     def _trace(
@@ -65,7 +75,7 @@ class AutomaticOptimization(_AutomaticOptimization):
         closure = Closure(
             step_fn=lambda: self._step_with_loss(arguments),
             backward_fn=self._make_backward_fn(optimizer),
-            # with a window, the "step" entry point leaves the gradients zero
+            # with a window, the "step" entry point leaves the gradients zero, or the host clears
             zero_grad_fn=self._make_zero_grad_fn(batch_idx, optimizer) if window == 1 else None,
         )
         with _Uncounted(self.optim_progress), frozen_hook_arguments(self.trainer.lightning_module):
@@ -88,24 +98,50 @@ class AutomaticOptimization(_AutomaticOptimization):
         return result
 
 
+def _clear(optimizer: Any) -> None:
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            p.grad = None
+
+
 class ManualOptimization(_ManualOptimization):
     """Manual optimization: the whole ``training_step`` is the program."""
+
+    losses: Losses
 
     def run(self, kwargs: OrderedDict[str, Any]) -> dict[str, Any]:
         """Run one training step; returns what it returned, detached."""
 
         def trace(batch: Any) -> dict[str, Any]:
             before = self.optim_step_progress.total.completed
-            with _Uncounted(self.optim_step_progress):
+            with _Uncounted(self.optim_step_progress), self._backwards() as losses:
                 arguments = traced_arguments({**kwargs, "batch": batch})
                 output = super(ManualOptimization, self).run(arguments)
                 steps = self.optim_step_progress.total.completed - before
-            return {"output": output, "steps": steps}
+            first = None if "loss" in output or not losses else losses[0].detach().clone()
+            return {"output": output, "steps": steps, "loss": first}
 
-        result = strategy_of(self.trainer).train(kwargs["batch"], lambda: {STEP: trace})
+        index = kwargs.get("batch_idx")
+        train = strategy_of(self.trainer).train
+        result = train(kwargs["batch"], lambda: {STEP: trace}, batch_idx=index)
         self.optim_step_progress.increment_by(result["steps"])
         output: dict[str, Any] = result["output"]
+        loss = result["loss"]
+        self.losses.note(output.get("loss") if loss is None else loss)
         return output
+
+    @contextlib.contextmanager
+    def _backwards(self) -> Iterator[list[Tensor]]:
+        """The losses that go to ``manual_backward``."""
+        module, losses = self.trainer.lightning_module, list[Tensor]()
+        manual_backward = module.manual_backward
+
+        def noted(loss: Tensor, *args: Any, **kwargs: Any) -> None:
+            losses.append(loss)
+            manual_backward(loss, *args, **kwargs)
+
+        with patched([(module, "manual_backward", noted)]):
+            yield losses
 
 
 def traced_arguments(kwargs: dict[str, Any]) -> OrderedDict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import warnings
@@ -11,6 +12,7 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores; torch reads it when imported
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import harness
 import pytest
 import torch
 
@@ -60,8 +62,29 @@ def fresh_process() -> Iterator[None]:
     reset_backend()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what compiles kernels where nothing can be compiled, and say what is missing."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of ``tests/compiled.py``."""
+    parser.addoption("--compiled", action="store_true", help="compile what no test says more of")
+    parser.addoption("--sample", type=int, default=1, metavar="N", help="one test in N")
+    parser.addoption("--draw", default="", metavar="WORD", help="every word draws another sample")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let the harness compile where it is asked to."""
+    if config.getoption("--compiled"):
+        harness.defaults.update(autogen_policy="default", audit=True)
+
+
+def is_drawn(name: str, one_in: int, word: str) -> bool:
+    """Whether a test is in a sample."""
+    digest = hashlib.sha256(f"{name} {word}".encode()).digest()
+    return int.from_bytes(digest[:8]) % one_in == 0
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Draw the sample; skip what compiles kernels where nothing can be, and say what is missing."""
+    sample = config.getoption("--sample"), config.getoption("--draw")
+    items[:] = [item for item in items if is_drawn(item.nodeid, *sample)]
     missing = toolchain_missing()
     for item in items if missing else ():
         if item.get_closest_marker("compiler"):

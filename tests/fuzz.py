@@ -2,6 +2,7 @@
 
     python tests/fuzz.py --seed 123      one of them: what it is, and what became of it
     python tests/fuzz.py --count 500     many, and a summary
+    python tests/fuzz.py --compiled ...  the same, compiled
 
 Two thirds are proper modules, whose losses must equal stock's; a third does something in its step
 that a static program cannot, and must end with that misuse's error at the line that does it.
@@ -37,7 +38,7 @@ from fuzz_parts import (
     STARTS,
     Shape,
 )
-from harness import fit
+from harness import defaults, fit
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy
@@ -49,7 +50,7 @@ TOLERANCE = 1e-4
 """Relative, of losses. The program decomposes normalizations and losses, and rounds in other places
 than eager's kernels: 1e-6 a step; optimizers that divide by the root of a small gradient, and rates
 of 0.05 on unscaled inputs, carry that a hundred times further in three steps."""
-LIMIT_S = 60
+LIMIT_S = {"disabled": 60, "default": 600}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,9 +181,9 @@ def batches(made_of: Recipe) -> DataLoader[Any]:
 
 def trained(made_of: Recipe, static: bool) -> tuple[list[float], list[dict[str, float]]]:
     """Losses and logged values of each step."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"backend": {"audit": True}}
     if not made_of.manual:
-        options = {"accumulate_grad_batches": made_of.accumulate}
+        options["accumulate_grad_batches"] = made_of.accumulate
         if made_of.clip:
             options |= {"gradient_clip_val": 0.5, "gradient_clip_algorithm": made_of.clip}
     run = fit(lambda: Fuzzed(made_of), lambda: (batches(made_of),), static=static, **options)
@@ -235,11 +236,13 @@ def numbers(run: tuple[list[float], list[dict[str, float]]]) -> list[float]:
 def time_limit() -> Iterator[None]:
     """Raise in what does not end."""
 
+    limit_s = LIMIT_S[defaults["autogen_policy"]]
+
     def late(*_: Any) -> None:
-        raise TimeoutError(f"{LIMIT_S} s")
+        raise TimeoutError(f"{limit_s} s")
 
     before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(LIMIT_S)
+    signal.alarm(limit_s)
     try:
         yield
     finally:
@@ -274,7 +277,10 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=0, help="the seed, or the first of them")
     parser.add_argument("--count", type=int, default=1)
+    parser.add_argument("--compiled", action="store_true")
     given = parser.parse_args()
+    if given.compiled:
+        defaults["autogen_policy"] = "default"
     torch.set_num_threads(1)
     for name in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.ERROR)

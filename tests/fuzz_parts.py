@@ -59,9 +59,10 @@ class First(nn.Module):
 class Attend(nn.Module):
     """Self-attention, with a causal mask or without."""
 
-    def __init__(self, width: int, causal: bool) -> None:
+    def __init__(self, width: int, causal: bool, dropout: float = 0.0) -> None:
         super().__init__()
-        self.layer, self.causal = nn.MultiheadAttention(width, 1, batch_first=True), causal
+        self.layer = nn.MultiheadAttention(width, 1, dropout, batch_first=True)
+        self.causal = causal
 
     def forward(self, x: Tensor) -> Any:
         length = x.shape[1]
@@ -116,11 +117,6 @@ class Checkpointed(nn.Module):
         return checkpoint(self.layer, x, use_reentrant=False)
 
 
-def dropout(p: float, kind: type[nn.Module] = nn.Dropout) -> nn.Module:
-    """On contiguous inputs: on others the masks are others than stock's."""
-    return nn.Sequential(Apply(Tensor.contiguous), kind(p))
-
-
 class Layer(NamedTuple):
     """Takes shapes of one rank (0: of any), with even sizes where it needs them."""
 
@@ -156,8 +152,26 @@ LAYERS: dict[str, Layer] = {
         )
     },
     "ReLU(inplace)": Layer(0, lambda s, d: nn.Sequential(Apply(lambda x: x * 1), nn.ReLU(True))),
-    "Dropout": Layer(0, lambda s, d: dropout(d.choice((0.1, 0.5)))),
-    "AlphaDropout": Layer(0, lambda s, d: dropout(0.2, nn.AlphaDropout)),
+    "Dropout": Layer(0, lambda s, d: nn.Dropout(d.choice((0.1, 0.5)))),
+    "Dropout(inplace)": Layer(
+        0, lambda s, d: nn.Sequential(Apply(lambda x: x * 1), nn.Dropout(0.3, inplace=True))
+    ),
+    "AlphaDropout": Layer(0, lambda s, d: nn.AlphaDropout(0.2)),
+    "FeatureAlphaDropout": Layer(0, lambda s, d: nn.FeatureAlphaDropout(0.2)),
+    "RReLU": Layer(0, lambda s, d: nn.RReLU()),
+    "gumbel_softmax": Layer(
+        0, lambda s, d: Apply(lambda x: F.gumbel_softmax(x, tau=2.0, hard=s[-1] % 2 == 1))
+    ),
+    "randn_like": Layer(0, lambda s, d: Apply(lambda x: x + 0.1 * torch.randn_like(x))),
+    "rand": Layer(0, lambda s, d: Apply(lambda x: x * torch.rand(x.shape[-1]))),
+    "randint": Layer(0, lambda s, d: Apply(lambda x: x + 0.1 * torch.randint(0, 3, x.shape))),
+    "bernoulli": Layer(0, lambda s, d: Apply(lambda x: x * torch.bernoulli(x.detach().sigmoid()))),
+    "uniform_": Layer(0, lambda s, d: Apply(lambda x: x + torch.empty_like(x).uniform_(-0.1, 0.1))),
+    "exponential_": Layer(
+        0, lambda s, d: Apply(lambda x: x * torch.empty(x.shape).exponential_(2.0))
+    ),
+    "normal": Layer(0, lambda s, d: Apply(lambda x: torch.normal(x.detach(), 0.1) + x)),
+    "randperm": Layer(0, lambda s, d: Apply(lambda x: x + 0.1 * x[torch.randperm(len(x))])),
     "LayerNorm": Layer(0, lambda s, d: nn.LayerNorm(s[-1]), _wide),
     "RMSNorm": Layer(0, lambda s, d: nn.RMSNorm(s[-1]), _wide),
     "Softmax": Layer(0, lambda s, d: nn.Softmax(-1)),
@@ -184,16 +198,22 @@ LAYERS: dict[str, Layer] = {
     "LSTM, both ways": Layer(
         3, lambda s, d: First(nn.LSTM(s[2], 3, batch_first=True, bidirectional=True))
     ),
+    "LSTM, dropout": Layer(
+        3, lambda s, d: First(nn.LSTM(s[2], 4, 2, batch_first=True, dropout=0.3))
+    ),
+    "GRU, dropout": Layer(3, lambda s, d: First(nn.GRU(s[2], 4, 2, dropout=0.3))),
     "GRU": Layer(3, lambda s, d: First(nn.GRU(s[2], 4, batch_first=True))),
     "RNN": Layer(3, lambda s, d: First(nn.RNN(s[2], 4))),
     "attention": Layer(3, lambda s, d: Attend(s[2], d.random() < 0.5)),
+    "attention, dropout": Layer(3, lambda s, d: Attend(s[2], d.random() < 0.5, 0.2)),
     "TransformerEncoderLayer": Layer(
         3,
         lambda s, d: nn.TransformerEncoderLayer(
-            s[2], 1, 8, 0.0, batch_first=True, norm_first=d.random() < 0.5
+            s[2], 1, 8, d.choice((0.0, 0.1)), batch_first=True, norm_first=d.random() < 0.5
         ),
         _wide,
     ),
+    "Dropout1d": Layer(3, lambda s, d: nn.Dropout1d(0.3)),
     "Conv1d": Layer(3, lambda s, d: nn.Conv1d(s[1], d.choice((3, 4)), 3, padding=1)),
     "InstanceNorm1d": Layer(3, lambda s, d: nn.InstanceNorm1d(s[1], affine=True), _wide),
     "AvgPool1d": Layer(3, lambda s, d: nn.AvgPool1d(2), _wide),
@@ -212,7 +232,10 @@ LAYERS: dict[str, Layer] = {
     "AdaptiveAvgPool2d": Layer(4, lambda s, d: nn.AdaptiveAvgPool2d(2)),
     "Upsample": Layer(4, lambda s, d: nn.Upsample(scale_factor=2, mode="bilinear")),
     "PixelUnshuffle": Layer(4, lambda s, d: nn.PixelUnshuffle(2), lambda s: s[2] in (4, 8)),
-    "Dropout2d": Layer(4, lambda s, d: dropout(0.2, nn.Dropout2d)),
+    "Dropout2d": Layer(4, lambda s, d: nn.Dropout2d(0.2)),
+    "FractionalMaxPool2d": Layer(
+        4, lambda s, d: nn.FractionalMaxPool2d(2, output_ratio=0.6), lambda s: s[2] >= 6
+    ),
     "channels_last": Layer(
         4, lambda s, d: Apply(lambda x: x.to(memory_format=torch.channels_last))
     ),

@@ -5,6 +5,7 @@ from fulgurite.backends.csx.errors import DynamicShape as DynamicShape
 from fulgurite.backends.csx.errors import ForeignState as ForeignState
 from fulgurite.backends.csx.errors import FrozenNumber as FrozenNumber
 from fulgurite.backends.csx.errors import FrozenValueChanged as FrozenValueChanged
+from fulgurite.backends.csx.errors import GradientNotKept as GradientNotKept
 from fulgurite.backends.csx.errors import GraphChanged as GraphChanged
 from fulgurite.backends.csx.errors import HostRead as HostRead
 from fulgurite.backends.csx.errors import InputChanged as InputChanged
@@ -21,4 +22,5 @@ from fulgurite.backends.csx.errors import UnsupportedDtype as UnsupportedDtype
 from fulgurite.backends.csx.errors import UnsupportedInput as UnsupportedInput
 from fulgurite.backends.csx.errors import UnsupportedState as UnsupportedState
 from fulgurite.backends.csx.frozen import FrozenValueWarning as FrozenValueWarning
+from fulgurite.backends.csx.selfcheck import MiscompiledWarning as MiscompiledWarning
 from fulgurite.config.problems import ParameterFileError as ParameterFileError

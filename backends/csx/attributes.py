@@ -44,12 +44,12 @@ from fulgurite.backends.csx.lines import (
     user_modules,
 )
 from fulgurite.backends.csx.lists import WatchedList, may_collect
-from fulgurite.backends.csx.patches import patched
-from fulgurite.backends.csx.state import brief
+from fulgurite.backends.csx.patches import MISSING, patched
+from fulgurite.backends.csx.state import brief, copying_remedy, parameter_replaced
 from fulgurite.backends.csx.watched import unwatched
 
 _HOST_HOOK = "a host hook such as on_train_batch_start, which runs on every step"
-_ABSENT: Any = object()
+_ABSENT = MISSING
 _PLAIN = frozenset(
     (*(bool, int, float, complex, str, type(None), tuple), *(torch.dtype, slice, range, torch.Size))
 )
@@ -128,6 +128,8 @@ class Attributes:
         self._writes: dict[_Key, Access] = {}  # by the user: the line is the last write's
         self._written: set[_Key] = set()  # by anybody
         self._lists: dict[_Key, tuple[nn.Module, WatchedList]] = {}
+        self._parameters: dict[_Key, Access] = {}  # written by the user
+        self.changed_lists: list[tuple[list[Any], list[Any]]] = []  # and what was in them
 
     @contextlib.contextmanager
     def watched(self, boundary: CodeType) -> Iterator[None]:
@@ -182,7 +184,8 @@ class Attributes:
         kind: Any = type(module)
         own = own or _of_class(kind, name) is not _ABSENT
         frameworks = name == "training" or (name[0] == "_" and is_library(sys._getframe(2)))
-        if own and not frameworks and (value is _ABSENT or is_scalar(value)):
+        empty = type(value) is tuple and not value
+        if not empty and own and not frameworks and (value is _ABSENT or is_scalar(value)):
             self._reads[key] = self._access(module, name, value)
 
     def _note_write(self, module: nn.Module, name: str, value: Any) -> Any:
@@ -195,7 +198,12 @@ class Attributes:
             return value
         self._written.add(key)
         if key[0] in self._paths and not is_library(sys._getframe(2)):
-            value = unwatched(value)
+            if key in self._reads:
+                value = unwatched(value)  # else it is that of each batch
+            if name in module._parameters:
+                known = self._parameters.get(key)
+                before = module._parameters[name] if known is None else known.before
+                self._parameters[key] = self._access(module, name, before)
             before = self._writes[key].before if key in self._writes else now
             self._writes[key] = self._access(module, name, before)
         return value
@@ -205,7 +213,7 @@ class Attributes:
         key = (id(module), name)
         if is_library(sys._getframe(2)) or isinstance(module, Metric):
             return value
-        if key in self._lists:
+        if key in self._lists and self._lists[key][1].original is value:
             return self._lists[key][1]
         own = key[0] in self._paths and key not in self._written and name in vars(module)
         if not own or not may_collect(value):
@@ -226,8 +234,16 @@ class Attributes:
 
         Raises:
             StateBornInStep: the step made state from data.
-            UnsupportedState: it reads a list of tensors that it makes longer.
+            UnsupportedState: it reads a list of tensors that it makes longer, or replaced a
+                parameter.
         """
+        for write in self._parameters.values():
+            if write.module._parameters.get(write.name) is not write.before is not None:
+                raise UnsupportedState(
+                    parameter_replaced(write.where, "in the step"),
+                    line=write.line,
+                    remedy=copying_remedy(write.where),
+                )
         for (_, name), (module, watched) in self._lists.items():
             self._settle_list(module, name, watched, left)
         self._lists.clear()  # they hold traced tensors
@@ -246,9 +262,10 @@ class Attributes:
             return
         where = self._name(module, name)
         if not holds_traced(content):
+            self.changed_lists.append((original, list(original)))
             text = f"{where} was changed while the step was traced; that happens once"
             warn(where, text, watched.changed_at or watched.read_at, _HOST_HOOK)
-        elif watched.read_at is not None:
+        elif watched.read_at is not None and len(content) != len(original):
             raise UnsupportedState(
                 f"The step puts tensors into {where} and reads it: it would find what was there in"
                 f" the first step, {len(original)} element{'s' * (len(original) != 1)}, each time.",
@@ -290,7 +307,7 @@ def _tensors_from_the_start(read: Access, now: Any) -> str:
     if read.before is not _ABSENT:
         instead = f", instead of self.{name} = {read.before!r}"
     if not isinstance(now, Tensor):
-        return f"self.{name} = {_zeros(now)} in __init__{instead}"
+        return f"self.{name} = {code_of_zeros(now)} in __init__{instead}"
     if read.before is not _ABSENT and read.before is not None:
         whole = f"torch.tensor({read.before!r})"
         if now.ndim:
@@ -298,7 +315,7 @@ def _tensors_from_the_start(read: Access, now: Any) -> str:
         return f'self.register_buffer("{name}", {whole}) in __init__{instead}'
     return (
         f"in __init__{instead}:\n"
-        f'      self.register_buffer("{name}", {_zeros(now)})\n'
+        f'      self.register_buffer("{name}", {code_of_zeros(now)})\n'
         f'      self.register_buffer("{name}_known", torch.zeros(()))\n'
         f"    and in the step, where self.{name} begins with a value:\n"
         f"      before = torch.where(self.{name}_known == 0, value, self.{name})\n"
@@ -312,15 +329,17 @@ def _content(value: Any) -> str:
     return f"a {type(value).__name__} of " + ", ".join(map(brief, pytree.tree_leaves(value)))
 
 
-def _zeros(value: Any) -> str:
+def code_of_zeros(value: Any) -> str:
     """Code that makes zeros of the same shapes."""
     if isinstance(value, Tensor):
         plain = value.dtype == torch.get_default_dtype()
         return f"torch.zeros({list(value.shape)}{'' if plain else f', dtype={value.dtype}'})"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key!r}: {_zeros(item)}" for key, item in value.items()) + "}"
+        return (
+            "{" + ", ".join(f"{key!r}: {code_of_zeros(item)}" for key, item in value.items()) + "}"
+        )
     if isinstance(value, (list, tuple)):
-        items = ", ".join(map(_zeros, value))
+        items = ", ".join(map(code_of_zeros, value))
         return f"[{items}]" if isinstance(value, list) else f"({items}{',' * (len(value) == 1)})"
     return repr(value)
 

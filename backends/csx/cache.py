@@ -5,6 +5,7 @@ look into them. Its *manifest* holds the SHA-256 of every file in it. In ``compi
 
     <key>/          an entry; its modification time is when it was last used
     <key>.lock      locked exclusively while the entry is built or removed, shared while loaded
+    <key>.mark      the seal of an entry that its user found to be right; of no other build of it
     <key>.*.part    an entry while it is built; what a killed process left is swept
 
 Loading an entry runs the code in it. So it is loaded only if every byte is as it was written, and
@@ -36,16 +37,21 @@ T = TypeVar("T")
 LIMIT_BYTES = 2 << 30  # assumed: some hundred programs
 LIMIT_VARIABLE = "FULGURITE_CACHE_BYTES"
 MANIFEST = "manifest"
-_LOCK, _PART = ".lock", ".part"
+_LOCK, _PART, _MARK = ".lock", ".part", ".mark"
 _KEY = re.compile("[0-9a-f]{64}")  # nothing else in the folder is ever touched
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched(Generic[T]):
-    """What ``load`` made of an entry, and whether the entry had to be built first."""
+    """What ``load`` made of an entry, whether the entry had to be built first, and its marks.
+
+    ``marked`` is whether ``mark`` was called for this build of it, now or by an earlier process.
+    """
 
     value: T
     built: bool
+    marked: bool
+    mark: Callable[[], None]
 
 
 class CompileCache:
@@ -91,15 +97,25 @@ class CompileCache:
         with self._locked(key, fcntl.LOCK_SH, waiting):
             if is_whole(entry):
                 os.utime(entry)
-                return Fetched(load(entry), built=False)
+                return self._fetched(entry, load, built=False)
         with self._locked(key, fcntl.LOCK_EX, waiting):
             built = not is_whole(entry)  # who held the lock may have built it
             if built:
                 self._build(entry, build)
-            value = load(entry)
+            fetched = self._fetched(entry, load, built)
         if built:
             self._make_room()
-        return Fetched(value, built)
+        return fetched
+
+    def _fetched(self, entry: Path, load: Callable[[Path], T], built: bool) -> Fetched[T]:
+        seal, mark = _seal_of(entry), self._mark_file(entry.name)
+
+        def put() -> None:
+            with contextlib.suppress(OSError), open(mark, "wb", opener=_private) as file:
+                file.write(seal)
+
+        marked = mark.is_file() and mark.read_bytes() == seal
+        return Fetched(load(entry), built, marked, put)
 
     def _build(self, entry: Path, build: Callable[[Path], None]) -> None:
         """Build beside the entry and move it into place, under its exclusive lock."""
@@ -147,6 +163,7 @@ class CompileCache:
                 if entry_too:
                     _remove(self.folder / key)
                 if not (self.folder / key).exists():
+                    self._mark_file(key).unlink(missing_ok=True)
                     self._lock_file(key).unlink(missing_ok=True)
         except BlockingIOError:
             return False
@@ -154,6 +171,9 @@ class CompileCache:
 
     def _lock_file(self, key: str) -> Path:
         return self.folder / f"{key}{_LOCK}"
+
+    def _mark_file(self, key: str) -> Path:
+        return self.folder / f"{key}{_MARK}"
 
     @contextlib.contextmanager
     def _locked(
@@ -208,6 +228,11 @@ def is_whole(entry: Path) -> bool:
         return seal == _sha256(listed) and listed == _listing(entry)
     except OSError:
         return False
+
+
+def _seal_of(entry: Path) -> bytes:
+    """The SHA-256 of everything in an entry that is whole."""
+    return (entry / MANIFEST).read_bytes().partition(b"\n")[0]
 
 
 def _seal(folder: Path) -> None:

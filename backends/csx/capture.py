@@ -9,7 +9,9 @@ state; tensors in other attributes are outputs; logging and the like are host ca
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -25,7 +27,11 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental.proxy_tensor import get_innermost_proxy_mode, make_fx
 
 from fulgurite.backends.csx.attributes import Access, Attributes
-from fulgurite.backends.csx.compare import MISSING, Recording, record_operations
+from fulgurite.backends.csx.batch_changes import BatchChanges, copied
+from fulgurite.backends.csx.born import Born
+from fulgurite.backends.csx.carried import Carried
+from fulgurite.backends.csx.changes import Changes
+from fulgurite.backends.csx.compare import Recording, record_operations
 from fulgurite.backends.csx.constants import (
     Constants,
     Source,
@@ -36,12 +42,16 @@ from fulgurite.backends.csx.effects import record_host_calls
 from fulgurite.backends.csx.environment import traceable
 from fulgurite.backends.csx.errors import DynamicShape
 from fulgurite.backends.csx.first_update import first_updates
+from fulgurite.backends.csx.frozen import warn_of_frozen_reads
 from fulgurite.backends.csx.gradients import Gradients, Handover
 from fulgurite.backends.csx.graph import Graph, Input, Kind, used_numbers
+from fulgurite.backends.csx.holders import fill_constants, tell_of_leaks
 from fulgurite.backends.csx.inputs import BatchSpec
 from fulgurite.backends.csx.leftovers import (
+    Birth,
     Leftovers,
     collect_outputs,
+    holds_traced,
     metric_calls,
     refuse_the_rest,
     release_rebound,
@@ -70,7 +80,8 @@ from fulgurite.backends.csx.numbers import (
 )
 from fulgurite.backends.csx.outputs import Outputs, numbered
 from fulgurite.backends.csx.passes import CBFLOAT16_PASSES, PASSES, lower
-from fulgurite.backends.csx.patches import patched
+from fulgurite.backends.csx.patches import MISSING, patched
+from fulgurite.backends.csx.replay import Reads
 from fulgurite.backends.csx.scalars import forget_failed_reads
 from fulgurite.backends.csx.scheduled import Scheduled, scheduler_slots
 from fulgurite.backends.csx.stand_ins import stand_in_for, storage_of, swap
@@ -85,7 +96,18 @@ from fulgurite.backends.csx.state import (
 )
 from fulgurite.backends.csx.traced_numbers import Guard
 from fulgurite.backends.csx.tracing import Contract
-from fulgurite.backends.csx.world import World
+from fulgurite.backends.csx.trainer_state import Answers, noted_answers
+from fulgurite.backends.csx.trees import (
+    Regrown,
+    Untied,
+    check_gradients,
+    check_ties,
+    collect_trees,
+    order_of,
+    where_put,
+)
+from fulgurite.backends.csx.watched import settle, values_where_refused
+from fulgurite.backends.csx.world import Before, World, undone_on_failure
 from fulgurite.backends.gradient_norm import norms_kept
 from fulgurite.backends.schedules import ProgramScheduler, program_schedulers, traced_by
 from fulgurite.backends.step_count import counted_by
@@ -107,7 +129,9 @@ class Captured:
     changes: tuple[Access, ...]  # and those that it changed
     recording: Recording | None  # for later traces to be compared with
     gradients: Handover
+    answers: Answers  # what the step asked of the trainer's state
     counted: tuple[tuple[ProgramScheduler, int], ...]  # schedulers, and how often it steps each
+    trained: frozenset[int]  # the identity of the optimizers' parameters
 
     def held(self) -> list[Held]:
         """The tensors of its state."""
@@ -134,7 +158,59 @@ def capture(
         TraceError: the step is not static.
     """
     with explained():
-        return Trace(world, run, batch, clears_gradients).result()
+        return values_where_refused(
+            lambda: _captured(world, run, batch, clears_gradients), lambda: undone_on_failure(world)
+        )
+
+
+def _captured(
+    world: World, run: Callable[[Any], Any], batch: Any, clears_gradients: bool
+) -> Captured:
+    """Trace as often as it takes to know what the step leaves to the next one."""
+    before = Before(world)
+    with contextlib.ExitStack() as stack:
+
+        def again() -> None:
+            before.restore()
+            stack.enter_context(_printed_once())
+
+        def traced() -> tuple[Trace, fx.GraphModule]:
+            try:
+                trace = Trace(world, run, batch, clears_gradients)
+                return trace, trace.trace()
+            except Untied as tied:
+                again()
+                tied.untie()
+                return traced()
+
+        trace, module = traced()
+        trace.check_host()
+        while trace.filled or trace.carries_more_gradients():
+            again()
+            trace, module = traced()
+        if trace.births:
+            born = trace.born(module)
+            again()
+            stack.enter_context(born.there())
+            trace, module = traced()
+            born.check(trace.recorded(module), module.graph, trace.input_names())
+        captured = trace.result(module)
+        tell_of_leaks(trace.leaked, lambda: _undone(world, traced))
+    return captured
+
+
+def _undone(world: World, trace: Callable[[], object]) -> None:
+    """Trace, and put back what that changed."""
+    now = Before(world)
+    try:
+        trace()
+    finally:
+        now.restore()
+
+
+def _printed_once() -> contextlib.AbstractContextManager[Any]:
+    """While the step's Python runs again, what it prints was printed."""
+    return contextlib.redirect_stdout(io.StringIO())
 
 
 class Trace:
@@ -150,17 +226,23 @@ class Trace:
         clears_gradients: bool,
         first: Recording | None = None,
     ) -> None:
-        self._world, self._run = world, run
+        self._world, self._run, self._first = world, run, first
+        self._reads = Reads() if first is None else first.reads
         self._clears_gradients = clears_gradients
         self._batch_spec = BatchSpec(batch, world.leaf_name)
-        self._snapshot = Snapshot(world.objects())
+        self._snapshot, self._trees = Snapshot(world.objects()), world.trees()
+        records = first is None and world.looks_again and world.freezes
+        self._python = world.python_state() if records else None
         self._states = [(optimizer.state, dict(optimizer.state)) for optimizer in world.optimizers]
         self._unborn = world.unborn if first is None else first.unborn
+        lists = () if first is None else first.outputs.lists
+        self._regrown = {place.name for place, _ in lists if isinstance(place, Regrown)}
+        self.births: list[Birth] = []
         self._outside = world.outside_tensors()
         self._parameters = world.parameters()
-        self.gradients = Gradients(
-            self._parameters if world.trains else {}, world.gradients_on_host
-        )
+        self.gradients = Gradients(self._parameters if world.trains else {}, world)
+        if first is not None and world.freezes:
+            self.gradients.handover.was_none = first.was_none
         self._schedulers = program_schedulers(world.schedulers)
         self._entries = entries_of(self._slots())
         self._names = Names(self._entries)
@@ -178,12 +260,20 @@ class Trace:
         )
         self._modules = list(world.module.modules())
         self._attributes = Attributes(world.module)
+        self._changes = Changes(world.module)
         self._nodes: dict[int, fx.Node] = {}  # of each state tensor
         self._rebound: list[Held] = []
         self._moved = Moved()
         self._noted: list[NotedGroup] = []
+        self._answers: Answers = {}
 
     def _slots(self) -> Iterator[Slot]:
+        first = self._first
+        for slot in self._all_slots():
+            if first is None or not self._world.freezes or slot.name in first.places:
+                yield slot  # what the host put elsewhere since is no state of the program
+
+    def _all_slots(self) -> Iterator[Slot]:
         yield from module_slots(self._world.module, self._world.root)
         known = {id(p) for p in self._world.module.parameters()}
         for name, p in self._parameters.items():
@@ -192,8 +282,13 @@ class Trace:
         names = {id(p): name for name, p in self._parameters.items()}
         yield from optimizer_slots(self._world.named_optimizers(), names)
         yield from (one.slot() for one in self._unborn)
+        yield from (one.slot() for one in self._world.carried.values())
         yield from scheduler_slots(self._schedulers)
         yield from self._world.outside_state()
+        yield from self._trees.slots
+
+    def _slots_held(self) -> Iterator[Slot]:
+        return (slot for held in self.state() for slot in held.slots)
 
     def state(self) -> list[Held]:
         """The tensors of the program's state."""
@@ -224,17 +319,21 @@ class Trace:
         module = self._traced()
         forget_failed_reads(module.graph)
         self._inputs = [self._with_own_example(item) for item in self._inputs]
-        self._constants.born.spoil_the_living(self._names.origin)
+        self.filled = fill_constants(self._constants.born.living(), self._constants.value_of)
+        self.leaked = self._constants.born.spoil_the_living(self._names.origin, self._is_constant)
         return module
 
     def refuse_the_rest(self) -> None:
         """Raise where the step left something behind that would be frozen."""
-        refuse_the_rest(self._snapshot, self._modules, self._world.module)
+        refuse_the_rest(self._snapshot, self._modules, self._world.module, self._changes.of_modules)
 
     def recorded(self, module: fx.GraphModule) -> Recording:
         """What is kept of a trace, to compare a later one with it."""
         operations, own, constants = record_operations(module, self._inputs, self._last)
         filled = [(owner, key, owner.get(key, MISSING)) for owner, key in self._outputs.attributes]
+        shared = {s.name for e in self._entries if e.whole for h in e.held for s in h.slots}
+        names = {(id(s.container), s.key): s.name for s in self._slots_held()}
+        once = self._world.freezes  # what Python does happens once
         return Recording(
             operations=operations,
             own=own,
@@ -242,13 +341,51 @@ class Trace:
             outputs=self._outputs,
             unborn=self._unborn,
             states=self._states,
-            filled=[place for place in filled if not isinstance(place[2], Tensor)],
+            filled=[
+                (owner, key, was)
+                for owner, key, was in filled
+                if not isinstance(was, Tensor) or names.get((id(owner), key)) in shared
+            ]
+            + [
+                (owner, key, copy(owner[key])) for owner, key in map(where_put, self._outputs.lists)
+            ],
+            kept=[] if self._python is None else list(self._python.traced(holds_traced)),
+            changes=self._attributes.changes() if once else (),
+            lists=self._attributes.changed_lists if once else [],
+            reads=self._reads,
+            places=frozenset(names.values()),
+            was_none=self.gradients.handover.was_none,
         )
 
-    def result(self) -> Captured:
-        """Trace, lower, and sort what the step left behind."""
-        module = self.trace()
-        recording = None if self._world.freezes else self.recorded(module)
+    def carries_more_gradients(self) -> bool:
+        """Whether the step leaves gradients for optimizers of the next one that it hid from them.
+
+        From now on the world knows of them: to be traced again.
+        """
+        missed = self.gradients.missed
+        for name in sorted(missed):
+            there = self._parameters[name].grad is not None
+            self._world.carried[name] = Carried(name, there)
+        return bool(missed)
+
+    def check_host(self) -> None:
+        """Look at what the step changed on the host."""
+        with warn_of_frozen_reads() if self._world.freezes else contextlib.nullcontext():
+            self._world.check_trace(self._snapshot)
+
+    def born(self, module: fx.GraphModule) -> Born:
+        """The places in ``births``."""
+        nodes = pytree.tree_leaves(module.graph.output_node().args[0])
+        examples = [node.meta["val"] for node in nodes]
+        return Born(self.births, self.recorded(module), examples)
+
+    def input_names(self) -> list[str]:
+        """Of the graph's inputs, in order."""
+        return [item.name for item in self._inputs]
+
+    def result(self, module: fx.GraphModule) -> Captured:
+        """Lower what was traced, and sort what the step left behind."""
+        recording = self.recorded(module) if self._world.looks_again else None
         self.refuse_the_rest()
         self._entries = release_rebound(self._rebound, self._entries, self._nodes)
         constants = constants_as_inputs(module, position=self._count_before_batch())
@@ -270,7 +407,9 @@ class Trace:
             changes=self._attributes.changes(),
             recording=recording,
             gradients=self.gradients.handover,
+            answers=self._answers,
             counted=tuple(self._scheduled.counted.items()),
+            trained=frozenset(id(p) for group in self._world.groups() for p in group["params"]),
         )
 
     def _sources(self, constants: list[Tensor]) -> list[Source | Accumulator]:
@@ -296,7 +435,10 @@ class Trace:
         Trace.current = self
         try:
             with contextlib.ExitStack() as stack:
+                if self._world.freezes:
+                    stack.enter_context(self._reads.used(again=self._first is not None))
                 stack.enter_context(traceable(self._world, self._fallback_line))
+                stack.enter_context(noted_answers(self._answers))
                 stack.enter_context(self._mode)
                 stack.enter_context(record_lines(boundary, self._world.line_now))
                 stack.enter_context(self._contract)
@@ -304,9 +446,15 @@ class Trace:
                 traced = make_fx(self._step, tracing_mode="fake", _allow_non_fake_inputs=True)(
                     *[entry.example for entry in self._inputs]
                 )
+                settle(self._world.line_now())
             if self._contract.refused is not None:  # and caught by code in between
                 raise self._contract.refused
             return traced
+        except TypeError as error:
+            refused = self._contract.refused_by_torch(error)
+            if refused is None:
+                raise
+            raise refused from None
         except (DynamicOutputShapeException, DataDependentOutputException) as error:
             raise DynamicShape(
                 f"{error.func} has a result whose shape depends on values.",
@@ -343,15 +491,22 @@ class Trace:
         [steps] = given[Kind.STEPS]
         with self._inputs_in_place(given), counted_by(steps.clone), norms_kept():
             batch = self._batch_spec.rebuild(given[Kind.BATCH])
+            before = copied(batch)
             with (
                 record_host_calls(self._world.trainer, self._world.schedulers) as calls,
                 torch.set_grad_enabled(self._world.trains),
-                self.gradients.hidden_from_steps(self._world.backward_is_lightnings),
+                self.gradients.hidden_from_steps(
+                    self._world.backward_is_lightnings, self._world.optimizers, self._unborn
+                ),
                 first_updates(self._unborn),
+                self._changes.watched(Trace._step.__code__),
                 self._attributes.watched(Trace._step.__code__),
                 self._constants,
             ):
                 result = self._run(batch)
+            changes = BatchChanges(batch, before)
+            if changes.value:
+                calls.insert(0, changes)
             self._last = next(reversed(tracer.graph.nodes))
             with torch.no_grad():
                 return self._collect(result, calls)
@@ -395,27 +550,38 @@ class Trace:
         check_groups(self._noted, self._world.line_of("training_step"))
         self.gradients.keep(cleared=self._clears_gradients)
         module, left = self._world.module, Leftovers()
-        self._attributes.settle(left, lambda t: self._constants.value_of(t) is not None)
-        known = sort_state(self._entries, module, self._boundaries, left, self._fallback_line)
+        self._attributes.settle(left, self._is_constant)
+        if self._first is None:
+            check_ties(self._entries)
+        check_gradients(self._entries)
+        order = self._trees.order()
+        known = collect_trees(
+            self._trees, self._entries, left, self._is_constant, self._fallback_line, self._regrown
+        )
+        known |= sort_state(self._entries, module, self._boundaries, left, self._line_of_change)
         collect_outputs(module, self._snapshot, known, left)
+        self.births = left.births
         calls = [*metric_calls(module, self._snapshot), *calls]
         self._rebound = left.rebound
         self._accumulators: dict[int, Accumulator] = {}
         for call in calls:
             if isinstance(call, LogCall):
                 self._accumulators |= call.reduce()
+        owners = {id(vars(m)): path for path, m in module.named_modules()}
+        places, values = left.written(lambda place: order_of(place, owners, order))
         payload = {
             "result": result,
-            "attributes": left.attribute_values,
+            "attributes": values,
             "lists": left.list_values,
             "calls": [call.value for call in calls],
         }
         leaves, tree = pytree.tree_flatten(payload)
-        kept, outputs = numbered(leaves, self._boundaries)
+        kept, outputs, passed = numbered(leaves, self._boundaries)
         self._outputs = Outputs(
             tree=tree,
             leaves=kept,
-            attributes=tuple(left.attributes),
+            passed=passed,
+            attributes=tuple(places),
             lists=tuple(left.lists),
             calls=tuple(calls),
         )
@@ -424,6 +590,9 @@ class Trace:
         self._moved.write_back()
         return outputs
 
+    def _is_constant(self, tensor: Tensor) -> bool:
+        return self._constants.value_of(tensor) is not None
+
     def _set_data(self, tensor: Tensor, value: Tensor) -> None:
         if storage_of(tensor) in self._boundaries or self._moved.holds(tensor):
             self._moved.move(tensor, value)
@@ -431,6 +600,11 @@ class Trace:
             tensor.detach().copy_(value)
 
     # -- after the trace --------------------------------------------------------------------
+
+    def _line_of_change(self, slot: Slot, value: Any) -> UserLine | None:
+        """Where the user put a value into a slot, or else where they made it."""
+        made = self._names.origin(value)[1] if isinstance(value, Tensor) else None
+        return self._changes.line_of(slot.container, slot.key) or made or self._fallback_line()
 
     def _fallback_line(self) -> UserLine | None:
         """The user's line that runs now, or where they wrote the hook that does."""

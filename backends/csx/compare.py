@@ -7,28 +7,33 @@ numbers by value), the tensors that it read from outside, and where its results 
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, fx
 
+from fulgurite.backends.csx.attributes import Access
 from fulgurite.backends.csx.constants import Source
-from fulgurite.backends.csx.errors import GraphChanged
+from fulgurite.backends.csx.effects import HostCall
+from fulgurite.backends.csx.errors import GraphChanged, StateChanged
 from fulgurite.backends.csx.first_update import Unborn
-from fulgurite.backends.csx.graph import Input
+from fulgurite.backends.csx.graph import Input, Kind
 from fulgurite.backends.csx.lines import UserLine, line_of
-from fulgurite.backends.csx.logs import Accumulator
-from fulgurite.backends.csx.outputs import Outputs
+from fulgurite.backends.csx.logs import Accumulator, LogCall
+from fulgurite.backends.csx.outputs import Output, Outputs
 from fulgurite.backends.csx.passes.rename import RENAMES
+from fulgurite.backends.csx.replay import Reads
 from fulgurite.backends.csx.state import Layout, brief
 
 CONSTANT, OUTPUTS = "a constant", "the outputs"
-MISSING: Any = object()
-"""What is in an attribute that is not there."""
+NOTHING = "nothing"
 REMEDY = (
     "torch.where(condition, a, b) computes both sides; a number that changes: a tensor of the"
     " batch, or a buffer that on_train_batch_start sets (self.k.fill_(...))"
@@ -63,6 +68,12 @@ class Recording:
         unborn: optimizer state that waited for the first gradient.
         states: each optimizer's state, and what was in it.
         filled: attributes that the program fills, and what was in them before, or MISSING.
+        kept: other places where the step left tensors, what was in them before, and what it left.
+        changes: scalars of modules that the step's code changed.
+        lists: lists of Python values that it changed, and what was in them.
+        reads: the frozen values that it read.
+        places: of the state, by name.
+        was_none: parameters whose gradient was None.
     """
 
     operations: list[Operation]
@@ -72,6 +83,12 @@ class Recording:
     unborn: list[Unborn]
     states: Sequence[tuple[dict[Any, Any], dict[Any, Any]]]
     filled: list[tuple[dict[Any, Any], Any, Any]]
+    kept: list[tuple[dict[Any, Any], Any, Any, Any]]
+    changes: tuple[Access, ...]
+    lists: list[tuple[list[Any], list[Any]]]
+    reads: Reads
+    places: frozenset[str]
+    was_none: frozenset[str]
 
 
 def record_operations(
@@ -127,13 +144,21 @@ def _operation(
     if node.op == "output":
         return Operation(OUTPUTS, _key(node.args, operands), None)
     if node.op != "get_attr":
-        return Operation(node.target, _key((node.args, node.kwargs), operands), line_of(node))
+        arguments = _key((node.args, node.kwargs), operands)
+        return Operation(node.target, arguments, _line_of_user(node, operands) or line_of(node))
     value = getattr(module, str(node.target))
     line = next((line_of(user) for user in node.users), None)
     if not isinstance(value, Tensor):
         return Operation("a graph", getattr(value, "code", value), line)
     constants.setdefault(id(value), value)
     return Operation(CONSTANT, list(constants).index(id(value)), line)
+
+
+def _line_of_user(node: fx.Node, operands: dict[fx.Node, Operand]) -> UserLine | None:
+    """The line that uses a number of a param group: it is taken before the step's code runs."""
+    takes_number = any(operands[arg].kind is Kind.NUMBERS for arg in node.all_input_nodes)
+    user = next(iter(node.users), None)
+    return line_of(user) if takes_number and user is not None else None
 
 
 def _key(value: Any, operands: dict[fx.Node, Operand]) -> Any:
@@ -151,9 +176,25 @@ def _key(value: Any, operands: dict[fx.Node, Operand]) -> Any:
     return value
 
 
+_NOTHING = Operation(NOTHING, (), None)
+
+
 class _Number(NamedTuple):
     kind: type
     text: str
+
+
+def same_operations(before: Recording, now: Recording) -> bool:
+    """Whether the step's own code made the same operations, of the same constants."""
+    pairs = zip(before.operations[: before.own], now.operations[: now.own], strict=False)
+    return before.own == now.own and all(
+        (was.target, was.arguments) == (is_now.target, is_now.arguments)
+        and (
+            was.target != CONSTANT
+            or _is_same_constant(before.constants[was.arguments], now.constants[is_now.arguments])
+        )
+        for was, is_now in pairs
+    )
 
 
 def check_same(step: str, before: Recording, now: Recording) -> None:
@@ -177,13 +218,69 @@ def check_same(step: str, before: Recording, now: Recording) -> None:
                 raise _error(step, was, is_now, map(_describe_constant, constants), is_now.line)
 
 
+def check_results(step: str, before: Recording, now: Recording) -> None:
+    """Raise where two traces of a step give other Python values, or log other names.
+
+    Args:
+        step: its name in the message.
+        before: the first trace.
+        now: this one.
+
+    Raises:
+        GraphChanged: with what was given.
+    """
+    texts = [_describe_results(one.outputs) for one in (before, now)]
+    calls = [[*map(_describe_call, one.outputs.calls)] for one in (before, now)]
+    if texts[0] == texts[1] and calls[0] != calls[1]:
+        pairs = itertools.zip_longest(*calls, fillvalue="nothing")
+        texts = list(next(pair for pair in pairs if pair[0] != pair[1]))
+    elif texts[0] == texts[1]:
+        leaves = zip(before.outputs.leaves, now.outputs.leaves, strict=False)
+        other = next(((a, b) for a, b in leaves if not _is_same_value(a, b)), None)
+        if other is None and before.outputs.passed != now.outputs.passed:
+            other = before.outputs.passed, now.outputs.passed
+        if other is not None:
+            texts = [f"a result's {value!r}" for value in other]
+    if texts[0] != texts[1]:
+        nothing = Operation(OUTPUTS, (), None)
+        raise _error(step, nothing, nothing, texts, None)
+
+
+def _describe_call(call: HostCall) -> str:
+    """What is done on the host after a step, as far as two traces can be compared by it."""
+    if isinstance(call, LogCall):
+        return f"self.log of {call.key}"
+    return f"a {type(call).__name__}"
+
+
+_VALUES = (bool, int, float, complex, str, bytes, type(None), Enum, np.generic)
+
+
+def _is_same_value(before: Any, now: Any) -> bool:
+    """Whether a result's leaf is the same; objects other than Python values are not compared."""
+    if isinstance(before, Output) or isinstance(now, Output):
+        return type(before) is type(now)
+    if type(before) in (float, np.ndarray):  # NaN equals NaN
+        return type(before) is type(now) and repr(before) == repr(now)
+    plain = issubclass(type(before), _VALUES) and issubclass(type(now), _VALUES)
+    return not plain or type(before) is not type(now) or bool(before == now)
+
+
 def _is_same_constant(before: Source | Accumulator, now: Source | Accumulator) -> bool:
     """A tensor of the same place, or the same tensor, or one of the same values."""
     if isinstance(before, Accumulator) or isinstance(now, Accumulator):
         return type(before) is type(now) and Layout.of(before.now()) == Layout.of(now.now())
     if before.owner is not None:
-        return before.owner is now.owner and before.path == now.path
+        return (before.owner is now.owner and before.path == now.path) or _is_there(before, now)
     return before.tensor is now.tensor or _has_same_values(before.tensor, now.tensor)
+
+
+def _is_there(before: Source, now: Source) -> bool:
+    """Whether the place of the one, which is read on every step, holds the other."""
+    try:
+        return before.now() is now.tensor
+    except StateChanged:
+        return False
 
 
 def _has_same_values(a: Tensor, b: Tensor) -> bool:
@@ -204,8 +301,12 @@ def _changed(step: str, before: Recording, now: Recording, i: int) -> GraphChang
     names = _name(was.target), _name(is_now.target)
     if names[0] == names[1]:
         names = _describe(before, was), _describe(now, is_now)
-    is_gone = _among(is_now, before.operations[i:]) and not _among(was, now.operations[i:])
-    return _error(step, was, is_now, names, was.line if is_gone else is_now.line)
+    was_kept, is_old = _among(was, now.operations[i:]), _among(is_now, before.operations[i:])
+    if was_kept and not is_old:  # what was here comes later, and says nothing about the change
+        was, names = _NOTHING, (_name(_NOTHING.target), names[1])
+    elif is_old and not was_kept:
+        is_now, names = _NOTHING, (names[0], _name(_NOTHING.target))
+    return _error(step, was, is_now, names, is_now.line)
 
 
 def _other_results(

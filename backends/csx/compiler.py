@@ -7,6 +7,7 @@ kernels as extension modules. Loading it starts no compiler. Checked against tor
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import os
 import shutil
@@ -25,6 +26,7 @@ from torch._inductor.virtualized import V
 
 from fulgurite.backends.csx.graph import Graph
 from fulgurite.backends.csx.passes import COMPILER_PASSES, lower
+from fulgurite.backends.csx.patches import patched
 from fulgurite.backends.csx.wrapper import make_static
 
 # size_asserts: inputs are checked before (BatchSpec, Binding). combo_kernels: small independent
@@ -63,7 +65,8 @@ def compile_graph(graph: Graph, folder: Path) -> None:
         warnings.filterwarnings("ignore", module=r"torch\.")  # its own deprecations, at import too
         from torch._inductor.compile_fx import compile_fx_inner
 
-        with _kernels_of_this_process_alone():
+        with _kernels_of_this_process_alone(), patched([_order_after_writes()]):
+            _keep_draws_as_they_are()
             compiled: Any = compile_fx_inner(
                 graph.module,
                 [entry.example for entry in graph.inputs],
@@ -77,6 +80,50 @@ def compile_graph(graph: Graph, folder: Path) -> None:
     if compiled.constants:
         torch.save(dict(compiled.constants), folder / _CONSTANTS)
     (folder / _PROGRAM).write_text(f"KERNELS = {wrapper.kernels!r}\n{wrapper.source}\n")
+
+
+def _order_after_writes() -> tuple[type, str, Callable[..., None]]:
+    """A patch that keeps reads of a buffer behind the in-place operation that fills it.
+
+    Where the C++ backend fits one loop to another it looks again at what the loop reads, by the
+    buffer's first name: the order after an operation that wrote into the buffer is lost, unless the
+    loop has artificial dependencies too. Reported in words in docs/backends.md, "A bug in the
+    compiler".
+    """
+    from torch._inductor.scheduler import SchedulerNode
+
+    original = SchedulerNode.recompute_size_and_body
+
+    def recompute_size_and_body(self: SchedulerNode, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self.set_read_writes(self.read_writes.rename(self.mutation_renames))
+
+    return SchedulerNode, "recompute_size_and_body", recompute_size_and_body
+
+
+@functools.cache
+def _keep_draws_as_they_are() -> None:
+    """Let random operations be calls of torch's own, with arguments in the layout they had.
+
+    They draw in the order of memory. The compiler has no rule for some of which torch has a
+    decomposition, which is not used here (see ``passes/functionalize.py``).
+    """
+    from torch._inductor import lowering
+
+    constraint: Any = lowering.constrain_to_fx_strides
+    make_fallback: Any = lowering.make_fallback
+    for name in torch._C._dispatch_get_all_op_names():
+        namespace, _, rest = name.partition("::")
+        base, _, overload = rest.partition(".")
+        if namespace != "aten":
+            continue
+        operation = getattr(getattr(torch.ops.aten, base), overload or "default", None)
+        if torch.Tag.nondeterministic_seeded not in getattr(operation, "tags", ()):
+            continue
+        if operation not in lowering.lowerings:
+            make_fallback(operation, constraint, warn=False, override_decomp=True)
+        elif lowering.maybe_layout_constraints(operation) is None:
+            lowering.add_layout_constraint(operation, constraint)
 
 
 _FOLDER = "TORCHINDUCTOR_CACHE_DIR"
@@ -121,7 +168,8 @@ def load_program(folder: Path) -> Call:
         namespace[name] = _kernel(folder / f"kernel_{i}.so")
     if (folder / _CONSTANTS).exists():
         namespace |= torch.load(folder / _CONSTANTS, weights_only=True)
-    exec(compile(source, str(folder / _PROGRAM), "exec"), namespace)
+    with torch.inference_mode(False):  # what is made once here is written in other modes too
+        exec(compile(source, str(folder / _PROGRAM), "exec"), namespace)
     call: Call = namespace["call"]
     return call
 

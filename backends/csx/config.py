@@ -79,6 +79,8 @@ class CSXBackend(Backend):
             next run loads them.
         validate_only: trace them, which is all that is checked, and stop: needs no compiler.
         retrace_every_iteration: run the step's Python on every iteration.
+        audit: trace the step again now and then, and compare it with the program; takes at most 2 %
+            of a run's time, besides once for each program (docs/steps.md).
         autogen_policy: "disabled" runs the program operation by operation; "default", the same as
             "medium", generates fused kernels; "aggressive" generates products and convolutions too.
         fabric: what runs programs: "host" (the CPU), "gpu", or "auto", the best there is.
@@ -102,6 +104,7 @@ class CSXBackend(Backend):
     compile_only: bool = False
     validate_only: bool = False
     retrace_every_iteration: bool = False
+    audit: bool = True
     autogen_policy: str = field(
         default="default", metadata={"known": AUTOGEN_POLICIES, "built": ("disabled", "medium")}
     )
@@ -142,6 +145,16 @@ class CSXBackend(Backend):
                 )
             _claim_config(config)
             object.__setattr__(self, "cluster_config", config)
+
+    @property
+    def audits(self) -> bool:
+        """Whether steps are traced again now and then."""
+        return self.audit and not (self.only_builds or self.retrace_every_iteration)
+
+    @property
+    def looks_again(self) -> bool:
+        """Whether steps are traced more than once."""
+        return self.audits or self.retrace_every_iteration
 
     @property
     def only_builds(self) -> bool:

@@ -229,7 +229,7 @@ def constant_sources(
             if type(value) in (list, tuple, dict) and key not in ("_parameters", "_buffers"):
                 _search(value, (key,), member(root, path, key), vars(owner), wanted, found)
     for constant in constants:
-        if isinstance(constant.grad, FakeTensor):
+        if constant.is_leaf and isinstance(constant.grad, FakeTensor):
             constant.grad = None
             name = found[id(constant)].name if id(constant) in found else "A tensor of its own"
             raise UnsupportedState(

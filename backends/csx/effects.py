@@ -18,12 +18,12 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torchmetrics import MaxMetric, Metric, MetricCollection, MinMetric
 from torchmetrics.aggregation import BaseAggregator
+from torchmetrics.utilities.data import dim_zero_mean
 
 from fulgurite.backends.closures import Closure, noted
 from fulgurite.backends.csx.logs import record_log
 from fulgurite.backends.csx.patches import patched
 from fulgurite.backends.csx.traced_numbers import TracedNumber
-from fulgurite.backends.csx.watched import unwatched
 from fulgurite.backends.schedules import ProgramScheduler
 
 
@@ -92,7 +92,6 @@ class ClosureCall:
 
 def _taken(leaf: Any) -> Any:
     """A value for later: the step may still write a tensor."""
-    leaf = unwatched(leaf)
     return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
 
 
@@ -173,6 +172,9 @@ def static_metrics(root: nn.Module) -> Iterator[None]:
     for module in root.modules():
         if isinstance(module, Metric) and "validate_args" in vars(module):
             changes.append((module, "validate_args", False))
+        if isinstance(module, Metric) and dim_zero_mean in module._reductions.values():
+            # else forward() weighs such a state by the count of updates, a number of Python's
+            changes.append((module, "full_state_update", True))
         if isinstance(module, MetricCollection) and not module._groups_checked:
             changes.append((module, "_enable_compute_groups", False))
     for name, functions in list(sys.modules.items()):

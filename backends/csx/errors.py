@@ -6,6 +6,9 @@ user's code, and what to do instead.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Any
+
 from fulgurite.backends.csx.lines import UserLine, user_frames
 
 PUBLIC = "fulgurite.errors"
@@ -19,13 +22,21 @@ class TraceError(RuntimeError):
         what: what was done.
         line: where the user did it; None where no line of theirs is known.
         remedy: what to do instead.
+        named: names that the user's code on the host has where it did it, if no line is known.
     """
 
     def __init_subclass__(cls) -> None:
         cls.__module__ = PUBLIC
 
-    def __init__(self, what: str, *, line: UserLine | None = None, remedy: str = "") -> None:
-        self.what, self.line, self.remedy = what, line, remedy
+    def __init__(
+        self,
+        what: str,
+        *,
+        line: UserLine | None = None,
+        remedy: str = "",
+        named: Collection[str] = (),
+    ) -> None:
+        self.what, self.line, self.remedy, self.named = what, line, remedy, named
         lines = [what]
         if line is not None:
             lines += [f"  at {line}"] + ([f"      {line.source}"] if line.source else [])
@@ -118,7 +129,25 @@ class FrozenNumber(UnsupportedState):
 
 
 class LeakedTensor(TraceError):
-    """A tensor of the trace was used after it: kept in a global, a closure, a dict, an object."""
+    """A tensor of the trace was used after it: kept in a global, a closure, a dict, an object.
+
+    Args:
+        what: what was done.
+        used_at: where the user used it.
+        options: of every ``TraceError``.
+    """
+
+    is_constant = False  # whether the tensor followed from constants alone
+
+    def __init__(self, what: str, *, used_at: UserLine | None = None, **options: Any) -> None:
+        super().__init__(what, **options)
+        self.used_at = used_at
+
+
+class GradientNotKept(TraceError):
+    """The host used a gradient that the program computed and did not keep."""
+
+    is_constant = False  # whether it followed from constants alone
 
 
 class GraphChanged(TraceError):

@@ -1,7 +1,8 @@
 """Fabrics: what runs a program. Here the host's CPU.
 
 A graph is compiled, or found compiled in the cache, or, without a compiler or with
-``autogen_policy="disabled"``, run operation by operation by torch's own kernels.
+``autogen_policy="disabled"``, run operation by operation by torch's own kernels. Compiled code
+is trusted after its first step was checked (``selfcheck``).
 """
 
 from __future__ import annotations
@@ -19,25 +20,27 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._inductor.cpp_builder import get_cpp_compiler
-from torch._inductor.exc import InvalidCxxCompiler
+from torch._inductor.exc import InductorError, InvalidCxxCompiler
 
 from fulgurite.backends.csx import denormals
-from fulgurite.backends.csx.cache import CompileCache
+from fulgurite.backends.csx.cache import CompileCache, Fetched
 from fulgurite.backends.csx.compiler import Call, compile_graph, load_program
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.fingerprint import program_key
 from fulgurite.backends.csx.graph import Graph
+from fulgurite.backends.csx.selfcheck import SelfCheck
 
 
 class NoToolchain(Exception):
-    """Generated kernels cannot be made on this machine; the text says what it lacks."""
+    """Generated kernels cannot be made on this machine; the text says why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Loaded:
     """A graph that can be run: ``call`` takes its inputs in order and returns its outputs.
 
-    ``built`` is whether it was compiled now, rather than found compiled in the cache.
+    The first call of a graph that was compiled is its self-check, which decides how it is called
+    from then on. ``built`` is whether it was compiled now, rather than found compiled in the cache.
     """
 
     call: Call
@@ -89,8 +92,9 @@ class HostFabric:
         try:
             if not self._backend.compiles:
                 raise NoToolchain("autogen_policy='disabled'")
+            key = program_key(graph)
             found = self._cache.fetch(
-                program_key(graph),
+                key,
                 build=lambda folder: _compile(graph, folder, shown),
                 load=load_program,
                 waiting=lambda: shown("waiting for another process that compiles"),
@@ -103,12 +107,33 @@ class HostFabric:
                     " checks the model without them."
                 ) from None
             return _interpreted(graph, began, str(missing))
-        return Loaded(
+        loaded = Loaded(
             call=found.value,
             compiled=True,
             built=found.built,
             seconds=time.perf_counter() - began,
             how="compiled" if found.built else "loaded from the cache",
+        )
+        if not found.marked:
+            self._check_first(loaded, graph, found, key)
+        return loaded
+
+    def _check_first(self, loaded: Loaded, graph: Graph, found: Fetched[Call], key: str) -> None:
+        """Let the first call be the self-check; who passes it is marked in the cache."""
+        reference = _flat(graph.module)
+
+        def settled(agreed: bool) -> None:
+            if agreed:
+                loaded.call = found.value
+                found.mark()
+            else:
+                loaded.call, loaded.compiled = reference, False
+                loaded.how = "run operation by operation (compiled, it gave other numbers)"
+
+        cache = self._cache.folder
+        kept = self._backend.artifact_dir or cache / "reports"
+        loaded.call = SelfCheck(
+            graph, found.value, reference, settled, folder=Path(kept), program=cache / key
         )
 
     def run(self, loaded: Loaded, inputs: list[Tensor]) -> Sequence[Tensor]:
@@ -152,7 +177,11 @@ def _compile(
     if missing is not None:
         raise NoToolchain(missing)
     with shown("compiling"):
-        compile_graph(graph, folder)
+        try:
+            compile_graph(graph, folder)
+        except InductorError as error:  # a defect of its own: a KeyError, an assertion
+            text = str(error).strip().splitlines()[0]
+            raise NoToolchain(f"torch's compiler failed: {text}") from None
 
 
 def _flat(forward: Callable[..., Any]) -> Call:

@@ -12,7 +12,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import lightning.pytorch as pl
@@ -21,20 +21,25 @@ from torch.optim.lr_scheduler import LRScheduler
 from fulgurite.backends.csx.errors import PUBLIC
 from fulgurite.backends.csx.lines import UserLine, is_library, user_line
 from fulgurite.backends.csx.patches import patched
-from fulgurite.backends.csx.watched import watch
+from fulgurite.backends.csx.replay import Reads, told
+from fulgurite.backends.csx.watched import EPOCH, INDEX, refused_at, watch
 
 _COUNT = (
     "fulgurite.global_step(), a tensor that counts optimizer steps, with torch.where; or a host"
-    " hook (on_train_batch_start, on_validation_batch_start), which runs on every batch"
+    " hook (on_train_batch_start, on_train_batch_end), which runs on every batch"
+)
+_EVALUATED = (
+    "on_{stage}_batch_end(self, outputs, batch, batch_idx), which runs on the host after every"
+    " batch and is given what the step returned:\n"
+    "      if batch_idx == 0: self.example = outputs  # after: return x[:4]\n"
+    "    or on_{stage}_batch_start(self, batch, batch_idx), before it"
 )
 _METRICS = "a host hook such as on_train_batch_end; or a buffer that on_train_epoch_start sets"
 _LOGGER = 'self.log("name", value); or fulgurite.step_closure, which runs on the host every step'
 _REMEDIES = {
-    "batch_idx": _COUNT,
     "global_step": _COUNT,
     "current_epoch": "a buffer that on_train_epoch_start sets (self.beta.fill_(...))",
     "is_last_batch": "on_train_batch_end, which runs on the host",
-    "sanity_checking": "Trainer(num_sanity_val_steps=0); or on_validation_epoch_end, on the host",
     "callback_metrics": _METRICS,
     "logged_metrics": _METRICS,
     "progress_bar_metrics": _METRICS,
@@ -46,12 +51,12 @@ _PROPERTIES = (
     *((pl.LightningModule, name) for name in ("global_step", "current_epoch")),
     *((pl.LightningModule, name) for name in ("logger", "loggers")),
     *((pl.Trainer, name) for name in ("global_step", "current_epoch")),
-    *((pl.Trainer, name) for name in ("is_last_batch", "sanity_checking", "logger", "loggers")),
+    *((pl.Trainer, name) for name in ("is_last_batch", "logger", "loggers")),
     *((pl.Trainer, f"{kind}_metrics") for kind in ("callback", "logged", "progress_bar")),
 )
 _SHOWN: set[tuple[str, str, int]] = set()  # name, file and line: each warns once in a run
 _ATTRIBUTES = "fulgurite.backends.csx.attributes"  # named: it imports this file
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 _thread: int | None = None  # that traces, and wants warnings
 
@@ -68,9 +73,15 @@ def forget_shown() -> None:
     _SHOWN.clear()
 
 
+def warned_in(code: CodeType) -> bool:
+    """Whether a line of a function warned in this run."""
+    lines = {line for *_, line in code.co_lines() if line is not None}
+    return any(file == code.co_filename and line in lines for _, file, line in _SHOWN)
+
+
 def warn(name: str, text: str, line: UserLine | None, remedy: str) -> None:
     """Warn once of ``name`` on a line; nothing where no trace wants warnings, or has no line."""
-    if _thread != threading.get_ident() or line is None:
+    if _thread != threading.get_ident() or line is None or Reads.again:
         return
     key = (name, line.file, line.line)
     if key not in _SHOWN:
@@ -79,14 +90,25 @@ def warn(name: str, text: str, line: UserLine | None, remedy: str) -> None:
         _SHOWN.add(key)
 
 
-def warn_frozen(name: str, value: Any, remedy: str = "", done: str = "read") -> None:
-    """Warn that ``name`` was read on the line of the user's that runs now."""
+def warn_frozen(
+    name: str, value: Any, remedy: str = "", done: str = "read", line: UserLine | None = None
+) -> None:
+    """Warn that ``name`` was read: on the line of the user's that runs now, unless one is given."""
     kept = "that happens once"
     if value is not None or done == "read":
-        shown = repr(value) if isinstance(value, _PLAIN) else f"a {type(value).__name__}"
+        shown = repr(value) if isinstance(value, PLAIN) else f"a {type(value).__name__}"
         kept = f"the program keeps its value, {shown}"
     text = f"{name} was {done} while the step was traced; {kept}"
-    warn(name, text, user_line(), remedy or _REMEDIES[name])
+    warn(name, text, line or user_line(), remedy or _REMEDIES[name])
+
+
+def warn_of_audit(name: str, text: str, line: UserLine) -> None:
+    """Warn of what happens once, though the step's code would do it on every batch."""
+    if not any(name.startswith(shown) for shown, *_ in _SHOWN):  # told in the first trace, too
+        _SHOWN.add((name, line.file, line.line))
+        message = f"{text} while the step was traced again; in the run it happens once, in {line}."
+        remedy = " Use a buffer; or a host hook such as on_train_batch_start."
+        warnings.warn_explicit(message + remedy, FrozenValueWarning, line.file, line.line)
 
 
 def is_users(frame: FrameType) -> bool:
@@ -98,9 +120,20 @@ def is_users(frame: FrameType) -> bool:
     return not is_library(frame)
 
 
-def frozen_index(batch_idx: int) -> Any:
-    """``batch_idx`` for a step that is traced: a stand-in that warns when it is read."""
-    return watch(batch_idx, lambda: warn_frozen("batch_idx", batch_idx))
+def frozen_index(batch_idx: int, stage: str = "") -> Any:
+    """``batch_idx`` for a step that is traced: a stand-in that warns when it is read.
+
+    Args:
+        batch_idx: of the first batch.
+        stage: which hooks to advise where it is not training's.
+    """
+    seen = told("batch_idx", batch_idx)
+    remedy = _EVALUATED.format(stage=stage) if stage else _COUNT
+
+    def note() -> None:
+        warn_frozen("batch_idx", seen, remedy, line=refused_at(INDEX))
+
+    return watch(seen, note, INDEX)
 
 
 @contextlib.contextmanager
@@ -109,7 +142,12 @@ def frozen_hook_arguments(module: pl.LightningModule) -> Iterator[None]:
 
     def watched(hook: Callable[..., Any]) -> Callable[..., Any]:
         def call(epoch: int, batch_idx: int, *rest: Any, **named: Any) -> Any:
-            seen = watch(epoch, lambda: warn_frozen("current_epoch", epoch))
+            now = told("epoch", epoch)
+
+            def note() -> None:
+                warn_frozen("current_epoch", now, line=refused_at(EPOCH))
+
+            seen = watch(now, note, EPOCH)
             return hook(seen, frozen_index(batch_idx), *rest, **named)
 
         return call
@@ -140,9 +178,9 @@ def _property(original: property, name: str) -> property:
     def read(self: Any) -> Any:
         assert original.fget is not None
         value = original.fget(self)
-        told = name == "sanity_checking" and self.training  # then it is False for ever
-        if not told and is_users(sys._getframe(1)):
+        if is_users(sys._getframe(1)):
             warn_frozen(name, value)
+            return told(name, value)
         return value
 
     return property(read, original.fset)
@@ -153,6 +191,7 @@ def _last_lr(original: Callable[..., Any]) -> Callable[..., Any]:
         value = original(self)
         if is_users(sys._getframe(1)):
             warn_frozen("get_last_lr()", value[0] if len(value) == 1 else value, done="called")
+            return told("get_last_lr()", value)
         return value
 
     return get_last_lr

@@ -65,6 +65,11 @@ class FunctionWorld(World):
     line: UserLine | None
     parameter_names: Callable[[Any], str]
     calls: Callable[[], int]
+    function: Callable[..., Any]
+
+    def functions(self) -> Iterator[Any]:
+        """The function itself."""
+        yield self.function
 
     def named_optimizers(self) -> dict[str, Optimizer]:
         """The optimizers as the function's code calls them."""
@@ -77,6 +82,11 @@ class FunctionWorld(World):
     def outside_tensors(self) -> list[Source]:
         """What the globals, closures and objects that the function's code names hold."""
         return self.reached.tensors
+
+    def holders(self) -> Iterator[tuple[str, object]]:
+        """The modules, and the user's objects that the function's code names."""
+        yield from World.holders(self)
+        yield from self.reached.objects.items()
 
     def objects(self) -> Iterator[object]:
         """Whatever traced code may change on the host."""
@@ -158,6 +168,8 @@ class FunctionPrograms:
             schedulers=list(reached.schedulers.values()),
             trains=trains,
             freezes=not self._backend.retrace_every_iteration,
+            looks_again=self._backend.looks_again,
+            function=self._function,
             reached=reached,
             line=line,
             parameter_names=name,

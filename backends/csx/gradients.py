@@ -3,12 +3,12 @@
 ``p.grad`` starts as an input of its own, zero before the first step. Where the step clears it first
 (``zero_grad``) nobody reads that input and it is dropped; where gradients accumulate over steps, it
 is state. Eagerly the gradient of a parameter that no backward reaches is None, and its optimizer
-leaves it alone, so such a zero is hidden from the optimizer.
+leaves it alone, so such a zero is hidden from the optimizer; where it turns out that the step
+leaves a gradient there for the next one, it is traced again, and the optimizer sees it (carried).
 
-Lightning's steps keep gradients to themselves (``Buffers``). A function of a hand-written loop
-finds them in ``p.grad`` and leaves them there (``OnHost``), so that the loop may clear them, or
-another function may use them; only those that an optimizer has used and nobody reads again are not
-worth writing down.
+A function of a hand-written loop finds gradients in ``p.grad`` and leaves them there, so that the
+loop may clear them, or another function may use them; only those that an optimizer has used and
+nobody reads again are not worth writing down. Where they are between steps: kept_gradients.py.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from fulgurite.backends.csx.carried import FLAG, Carried, skipping_without_gradient
+from fulgurite.backends.csx.first_update import Unborn
 from fulgurite.backends.csx.graph import Input, Kind
 from fulgurite.backends.csx.stand_ins import on_gradient
 
@@ -32,11 +34,16 @@ class Handover:
     """What a step found in ``p.grad`` and left there; by the parameters' names."""
 
     parameters: dict[str, nn.Parameter]
-    on_host: bool  # whether the host sees it
+    on_host: bool  # it is a function's: the host sees it
+    shown: bool = False  # it is Lightning's, and the host sees what is state
+    all_kept: bool = False  # and what is not
     was_none: frozenset[str] = frozenset()  # before the trace
     decided_by: set[str] = field(default_factory=set)  # whether these were None matters
     left: dict[str, bool] = field(default_factory=dict)  # False: None; absent: as it was
     unused: set[str] = field(default_factory=set)  # computed, and not used by an optimizer since
+    carried: dict[str, Carried] = field(default_factory=dict)  # from one step to the next
+    computed: set[str] = field(default_factory=set)  # by this step
+    fresh: set[str] = field(default_factory=set)  # in a tensor of their own
 
     def broken(self) -> str | None:
         """A text where a gradient that must be None no longer is, or the other way round."""
@@ -53,23 +60,60 @@ def broken_gradient(handovers: list[Handover]) -> str | None:
     return next((why for why in (one.broken() for one in handovers) if why), None)
 
 
+@dataclass(slots=True)
+class OtherPrograms:
+    """What a stage's programs do with gradients: one may leave what another's optimizer uses."""
+
+    left: set[str] = field(default_factory=set)
+    hidden: set[str] = field(default_factory=set)
+
+
+class World(Protocol):
+    """What is asked of a step's ``World``."""
+
+    gradients_on_host: ClassVar[bool]
+    carried: dict[str, Carried]
+    other_programs: OtherPrograms
+
+    @property
+    def shows_gradients(self) -> bool: ...
+
+    @property
+    def keeps_gradients(self) -> bool: ...
+
+
 class Gradients:
     """The gradients of one trace.
 
     Args:
         parameters: all parameters by name; those that require no gradient are left out.
-        on_host: whether the host sees them between steps.
+        world: says which of them the host sees between steps.
+
+    Attributes:
+        missed: those that were found to be, too.
     """
 
-    def __init__(self, parameters: dict[str, nn.Parameter], on_host: bool) -> None:
+    def __init__(self, parameters: dict[str, nn.Parameter], world: World) -> None:
         self.parameters = {name: p for name, p in parameters.items() if p.requires_grad}
-        self.handover = Handover(parameters=self.parameters, on_host=on_host)
+        on_host = world.gradients_on_host
+        self.handover = Handover(
+            parameters=self.parameters,
+            on_host=on_host,
+            shown=world.shows_gradients,
+            all_kept=world.keeps_gradients,
+            carried=world.carried,
+        )
+        self.missed: set[str] = set()
+        self._others = world.other_programs
         if on_host:
             none = (name for name, p in self.parameters.items() if p.grad is None)
             self.handover.was_none = frozenset(none)
         self._names = {id(p): name for name, p in self.parameters.items()}
         self._inputs: dict[str, Tensor] = {}
         self._reached: set[str] = set()
+        self._hidden: set[str] = set()  # from the step of an optimizer
+        self._as_found: set[str] = set()  # those of an optimizer, when its step begins
+        self._copies: dict[str, Tensor | None] = {}  # which a first update puts in their place
 
     def watch(self, parameter: Tensor, stand_in: Tensor) -> None:
         """Note when a backward pass reaches a parameter, by its stand-in."""
@@ -95,7 +139,7 @@ class Gradients:
         for name, gradient in self._inputs.items():
             p = self.parameters[name]
             if (wanted is None or id(p) in wanted) and p.grad is gradient:
-                if name in self._reached:
+                if name in self._reached or name in known.carried:
                     continue
                 if on_host:
                     known.decided_by.add(name)
@@ -103,7 +147,9 @@ class Gradients:
                     p.grad = None
 
     @contextlib.contextmanager
-    def hidden_from_steps(self, automatic: bool) -> Iterator[None]:
+    def hidden_from_steps(
+        self, automatic: bool, optimizers: list[Optimizer], unborn: list[Unborn]
+    ) -> Iterator[None]:
         """Hide unreached gradients from each optimizer's step.
 
         Under automatic optimization the backward pass is inside the step: there they are hidden
@@ -113,21 +159,46 @@ class Gradients:
             yield
             return
 
+        carried = self.handover.carried
+
         def hide(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             own = [p for group in optimizer.param_groups for p in group["params"]]
+            names = {self._names.get(id(p), "") for p in own}
+            found = {name for name in names if self._is_as_found(name)}
             self.hide_unreached(own)
-            self.handover.unused -= {self._names.get(id(p), "") for p in own}
+            self._hidden |= {name for name in found if not self._is_as_found(name)}
+            self._as_found = found
+            self.handover.unused -= names
+
+        def waiting(optimizer: Optimizer) -> dict[nn.Parameter, Tensor]:
+            found = self._as_found & carried.keys() - self._reached
+            for name in found:
+                self._copies[name] = self.parameters[name].grad
+            return {self.parameters[name]: carried[name].flag[FLAG] for name in sorted(found)}
 
         handle = register_optimizer_step_pre_hook(hide)
+        carrying = optimizers if carried else []
         try:
-            yield
+            with skipping_without_gradient(carrying, unborn, waiting):
+                yield
         finally:
             handle.remove()
 
+    def _is_as_found(self, name: str) -> bool:
+        """Whether a parameter's gradient is still the one that the step found."""
+        found = (self._inputs.get(name), self._copies.get(name))
+        gradient = self.parameters[name].grad if name in self._inputs else None
+        return gradient is not None and any(gradient is one for one in found)
+
     def keep(self, cleared: bool) -> None:
         """Write each final gradient into its input; inputs that nobody reads are pruned later."""
+        left = self.handover.left
         for name, gradient in self._inputs.items():
-            p, left = self.parameters[name], self.handover.left
+            p = self.parameters[name]
+            if p.grad is not None and p.grad is not gradient:
+                self.handover.fresh.add(name)
+            if name in self.handover.fresh or (p.grad is gradient and name in self._reached):
+                self.handover.computed.add(name)
             untouched = name in self.handover.decided_by and name not in self._reached
             if cleared or p.grad is None:
                 if not (untouched and name in self.handover.was_none):
@@ -139,12 +210,28 @@ class Gradients:
             elif name in self._reached:
                 left[name] = True
             p.grad = None
+            if name in self.handover.carried and name in left:
+                self.handover.carried[name].flag[FLAG].fill_(left[name])
+        if not self.handover.on_host:
+            others, leaves = self._others, {name for name, there in left.items() if there}
+            missed = self._hidden & (leaves | others.left) | leaves & others.hidden
+            self.missed = missed - self.handover.carried.keys()
+            if not self.missed:
+                others.left |= leaves
+                others.hidden |= self._hidden
 
     def marked(self, inputs: list[Input]) -> list[Input]:
         """A trace's inputs, with what was learned of the gradients among them."""
         handover, names = self.handover, list(self.parameters)
         if not handover.on_host:
-            return inputs
+            kept = {name for name, there in handover.left.items() if there and handover.all_kept}
+            kept |= handover.carried.keys()
+            return [
+                replace(item, kept=names[item.index] in kept)
+                if item.kind is Kind.GRADIENT
+                else item
+                for item in inputs
+            ]
         stay_none = {name for name in handover.was_none if handover.left.get(name) is False}
         handover.decided_by |= stay_none
 
@@ -155,90 +242,3 @@ class Gradients:
             return replace(item, kept=name in handover.unused, zero=name in stay_none)
 
         return [mark(item) for item in inputs]
-
-
-class Held(Protocol):
-    """The gradients that a program takes as inputs, in order."""
-
-    def before(self) -> list[Tensor]:
-        """Those to be given to it."""
-
-    def after(self, gradients: list[Tensor]) -> None:
-        """Keep what it made of them."""
-
-
-class Buffers:
-    """Gradients that only programs see.
-
-    Args:
-        inputs: a program's.
-        known: tensors by name; entry points of a program share them.
-    """
-
-    def __init__(self, inputs: list[Input], known: dict[str, Tensor]) -> None:
-        self._tensors = [known.setdefault(item.name, _zeros(item.example)) for item in inputs]
-
-    def before(self) -> list[Tensor]:
-        """The buffers."""
-        return self._tensors
-
-    def after(self, gradients: list[Tensor]) -> None:
-        """They were updated in place."""
-
-
-class OnHost:
-    """Gradients that the host sees in ``p.grad``.
-
-    Args:
-        inputs: a program's.
-        handover: what its step found there, and left.
-    """
-
-    def __init__(self, inputs: list[Input], handover: Handover) -> None:
-        names = list(handover.parameters)
-        self._parameters = [handover.parameters[names[item.index]] for item in inputs]
-        self._left = [handover.left.get(names[item.index]) for item in inputs]
-        self._examples = [item.example for item in inputs]
-        self._spare: list[Tensor | None] = [None] * len(inputs)  # zeros
-
-    def before(self) -> list[Tensor]:
-        """What is in ``p.grad``; zeros for None."""
-        found = []
-        for i, p in enumerate(self._parameters):
-            gradient, example = p.grad, self._examples[i]
-            if gradient is None:
-                gradient = self._spare[i]
-                gradient = _zeros(example) if gradient is None else gradient
-            elif gradient.stride() != example.stride() or gradient.dtype != example.dtype:
-                gradient = _zeros(example).copy_(gradient)
-            found.append(gradient)
-        return found
-
-    def after(self, gradients: list[Tensor]) -> None:
-        """Put them into ``p.grad``, or None where the step cleared them, which made them zero."""
-        for i, (p, gradient) in enumerate(zip(self._parameters, gradients, strict=True)):
-            left = self._left[i]
-            if left is False:
-                p.grad, self._spare[i] = None, gradient
-            elif left or p.grad is not None:
-                p.grad, self._spare[i] = gradient, None
-
-
-def _zeros(example: Tensor) -> Tensor:
-    return torch.empty_strided(example.shape, example.stride(), dtype=example.dtype).zero_()
-
-
-def held_gradients(
-    inputs: tuple[Input, ...], handover: Handover, known: dict[str, Tensor]
-) -> Held | None:
-    """The gradients among a program's inputs; None where there are none.
-
-    Args:
-        inputs: all of the program's.
-        handover: what its step found in ``p.grad``, and left there.
-        known: buffers that are shared by name.
-    """
-    gradients = [item for item in inputs if item.kind is Kind.GRADIENT]
-    if not gradients:
-        return None
-    return OnHost(gradients, handover) if handover.on_host else Buffers(gradients, known)

@@ -22,6 +22,7 @@ from torch import nn
 
 from fulgurite.backends.csx.frozen import is_users, warn_frozen
 from fulgurite.backends.csx.lines import user_modules
+from fulgurite.backends.csx.replay import call_told
 
 _CLOCKS = ("time", "perf_counter", "monotonic", "process_time", "thread_time")
 _TEXTS = ("ctime", "localtime", "gmtime", "strftime")
@@ -85,9 +86,10 @@ def _methods_of(module: ModuleType, generator: object) -> list[str]:
 def _watched(original: Callable[..., Any], label: str, remedy: str) -> Callable[..., Any]:
     @functools.wraps(original)
     def watched(*args: Any, **kwargs: Any) -> Any:
-        value = original(*args, **kwargs)
-        if is_users(sys._getframe(1)):
-            warn_frozen(label, value, remedy, done="called")
+        if not is_users(sys._getframe(1)):
+            return original(*args, **kwargs)
+        value = call_told(label, original, args, kwargs)
+        warn_frozen(label, value, remedy, done="called")
         return value
 
     return watched

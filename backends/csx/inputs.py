@@ -2,7 +2,8 @@
 
 A program does not check what it is given: a float64 batch into a float32 program returned garbage
 (measured), so this does. Tensors with other strides are brought to the traced layout. Numbers and
-strings in a batch are constants of the program; one that the step read may not change.
+strings in a batch are constants of the program; one that the step read may not change. Other
+objects can only be passed on.
 """
 
 from __future__ import annotations
@@ -16,25 +17,32 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from fulgurite.backends.csx.errors import InputChanged, UnsupportedInput
+from fulgurite.backends.csx.lines import user_line
 from fulgurite.backends.csx.state import dtype_and_shape
-from fulgurite.backends.csx.watched import watch
+from fulgurite.backends.csx.watched import watch, watch_object
 
 CONSTANTS = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """What a program expects of one leaf: a tensor's layout, or a constant's value."""
+    """What a program expects of one leaf: a tensor's layout, or a constant's value.
+
+    Of another object (``opaque``) the value is its type.
+    """
 
     name: str
     shape: torch.Size | None
     stride: tuple[int, ...]
     dtype: torch.dtype | None
     value: Any
+    opaque: bool = False
 
     @property
     def kind(self) -> str:
         """What it is, in words."""
+        if self.opaque:
+            return f"a {self.value.__name__}"
         if self.shape is None or self.dtype is None:
             return f"constant {self.value!r}"
         return dtype_and_shape(self.dtype, self.shape)
@@ -51,7 +59,7 @@ class BatchSpec:
         name: the user's name of a leaf, by its path in the batch.
 
     Raises:
-        UnsupportedInput: a leaf is neither a tensor nor a number, string or None.
+        UnsupportedInput: a tensor is not dense.
     """
 
     def __init__(self, batch: Any, name: Callable[[Any], str]) -> None:
@@ -67,7 +75,7 @@ class BatchSpec:
             for i, leaf in enumerate(self.leaves)
             if leaf.shape is not None
         ]
-        self._simple = len(self._expected) == len(self.leaves)
+        self._constants = [(i, leaf) for i, leaf in enumerate(self.leaves) if leaf.shape is None]
 
     def tensors(self, batch: Any) -> list[Tensor]:
         """The tensor leaves of a batch of this structure, unchecked."""
@@ -89,16 +97,27 @@ class BatchSpec:
         """The traced batch with other tensors in it, and its constants watched."""
         given = iter(tensors)
         leaves = [
-            next(given) if leaf.shape is not None else self._watch(i, leaf.value)
+            next(given) if leaf.shape is not None else self._watch(i, leaf)
             for i, leaf in enumerate(self.leaves)
         ]
         return pytree.tree_unflatten(leaves, self._tree)
 
-    def _watch(self, i: int, value: Any) -> Any:
-        watched = watch(value, lambda: self.read.add(i))
-        if watched is value:
-            self.read.add(i)  # nothing tells whether it is: it may not change
-        return watched
+    def _watch(self, i: int, leaf: Leaf) -> Any:
+        def note() -> None:
+            self.read.add(i)
+
+        def refuse() -> None:
+            raise UnsupportedInput(
+                f"{leaf.name} is a {leaf.value.__name__}, which a step can only pass on: into its"
+                " result, an attribute, a list. It works on tensors, numbers, strings and None in"
+                " lists, tuples, dicts and named tuples.",
+                line=user_line(),
+                remedy="turn it into a dict of tensors in collate_fn or on_after_batch_transfer",
+            )
+
+        if leaf.opaque:
+            return watch_object(leaf.value, refuse, note, i)
+        return watch(leaf.value, note, i)
 
     def accept(self, batch: Any) -> list[Tensor] | None:
         """The tensors of a batch in the traced layout; None if a shape differs.
@@ -131,19 +150,20 @@ class BatchSpec:
                 laid_out = torch.empty_strided(shape, stride, dtype=dtype)
                 tensor = laid_out.copy_(tensor)
             tensors.append(tensor)
-        if not self._simple:
+        if self._constants:
             self._check_constants(leaves)
         return tensors if fits else None
 
     def _check_constants(self, leaves: Any) -> None:
-        for i, leaf in enumerate(self.leaves):
-            if leaf.shape is None and type(leaves[i]) is not type(leaf.value):
+        for i, leaf in self._constants:
+            kind = leaf.value if leaf.opaque else type(leaf.value)
+            if type(leaves[i]) is not kind and (i in self.read or not leaf.opaque):
                 raise InputChanged(
-                    f"{leaf.name} was {leaf.value!r} when the program was built, and now is"
+                    f"{leaf.name} was {leaf.kind} when the program was built, and now is"
                     f" {_kind_of(leaves[i])}.",
                     remedy="return batches of one structure from the dataset or collate_fn",
                 )
-            if leaf.shape is None and i in self.read and leaves[i] != leaf.value:
+            if i in self.read and not leaf.opaque and leaves[i] != leaf.value:
                 raise InputChanged(
                     f"{leaf.name} was {leaf.value!r} when the step was traced and read it, and now"
                     f" is {leaves[i]!r}. It is a constant of the program.",
@@ -177,16 +197,14 @@ def _leaf(name: str, value: Any) -> Leaf:
         return Leaf(name, value.shape, stride, value.dtype, None)
     if isinstance(value, CONSTANTS):
         return Leaf(name, None, (), None, value)
-    raise UnsupportedInput(
-        f"{name} is a {type(value).__name__}. A batch may hold tensors, numbers, strings and None"
-        " in lists, tuples, dicts and named tuples.",
-        remedy="turn it into a dict of tensors in collate_fn or on_after_batch_transfer",
-    )
+    return Leaf(name, None, (), None, type(value), opaque=True)
 
 
 def _kind_of(value: Any) -> str:
     if isinstance(value, Tensor):
         return dtype_and_shape(value.dtype, value.shape)
+    if not isinstance(value, CONSTANTS):
+        return f"a {type(value).__name__}"
     return f"{type(value).__name__} {value!r}"
 
 

@@ -1,8 +1,8 @@
 """Traced tensors that the user kept where nothing fills them: they raise when somebody uses them.
 
-An attribute of a module and a list that is one get the value of every step (``leftovers``). A
-global, a closure, a dict, an object that is no module would keep a tensor without a value: such a
-tensor becomes a ``Leaked``, which knows where it was made.
+What a module holds gets the value of every step (``leftovers``). A global, a closure, an object
+that no module holds would keep a tensor without a value: such a tensor becomes a ``Leaked``, which
+knows where it was made.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from fulgurite.backends.csx.errors import LeakedTensor
 from fulgurite.backends.csx.lines import UserLine, user_line
 
-_ORIGIN = "_fulgurite_origin"
+_ORIGIN, _CONSTANT = "_fulgurite_origin", "_fulgurite_constant"
 _RESULT = "The result of the step"
 KEEP = (
     "self.last = x or self.outs.append(x), with an attribute or a list of the module, which are\n"
@@ -48,12 +48,15 @@ class Leaked(Tensor):
                 " and validate_only",
             )
         where = f" at {use.place}" if use is not None else ""
-        raise LeakedTensor(
+        error = LeakedTensor(
             f"{name} was used{where}, after the trace that made it. It was kept outside of the"
             " module, where no step leaves a value.",
             line=line,
             remedy=KEEP,
+            used_at=use,
         )
+        error.is_constant = all(vars(one).get(_CONSTANT, False) for one in found)
+        raise error
 
 
 def valueless(example: Tensor) -> Leaked:
@@ -85,16 +88,37 @@ class Born:
         """Remember a tensor."""
         self._tensors.append(weakref.ref(tensor))
 
-    def spoil_the_living(self, origin: Callable[[Tensor], tuple[str, UserLine | None]]) -> None:
+    def living(self) -> list[weakref.ref[Tensor]]:
+        """Those that somebody still holds."""
+        return [reference for reference in self._tensors if reference() is not None]
+
+    def spoil_the_living(
+        self,
+        origin: Callable[[Tensor], tuple[str, UserLine | None]],
+        is_constant: Callable[[Tensor], bool],
+    ) -> list[weakref.ref[Tensor]]:
         """Make those that still live errors when used: whoever holds them is the user.
 
         Args:
             origin: the name of a tensor, and the user's line that made it.
+            is_constant: whether it follows from constants alone.
+
+        Returns:
+            Those tensors.
         """
+        spoiled: list[weakref.ref[Tensor]] = []
         for reference in self._tensors:
             tensor = reference()
             if tensor is not None and isinstance(tensor, FakeTensor):
-                made = origin(tensor)
+                made, constant = origin(tensor), is_constant(tensor)
                 tensor.__class__ = Leaked  # type: ignore[assignment]
-                vars(tensor)[_ORIGIN] = made
+                vars(tensor)[_ORIGIN], vars(tensor)[_CONSTANT] = made, constant
+                spoiled.append(reference)
         self._tensors.clear()
+        return spoiled
+
+
+def origin_of(leaked: Tensor) -> tuple[str, UserLine | None]:
+    """The name of a leaked tensor, and the user's line that made it."""
+    found: tuple[str, UserLine | None] = vars(leaked)[_ORIGIN]
+    return found

@@ -2,12 +2,13 @@
 
 A tensor in a slot (a place that held one before) is state. A tensor in another attribute of a
 module is an output, set after every step; tensors appended to a list are appended after every step.
-Anything else that holds a traced tensor, or a Python value that an optimizer changed, would be
-frozen: an error.
+``trees`` says the same of what attributes hold. Anything else that holds a traced tensor, or a
+Python value that an optimizer changed, would be frozen: an error.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,10 +22,12 @@ from torchmetrics import Metric
 from fulgurite.backends.csx.effects import MetricCall
 from fulgurite.backends.csx.errors import UnsupportedState
 from fulgurite.backends.csx.leaks import Leaked
+from fulgurite.backends.csx.leaves import Inside
 from fulgurite.backends.csx.lines import UserLine
 from fulgurite.backends.csx.stand_ins import storage_of
-from fulgurite.backends.csx.state import Entry, Held, Snapshot, brief
+from fulgurite.backends.csx.state import Entry, Held, Slot, Snapshot, brief
 from fulgurite.backends.csx.traced_numbers import TracedNumber
+from fulgurite.backends.csx.watched import is_watched
 
 _IN_A_MODULE = (
     'self.register_buffer("kept", torch.zeros(4)) in __init__, and self.kept.copy_(x) in the step'
@@ -34,32 +37,61 @@ _IN_AN_OPTIMIZER = (
     ' self.state[p]["kept"].copy_(x) in step()'
 )
 _TORCHS = "_opt_called"  # by which schedulers know that an optimizer has stepped
+EARLY = (
+    "parametrizations (weight_norm, spectral_norm, prune) in __init__() or configure_model(),"
+    " before the optimizer is made"
+)
 IN_PLACE = "change it in place (tensor.copy_(...)), or untie it before fit"
+
+
+Place = tuple[Any, Any]
+"""A container (a dict, or ``leaves.Inside``) and a key of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Birth:
+    """A place inside a tree where the step left tensors, and was none of their shape before."""
+
+    name: str
+    place: Place
+    before: Any
+    grows: bool = False  # the place holds a list, and the tensors were added to it
 
 
 @dataclass(slots=True)
 class Leftovers:
-    """Where values go after every step; ``values`` are in the order of ``places``."""
+    """Where values go after every step."""
 
-    attributes: list[tuple[dict[Any, Any], Any]] = field(default_factory=list)
-    attribute_values: list[Any] = field(default_factory=list)
-    lists: list[tuple[dict[Any, Any], Any]] = field(default_factory=list)
+    writes: list[tuple[list[Place], Any]] = field(default_factory=list)
+    lists: list[Place] = field(default_factory=list)
     list_values: list[Any] = field(default_factory=list)
     rebound: list[Held] = field(default_factory=list)
+    births: list[Birth] = field(default_factory=list)
 
-    def set_after(self, places: list[tuple[dict[Any, Any], Any]], value: Any) -> None:
-        """Every ``container[key]`` of ``places`` is ``value`` after every step.
+    def set_after(self, places: list[Place], value: Any) -> None:
+        """Every ``container[key]`` of ``places`` is ``value`` after every step; they share it."""
+        self.writes.append((places, value))
 
-        They share it; what another call was given for other places gets memory of its own.
+    def written(self, order: Callable[[Place], Any]) -> tuple[list[Place], list[Any]]:
+        """The places that are set after every step, sorted by ``order``, and their values.
+
+        What several calls of ``set_after`` were given gets memory of its own for each.
         """
-        taken = {id(leaf) for leaf in pytree.tree_leaves(self.attribute_values)}
+        places: list[Place] = []
+        values: list[Any] = []
+        taken: set[int] = set()
 
         def own(leaf: Any) -> Any:
-            return leaf.clone() if isinstance(leaf, Tensor) and id(leaf) in taken else leaf
+            traced = isinstance(leaf, FakeTensor)
+            return leaf.clone() if traced and storage_of(leaf) in taken else leaf
 
-        value = pytree.tree_map(own, value)
-        self.attributes += places
-        self.attribute_values += [value] * len(places)
+        for several, value in sorted(self.writes, key=lambda write: order(write[0][0])):
+            mine = pytree.tree_map(own, value)
+            leaves = pytree.tree_leaves(value)
+            taken.update(storage_of(leaf) for leaf in leaves if isinstance(leaf, FakeTensor))
+            places += several
+            values += [mine] * len(several)
+        return places, values
 
 
 def sort_state(
@@ -67,7 +99,7 @@ def sort_state(
     module: nn.Module,
     shared: set[int],
     leftovers: Leftovers,
-    line: Callable[[], UserLine | None],
+    line: Callable[[Slot, Any], UserLine | None],
 ) -> set[tuple[int, Any]]:
     """Deal with slots that the step put another tensor into; returns all slots.
 
@@ -79,7 +111,7 @@ def sort_state(
         module: its modules' attributes may be rebound.
         shared: memory that belongs to inputs of the program.
         leftovers: receives the slots that are set after every step.
-        line: the user's line that is to blame.
+        line: the user's line that put a value into a slot.
     """
     own = {
         id(c) for m in module.modules() if not isinstance(m, Metric) for c in (vars(m), m._buffers)
@@ -92,7 +124,7 @@ def sort_state(
         if all(value is held.tensor for value in now):
             continue
         _check_replacement(held, now, line)
-        if all(id(slot.container) in own for slot in held.slots):
+        if all(id(s.container) in own or isinstance(s.container, Inside) for s in held.slots):
             leftovers.rebound.append(held)
             leftovers.set_after([(slot.container, slot.key) for slot in held.slots], now[0])
         else:
@@ -105,12 +137,23 @@ def sort_state(
     return known
 
 
-def _check_replacement(held: Held, now: list[Any], line: Callable[[], UserLine | None]) -> None:
+def _check_replacement(
+    held: Held, now: list[Any], line: Callable[[Slot, Any], UserLine | None]
+) -> None:
     value, name = now[0], held.slots[0].name
     if any(other is not value for other in now):
         names = " and ".join(slot.name for slot in held.slots)
+        changed = next(i for i, other in enumerate(now) if other is not held.tensor)
         raise UnsupportedState(
-            f"The step changed only some of {names}, which are one tensor.", remedy=IN_PLACE
+            f"The step changed only some of {names}, which are one tensor.",
+            line=line(held.slots[changed], now[changed]),
+            remedy=IN_PLACE,
+        )
+    if value is None:
+        raise UnsupportedState(
+            f"The step took {name}, {brief(held.tensor)}, away.",
+            line=line(held.slots[0], value),
+            remedy=EARLY,
         )
     same = isinstance(value, Tensor) and (value.shape, value.dtype) == (
         held.tensor.shape,
@@ -120,9 +163,19 @@ def _check_replacement(held: Held, now: list[Any], line: Callable[[], UserLine |
         raise UnsupportedState(
             f"The step replaced {name}, {brief(held.tensor)}, by {brief(value)}. State keeps its"
             " shape and dtype.",
-            line=line(),
-            remedy="a tensor of its final shape from the start, changed in place",
+            line=line(held.slots[0], value),
+            remedy=_its_final_shape(held.slots[0].key, held.tensor, value),
         )
+
+
+def _its_final_shape(key: Any, before: Tensor, now: Any) -> str:
+    if not isinstance(now, Tensor) or now.dtype != before.dtype or now.ndim != before.ndim:
+        return "a tensor of its final shape and dtype from the start, changed in place"
+    return (
+        "its final shape from the start. The last n elements:\n"
+        f"      self.{key} = torch.cat([self.{key}, new])[-n:]  # from zeros of n elements\n"
+        f"      All of them: a list, self.{key} = [] in __init__ and self.{key}.append(new)"
+    )
 
 
 def release_rebound(
@@ -157,7 +210,14 @@ def release_rebound(
 def collect_outputs(
     module: nn.Module, snapshot: Snapshot, known: set[tuple[int, Any]], leftovers: Leftovers
 ) -> None:
-    """Find traced tensors in attributes of modules and at the ends of lists; undo their setting."""
+    """Find traced tensors in attributes of modules and at the ends of lists; undo their setting.
+
+    Args:
+        module: all modules are in it.
+        snapshot: as they were.
+        known: places that are dealt with already.
+        leftovers: receives the others.
+    """
     for one in module.modules():
         owner, is_metric = vars(one), isinstance(one, Metric)  # forward() makes lists anew
         before = snapshot.before(owner) or {}
@@ -196,8 +256,16 @@ def metric_calls(module: nn.Module, snapshot: Snapshot) -> Iterator[MetricCall]:
                 metric._update_count = before
 
 
-def refuse_the_rest(snapshot: Snapshot, modules: list[nn.Module], module: nn.Module) -> None:
+def refuse_the_rest(
+    snapshot: Snapshot, modules: list[nn.Module], module: nn.Module, changed_at: UserLine | None
+) -> None:
     """Raise where a traced tensor is kept elsewhere, or Python state of an optimizer changed.
+
+    Args:
+        snapshot: what was there before.
+        modules: those of ``module`` before.
+        module: what the step works on.
+        changed_at: the user's line that put a module into another one, or took it out.
 
     Raises:
         UnsupportedState: it names the place.
@@ -205,6 +273,7 @@ def refuse_the_rest(snapshot: Snapshot, modules: list[nn.Module], module: nn.Mod
     if list(map(id, module.modules())) != list(map(id, modules)):
         raise UnsupportedState(
             "The step added, removed or replaced a module; its parameters would be no state.",
+            line=changed_at,
             remedy="make modules in __init__(), setup() or configure_model()",
         )
     for container, copy, name, root in snapshot.containers():
@@ -240,9 +309,13 @@ def _before(copy: Any, key: Any) -> Any:
 
 
 def holds_traced(value: Any) -> bool:
-    """Whether a value is a traced tensor, or a list, tuple or dict with one in it."""
-    if isinstance(value, (FakeTensor, Leaked, TracedNumber)):
+    """Whether a value is of the trace alone, or a list, tuple or dict with such a one in it.
+
+    That is a traced tensor, or a stand-in for a number or string of the batch.
+    """
+    if is_watched(value) or isinstance(value, (FakeTensor, Leaked, TracedNumber)):
         return True
-    if type(value) in (list, tuple, dict):
-        return any(isinstance(leaf, (FakeTensor, Leaked)) for leaf in pytree.tree_leaves(value))
+    if isinstance(value, (list, tuple, dict, deque)):
+        leaves = pytree.tree_leaves(value)
+        return any(is_watched(leaf) or isinstance(leaf, (FakeTensor, Leaked)) for leaf in leaves)
     return False

@@ -8,13 +8,14 @@ where a trace began: frames below it (the script's call of ``fit``) are no part 
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import inspect
 import linecache
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any
@@ -91,17 +92,29 @@ def belongs_to_library(item: type | ModuleType | FunctionType) -> bool:
 @functools.lru_cache(maxsize=4096)  # a trace asks for 28 frames an operation
 def _is_library(file: str, module: str) -> bool:
     generated = not module  # by exec: torch.fx does
-    installed = any(folder in file for folder in _INSTALLED)
+    installed = any(folder in file for folder in _INSTALLED) or file.endswith(".pyx")
     return generated or installed or module.partition(".")[0] in LIBRARIES
 
 
 def user_modules() -> Iterator[ModuleType]:
     """The modules of the user's: what a name imported from elsewhere may be held by."""
+    yield from _user_modules(imported())
+
+
+def imported() -> int:
+    """A number that is another when another Python module is there; each trace asks often."""
+    return hash(tuple(map(id, sys.modules.values())))
+
+
+@functools.lru_cache(maxsize=1)
+def _user_modules(imported: int) -> list[ModuleType]:
+    found = []
     for name, module in list(sys.modules.items()):
         if isinstance(module, ModuleType):
             file = getattr(module, "__file__", None) or ""
             if not _is_library(file, name) and (file or name == "__main__"):
-                yield module
+                found.append(module)
+    return found
 
 
 def top_package(frame: FrameType) -> str:
@@ -117,6 +130,82 @@ def user_line(boundary: CodeType | None = None) -> UserLine | None:
             return UserLine(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
         frame = frame.f_back
     return None
+
+
+def line_naming(
+    owners: Iterable[type], names: Collection[str], *, stored: bool = False
+) -> UserLine | None:
+    """The first line in methods of the user's classes whose code has one of these names.
+
+    Args:
+        owners: the classes.
+        names: of functions, or of attributes.
+        stored: only where an attribute of that name is set or deleted, after ``__init__``.
+    """
+    for owner in owners:
+        for one in vars(owner).values():
+            if isinstance(one, FunctionType) and not belongs_to_library(one):
+                for instruction in dis.get_instructions(one):
+                    line = instruction.positions and instruction.positions.lineno
+                    if stored and not _stores(one, instruction):
+                        continue
+                    if instruction.argval in names and line:
+                        return UserLine(one.__code__.co_filename, line, one.__code__.co_name)
+    return None
+
+
+def _stores(function: FunctionType, instruction: dis.Instruction) -> bool:
+    named = instruction.opname in ("STORE_ATTR", "DELETE_ATTR")
+    return named and function.__name__ != "__init__"
+
+
+class LineFinder:
+    """Finds the lines after which something is no longer as it was, by looking after each.
+
+    Attributes:
+        found: the line for each name that ``changes`` gave.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[str, UserLine] = {}
+        self._at: dict[int, int] = {}  # the line that each frame is in, by the frame's identity
+
+    @contextlib.contextmanager
+    def watching(self, changes: Callable[[], Iterable[Any]]) -> Iterator[None]:
+        """Look while the block runs.
+
+        Args:
+            changes: all that differs now; each has a ``name``.
+        """
+        self._changes, before = changes, sys.gettrace()
+        sys.settrace(self._called)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+            self._at.clear()
+
+    def _called(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if top_package(frame) in LIBRARIES or not frame.f_globals.get("__name__"):
+            return None
+        caller = frame.f_back
+        while caller is not None and id(caller) not in self._at:
+            caller = caller.f_back
+        if caller is not None:
+            self._look(caller)
+        self._at[id(frame)] = frame.f_lineno
+        return self._ran
+
+    def _ran(self, frame: FrameType, event: str, arg: Any) -> Any:
+        self._look(frame)
+        self._at[id(frame)] = frame.f_lineno
+        return self._ran
+
+    def _look(self, frame: FrameType) -> None:
+        code = frame.f_code
+        for change in self._changes():
+            line = UserLine(code.co_filename, self._at[id(frame)], code.co_name)
+            self.found.setdefault(change.name, line)
 
 
 def run_backward(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -26,6 +26,7 @@ from torch import Tensor
 from torch._C import DisableTorchFunction
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fulgurite.backends.csx.replay import Reads
 from fulgurite.backends.csx.traced_numbers import TracedNumber
 from fulgurite.backends.csx.watched import unwatched
 
@@ -138,8 +139,8 @@ def record_log(
         kwargs: those of ``log``.
     """
     bound = _SIGNATURE.bind(module, *args, **kwargs)
-    given = dict(list(bound.arguments.items())[1:])
-    value = given["value"] = unwatched(given["value"])
+    given = {key: unwatched(value) for key, value in list(bound.arguments.items())[1:]}
+    value = given["value"]
     pending = {call.key: call.result for call in earlier if isinstance(call, LogCall)}
     registered = _register(trainer, module, given, pending)
     if registered is None:
@@ -192,7 +193,7 @@ def _register(
         finally:
             owner._results, connector._current_fx = results, current_fx
         known = pending.get(key, results.get(key))
-        if known is None:
+        if known is None or (Reads.again and key not in pending):  # as in the first trace
             result = _ResultMetric(result.meta, result.is_tensor)
         elif known.meta == result.meta:
             result = known

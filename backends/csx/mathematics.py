@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from fulgurite.backends.csx.lines import LIBRARIES
+from fulgurite.backends.csx.lines import LIBRARIES, imported, user_modules
 from fulgurite.backends.csx.patches import patched
 from fulgurite.backends.csx.traced_numbers import TracedNumber, plain
 
@@ -70,7 +70,7 @@ def traced_math() -> Iterator[None]:
     replacements = {id(f): _traced(name, f) for name, f in originals.items()}
     changes = [
         (module, name, replacements[id(value)])
-        for module in [math, *_modules_of_users()]
+        for module in {math, *user_modules(), *_packages_with_math(imported())}
         for name, value in vars(module).items()
         if id(value) in replacements
     ]
@@ -78,9 +78,14 @@ def traced_math() -> Iterator[None]:
         yield
 
 
-def _modules_of_users() -> list[ModuleType]:
+@functools.lru_cache(maxsize=1)
+def _packages_with_math(imported: int) -> list[ModuleType]:
+    """Modules that hold one of ``math``'s functions; of packages, whose names seldom change."""
+    functions = set(map(id, vars(math).values()))
     return [
         module
         for name, module in list(sys.modules.items())
-        if isinstance(module, ModuleType) and name.partition(".")[0] not in LIBRARIES
+        if isinstance(module, ModuleType)
+        and name.partition(".")[0] not in LIBRARIES
+        and not functions.isdisjoint(map(id, vars(module).values()))
     ]

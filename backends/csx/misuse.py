@@ -19,16 +19,23 @@ from fulgurite.backends.csx.errors import (
     DynamicShape,
     HostRead,
     RandomStateSet,
-    ScalarArgument,
     TensorPrinted,
     TraceError,
     UnsupportedDtype,
     UnsupportedInput,
 )
 from fulgurite.backends.csx.lines import UserLine, raised_at, user_modules
-from fulgurite.backends.csx.watched import WATCHED
+from fulgurite.backends.csx.watched import names_stand_in
 
 CHOOSE = "compute both sides, and choose:\n      x = torch.where(condition, a, b)"
+CHOSEN_BY = {
+    "max": "torch.maximum(a, b)",
+    "min": "torch.minimum(a, b)",
+    "sorted": "torch.stack([a, b]).sort().values",
+    "any": "torch.where(x.any(), a, b)",
+    "all": "torch.where(x.all(), a, b)",
+}
+"""Functions of Python's that ask tensors for their truth, and what to write for them."""
 ASSERT = (
     "torch.where for a choice; to look at values, a step closure:\n"
     "      @fulgurite.step_closure\n"
@@ -41,6 +48,13 @@ READ_LATER = (
     "      def show(value):  # runs on the host after every step: show(value)\n"
     "          print(value.item())"
 )
+MATHEMATICS = READ_LATER.replace(
+    "in a computation", "in a computation, torch.sqrt(x) for math.sqrt(x)", 1
+)
+INDEX = (
+    "torch.stack(items)[i] for items[i]; for range(i), a range of fixed length and\n"
+    "      x = torch.where(step < i, changed, x)  # for step in range(10)"
+)
 MASKS = (
     "keep the shape, and use a mask:\n"
     "      torch.where(mask, x, 0).sum() / mask.sum()  # for x[mask].mean()\n"
@@ -50,13 +64,22 @@ WINDOW = (
     "a mask over positions keeps the shape:\n"
     "      torch.where(torch.arange(len(x), device=x.device) < n, x, 0)  # for x[:n], x [N]"
 )
-FIXED_SIZE = "a size from shapes or Python numbers: x.shape[0], self.size"
 DEVICE = "leave the device out, or take one that fits: device=x.device, device=self.device"
 SINGLE = "float32: x.float(), dtype=torch.float32, and in the dataset"
 SEED_ONCE = (
     "lightning.seed_everything(seed) before fit; the step's draws then differ from step to step"
     " and follow it"
 )
+
+
+def choice(source: str) -> str:
+    """The remedy for a line that asks a tensor for its truth."""
+    if source.startswith("assert"):
+        return ASSERT
+    found = re.search(rf"(?<![\w.])({'|'.join(CHOSEN_BY)})\(", source)
+    if found is None:
+        return CHOOSE
+    return f"for {found[1]}(...), in tensor operations:\n      {CHOSEN_BY[found[1]]}"
 
 
 class Misuse(NamedTuple):
@@ -91,43 +114,12 @@ _PRINTED = (Tensor.__repr__, Tensor.__format__)
 
 OF_VALUES: dict[Any, Misuse] = {
     **{func: Misuse(HostRead, done, READ_LATER) for func, done in _READ.items()},
+    Tensor.__float__: Misuse(HostRead, _READ[Tensor.__float__], MATHEMATICS),
+    Tensor.__index__: Misuse(HostRead, _READ[Tensor.__index__], INDEX),
     **{func: Misuse(ConditionalOnTensor, done, CHOOSE) for func, done in _ASKED.items()},
     **dict.fromkeys(_PRINTED, Misuse(TensorPrinted, "printed or formatted", READ_LATER)),
 }
 """Functions that need the value of their first tensor, which has none while the step is traced."""
-
-_MULTIPLIED_OUT = {
-    "add": "x + t * y",
-    "sub": "x - t * y",
-    "addcmul": "x + t * a * b",
-    "addcdiv": "x + t * a / b",
-    "addmm": "b * x + a * (m @ n)",
-    "full": "torch.zeros(shape) + t",
-    "full_like": "torch.zeros_like(x) + t",
-    "new_full": "x.new_zeros(shape) + t",
-}
-
-
-SCALARS = ("alpha", "beta", "value", "fill_value")
-"""Arguments for which torch takes only Python's own numbers."""
-
-
-def refused_scalar(tensor: str, function: str, argument: str, line: UserLine | None) -> TraceError:
-    """The error for a computed tensor in the place of a Python number.
-
-    Args:
-        tensor: its name.
-        function: torch's, that it was given to.
-        argument: its name there.
-        line: the user's.
-    """
-    form = _MULTIPLIED_OUT.get(function.rstrip("_"))
-    return ScalarArgument(
-        f"{tensor} was given as {argument}= of {function}(), which takes only Python's own numbers"
-        " there.",
-        line=line,
-        remedy=f"the form multiplied out: {form}" if form else "an operation on tensors",
-    )
 
 
 def asked_device(func: Any, args: Any, kwargs: Any) -> str | None:
@@ -222,16 +214,13 @@ def explained() -> Iterator[None]:
     except TraceError:
         raise
     except TypeError as error:
-        scalar = re.match(r"(\w+)\(\): argument '(\w+)'.* must be \w+, not FakeTensor", str(error))
-        if scalar is not None:  # torch looks at alpha= before any mode does
-            raise refused_scalar("A tensor", scalar[1], scalar[2], raised_at(error)) from None
-        if WATCHED not in str(error):
+        if names_stand_in(error) is None:
             _note_line(error)
             raise
         raise UnsupportedInput(
-            "A number of the batch went to a function that takes only Python's own numbers.",
+            "An object of the batch went to a function; a step can only pass it on.",
             line=raised_at(error),
-            remedy="make it a tensor in the dataset; or int(n), float(n): a constant",
+            remedy="turn it into a tensor in collate_fn or on_after_batch_transfer",
         ) from None
     except Exception as error:
         _note_line(error)
@@ -239,7 +228,16 @@ def explained() -> Iterator[None]:
 
 
 def _note_line(error: Exception) -> None:
-    """Note where the user's code was; between it and the error lie a hundred lines of torch's."""
+    """Note where the user's code was; between it and the error lie a hundred lines of torch's.
+
+    The error says what it would say of eager tensors.
+    """
+    if any("FakeTensor" in str(arg) for arg in error.args):
+        named = [
+            re.sub(r"(torch\._subclasses\.fake_tensor\.)?FakeTensor", "Tensor", str(arg))
+            for arg in error.args
+        ]
+        error.args = tuple(named)
     line = raised_at(error)
     if line is not None:
         error.add_note(f"  while the step was traced, at {line}\n      {line.source}")

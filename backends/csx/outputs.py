@@ -10,9 +10,11 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from fulgurite.backends.csx.batch_changes import container_at
 from fulgurite.backends.csx.effects import HostCall
 from fulgurite.backends.csx.stand_ins import storage_of
 from fulgurite.backends.csx.traced_numbers import TracedNumber
+from fulgurite.backends.csx.watched import Source, is_watched, source_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +23,7 @@ class Outputs:
 
     tree: pytree.TreeSpec
     leaves: tuple[Any, ...]  # an ``Output``, or a constant
+    passed: tuple[Source, ...]  # what the step only passed on: outputs after the program's own
     attributes: tuple[tuple[dict[Any, Any], Any], ...]  # places, set after every step
     lists: tuple[tuple[dict[Any, Any], Any], ...]  # places of lists, grown after every step
     calls: tuple[HostCall, ...]
@@ -28,13 +31,17 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A leaf of ``Outputs``: the program's output number ``index``."""
+    """A leaf of ``Outputs``: the program's output number ``index``, or what it passed on."""
 
     index: int
 
 
-def numbered(leaves: list[Any], of_inputs: set[int]) -> tuple[tuple[Any, ...], list[Tensor]]:
+def numbered(
+    leaves: list[Any], of_inputs: set[int]
+) -> tuple[tuple[Any, ...], list[Tensor], tuple[Source, ...]]:
     """The leaves with an ``Output`` for each traced tensor, and these tensors, each once.
+
+    So is what the step only passed on, numbered after the tensors; returned third.
 
     Args:
         leaves: of a tree.
@@ -44,7 +51,12 @@ def numbered(leaves: list[Any], of_inputs: set[int]) -> tuple[tuple[Any, ...], l
     tensors: list[Tensor] = []
     known: dict[int, Output] = {}
     kept: list[Any] = []
+    passed: dict[Source, list[int]] = {}
     for leaf in leaves:
+        if is_watched(leaf):
+            passed.setdefault(source_of(leaf), []).append(len(kept))
+            kept.append(None)
+            continue
         value = leaf.tensor if isinstance(leaf, TracedNumber) else leaf
         if isinstance(value, FakeTensor):
             if id(value) not in known:
@@ -53,7 +65,10 @@ def numbered(leaves: list[Any], of_inputs: set[int]) -> tuple[tuple[Any, ...], l
                 tensors.append(value.detach().clone() if alias else value.detach())
             value = known[id(value)]
         kept.append(value)
-    return tuple(kept), tensors
+    for number, places in enumerate(passed.values(), start=len(tensors)):
+        for place in places:
+            kept[place] = Output(number)
+    return tuple(kept), tensors, tuple(passed)
 
 
 def builder(outputs: Outputs) -> Callable[[Sequence[Tensor]], tuple[Any, Any, Any]]:
@@ -79,6 +94,27 @@ def builder(outputs: Outputs) -> Callable[[Sequence[Tensor]], tuple[Any, Any, An
         return result(tensors), calls, [fill(tensors) for fill in values]
 
     return build
+
+
+def passed_on(
+    sources: Sequence[Source], batch: Any, given: Any, arguments: dict[str, Any]
+) -> list[Any]:
+    """What this call has for the sources of ``Outputs.passed``.
+
+    Args:
+        sources: these.
+        batch: of the structure that the program was traced with.
+        given: the batch as it came, whose containers the step may change.
+        arguments: the others, by name.
+    """
+    leaves = pytree.tree_leaves(batch)
+
+    def value(source: Source) -> Any:
+        if isinstance(source, tuple):
+            return container_at(given, source)
+        return leaves[source] if isinstance(source, int) else arguments[source]
+
+    return [value(source) for source in sources]
 
 
 def result_of(outputs: Outputs) -> Callable[[Sequence[Tensor]], Any]:

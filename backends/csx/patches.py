@@ -9,7 +9,8 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-_ABSENT = object()
+MISSING: Any = object()
+"""What is in a place where there is nothing."""
 
 
 @contextlib.contextmanager
@@ -23,7 +24,7 @@ def patched(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
     before: list[tuple[Any, str, Any]] = []
     try:
         for owner, name, value in changes:
-            before.append((owner, name, vars(owner).get(name, _ABSENT)))
+            before.append((owner, name, vars(owner).get(name, MISSING)))
             _put(owner, name, value)
         yield
     finally:
@@ -34,11 +35,11 @@ def patched(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
 def _put(owner: Any, name: str, value: Any) -> None:
     """Set an attribute, or delete it; past an object's own ``__setattr__``."""
     if isinstance(owner, type):
-        if value is _ABSENT:
+        if value is MISSING:
             delattr(owner, name)
         else:
             setattr(owner, name, value)
-    elif value is _ABSENT:
+    elif value is MISSING:
         vars(owner).pop(name, None)
     else:
         vars(owner)[name] = value

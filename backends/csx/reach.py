@@ -12,7 +12,7 @@ import dis
 import functools
 import inspect
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -91,6 +91,25 @@ def reach(function: Any, arguments: dict[str, Any]) -> Reached:
     return walk.found
 
 
+def attributes_read(functions: Iterable[Any]) -> set[str]:
+    """The names of attributes that functions read, and those of the user's that they name."""
+    return {name for code in codes_reached(functions) for name in code.co_names}
+
+
+def codes_reached(functions: Iterable[Any]) -> list[CodeType]:
+    """The code of functions, and of those of the user's that they name."""
+    walk = _Walk()
+    walk.names = set()
+    for function in functions:
+        function = inspect.unwrap(function)
+        code = getattr(getattr(function, "__func__", function), "__code__", None)
+        if code is not None:
+            walk.note_names(code)  # a library's function, too
+        walk.visit("self", function)
+    walk.follow()
+    return list(walk.codes)
+
+
 class _Walk:
     """One search; breadth first, so that short names win."""
 
@@ -99,7 +118,8 @@ class _Walk:
         self._queue: deque[tuple[str, Any, Any, Any]] = deque()
         self._seen: dict[int, Any] = {}  # the objects, so that no identity is used twice
         self._spaces: list[tuple[str, Any]] = []  # whose attributes are reached if code names them
-        self._names = set(_CALLED_BY_SYNTAX)
+        self.names = set(_CALLED_BY_SYNTAX)
+        self.codes: dict[CodeType, None] = {}  # that was searched, in order
 
     def visit(self, name: str, value: Any, container: Any = None, key: Any = None) -> None:
         """Put a value into the queue, once, with the place where it is."""
@@ -116,7 +136,7 @@ class _Walk:
             while self._queue:
                 self._open(*self._queue.popleft())
             for name, space in self._spaces:
-                for key, value in _named_attributes(space, self._names):
+                for key, value in _named_attributes(space, self.names):
                     own = getattr(space, "__dict__", None)
                     held = isinstance(own, dict) and key in own
                     self.visit(f"{name}.{key}", value, own if held else _Attributes(space), key)
@@ -178,15 +198,21 @@ class _Walk:
             self.visit(name, value)
         for name, value in (function.__kwdefaults__ or {}).items():
             self.visit(name, value)
+        self.note_names(code)
         for one in _codes(code):
-            self._names.update(one.co_names)
-            self._names.update(c for c in one.co_consts if isinstance(c, str) and c.isidentifier())
             for instruction in dis.get_instructions(one):
                 if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
                     value = function.__globals__.get(instruction.argval, _ABSENT)
                     if value is not _ABSENT:
                         name = instruction.argval
                         self.visit(name, value, function.__globals__, name)
+
+    def note_names(self, code: CodeType) -> None:
+        """What a function's code names, and that of the functions in it."""
+        for one in _codes(code):
+            self.codes[one] = None
+            self.names.update(one.co_names)
+            self.names.update(c for c in one.co_consts if isinstance(c, str) and c.isidentifier())
 
 
 def _free(name: str, taken: dict[str, Any]) -> str:

@@ -7,13 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
+from fulgurite.backends.csx.batch_changes import BatchChanges
 from fulgurite.backends.csx.capture import Captured
 from fulgurite.backends.csx.constants import Source
 from fulgurite.backends.csx.effects import ClosureCall
 from fulgurite.backends.csx.errors import UnsupportedInput
 from fulgurite.backends.csx.fabric import HostFabric, Loaded
-from fulgurite.backends.csx.gradients import held_gradients
 from fulgurite.backends.csx.graph import Kind
+from fulgurite.backends.csx.kept_gradients import Unkept, held_gradients
 from fulgurite.backends.csx.logs import Accumulator, LogCall
 from fulgurite.backends.csx.outputs import Outputs, builder
 from fulgurite.backends.csx.state import Binding
@@ -34,8 +35,11 @@ class Ready:
         self.counted = captured.counted
         self._fabric, self._loaded = fabric, loaded
         state = [item for item in graph.inputs if item.kind is Kind.STATE]
-        self._binding = Binding(tuple(captured.entries[item.index] for item in state))
-        self._gradients = held_gradients(graph.inputs, captured.gradients, gradients)
+        entries = tuple(captured.entries[item.index] for item in state)
+        self._binding = Binding(entries, captured.trained)
+        self._gradients = held_gradients(graph, captured.gradients, gradients)
+        self._unkept = Unkept(graph, captured.gradients)
+        self.tells_unkept = True  # after the next run
         self._takes_numbers = any(item.kind is Kind.NUMBERS for item in graph.inputs)
         self._takes_steps = any(item.kind is Kind.STEPS for item in graph.inputs)
         self._constants_read = [i.index for i in graph.inputs if i.kind is Kind.CONSTANT]
@@ -53,6 +57,9 @@ class Ready:
         self._constants = [constants[i] for i in self._constants_read]
         self._result = builder(outputs)
         self.logs = [call for call in outputs.calls if isinstance(call, LogCall)]
+        self.passed = outputs.passed
+        changes = [call for call in outputs.calls if isinstance(call, BatchChanges)]
+        self.added = [place for change in changes for place in change.added]
         self.runs_users_code = any(isinstance(call, ClosureCall) for call in outputs.calls)
 
     @property
@@ -64,13 +71,20 @@ class Ready:
         """Verify the state (see ``Binding.check``)."""
         self._binding.check()
 
-    def run(self, vector: Tensor | None, batch: list[Tensor], given: list[Tensor]) -> Any:
+    def run(
+        self,
+        vector: Tensor | None,
+        batch: list[Tensor],
+        given: list[Tensor],
+        passed: Sequence[Any] = (),
+    ) -> Any:
         """Run once.
 
         Args:
             vector: the numbers, float64.
             batch: its tensors in the traced layout.
             given: its tensors as they came.
+            passed: what the step only passes on.
         """
         inputs = self._binding.inputs()
         gradients = [] if self._gradients is None else self._gradients.before()
@@ -91,10 +105,13 @@ class Ready:
         outputs = self._fabric.run(self._loaded, inputs)
         if self._gradients is not None:
             self._gradients.after(gradients)
+        if self.tells_unkept:
+            self.tells_unkept = False
+            self._unkept.put()
         for i in self._written:
             if given[i] is not batch[i]:
                 given[i].copy_(batch[i])
-        return self._result(outputs)
+        return self._result([*outputs, *passed] if passed else outputs)
 
     def _check_writes(self, batch: list[Tensor]) -> None:
         pointers = [tensor.untyped_storage().data_ptr() for tensor in batch]

@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fulgurite.backends.csx.capture import Trace
-from fulgurite.backends.csx.compare import MISSING, Recording, check_same
+from fulgurite.backends.csx.compare import Recording, check_same
 from fulgurite.backends.csx.misuse import explained
+from fulgurite.backends.csx.patches import MISSING
+from fulgurite.backends.csx.watched import values_where_refused
 from fulgurite.backends.csx.world import World, undone_on_failure
 
 
@@ -40,29 +42,45 @@ def retrace(
         GraphChanged: it is another program than ``first``.
         TraceError: the step is no longer static.
     """
-    with undone_on_failure(world), explained(), _as_first_traced(first):
-        trace = Trace(world, run, batch, clears_gradients, first=first)
-        now = trace.recorded(trace.trace())
-        check_same(step, first, now)
-        trace.refuse_the_rest()
+    with undone_on_failure(world), explained(), as_first_traced(first):
+        return values_where_refused(
+            lambda: _recorded_again(Trace(world, run, batch, clears_gradients, first), step, first),
+            lambda: undone_on_failure(world),
+        )
+
+
+def _recorded_again(trace: Trace, step: str, first: Recording) -> Recording:
+    now = trace.recorded(trace.trace())
+    check_same(step, first, now)
+    trace.refuse_the_rest()
     return now
 
 
 @contextlib.contextmanager
-def _as_first_traced(first: Recording) -> Iterator[None]:
+def as_first_traced(first: Recording) -> Iterator[None]:
     """Put back what the program itself changes: attributes that it fills, unused optimizer state.
 
-    A mask that the step cached in an attribute would else be state in the second trace.
+    A mask that the step cached in an attribute would else be state in the second trace. The same
+    with scalars that the step changed, as the user was told, and with tensors of the first trace
+    that are still where it left them.
     """
-    found = [(owner, key, owner.get(key, MISSING)) for owner, key, _ in first.filled]
+    kept = [(owner, key, was) for owner, key, was, left in first.kept if owner.get(key) is left]
+    changed = [(one.container, one.name, one.before) for one in first.changes]
+    places = [*first.filled, *kept, *changed]
+    found = [(owner, key, owner.get(key, MISSING)) for owner, key, _ in places]
     states = [(state, dict(state)) for state, _ in first.states]
+    lists = [(one, list(one)) for one, _ in first.lists]
     try:
-        _put(first.filled)
+        _put(places)
+        for one, before in first.lists:
+            one[:] = before
         for (state, now), (_, born) in zip(states, first.states, strict=True):
             _refill(state, {key: now.get(key, value) for key, value in born.items()} | now)
         yield
     finally:
         _put(found)
+        for one, content in lists:
+            one[:] = content
         for state, now in states:
             _refill(state, now)
 

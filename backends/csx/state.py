@@ -90,6 +90,15 @@ class Entry:
         return base.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
+PARAMETRIZING = frozenset(
+    {
+        *("weight_norm", "spectral_norm", "orthogonal", "register_parametrization", "prune"),
+        *("remove_weight_norm", "remove_spectral_norm", "remove_parametrizations"),
+    }
+)
+"""Functions that take a parameter of a layer away, and put others in its place."""
+
+
 def slot_tensor(slot: Slot) -> Tensor:
     """The tensor in a slot now."""
     value = slot.container.get(slot.key)
@@ -97,7 +106,9 @@ def slot_tensor(slot: Slot) -> Tensor:
         raise StateChanged(
             f"{slot.name} held a tensor when the program was built, and now is"
             f" {'gone' if value is None else type(value).__name__}.",
-            remedy="keep its place filled; change values in place (tensor.copy_(...))",
+            remedy="change values in place (tensor.copy_(...)); parametrizations (weight_norm,"
+            " spectral_norm, prune) in __init__() or configure_model()",
+            named=PARAMETRIZING,
         )
     return value
 
@@ -199,10 +210,14 @@ class Binding:
 
     Host code may put another tensor of the same layout into a slot (``Metric.reset`` does); the
     program then works on that one.
+
+    Args:
+        entries: the program's.
+        trained: the identity of parameters that an optimizer holds too: they must stay.
     """
 
-    def __init__(self, entries: tuple[Entry, ...]) -> None:
-        self._entries = entries
+    def __init__(self, entries: tuple[Entry, ...], trained: frozenset[int] = frozenset()) -> None:
+        self._entries, self._trained = entries, trained
         self._layouts = [[Layout.of(held.tensor) for held in entry.held] for entry in entries]
         self._places = [
             (slot.container, slot.key)
@@ -246,6 +261,8 @@ class Binding:
             entry = self._entries[i]
             for held, layout in zip(entry.held, self._layouts[i], strict=True):
                 _check_held(held, layout)
+                if id(held.tensor) in self._trained:
+                    _check_trained(held)
             self._inputs[i] = entry.base()
             self._pointers[i] = _storage_key(self._inputs[i])
         self.storages = frozenset(self._pointers)
@@ -281,6 +298,28 @@ def _check_held(held: Held, layout: Layout) -> None:
             f"{held.slots[0].name} was {layout} with strides {layout.stride} when the program was"
             f" built, and now is {now} with strides {now.stride}.",
             remedy="change values in place (tensor.copy_(...))",
+        )
+
+
+def parameter_replaced(name: str, when: str) -> str:
+    """What is said of a parameter in whose place another one was put."""
+    return (
+        f"{name} was replaced by another parameter {when}. The optimizer holds the old one: eagerly"
+        " too, the new one would not be trained."
+    )
+
+
+def copying_remedy(name: str) -> str:
+    """Code that changes a parameter's value instead."""
+    return f"with torch.no_grad(): {name}.copy_(value)"
+
+
+def _check_trained(held: Held) -> None:
+    slot = held.slots[0]
+    if slot_tensor(slot) is not held.tensor:
+        raise StateChanged(
+            parameter_replaced(slot.name, "after the program was built"),
+            remedy=copying_remedy(slot.name),
         )
 
 

@@ -8,7 +8,7 @@ batch -> which program? (shapes, requires_grad, param groups, guards)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, is_
 from typing import Any
@@ -17,6 +17,8 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from fulgurite.backends.csx.attributes import FrozenScalars
+from fulgurite.backends.csx.audit import Audits, Budget
+from fulgurite.backends.csx.batch_changes import Path, without
 from fulgurite.backends.csx.capture import Captured, capture
 from fulgurite.backends.csx.conditions import Conditions
 from fulgurite.backends.csx.config import CSXBackend
@@ -37,13 +39,15 @@ from fulgurite.backends.csx.numbers import (
     unused_guards,
 )
 from fulgurite.backends.csx.offline import BuiltOnly
-from fulgurite.backends.csx.outputs import result_of
+from fulgurite.backends.csx.outputs import passed_on, result_of
 from fulgurite.backends.csx.program import Program, make_program
 from fulgurite.backends.csx.ready import Ready
 from fulgurite.backends.csx.retrace import retrace
 from fulgurite.backends.csx.scheduled import ShownNumbers, of_computed, show_all
 from fulgurite.backends.csx.traced_numbers import Guard
+from fulgurite.backends.csx.trainer_state import Answers, hold
 from fulgurite.backends.csx.waiting import shown
+from fulgurite.backends.csx.watched import EPOCH, INDEX
 from fulgurite.backends.csx.world import World, undone_on_failure
 from fulgurite.backends.schedules import ProgramScheduler, program_schedulers
 
@@ -68,14 +72,19 @@ class Built:
     states: list[Any]  # the optimizers': kept, so that no identity is used twice
     state_sizes: list[int]
     gradients: list[Handover]
+    answers: Answers  # what the step asked of the trainer's state
     held_for: list[float] | None = None  # numbers for which the guards were found to hold
 
 
 @dataclass(slots=True)
 class HostCode:
-    """How often code of the user's ran on the host, which may have changed what steps read."""
+    """How often code of the user's ran on the host, which may have changed what steps read.
+
+    ``ends`` is whether the next step is the last of an epoch.
+    """
 
     runs: int = 0
+    ends: bool = False
 
 
 class StepFunction:
@@ -91,6 +100,7 @@ class StepFunction:
         settings: Python values that a program is built on (the accumulation window).
         host_code: tells when the step's scalars are to be compared; None: whoever drives it calls
             ``check_scalars``.
+        budget: of the run's audits; None: these are the only ones.
 
     Attributes:
         programs: those built so far.
@@ -105,14 +115,18 @@ class StepFunction:
         announce: Callable[[Program, list[Loaded]], None],
         settings: Callable[[], tuple[Any, ...]] = tuple,
         host_code: HostCode | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self.stage, self.runs = stage, 0
         self._host_code = host_code or HostCode()
         self._compared_at = -1  # runs of host code when scalars were last compared
         self._world, self._backend, self._fabric = world, backend, fabric
+        self._audits = Audits(stage, world, budget or Budget())
         self._announce, self._settings = announce, settings
         self.programs: list[Program] = []
         self._built: list[Built] = []
+        self._added: list[tuple[Path, Any]] = []  # keys of the batch that programs add
+        self._latest: Built | None = None  # the one that ran last
         self._gradients: dict[str, Tensor] = {}
         self._group_values: list[Any] = []  # of all param groups, when they were last read
         self._options: tuple[Any, ...] = ()
@@ -128,13 +142,16 @@ class StepFunction:
         """Optimizer state that waits for the first gradient."""
         return self._world.unborn
 
-    def __call__(self, batch: Any, entries: Entries, entry: str = STEP) -> Any:
+    def __call__(
+        self, batch: Any, entries: Entries, entry: str = STEP, batch_idx: int | None = None
+    ) -> Any:
         """Run the step on a batch.
 
         Args:
             batch: the batch.
             entries: makes Lightning's own code for each entry point.
             entry: which of them to run.
+            batch_idx: its number, where the step passes that on.
 
         Raises:
             TraceError: the step is not static, or batch or model changed.
@@ -145,8 +162,13 @@ class StepFunction:
                 self._world.refresh()
                 self._schedulers = program_schedulers(self._world.schedulers)
             if self._host_code.runs != self._compared_at:
+                if not all(map(is_, map(dict.get, *self._places), self._descendants)):
+                    self.check_state()  # a hook replaced a module
                 self.check_scalars()
             conditions = self._conditions()
+            whole = batch
+            if self._added:
+                batch = without(batch, self._added)
             built, tensors = self._select(conditions, batch)
             if built is None:
                 show_all(self._schedulers)
@@ -159,15 +181,29 @@ class StepFunction:
                 self._retrace(
                     built, entry, entries()[entry], built.batch.with_tensors(batch, tensors)
                 )
+            elif self._audits.due:
+                self._audits.look(
+                    built.ready[entry],
+                    entries()[entry],
+                    built.batch.with_tensors(batch, tensors),
+                    step=self.runs + 1,
+                    clears=self._clears_gradients(entry, built.ready),
+                )
             ready = built.ready[entry]
+            if built is not self._latest:
+                self._switch_to(built)
             given = built.batch.tensors(batch) if ready.writes_batch else tensors
             if ready.logs and self._world.trainer is not None:
                 begin_step(self._world.trainer, ready.logs)
-            result, calls, values = ready.run(self._vector, tensors, given)
+            passed: Sequence[Any] = ()
+            if ready.passed:
+                passed = passed_on(ready.passed, batch, whole, self._arguments(batch_idx))
+            result, calls, values = ready.run(self._vector, tensors, given, passed)
         except TraceError as error:
             if error.line is not None:
                 raise
-            placed = type(error)(error.what, line=self._line(), remedy=error.remedy)
+            line = self._world.line_naming(error.named) if error.named else None
+            placed = type(error)(error.what, line=line or self._line(), remedy=error.remedy)
             for note in getattr(error, "__notes__", ()):
                 placed.add_note(note)
             raise placed from None
@@ -181,26 +217,40 @@ class StepFunction:
                 call(value)
         return result
 
+    def _switch_to(self, built: Built) -> None:
+        """Another program ran before: what it left in ``p.grad`` is not this one's."""
+        self._latest = built
+        for ready in built.ready.values():
+            ready.tells_unkept = True
+
     def _retrace(self, built: Built, entry: str, run: Callable[[Any], Any], batch: Any) -> None:
         """Run an entry point's Python again; it must still be the program that was built."""
         ready = built.ready[entry]
         assert ready.recording is not None
-        clears = _clears_gradients(entry, built.ready)
+        clears = self._clears_gradients(entry, built.ready)
         now = retrace(
             self._world, run, batch, ready.recording, step=self.stage, clears_gradients=clears
         )
         ready.follow(now.constants, now.outputs)
+
+    def _arguments(self, batch_idx: int | None) -> dict[str, Any]:
+        """The arguments of hooks in the step that it may pass on."""
+        trainer = self._world.trainer
+        return {INDEX: batch_idx, EPOCH: None if trainer is None else trainer.current_epoch}
 
     def _line(self) -> UserLine | None:
         """Where the user's step begins: the line of errors that no other line is to blame for."""
         return self._world.line_of(f"{self.stage.partition(' ')[0]}_step")
 
     def clear_gradients(self, parameters: set[int]) -> None:
-        """``zero_grad()`` on the host: gradients that the programs keep become zero.
+        """``zero_grad()`` on the host: gradients that the programs keep to themselves become zero.
 
         Args:
             parameters: whose, by their identity.
         """
+        for built in self._built:
+            for ready in built.ready.values():
+                ready.tells_unkept = True
         for name, p in self._world.parameters().items():
             kept = self._gradients.get(f"{name}.grad")
             if kept is not None and id(p) in parameters:
@@ -223,15 +273,28 @@ class StepFunction:
                 f" ({name}).",
                 remedy="replace modules before the first step, for instance in setup() or"
                 " configure_model()",
+                line=self._world.line_naming(self._changed_children(), stored=True),
             )
         self._collect_conditions()
         for built in self._built:
             for ready in built.ready.values():
                 ready.check()
-        self.check_scalars()
+        self.check_scalars(at_an_end=True)
 
-    def check_scalars(self) -> None:
-        """Compare what host code may have changed with what the programs were built on."""
+    def _changed_children(self) -> set[str]:
+        """The attributes in which there are other modules than before."""
+        known = {id(child) for child in self._descendants}
+        gone = {name for held, name in zip(*self._places, strict=True) if name not in held}
+        return gone | {
+            name for held in self._children for name in held if id(held[name]) not in known
+        }
+
+    def check_scalars(self, at_an_end: bool = False) -> None:
+        """Compare what host code may have changed with what the programs were built on.
+
+        Args:
+            at_an_end: of an epoch, or its beginning: then whatever that takes.
+        """
         self._world.check()
         for built in self._built:
             built.scalars.check()
@@ -239,6 +302,8 @@ class StepFunction:
                 if len(state) < size:
                     self._refuse_lost_state()
         self._compared_at = self._host_code.runs
+        self._audits.wake(compare=at_an_end or self._host_code.ends)
+        self._host_code.ends = False
 
     @staticmethod
     def _refuse_lost_state() -> None:
@@ -248,12 +313,18 @@ class StepFunction:
             remedy="load it before the first step, or by fit(ckpt_path=...)",
         )
 
+    def _clears_gradients(self, entry: str, entries: Collection[str]) -> bool:
+        """Whether an entry point ends an accumulation window, and the host does not look."""
+        return entry == STEP and ACCUMULATE in entries and not self._world.keeps_gradients
+
     # -- which program -----------------------------------------------------------------------
 
     def _collect_conditions(self) -> None:
         self._modules = list(self._world.module.modules())
         self._children = [module._modules for module in self._modules if module._modules]
         self._descendants = [child for one in self._children for child in one.values()]
+        pairs = [(one, name) for one in self._children for name, _ in one.items()]
+        self._places = [one for one, _ in pairs], [name for _, name in pairs]
         self._parameters = list(self._world.module.parameters()) if self._world.trains else []
 
     def _conditions(self) -> Conditions:
@@ -280,7 +351,11 @@ class StepFunction:
     def _select(self, conditions: Conditions, batch: Any) -> tuple[Built | None, list[Tensor]]:
         """The program that fits; (None, []) where another one may be built."""
         why, error = "", TraceError
+        others = 0  # programs that are right when the trainer's state is another
         for built in self._built:
+            if built.answers and not hold(built.answers, self._world.trainer):
+                others += 1
+                continue
             if built.conditions != conditions:
                 why, error = self._changed(built.conditions, conditions), StateChanged
                 continue
@@ -294,7 +369,7 @@ class StepFunction:
                 why, error = broken, StateChanged
                 continue
             return built, tensors
-        if self._built and len(self._built) >= self._backend.max_programs:
+        if why and len(self._built) - others >= self._backend.max_programs:
             self._refuse(error, why)
         return None, []
 
@@ -339,14 +414,14 @@ class StepFunction:
     def _build(
         self, conditions: Conditions, batch: Any, entries: dict[str, Callable[[Any], Any]]
     ) -> Built:
-        modes = conditions.training
+        modes, carried = conditions.training, len(self._world.carried)
         with undone_on_failure(self._world):
             newborn = self._world.make_optimizer_state()
             captured: dict[str, Captured] = {}
             for name, run in entries.items():
                 for change in [change for one in captured.values() for change in one.changes]:
                     change.undo()  # Python's changes happen once, not once for each entry point
-                clears = _clears_gradients(name, entries)
+                clears = self._clears_gradients(name, entries)
                 captured[name] = capture(self._world, run, batch, clears_gradients=clears)
             self._world.forget_unused(newborn, [t for one in captured.values() for t in one.held()])
             if self._conditions().training != modes:
@@ -356,7 +431,7 @@ class StepFunction:
             self.programs.append(program)
             self._announce(program, list(loads.values()))
             if self._backend.only_builds:
-                raise BuiltOnly(_without_values(captured))
+                raise BuiltOnly(_without_values(captured, batch))
         first = next(iter(captured.values()))
         used = frozenset().union(*(one.used_numbers for one in captured.values()))
         now = read_numbers(first.numbers, self._world.optimizers)
@@ -370,6 +445,7 @@ class StepFunction:
             states=[optimizer.state for optimizer in self._world.optimizers],
             state_sizes=[len(optimizer.state) for optimizer in self._world.optimizers],
             gradients=[one.gradients for one in captured.values() if one.gradients.decided_by],
+            answers={k: v for one in captured.values() for k, v in one.answers.items()},
             guards=(*guards, *unused),
             computed_guards=tuple(guard for guard in guards if of_computed(guard, now)),
             ready={
@@ -384,6 +460,11 @@ class StepFunction:
             first.batch.read |= one.batch.read
         if self._backend.retrace_every_iteration:
             first.batch.read.clear()  # what is made of them is compared
+        if self._backend.audits:
+            self._audits.built(list(built.ready.values()), self.runs + 1)
+        self._added += [place for ready in built.ready.values() for place in ready.added]
+        if len(self._world.carried) != carried:
+            self._built.clear()  # those before keep too few gradients: built again when needed
         self._built.append(built)
         self._vector = None
         return built
@@ -398,13 +479,9 @@ class StepFunction:
         }
 
 
-def _without_values(captured: dict[str, Captured]) -> Any:
+def _without_values(captured: dict[str, Captured], batch: Any) -> Any:
     """The result of a step that is not run."""
     [*_, last] = captured.values()
     nodes = pytree.tree_leaves(last.graph.module.graph.output_node().args[0])
-    return result_of(last.outputs)([valueless(node.meta["val"]) for node in nodes])
-
-
-def _clears_gradients(entry: str, entries: Collection[str]) -> bool:
-    """Whether an entry point ends an accumulation window."""
-    return entry == STEP and ACCUMULATE in entries
+    passed = passed_on(last.outputs.passed, batch, batch, {INDEX: 0, EPOCH: 0})
+    return result_of(last.outputs)([*[valueless(node.meta["val"]) for node in nodes], *passed])

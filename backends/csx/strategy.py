@@ -30,13 +30,16 @@ from fulgurite.backends.backend import current_backend
 from fulgurite.backends.closures import checkpoint_written, watch_trainer
 from fulgurite.backends.csx import offline, report, rng
 from fulgurite.backends.csx.accelerator import CSXAccelerator
+from fulgurite.backends.csx.audit import Budget
 from fulgurite.backends.csx.birth import giving_birth
 from fulgurite.backends.csx.capture import Trace
 from fulgurite.backends.csx.config import CSXBackend
+from fulgurite.backends.csx.dropped_gradient import forget
 from fulgurite.backends.csx.errors import UnsupportedState
 from fulgurite.backends.csx.fabric import HostFabric
 from fulgurite.backends.csx.first_update import hidden
 from fulgurite.backends.csx.frozen import forget_shown, frozen_index
+from fulgurite.backends.csx.host_reads import reads_gradients
 from fulgurite.backends.csx.lines import user_line
 from fulgurite.backends.csx.precision import (
     CSXPrecision,
@@ -84,8 +87,10 @@ class StaticGraph(Strategy):
         self._evaluating: dict[tuple[str, int | None], StepFunction] = {}
         self._traced_module: pl.LightningModule | None = None
         self.host_code = HostCode()
+        self.audit_budget = Budget()
         self._aside = contextlib.ExitStack()  # what a run that only builds puts back
         self.schedulers = RunSchedulers()
+        self.keeps_gradients = False  # in p.grad between steps: the host reads them
         super().__init__(accelerator=CSXAccelerator(with_strategy=True), **strategy_options)
 
     # -- what Lightning's connector sets -------------------------------------------------------
@@ -123,6 +128,7 @@ class StaticGraph(Strategy):
         assert module is not None
         _refuse_unsupported(trainer, module)
         forget_shown()
+        self.audit_budget.begin()
         pkgutil.resolve_name(self._install_loops)(trainer)
         if module is not self._traced_module:
             self._evaluating.clear()
@@ -140,7 +146,10 @@ class StaticGraph(Strategy):
                 optimizers=self.optimizers,
                 trains=True,
                 freezes=not self.backend.retrace_every_iteration,
+                gradients_read=reads_gradients(trainer, module),
+                looks_again=self.backend.looks_again,
             )
+            self.keeps_gradients = world.keeps_gradients
             self._training = self._step_function("training", world)
 
     def _step_function(self, stage: str, world: LightningWorld) -> StepFunction:
@@ -152,7 +161,14 @@ class StaticGraph(Strategy):
 
         announce = functools.partial(report.announce, trainer, self.fabric, self.backend)
         return StepFunction(
-            stage, world, self.backend, self.fabric, announce, settings, self.host_code
+            stage,
+            world,
+            self.backend,
+            self.fabric,
+            announce,
+            settings,
+            self.host_code,
+            self.audit_budget,
         )
 
     @property
@@ -196,10 +212,12 @@ class StaticGraph(Strategy):
 
     # -- steps ---------------------------------------------------------------------------------
 
-    def train(self, batch: Any, entries: Entries, entry: str = STEP) -> Any:
+    def train(
+        self, batch: Any, entries: Entries, entry: str = STEP, batch_idx: int | None = None
+    ) -> Any:
         """Run one training step (see ``StepFunction``)."""
         assert self._training is not None
-        return self._training(batch, entries, entry)
+        return self._training(batch, entries, entry, batch_idx)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Once an epoch, see that the model is still the one that was traced."""
@@ -231,19 +249,30 @@ class StaticGraph(Strategy):
             name = stage if loader is None else f"{stage} {loader}"
             freezes = not self.backend.retrace_every_iteration
             world = LightningWorld(
-                run_by=module.trainer, strategy=self, module=module, freezes=freezes
+                run_by=module.trainer,
+                strategy=self,
+                module=module,
+                freezes=freezes,
+                looks_again=self.backend.looks_again,
             )
             step = self._step_function(name, world)
             self._evaluating[stage, loader] = step
-        return step(
-            batch,
-            lambda: {STEP: lambda batch: run(batch, *map(frozen_index, rest[:1]), *rest[1:])},
-        )
 
-    def on_host_code(self) -> None:
-        """The user's code runs on the host: it may look at numbers, and change what steps read."""
+        def trace(batch: Any) -> Any:
+            index = [frozen_index(index, stage) for index in rest[:1]]
+            return run(batch, *index, *rest[1:])
+
+        return step(batch, lambda: {STEP: trace}, batch_idx=rest[0] if rest else None)
+
+    def on_host_code(self, ends: bool = False) -> None:
+        """The user's code runs on the host: it may look at numbers, and change what steps read.
+
+        Args:
+            ends: whether the next step is the last of an epoch.
+        """
         self.schedulers.show()
         self.host_code.runs += 1
+        self.host_code.ends = ends
 
     def _check_evaluation(self) -> None:
         for step in self._evaluating.values():
@@ -320,10 +349,13 @@ class _Cleared:
         self._before = (of_optimizer, of_module)
 
         def zero_grad(self: Optimizer, set_to_none: bool = True) -> None:
+            parameters = [p for group in self.param_groups for p in group["params"]]
+            forget(parameters)
             of_optimizer(self, set_to_none)
-            clear(p for group in self.param_groups for p in group["params"])
+            clear(parameters)
 
         def module_zero_grad(self: torch.nn.Module, set_to_none: bool = True) -> None:
+            forget(self.parameters())
             of_module(self, set_to_none)
             clear(self.parameters())
 

@@ -9,7 +9,7 @@ static into their static twins. Checked against torch 2.13.
 from __future__ import annotations
 
 import contextlib
-import operator
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -38,30 +38,43 @@ from fulgurite.backends.csx.errors import (
     UnsupportedState,
 )
 from fulgurite.backends.csx.formulas import host_value
-from fulgurite.backends.csx.lines import UserLine, is_library, run_backward, top_package
+from fulgurite.backends.csx.indices import at, without_known_masks, without_scalars
+from fulgurite.backends.csx.lines import (
+    UserLine,
+    is_library,
+    raised_at,
+    run_backward,
+    top_package,
+)
 from fulgurite.backends.csx.lists import note_lists
 from fulgurite.backends.csx.misuse import (
-    ASSERT,
     DEVICE,
-    FIXED_SIZE,
     MASKS,
     OF_VALUES,
     READ_LATER,
-    SCALARS,
     WINDOW,
     Misuse,
     asked_device,
     check_generator,
+    choice,
     refuse_dtype,
-    refused_scalar,
     wide,
 )
 from fulgurite.backends.csx.names import Names, function_name
 from fulgurite.backends.csx.narrow import OneNarrowType
+from fulgurite.backends.csx.scalar_arguments import (
+    SIZED,
+    Place,
+    place_in_call,
+    place_in_frames,
+    place_of_error,
+    refused_scalar,
+)
 from fulgurite.backends.csx.scalars import call_with_numbers
 from fulgurite.backends.csx.state import brief
 from fulgurite.backends.csx.traced_numbers import is_traced
-from fulgurite.backends.csx.twins import STATIC_TWINS, at
+from fulgurite.backends.csx.twins import STATIC_TWINS
+from fulgurite.backends.csx.watched import all_unwatched
 
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 _GRADIENT = Tensor.grad.__get__  # type: ignore[union-attr]
@@ -99,7 +112,7 @@ class Contract(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         busy, self._busy = self._busy, True
         try:
-            return self._call(func, args, kwargs or {})
+            return self._call(func, all_unwatched(args), all_unwatched(kwargs or {}))
         except TraceError as error:
             self.refused = self.refused or error
             raise
@@ -141,11 +154,11 @@ class Contract(TorchFunctionMode):
         if func == _SET_DATA:  # a method-wrapper: equal, never the same
             return self._set_data(*args)
         if func is Tensor.__getitem__ or func is Tensor.__setitem__:
-            places = self._scalar_places(args[1])
-            if places is not None:
-                return at(places, *args[:1], *args[2:])
+            split = without_scalars(*args[:2])
+            if split is not None:
+                return at(split.places, split.rest_of(args[0]), *args[2:])
         if func is Tensor.__getitem__:
-            args = (args[0], self._without_known_masks(args[1]))
+            args = (args[0], without_known_masks(args[1], self._value))
         if kwargs or func in (Tensor.to, Tensor.cuda):
             self._check_device(func, args, kwargs)
             check_generator(kwargs, self._line)
@@ -155,10 +168,11 @@ class Contract(TorchFunctionMode):
             return None if result is None else result.to(STAND_IN)
         static = STATIC_TWINS.get(func)
         if static is not None:
-            twin = static(args, kwargs)
+            twin = self._run(static, func, args, kwargs)
             if twin is not NotImplemented:
                 return twin
-        result = self._run(func, args, kwargs)
+        run = functools.partial(call_with_numbers, func)
+        result = self._run(run, func, args, kwargs)
         if isinstance(result, Tensor):
             self._note(func, result)
         elif type(result) in (tuple, list):
@@ -176,14 +190,37 @@ class Contract(TorchFunctionMode):
         finally:
             self._allows_double = before
 
-    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Call a function; what the fakes cannot do is said as the user's misuse."""
+    def _run(self, run: Callable[[Any, Any], Any], func: Any, args: Any, kwargs: Any) -> Any:
+        """Call ``run`` for a function; what the fakes cannot do is said as the user's misuse."""
         try:
-            return call_with_numbers(func, args, kwargs)
+            return run(args, kwargs)
         except DynamicOutputShapeException:
             self._refuse_shape(func, args)
         except DataDependentOutputException:
             self._refuse_value(func, args, kwargs)
+        except TypeError as error:
+            place = None
+            if "FakeTensor" in str(error):
+                place = place_in_call(func, args, kwargs, self._is_scalar)
+            if place is None:
+                raise
+            raise self._refused_scalar(place) from None
+
+    def refused_by_torch(self, error: TypeError) -> TraceError | None:
+        """What an error of torch's own, which looks at numbers before any mode does, is here."""
+        place = place_of_error(error, lambda value: isinstance(value, Tensor) and not value.dim())
+        return None if place is None else self._refused_scalar(place, raised_at(error))
+
+    def _refused_scalar(self, place: Place, line: UserLine | None = None) -> TraceError:
+        given = place.tensor
+        name = given if isinstance(given, str) else self._names(given)
+        return refused_scalar(place, name, line or self._line())
+
+    def _is_scalar(self, value: Any) -> bool:
+        """Whether a value is a tensor without dimensions that the step computed from data."""
+        if not isinstance(value, FakeTensor) or value.dim() or is_traced(value):
+            return False
+        return self._value(value) is None
 
     def _note(self, func: Any, result: Tensor) -> None:
         """Remember where a tensor came from; refuse what the backend does not have."""
@@ -225,39 +262,14 @@ class Contract(TorchFunctionMode):
         tensors = [part for part in parts if isinstance(part, Tensor)]
         return self._names.within(tensors[0]) if tensors else "a tensor"
 
-    def _without_known_masks(self, index: Any) -> Any:
-        """An index with the places that its masks choose, where these follow from constants."""
-        items: list[Any] = []
-        for item in index if isinstance(index, tuple) else (index,):
-            mask = isinstance(item, Tensor) and item.dtype == torch.bool and item.ndim > 0
-            value = self._value(item) if mask else None
-            if value is None:
-                items.append(item)
-            else:
-                with DisableTorchFunction(), _disable_current_modes():
-                    items += value.nonzero(as_tuple=True)
-        return tuple(items) if isinstance(index, tuple) or len(items) > 1 else items[0]
-
-    def _scalar_places(self, index: Any) -> list[Any] | None:
-        """``x[i]``, ``x[:, i]`` with an integer tensor [] for i, as an index that reads no value.
-
-        torch reads such an ``i`` on the host; an index of tensors alone is an operation.
-        """
-        items = index if isinstance(index, tuple) else (index,)
-        scalars = [isinstance(i, FakeTensor) and not i.ndim and not is_traced(i) for i in items]
-        whole = [type(i) is slice and i == slice(None) for i in items]
-        if not any(scalars) or not all(map(operator.or_, scalars, whole)):
-            return None
-        tensors = [i for i, scalar in zip(items, scalars, strict=True) if scalar]
-        if any(i.is_floating_point() or i.dtype is torch.bool for i in tensors):
-            return None
-        return [i if scalar else None for i, scalar in zip(items, scalars, strict=True)]
-
     def _refuse(self, tensor: Tensor, misuse: Misuse) -> None:
         error, done, remedy = misuse
         line = self._line()
-        if error is ConditionalOnTensor and line is not None and line.source.startswith("assert"):
-            remedy = ASSERT
+        place = place_in_frames(_torchs_frames(), self._is_scalar)
+        if place is not None:
+            raise self._refused_scalar(place)
+        if error is ConditionalOnTensor and line is not None:
+            remedy = choice(line.source)
         metric = _inside_torchmetrics()
         if metric is not None:
             done += f" inside torchmetrics ({metric})"
@@ -277,16 +289,13 @@ class Contract(TorchFunctionMode):
             f"The shape of the result of {function_name(func)}() depends on the values of"
             f" {self._describe_first(chosen_by)}; a static program has fixed shapes.",
             line=self._line(),
-            remedy=_SIZED.get(function_name(func), MASKS),
+            remedy=SIZED.get(function_name(func), MASKS),
         ) from None
 
     def _refuse_value(self, func: Any, args: Any, kwargs: Any) -> None:
         """A function asked for a value by itself: as a size, a bound of a slice, or to check it."""
         name = function_name(func)
-        for key in SCALARS:
-            if isinstance(kwargs.get(key), Tensor):
-                tensor = self._names(kwargs[key])
-                raise refused_scalar(tensor, name, key, self._line()) from None
+        place = place_in_call(func, args, kwargs, self._is_scalar)
         if func in (Tensor.__getitem__, Tensor.__setitem__):
             raise DynamicShape(
                 f"The shape of a slice depends on the values of {self._describe_first(args[1:])}; a"
@@ -294,12 +303,14 @@ class Contract(TorchFunctionMode):
                 line=self._line(),
                 remedy=WINDOW,
             ) from None
-        if name in _SIZED:
+        if place is not None:
+            raise self._refused_scalar(place) from None
+        if name in SIZED:
             raise DynamicShape(
                 f"The shape of the result of {name}() depends on the values of"
                 f" {self._describe_first(args)}; a static program has fixed shapes.",
                 line=self._line(),
-                remedy=_SIZED[name],
+                remedy=SIZED[name],
             ) from None
         raise HostRead(
             f"{name}() needs the value of {self._describe_first(args)} on the host.",
@@ -323,19 +334,6 @@ class Contract(TorchFunctionMode):
         if not _is_library(_caller()) and isinstance(tensor, FakeTensor):
             done = "read by .cpu()" if func is Tensor.cpu else 'read by .to("cpu")'
             self._refuse(tensor, Misuse(HostRead, done, READ_LATER))
-
-
-_SIZED = {
-    **dict.fromkeys(("zeros", "ones", "empty", "full", "rand", "randn", "arange"), FIXED_SIZE),
-    "one_hot": "the number of classes: one_hot(x, num_classes=10)",
-    "repeat_interleave": "repeats as a Python number, or output_size=",
-    "pack_padded_sequence": "the padded batch, and the output where each sequence ends:"
-    " out[torch.arange(len(out)), lengths - 1]",
-    "linalg_lstsq": "torch.linalg.pinv(a) @ b",
-    "ctc_loss": "a loss in tensor operations over the padded targets; torch's own sizes its table"
-    " by the longest target",
-}
-"""Functions whose arguments make a shape, and what to give them or to write instead."""
 
 
 def _inside_torchmetrics() -> str | None:
@@ -372,6 +370,17 @@ def _caller() -> FrameType | None:
     while frame is not None and frame.f_code.co_name == "__torch_function__":
         frame = frame.f_back
     return frame
+
+
+def _torchs_frames() -> Iterator[FrameType]:
+    """The frames of torch's that the user's line led to, the outermost first."""
+    frames: list[FrameType] = []
+    frame = _caller()
+    while frame is not None and top_package(frame) == "torch":
+        if frame.f_globals["__name__"] not in ("torch._tensor", "torch.overrides"):
+            frames.append(frame)
+        frame = frame.f_back
+    return reversed(frames)
 
 
 def _is_library(caller: FrameType | None) -> bool:

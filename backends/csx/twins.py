@@ -18,16 +18,6 @@ from fulgurite.backends.csx.formulas import without_mkldnn
 from fulgurite.backends.csx.patches import patched
 
 
-def at(places: list[Any], x: Tensor, *value: Any) -> Tensor:
-    """``x[places]``, or with a value ``x[places] = value``."""
-    if not value:
-        found: Tensor = torch.ops.aten.index.Tensor(x, places)
-        return found
-    given = torch.as_tensor(value[0]).to(x.dtype)
-    changed: Tensor = torch.ops.aten.index_put_.default(x, places, given)
-    return changed
-
-
 def _static_bincount(args: Any, kwargs: Any) -> Any:
     """``bincount(x, minlength=n)`` of values below n: the one form whose shape is known.
 
@@ -89,11 +79,20 @@ def _copied(args: Any, kwargs: Any) -> Any:
     return copied
 
 
+def _random_from_zero(args: Any, kwargs: Any) -> Any:
+    """``x.random_(low, high)``: the overload of both is called ``from``, no name in code."""
+    given = {**dict(zip(("self", "from", "to"), args, strict=False)), **kwargs}
+    if given.get("to") is None:
+        return NotImplemented
+    return given["self"].random_(given["to"] - given["from"]).add_(given["from"])
+
+
 STATIC_TWINS: dict[Any, Callable[[Any, Any], Any]] = {
     torch.bincount: _static_bincount,
     Tensor.bincount: _static_bincount,
     torch.tensor: _stacked,
     torch.lstm: _plain_lstm,
     Tensor.__deepcopy__: _copied,
+    Tensor.random_: _random_from_zero,
     nn.functional.gaussian_nll_loss: _gaussian_nll,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -17,12 +17,18 @@ from torch.optim import Optimizer
 
 from fulgurite.backends.csx import rng
 from fulgurite.backends.csx.birth import Newborn, check_optimizer, give_birth
+from fulgurite.backends.csx.carried import Carried
 from fulgurite.backends.csx.constants import Source
 from fulgurite.backends.csx.errors import StateChanged
 from fulgurite.backends.csx.first_update import Unborn
-from fulgurite.backends.csx.lines import UserLine
+from fulgurite.backends.csx.gradients import OtherPrograms
+from fulgurite.backends.csx.host_reads import TRACED_HOOKS
+from fulgurite.backends.csx.leaves import Trees, holders_in
+from fulgurite.backends.csx.lines import UserLine, belongs_to_library, line_naming
+from fulgurite.backends.csx.python_state import PythonState
 from fulgurite.backends.csx.reach import reach
 from fulgurite.backends.csx.state import Held, Slot, Snapshot
+from fulgurite.backends.csx.trainer_writes import check_trainer
 from fulgurite.backends.schedules import program_schedulers
 
 
@@ -44,7 +50,10 @@ class World(ABC):
     schedulers: list[Any] = field(default_factory=list)
     trains: bool = False  # whether the step computes gradients
     unborn: list[Unborn] = field(default_factory=list)
+    carried: dict[str, Carried] = field(default_factory=dict)  # gradients for the next step
+    other_programs: OtherPrograms = field(default_factory=OtherPrograms)
     freezes: bool = True  # the step's Python runs once: the values that it reads stay
+    looks_again: bool = False  # whether traces are kept, to compare later ones with them
     gradients_on_host: ClassVar[bool] = False  # whether the host sees them between steps
 
     _steps: Tensor = field(default_factory=_counter)
@@ -67,6 +76,16 @@ class World(ABC):
         return False
 
     @property
+    def shows_gradients(self) -> bool:
+        """Whether gradients that are state are in ``p.grad`` between steps."""
+        return self.keeps_gradients
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """Whether all gradients are, for the host reads them."""
+        return False
+
+    @property
     def fp16_type(self) -> str | None:
         """The run's 16-bit type by name, where it has one."""
         return None
@@ -81,6 +100,9 @@ class World(ABC):
 
     def check(self) -> None:  # noqa: B027  # nothing to verify where nobody replaces them
         """Verify, after host code ran, that the step still works on these."""
+
+    def check_trace(self, before: Snapshot) -> None:  # noqa: B027
+        """Say what a trace changed that would not change again."""
 
     def refresh(self) -> None:  # noqa: B027
         """Find them again, before the first trace."""
@@ -148,6 +170,23 @@ class World(ABC):
         yield from self.optimizers
         yield from self.schedulers
 
+    def holders(self) -> Iterator[tuple[str, object]]:
+        """What may hold state in its lists, dicts and objects, and what the step calls it."""
+        yield from holders_in(self.module, self.root)
+
+    def trees(self) -> Trees:
+        """The lists, dicts and objects that the holders hold, as they are now."""
+        registered = {*map(id, self.module.modules()), *map(id, self.module.parameters())}
+        return Trees(self.holders(), registered)
+
+    def python_state(self) -> PythonState:
+        """What the step's code can reach besides tensors."""
+        return PythonState(self.module, self.root, [*self.functions(), *self.objects()])
+
+    def functions(self) -> Iterator[Any]:
+        """Functions that are the step, where it is no module's."""
+        return iter(())
+
     @abstractmethod
     def steps_done(self) -> int:
         """How many steps were done before this one."""
@@ -155,6 +194,10 @@ class World(ABC):
     @abstractmethod
     def line_of(self, hook: str) -> UserLine | None:
         """Where the user wrote one of Lightning's hooks, or the function that stands for all."""
+
+    def line_naming(self, names: Collection[str], *, stored: bool = False) -> UserLine | None:
+        """The first line of the user's host code with one of these names; None where unknown."""
+        return None
 
     @abstractmethod
     def line_now(self) -> UserLine | None:
@@ -169,6 +212,7 @@ class LightningWorld(World):
     module: pl.LightningModule
     run_by: pl.Trainer
     strategy: pl.strategies.Strategy
+    gradients_read: bool = False  # code on the host reads .grad
     _seen: tuple[Any, Any] | None = None  # the lists of optimizers and schedulers in ``refresh``
 
     @property
@@ -180,6 +224,16 @@ class LightningWorld(World):
     def backward_is_lightnings(self) -> bool:
         """Whether the module has automatic optimization."""
         return self.module.automatic_optimization
+
+    @property
+    def shows_gradients(self) -> bool:
+        """Under manual optimization too; a window of accumulation would be slower for it."""
+        return self.trains and (self.keeps_gradients or not self.backward_is_lightnings)
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """What was found when the run began."""
+        return self.trains and self.gradients_read
 
     @property
     def fp16_type(self) -> str | None:
@@ -196,6 +250,15 @@ class LightningWorld(World):
         yield from self.trainer.strategy._lightning_optimizers
         if self._loss_scale is not None:
             yield self._loss_scale
+
+    def holders(self) -> Iterator[tuple[str, object]]:
+        """The modules, and callbacks of the user's with hooks inside the step."""
+        yield from World.holders(self)
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            kind = type(callback)
+            traced = any(getattr(kind, n) is not getattr(pl.Callback, n) for n in TRACED_HOOKS)
+            if traced and not belongs_to_library(kind):
+                yield kind.__name__, callback
 
     @property
     def _loss_scale(self) -> Any:
@@ -245,6 +308,13 @@ class LightningWorld(World):
                     remedy="change their param_groups, or call fit again",
                 )
 
+    def check_trace(self, before: Snapshot) -> None:
+        """Say what the step set on the Trainer, or would set on another batch."""
+        names = ["training_step", *sorted(TRACED_HOOKS)] if self.trains else [self._step_name]
+        owners = [self.module, *self.trainer.callbacks]  # type: ignore[attr-defined]
+        hooks = [getattr(one, name) for one in owners for name in names if hasattr(one, name)]
+        check_trainer(self.trainer, before.before(vars(self.trainer)), hooks)
+
     def steps_done(self) -> int:
         """Lightning's ``global_step``."""
         return self.trainer.global_step
@@ -253,6 +323,14 @@ class LightningWorld(World):
         """Where the user wrote one of Lightning's hooks."""
         return UserLine.of_method(type(self.module), hook)
 
+    def line_naming(self, names: Collection[str], *, stored: bool = False) -> UserLine | None:
+        """The same in the methods of the module, its callbacks and its layers."""
+        holders = (self.module, *self.trainer.callbacks, *self.module.modules())  # type: ignore[attr-defined]
+        kinds = dict.fromkeys(kind for holder in holders for kind in type(holder).__mro__)
+        return line_naming(
+            (kind for kind in kinds if not belongs_to_library(kind)), names, stored=stored
+        )
+
     def line_now(self) -> UserLine | None:
         """Where the user wrote the hook that now runs."""
         hook = self.module._current_fx_name or ""
@@ -260,14 +338,42 @@ class LightningWorld(World):
         return made_at or self.line_of(hook) or self.line_of(self._step_name)
 
 
+class Before:
+    """Module, optimizers, counters and random states as they are before a trace."""
+
+    def __init__(self, world: World) -> None:
+        self._world, self._unborn = world, world.unborn
+        self._snapshot, self._trees = Snapshot(world.objects()), world.trees()
+        self._random_states = rng.collect()
+
+    def restore(self) -> None:
+        """Put them back."""
+        self._snapshot.restore()
+        self._trees.restore()
+        rng.restore(self._random_states)
+        self._world.unborn = self._unborn
+
+
 @contextlib.contextmanager
 def undone_on_failure(world: World) -> Iterator[None]:
     """If the block raises, put module, optimizers, counters and random states back as they were."""
-    snapshot, random_states, unborn = Snapshot(world.objects()), rng.collect(), world.unborn
+    before = Before(world)
     try:
         yield
     except BaseException:
-        snapshot.restore()
-        rng.restore(random_states)
-        world.unborn = unborn
+        before.restore()
         raise
+
+
+@contextlib.contextmanager
+def undone(world: World) -> Iterator[PythonState]:
+    """Put all that back in any case, and whatever Python state the step's code can reach.
+
+    Yields that state as it was.
+    """
+    state, before = world.python_state(), Before(world)
+    try:
+        yield state
+    finally:
+        before.restore()
+        state.restore()

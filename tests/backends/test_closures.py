@@ -46,6 +46,7 @@ def show(seen: list[Any]) -> Callable[..., None]:
     return show
 
 
+@pytest.mark.filterwarnings("ignore:seen was changed")  # by the step, where it is traced
 def test_a_closure_in_a_step_runs_after_every_step(
     backend: str, seen: list[Any], show: Callable[..., None]
 ) -> None:

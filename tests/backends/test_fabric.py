@@ -16,6 +16,7 @@ import pytest
 import torch
 from harness import Run, assert_same_run, both, fit, make_trainer
 from models import Classifier, Measured, loader, mlp
+from torch._inductor.exc import InductorError
 
 import fulgurite
 from fulgurite.backends.csx import denormals, fabric
@@ -267,6 +268,7 @@ def test_passes_are_pure(monkeypatch: pytest.MonkeyPatch, precision: str) -> Non
     fit(lambda: Classifier(mlp()), lambda: (loader(16),), static=True, precision=precision)
     assert [name for name, _, _ in seen] == [
         "drop_renames",
+        "functional_draws",
         *(["to_cbfloat16"] if precision == "cb16-mixed" else []),
         "functionalize",
         "drop_renames",
@@ -331,3 +333,22 @@ def test_a_process_that_flushes_itself_still_does_after() -> None:
         assert denormals.is_flushing()
     finally:
         torch.set_flush_denormal(False)
+
+
+def test_where_torchs_compiler_fails_the_program_runs_operation_by_operation(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(graph: Any, folder: Path) -> None:
+        raise InductorError(KeyError("buf25"), None)
+
+    monkeypatch.setattr(fabric, "compile_graph", fail)
+    ours = fit(
+        lambda: Classifier(mlp()),
+        lambda: (loader(64),),
+        static=True,
+        policy="default",
+        backend={"compile_dir": tmp_path / "programs"},
+    )
+    how = ours.trainer.strategy.step_functions["training"]._built[0].ready["step"]._loaded.how
+    assert how == "run operation by operation (torch's compiler failed: KeyError: 'buf25')"
+    assert len(ours.losses) == 4

@@ -249,18 +249,3 @@ TWINS = {
 @pytest.mark.parametrize("make", TWINS.values(), ids=TWINS)
 def test_the_corrected_twin_equals_stock(make: Any) -> None:
     assert_same_run(*both(make, lambda: (loader(64),), max_epochs=3))
-
-
-def test_sanity_checking_warns_in_validation_and_is_false_in_training() -> None:
-    class Asks(Classifier):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            assert not self.trainer.sanity_checking
-            return super().training_step(batch, batch_idx)
-
-        def validation_step(self, batch: Any, batch_idx: int) -> Any:
-            return self.net(batch[0]) * (1 + self.trainer.sanity_checking)
-
-    options: dict[str, Any] = {"static": True, "limit_train_batches": 2}
-    with pytest.warns(FrozenValueWarning, match="num_sanity_val_steps=0") as seen:
-        fit(lambda: Asks(mlp()), lambda: (loader(), loader()), **options)
-    assert sum(w.category is FrozenValueWarning for w in seen) == 1

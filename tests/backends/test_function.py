@@ -328,6 +328,7 @@ def test_trace_keeps_name_signature_and_text() -> None:
     assert training_step(targets=x, inputs=x) == 0
 
 
+@pytest.mark.filterwarnings("ignore:Traced.calls was changed")
 def test_a_method_is_traced_in_the_class_body_once_for_each_object() -> None:
     class Traced(Loop):
         calls = 0

@@ -21,11 +21,13 @@ EVERY = [idiom for group in IDIOMS.values() for idiom in group]
 
 @pytest.mark.parametrize("idiom", EVERY, ids=lambda idiom: idiom.name)
 def test_an_idiom_gives_the_numbers_of_stock(idiom: Idiom) -> None:
-    ours, stock = both(idiom.make, lambda: (idiom.batches(),), limit_train_batches=4)
+    options: dict[str, Any] = {"limit_train_batches": 4, "backend": {"audit": True}}
+    ours, stock = both(idiom.make, lambda: (idiom.batches(),), **options)
     assert len(stock.losses) == 4
     assert_same_run(ours, stock, idiom.noise, idiom.tolerance, 2 * idiom.tolerance)
 
 
+@pytest.mark.filterwarnings("ignore:.* is kept in ")
 @pytest.mark.parametrize("kind", list(refusals()), ids=lambda kind: kind.__name__)
 def test_what_does_not_work_is_an_error_with_its_remedy(kind: type[Refused]) -> None:
     module: Any = None

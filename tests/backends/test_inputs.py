@@ -160,7 +160,7 @@ def test_a_constant_that_the_step_did_not_read_may_change(first: Any, second: An
     assert len(feed(lambda b: b[0].sum(), [(X, first), (X, second)])) == 2
 
 
-def test_a_batch_of_objects_is_refused() -> None:
+def test_a_batch_of_objects_is_refused_where_it_is_used() -> None:
     class Graph:
         x = X
 

@@ -14,6 +14,7 @@ import torch
 from harness import Run, assert_close, fit, make_trainer
 from models import GAN, Classifier, Measured, loader, mlp
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.data import DataLoader
 
 from fulgurite.backends.csx import rng
@@ -177,9 +178,10 @@ def test_every_stage_is_traced_each_time(stage: str) -> None:
 
 
 def test_with_accumulation_the_entry_point_that_runs_is_traced() -> None:
-    """Both are traced on the first batch, for they are one program."""
+    """Both are traced on the first batch, for they are one program; what is appended is not."""
     run = retraced(Speaking, accumulate_grad_batches=2)
-    assert [batch for batch, *_ in run.module.seen] == [0, 0, 1, 2]
+    assert [batch for batch, *_ in run.module.seen] == [0, 1, 2]
+    assert len(run.module.drawn) == 4
 
 
 def test_a_string_of_the_batch_may_change_where_only_python_reads_it() -> None:
@@ -323,10 +325,10 @@ CHANGES: list[tuple[Callable[..., Any], str, str, str]] = [
     (a_literal, "weights = ", "the constant [1.0, 0.0], ", "the constant [1.0, 1.0], "),
     (a_table, "return loss *", "TABLES[0], ", "TABLES[1], "),
     (another_operand, "return (a * b)", "div(mul, exp), ", "div(mul, tanh), "),
-    (more_operations, "loss = loss.exp()", "", "exp, "),
-    (fewer_operations, "loss = loss.exp()", "exp, ", ""),
+    (more_operations, "loss = loss.exp()", "nothing\n", "exp, "),
+    (fewer_operations, "loss = loss.exp()", "exp, ", "nothing\n"),
     (a_log_less, "module.log(", "", ""),
-    (more_state, "module.count.add_(1)", "", "add_, "),
+    (more_state, "module.count.add_(1)", "nothing\n", "add_, "),
     (the_result_of_another_operation, "a, b =", "the result of exp, ", "the result of tanh, "),
     (another_value_for_a_buffer, "a, b =", "the result of exp, ", "the result of tanh, "),
     (another_attribute, "", "returned {'loss': *}", "returned {'loss': *}, set last"),
@@ -354,6 +356,25 @@ def test_another_graph_is_an_error_with_the_first_difference_before_and_now(
         [line] = [first + i for i, text in enumerate(lines) if text.strip().startswith(source)]
         assert (error.line.file, error.line.line) == (__file__, line)
     assert len(text.splitlines()) <= 12
+
+
+def test_a_step_of_the_optimizer_that_is_left_out_is_named_with_its_line() -> None:
+    class Stepping(Classifier):
+        automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            optimizer: Any = self.optimizers()
+            self.manual_backward(nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
+            if batch_idx == 0:
+                optimizer.step()
+            optimizer.zero_grad()
+
+    with pytest.raises(GraphChanged) as caught:
+        retraced(lambda: Stepping(mlp(), torch.optim.SGD))
+    line = caught.value.line
+    assert line is not None
+    assert line.source == "optimizer.step()"
+    assert "optimizer.step()\n  now:    nothing\n" in str(caught.value)
 
 
 def test_nothing_has_changed_when_the_error_is_raised() -> None:
@@ -388,7 +409,7 @@ def test_nothing_has_changed_when_the_error_is_raised() -> None:
     assert_close(trainer.optimizers[0].state_dict(), optimizer, 0.0)
     assert torch.equal(rng.collect()["torch"], random_state)
     assert (module.counted, len(module.outs)) == (1, 1)
-    assert not any(p.grad is not None for p in module.parameters())
+    assert not any(isinstance(p.grad, FakeTensor) for p in module.parameters())
 
 
 def test_without_the_option_the_same_step_keeps_its_first_graph() -> None:

@@ -144,7 +144,8 @@ def test_a_leaked_tensor_raises_however_it_is_used(use: Any) -> None:
         kept.append(x.exp())  # here
         return x.sum()
 
-    fit(lambda: Step(leaks), lambda: (loader(),), static=True, limit_train_batches=2)
+    with pytest.warns(UserWarning, match="The result of exp, .* kept in the variable kept of"):
+        fit(lambda: Step(leaks), lambda: (loader(),), static=True, limit_train_batches=2)
     assert len(kept) == 1
     with pytest.raises(LeakedTensor, match=r"^The result of exp, ") as raised:
         use(*kept, io.BytesIO()) if use is torch.save else use(*kept)

@@ -105,3 +105,22 @@ def test_an_unknown_form_is_an_error() -> None:
             make_static(unknown + "        return (args,)\n" + TAIL)
     with pytest.raises(UnknownWrapper, match="Runner"):
         make_static("import torch")
+
+
+def test_random_numbers_are_drawn_into_memory_that_is_made_once() -> None:
+    call, namespace = load("""
+buf0 = torch.ops.fulgurite.uniform.default([3, 2], [1, 3], torch.float32, -1.0, 1.0)
+buf1 = buf0
+assert_alignment(buf1, 16, 'torch.ops.fulgurite.uniform.default')
+del buf0
+buf2 = empty_strided_cpu((3, 2), (1, 3), torch.float32)
+double(buf1, buf2)
+del buf1
+return (buf2, )
+""")
+    assert {name for name in namespace if name.startswith("buf")} == {"buf0"}
+    torch.manual_seed(1)
+    drawn = call([])[0]
+    torch.manual_seed(1)
+    wanted = torch.empty_strided((3, 2), (1, 3)).uniform_(-1, 1) * 2
+    torch.testing.assert_close(drawn, wanted, rtol=0, atol=0)

@@ -146,7 +146,7 @@ def make_trainer(ours: bool, **options: Any) -> pl.Trainer:
 
 def bare(model: Model, schedule: Schedule | None = None, precision: str = FLOAT32) -> Contender:
     """The program of a fit, called directly on the trained module, checks of inputs included."""
-    trainer = make_trainer(True, max_steps=1, precision=precision)
+    trainer = make_trainer(True, max_steps=2, precision=precision)  # the second is an audit's
     trainer.fit(model.module(schedule=schedule), preloaded(model))
     check_compiled(trainer)
     step = trainer.strategy.step_functions["training"]

@@ -351,6 +351,21 @@ class FeaturesOfHooks(Example):
         return loss + 0.1 * extra
 
 
+class FeaturesByName(Example):
+    """A forward hook that leaves features in a dict of the module, which the host reads"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features: dict[str, Tensor] = {}
+        self.net[0].register_forward_hook(lambda m, args, out: self.features.update(hidden=out))
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return super().loss(x, y) + self.features["hidden"].square().mean()
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.log("seen", self.features["hidden"].detach().mean())
+
+
 class BackwardOfTensors(Manual):
     """`torch.autograd.backward(tensors, grad_tensors)`"""
 

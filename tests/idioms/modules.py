@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -372,3 +373,21 @@ class PaddedEncoder(Example):
         x = x.view(len(x), 2, 4)
         padding = torch.stack([torch.zeros(len(x)).bool(), x[:, 1, 0] > 1], 1)
         return self.head(self.encoder(x, src_key_padding_mask=padding)[:, 0])  # type: ignore[no-any-return]
+
+
+class HeldTensors(Example):
+    """Tensors in a tuple, a dict and an object of the module, read and replaced in the step"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.past, self.sums = (torch.zeros(()), torch.zeros(())), {"loss": torch.zeros(())}
+        self.ema = SimpleNamespace(shadow=[p.detach().clone() for p in self.net.parameters()])
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        loss = super().loss(x, y)
+        self.sums["loss"] = self.sums["loss"] + loss.detach()
+        for mean, p in zip(self.ema.shadow, self.net.parameters(), strict=True):
+            mean.lerp_(p.detach(), 0.1)
+        pull = sum(mean.square().sum() for mean in self.ema.shadow)
+        self.past = (self.past[1], loss.detach())
+        return loss / (1 + self.sums["loss"]) + 0.1 * self.past[0] + 0.1 * pull

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,8 +16,8 @@ from fulgurite.backends.csx.errors import (
     ConditionalOnTensor,
     DynamicShape,
     HostRead,
-    LeakedTensor,
     RandomStateSet,
+    StateBornInStep,
     TraceError,
     UnsupportedDtype,
     UnsupportedState,
@@ -321,30 +322,24 @@ class ScriptedModule(Refused):
             self.net = torch.jit.script(self.net)
 
 
-class FeaturesByName(Refused):
-    """A forward hook that leaves features in a dict of the module, `self.features["x"] = out`"""
+class MeterThatBeginsWithData(Refused):
+    """A helper object that begins with the first value, `if meter.mean is None: meter.mean = x`"""
 
-    error = LeakedTensor
-    why = "a traced tensor in a dict would stay as it is"
-    instead = (
-        '`self.features.pop("x")` where it is used; an attribute or a list is filled each step'
-    )
-    remedy = ""
+    error = StateBornInStep
+    why = "a program has all of its state before its first step"
+    instead = "`meter.mean = torch.zeros([])` from the start; or only written in the step"
+    remedy = "self.meter.mean = torch.zeros([]) in __init__"
 
     def __init__(self) -> None:
         super().__init__()
-        self.features: dict[str, Tensor] = {}
-        self.net[0].register_forward_hook(self.keep)
-        self.seen: list[float] = []
-
-    def keep(self, module: nn.Module, args: Any, out: Tensor) -> None:
-        self.features["hidden"] = out
+        self.meter = SimpleNamespace(mean=None)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        return super().loss(x, y) + self.features["hidden"].square().mean()
-
-    def on_train_batch_end(self, *args: Any) -> None:
-        self.seen.append(float(self.features["hidden"].mean()))
+        loss = super().loss(x, y)
+        if self.meter.mean is None:
+            self.meter.mean = loss.detach()
+        self.meter.mean = 0.9 * self.meter.mean + 0.1 * loss.detach()  # here
+        return loss / (1 + self.meter.mean)
 
 
 def refusals() -> Iterator[type[Refused]]:

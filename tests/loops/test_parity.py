@@ -154,6 +154,7 @@ IN_STEP = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:self.seen was changed")  # audits tell of such lists
 def test_hooks_come_in_the_order_of_stock() -> None:
     """In the first step all of them; in later steps those outside the program."""
     ours, stock = both(

@@ -331,6 +331,30 @@ SCALARS = [
         "loss = loss + (torch.zeros(4) + out.std()).mean()",
         jax="loss = loss + jnp.full((4,), out.std()).mean()",
     ),
+    _row(
+        "leaky_relu",
+        "`F.leaky_relu(x, t)`, `F.elu(x, t)`",
+        "ScalarArgument",
+        "loss = loss + F.leaky_relu(out, out.std().detach()).mean()  # <-",
+        "loss = loss + torch.where(out > 0, out, out.std().detach() * out).mean()",
+    ),
+    _row(
+        "dropout_p",
+        "`F.dropout(x, p=t)`, `nn.Dropout(t)`",
+        "ScalarArgument",
+        "loss = loss + nn.Dropout(out.detach().mean().sigmoid())(out).mean()  # <-",
+        """
+        p = out.detach().mean().sigmoid()
+        loss = loss + (out * (torch.rand_like(out) >= p) / (1 - p)).mean()
+        """,
+    ),
+    _row(
+        "roll",
+        "`x.roll(t)`",
+        "ScalarArgument",
+        "loss = loss + (out * out.roll(y[0], 0)).mean()  # <-",
+        "loss = loss + (out * out[(torch.arange(len(out)) - y[0]) % len(out)]).mean()",
+    ),
 ]
 
 SHAPES = [
@@ -474,6 +498,15 @@ STATE = [
         good_init='self.register_buffer("total", torch.tensor(0.0))',
     ),
     _row(
+        "grows",
+        "`self.seen = torch.cat([self.seen, x])`",
+        "UnsupportedState",
+        "self.seen = torch.cat([self.seen, out.detach()])  # <-",
+        "self.seen.append(out.detach())",
+        bad_init="self.seen = torch.zeros(0, 4)",
+        good_init="self.seen = []",
+    ),
+    _row(
         "born",
         "`if self.average is None: self.average = loss`",
         "StateBornInStep",
@@ -535,18 +568,35 @@ STATE = [
     ),
     _row(
         "dict",
-        "a tensor replaced in a dict",
-        "UnsupportedState",
+        "a tensor in a dict that begins with the first batch's",
+        "StateBornInStep",
+        """
+        before = self.memory.get("mean", loss.detach())
+        self.memory["mean"] = 0.9 * before + 0.1 * loss.detach()  # <-
+        loss = loss * self.memory["mean"]
+        """,
         """
         self.memory["mean"] = 0.9 * self.memory["mean"] + 0.1 * loss.detach()
         loss = loss * self.memory["mean"]
         """,
+        bad_init="self.memory = {}",
+        good_init='self.memory = {"mean": torch.ones(())}',
+    ),
+    _row(
+        "meter",
+        "an object of one's own that begins with a Python number",
+        "StateBornInStep",
         """
-        self.mean = 0.9 * self.mean + 0.1 * loss.detach()
-        loss = loss * self.mean
+        self.meter.total += loss.detach()  # <-
+        loss = loss / (1 + self.meter.total)
         """,
-        bad_init='self.memory = {"mean": torch.ones(())}',
-        good_init='self.register_buffer("mean", torch.ones(()))',
+        """
+        self.meter.total += loss.detach()
+        loss = loss / (1 + self.meter.total)
+        """,
+        top="import types",
+        bad_init="self.meter = types.SimpleNamespace(total=0.0)",
+        good_init="self.meter = types.SimpleNamespace(total=torch.tensor(0.0))",
     ),
     _row(
         "data",
@@ -611,6 +661,27 @@ STATE = [
 
 LEAKS = [
     _row(
+        "leak_read",
+        "a tensor in a global that the next step reads",
+        "LeakedTensor",
+        """
+        if "out" in KEPT:
+            loss = loss + (out - KEPT["out"]).square().mean()  # <-
+        KEPT["out"] = out.detach()
+        """,
+        """
+        moved = (out - self.kept).square().mean()
+        loss = loss + torch.where(self.known == 0, 0, moved)
+        self.kept.copy_(out.detach())
+        self.known.fill_(1)
+        """,
+        bad_top="KEPT = {}",
+        good_init="""
+        self.register_buffer("kept", torch.zeros(16, 4))
+        self.register_buffer("known", torch.zeros(()))
+        """,
+    ),
+    _row(
         "leak_global",
         "a tensor appended to a global list",
         "LeakedTensor",
@@ -624,24 +695,23 @@ LEAKS = [
     ),
     _row(
         "leak_dict",
-        "a tensor put into a dict",
+        "a tensor put into a global dict",
         "LeakedTensor",
-        'self.seen["out"] = out.detach()  # <-',
-        "self.seen = out",
-        bad_init="self.seen = {}",
-        bad_after='print(model.seen["out"])',
-        good_init="self.seen = None",
-        good_after="print(model.seen)",
+        'SEEN["out"] = out.detach()  # <-',
+        'self.seen["out"] = out.detach()',
+        bad_top="SEEN = {}",
+        bad_after='print(SEEN["out"])',
+        good_init="self.seen = {}",
+        good_after='print(model.seen["out"])',
     ),
     _row(
         "leak_object",
-        "a tensor put into an object that is no module",
+        "a tensor put into an object that no module holds",
         "LeakedTensor",
-        "self.notes.out = out.detach()  # <-",
+        "NOTES.out = out.detach()  # <-",
         "show(out.detach().mean())",
-        bad_top="import types",
-        bad_init="self.notes = types.SimpleNamespace()",
-        bad_after="float(model.notes.out.mean())",
+        bad_top="import types\nNOTES = types.SimpleNamespace()",
+        bad_after="float(NOTES.out.mean())",
         good_top=SHOW,
     ),
     _row(
@@ -864,6 +934,40 @@ CHANGED = [
         good_hooks="""
         def on_train_start(self):
             self.net.bias.requires_grad_(False)
+        """,
+    ),
+    _row(
+        "layer",
+        "a hook puts another layer in the place of one, in the middle of an epoch",
+        "StateChanged",
+        "",
+        "",
+        bad_hooks="""
+        def on_train_batch_start(self, batch, batch_idx):
+            if batch_idx == 2:
+                self.net = nn.Linear(8, 4)  # <-
+        """,
+        good_hooks="""
+        def on_train_batch_start(self, batch, batch_idx):
+            if batch_idx == 2:
+                self.net.load_state_dict(nn.Linear(8, 4).state_dict())
+        """,
+    ),
+    _row(
+        "weight_norm",
+        "`weight_norm`, `prune` on a layer in the middle of a run",
+        "StateChanged",
+        "",
+        "",
+        bad_hooks="""
+        def on_train_batch_start(self, batch, batch_idx):
+            if batch_idx == 2:
+                torch.nn.utils.parametrizations.weight_norm(self.net)  # <-
+        """,
+        good_hooks="""
+        def configure_model(self):
+            if not torch.nn.utils.parametrize.is_parametrized(self.net):
+                torch.nn.utils.parametrizations.weight_norm(self.net)
         """,
     ),
     _row(

@@ -1,6 +1,7 @@
 """Passes: pure functions Graph -> Graph, one a file, run in the order of ``PASSES``.
 
 drop_renames    no operations that only rename
+functional_draws  random numbers are drawn into tensors of their own (draws)
 to_cbfloat16    in a cbfloat16 run alone: its results in float32, each rounded once
 functionalize   no in-place operations but the final write of each state; decomposed
 drop_renames    none that this added
@@ -19,6 +20,7 @@ from collections.abc import Callable
 
 from fulgurite.backends.csx.graph import Graph
 from fulgurite.backends.csx.passes.cbfloat16 import to_cbfloat16
+from fulgurite.backends.csx.passes.draws import functional_draws
 from fulgurite.backends.csx.passes.fold import fold_zeros
 from fulgurite.backends.csx.passes.functionalize import functionalize
 from fulgurite.backends.csx.passes.prune import prune
@@ -28,13 +30,14 @@ from fulgurite.backends.csx.passes.simplify import simplify
 
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
     drop_renames,
+    functional_draws,
     functionalize,
     drop_renames,
     fold_zeros,
     simplify,
     prune,
 )
-CBFLOAT16_PASSES = (PASSES[0], to_cbfloat16, *PASSES[1:])
+CBFLOAT16_PASSES = (*PASSES[:2], to_cbfloat16, *PASSES[2:])
 COMPILER_PASSES: tuple[Callable[[Graph], Graph], ...] = (realize_scalars,)
 
 

@@ -49,9 +49,9 @@ _INDEX = frozenset(
 arguments of integers, which they do not turn into results. One that is left out is only rounded in
 vain: what is on the grid stays where it is."""
 
+EXACT = _CHOOSE | _INDEX
 _DECIDE = ("bernoulli", "threshold_backward")  # whose numbers are compared with, no results
 _NUMBERS = ("number", "float", "Optional[number]", "Optional[float]")
-_UNIFORM = ("rand", "rand_like", "uniform")
 _BELOW_ONE = 1 - 2.0**-10  # rounded, one draw in 2048 would be the 1 that eagerly none is
 
 
@@ -119,7 +119,7 @@ def _replace(graph: fx.Graph, node: fx.Node) -> None:
     if result and _is_cast(node):
         node.target, node.kwargs = rounding(), {}
         return
-    if _name(node) == "nan_to_num" and _is_narrow(node):
+    if operation_name(node) == "nan_to_num" and _is_narrow(node):
         node.args = _with_limits(*node.args)
     node.args, node.kwargs = map_aggregate((node.args, node.kwargs), _widened)
     if exact:
@@ -143,7 +143,8 @@ def _call(graph: fx.Graph, target: Any, args: tuple[Any, ...], source: fx.Node) 
 
 def _rounded(graph: fx.Graph, value: fx.Node, source: fx.Node) -> fx.Node:
     once = _call(graph, rounding(), (value,), source)
-    if _name(source) in _UNIFORM and source.args[2:] in ((), (1,)):  # of [0, 1)
+    name = operation_name(source)
+    if name == "rand" or (name == "uniform" and source.args[-1] == 1):
         once = _call(graph, _aten.clamp_max.default, (once, _BELOW_ONE), source)
     return once
 
@@ -170,7 +171,7 @@ def _is_narrow(node: fx.Node) -> bool:
     return isinstance(value, Tensor) and value.dtype is STAND_IN
 
 
-def _name(node: fx.Node) -> str:
+def operation_name(node: fx.Node) -> str:
     """An operation's name without namespace, overload and final underscore; of its kin the same."""
     schema = getattr(node.target, "_schema", None)
     return "" if schema is None else schema.name.partition("::")[2].removesuffix("_")
@@ -211,9 +212,9 @@ def _is_alias(node: fx.Node) -> bool:
 def _is_exact(node: fx.Node) -> bool:
     """Whether what an operation makes of numbers on the grid is on the grid."""
     node, _ = _part(node)
-    name = _name(node)
+    name = operation_name(node)
     adds = "reduce" in str(node.target) or (name == "index_put" and node.args[3:] == (True,))
-    if name not in _CHOOSE | _INDEX or adds:
+    if name not in EXACT or adds:
         return False
     dtypes = {n.meta["val"].dtype for n in node.all_input_nodes}
     if not dtypes <= {STAND_IN, torch.bool, *((torch.int64, torch.int32) * (name in _INDEX))}:

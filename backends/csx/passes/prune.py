@@ -32,3 +32,11 @@ def _overwrites(user: fx.Node, node: fx.Node) -> bool:
     """Whether ``user`` replaces the values of ``node`` without reading them."""
     copies = user.target is torch.ops.aten.copy.default and user.args[1] is not node
     return writes(user, node) or copies
+
+
+def read_inputs(graph: Graph) -> set[int]:
+    """The positions of inputs whose values the program reads, beside overwriting them."""
+    nodes = graph.module.graph.find_nodes(op="placeholder")
+    return {
+        i for i, node in enumerate(nodes) if not all(_overwrites(user, node) for user in node.users)
+    }

@@ -1,0 +1,519 @@
+"""Audits: the step is traced again now and then, and what would be another program is told."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import dataclasses
+import inspect
+import logging
+import sys
+import types
+import warnings
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+from harness import Run, assert_same_run, both, defaults, fit, make_trainer
+from models import Classifier, loader, mlp
+from torch import Tensor, nn
+
+import fulgurite
+from fulgurite.backends.csx import audit, rng
+from fulgurite.backends.csx.errors import GraphChanged, TraceError
+from fulgurite.backends.csx.frozen import FrozenValueWarning, forget_shown
+
+BATCHES, CHANGES_AT = 6, 4
+
+
+@pytest.fixture(autouse=True)
+def there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are audits, and they may take all the time there is."""
+    monkeypatch.setitem(defaults, "audit", True)
+    monkeypatch.setattr(audit, "SHARE", 1e9)
+
+
+def batches(count: int = BATCHES) -> Any:
+    return loader(16 * count)
+
+
+class Changing(Classifier):
+    """What a step reads; ``change`` is what the host does to it before a batch."""
+
+    def prepare(self) -> None:
+        """Make what the step reads."""
+
+    def __init__(self) -> None:
+        super().__init__(mlp(), torch.optim.SGD)
+        self.prepare()
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if batch_idx == CHANGES_AT:
+            self.change()
+
+    def change(self) -> None:
+        """Change it."""
+
+    def weigh(self, loss: Tensor) -> Any:
+        return loss
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        logits = self.net(batch[0])
+        return self.weigh(nn.functional.cross_entropy(logits, batch[1]))
+
+
+class Hparams(Changing):
+    def prepare(self) -> None:
+        self.save_hyperparameters({"beta": 0.5})
+
+    def change(self) -> None:
+        self.hparams.beta = 0.75
+
+    def weigh(self, loss: Tensor) -> Any:
+        return loss * self.hparams.beta  # here
+
+
+class InAList(Changing):
+    def prepare(self) -> None:
+        self.weights = [0.5, 1.0]
+
+    def change(self) -> None:
+        self.weights[0] = 0.75
+
+    def weigh(self, loss: Tensor) -> Any:
+        return loss * self.weights[0]  # here
+
+
+class InADict(Changing):
+    def prepare(self) -> None:
+        self.weights = {"a": 0.5}
+
+    def change(self) -> None:
+        self.weights["a"] = 0.75
+
+    def weigh(self, loss: Tensor) -> Any:
+        return loss * self.weights["a"]  # here
+
+
+class OfAnArray(Changing):
+    def prepare(self) -> None:
+        self.array = np.array([0.5, 1.0], dtype=np.float32)
+
+    def change(self) -> None:
+        self.array = np.array([0.75, 1.0], dtype=np.float32)
+
+    def weigh(self, loss: Tensor) -> Any:
+        return loss * torch.tensor(self.array).sum()  # here
+
+
+class AnotherLoss(Changing):
+    def prepare(self) -> None:
+        self.loss_fn = nn.functional.mse_loss
+
+    def change(self) -> None:
+        self.loss_fn = nn.functional.l1_loss
+
+    def weigh(self, loss: Tensor) -> Any:
+        return self.loss_fn(loss, torch.zeros(()))  # here
+
+
+class AForwardHook(Changing):
+    def change(self) -> None:
+        self.net.register_forward_hook(self.double)
+
+    @staticmethod
+    def double(module: Any, args: Any, output: Tensor) -> Tensor:
+        return output * 2  # here
+
+
+class ABackwardHook(Changing):
+    def change(self) -> None:
+        self.net[0].weight.register_hook(lambda gradient: gradient * 2)  # here
+
+
+def closure() -> Any:
+    weight = 0.5
+
+    def change() -> None:
+        nonlocal weight
+        weight = 0.75
+
+    return lambda loss: loss * weight, change  # here
+
+
+class AClosure(Changing):
+    def prepare(self) -> None:
+        self.scale, self.change = closure()  # type: ignore[method-assign]
+
+    def weigh(self, loss: Tensor) -> Any:
+        return self.scale(loss)
+
+
+class OwnGenerator(Changing):
+    def prepare(self) -> None:
+        self.rng = np.random.default_rng(3)
+
+    def weigh(self, loss: Tensor) -> Any:
+        return loss * (1 + self.rng.normal())  # here
+
+
+class HiddenTeacher(Changing):
+    def prepare(self) -> None:
+        self._teacher = [copy.deepcopy(self.net)]
+
+    def change(self) -> None:
+        self._teacher = [copy.deepcopy(self.net)]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        with torch.no_grad():
+            wanted = self._teacher[0](batch[0])
+        return nn.functional.mse_loss(self.net(batch[0]), wanted + 1)
+
+
+@dataclasses.dataclass
+class Holder:
+    weight: Tensor
+
+
+class AnObject(Changing):
+    def prepare(self) -> None:
+        self.holder = Holder(torch.tensor(0.5))
+
+    def change(self) -> None:
+        self.holder = Holder(torch.tensor(0.75))
+
+    def weigh(self, loss: Tensor) -> Any:
+        return loss * self.holder.weight
+
+
+TOLD = [
+    Hparams,
+    InAList,
+    InADict,
+    OfAnArray,
+    AnotherLoss,
+    AForwardHook,
+    ABackwardHook,
+    AClosure,
+    OwnGenerator,
+]
+
+
+def marked(*kinds: Any) -> list[int]:
+    found = []
+    for kind in kinds:
+        lines, first = inspect.getsourcelines(kind)
+        found += [first + i for i, line in enumerate(lines) if line.rstrip().endswith("# here")]
+    return found
+
+
+@pytest.mark.parametrize("kind", [HiddenTeacher, AnObject])
+def test_tensors_that_the_host_replaces_in_containers_and_objects_are_followed(kind: Any) -> None:
+    ours, stock = both(kind, lambda: (batches(),))
+    assert_same_run(ours, stock)
+
+
+@pytest.mark.parametrize("kind", TOLD)
+def test_what_the_host_changed_is_an_error_with_line_and_steps(kind: type[Changing]) -> None:
+    with pytest.raises(GraphChanged) as caught:
+        fit(kind, lambda: (batches(),), static=True)
+    error, text = caught.value, str(caught.value)
+    at = 1 if kind is OwnGenerator else CHANGES_AT
+    assert f"changed: between step {at} and step {at + 1}" in text
+    assert "before: " in text
+    assert "now: " in text
+    assert error.line is not None
+    assert error.line.line in marked(kind, closure)
+    assert error.remedy
+
+
+@pytest.mark.parametrize("kind", [InAList, InADict, Hparams])
+def test_old_and_new_value_are_said(kind: type[Changing]) -> None:
+    with pytest.raises(GraphChanged, match=r"before: mul\(.*0.5\)(.|\n)*now: +mul\(.*0.75\)"):
+        fit(kind, lambda: (batches(),), static=True)
+
+
+@pytest.mark.parametrize("kind", TOLD)
+def test_without_audits_it_runs_on_in_silence(kind: type[Changing]) -> None:
+    run = fit(kind, lambda: (batches(),), static=True, backend={"audit": False})
+    assert len(run.losses) == BATCHES
+
+
+# -- Python values that would change on every step -------------------------------------------------
+
+
+class Counts(Changing):
+    def prepare(self) -> None:
+        self.box = self.make()
+
+    def make(self) -> Any:
+        return {"n": 0}
+
+    def count(self) -> None:
+        self.box["n"] += 1  # here
+
+    def weigh(self, loss: Tensor) -> Any:
+        self.count()
+        return loss
+
+
+class ASet(Counts):
+    def make(self) -> Any:
+        return set()
+
+    def count(self) -> None:
+        self.box.add(len(self.box))  # here
+
+
+class ADeque(Counts):
+    def make(self) -> Any:
+        return collections.deque()
+
+    def count(self) -> None:
+        self.box.append(3)  # here
+
+
+class ACounter(Counts):
+    def make(self) -> Any:
+        return collections.Counter()
+
+    def count(self) -> None:
+        self.box["steps"] += 1  # here
+
+
+class AnObjects(Counts):
+    def make(self) -> Any:
+        return types.SimpleNamespace(n=0)
+
+    def count(self) -> None:
+        self.box.n += 1  # here
+
+
+def warnings_of(make: Any, **options: Any) -> tuple[Run, list[warnings.WarningMessage]]:
+    forget_shown()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", FrozenValueWarning)
+        run = fit(make, lambda: (batches(),), static=True, **options)
+    return run, [one for one in seen if one.category is FrozenValueWarning]
+
+
+@pytest.mark.parametrize("kind", [Counts, ASet, ADeque, ACounter, AnObjects])
+def test_a_counter_warns_once_with_its_line(kind: type[Counts]) -> None:
+    run, [warning] = warnings_of(kind)
+    assert "self.box" in str(warning.message)
+    assert "in the run it happens once" in str(warning.message)
+    assert [warning.lineno] == marked(kind.count)
+    box = run.module.box
+    assert len(vars(box) if kind is AnObjects else box) == 1  # audits are undone
+
+
+class Counting(pl.Callback):
+    n = 0
+
+    def __init__(self) -> None:
+        self.n = 0
+
+    def on_before_zero_grad(self, trainer: Any, module: Any, optimizer: Any) -> None:
+        self.n += 1  # here
+
+
+def test_a_callbacks_counter_in_a_traced_hook_warns_once() -> None:
+    counting = Counting()
+    _, [warning] = warnings_of(Changing, callbacks=(counting,))
+    assert "Counting.n was changed from 1 to 2" in str(warning.message)
+    assert [warning.lineno] == marked(Counting)
+    assert counting.n == 1
+
+
+def test_a_change_in_a_library_that_reads_the_epoch_is_told() -> None:
+    code = compile("def weight(m): return 1.0 + m.current_epoch", "/x/site-packages/w.py", "exec")
+    names: dict[str, Any] = {"__name__": "w"}
+    exec(code, names)
+
+    class Reads(Changing):
+        def weigh(self, loss: Tensor) -> Any:
+            return loss * names["weight"](self)
+
+    with pytest.raises(GraphChanged, match=r"mul\(.*, 1.0\)(.|\n)*mul\(.*, 2.0\)"):
+        fit(Reads, lambda: (batches(3),), static=True, max_epochs=2)
+
+
+# -- when, and what it leaves ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Stage and step of each audit."""
+    found: list[tuple[str, int]] = []
+    look = audit.Audits._look
+
+    def noted(self: Any, ready: Any, run: Any, batch: Any, step: int, clears: bool) -> None:
+        found.append((self._stage, step))
+        look(self, ready, run, batch, step, clears)
+
+    monkeypatch.setattr(audit.Audits, "_look", noted)
+    return found
+
+
+class Validated(Classifier):
+    def __init__(self) -> None:
+        super().__init__(mlp(0.5))
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.net(batch[0])
+
+    test_step = predict_step = validation_step
+
+
+OPTIONS: dict[str, Any] = {"max_epochs": 2, "num_sanity_val_steps": 0}
+
+
+def test_the_second_batch_of_each_stage_whatever_it_takes(
+    looked: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "SHARE", 0.0)
+    run = fit(Validated, lambda: (batches(), batches()), static=True, **OPTIONS)
+    for stage in ("test", "predict"):
+        getattr(run.trainer, stage)(run.module, batches())
+    assert looked == [("training", 2), ("validation", 2), ("test", 2), ("predict", 2)]
+
+
+def test_while_there_is_time_the_first_and_the_last_batch_of_each_epoch(
+    looked: list[Any],
+) -> None:
+    make_trainer(True, **OPTIONS).fit(Validated(), batches())
+    assert looked == [("training", step) for step in (2, BATCHES, BATCHES + 1, 2 * BATCHES)]
+
+
+def test_after_host_code(looked: list[Any]) -> None:
+    fit(Changing, lambda: (batches(),), static=True)
+    assert looked == [("training", step) for step in range(2, BATCHES + 1)]
+
+
+def test_each_entry_point_and_each_program(looked: list[Any], monkeypatch: Any) -> None:
+    monkeypatch.setattr(audit, "SHARE", 0.0)
+    fit(lambda: Classifier(mlp()), lambda: (batches(),), static=True, accumulate_grad_batches=3)
+    assert looked == [("training", 2), ("training", 3)]
+    looked.clear()
+    backend = {"max_programs": 2}
+    fit(lambda: Classifier(mlp()), lambda: (loader(40),), static=True, backend=backend, **OPTIONS)
+    assert looked == [("training", 2), ("training", 6)]
+
+
+@pytest.mark.parametrize(
+    "backend", [{"audit": False}, {"retrace_every_iteration": True}, {"validate_only": True}]
+)
+def test_none_where_nothing_is_looked_at_again(looked: list[Any], backend: dict[str, Any]) -> None:
+    fit(lambda: Classifier(mlp()), lambda: (batches(),), static=True, backend=backend)
+    assert looked == []
+
+
+def test_a_function_is_looked_at_too(looked: list[Any]) -> None:
+    net, scale = mlp(), [1.0]
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    fulgurite.backend("CSX", autogen_policy="disabled")
+
+    @fulgurite.trace
+    def step(x: Tensor) -> Tensor:
+        loss = net(x).square().mean() * scale[0]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    x = torch.randn(4, 8)
+    for _ in range(3):
+        step(x)
+    assert looked[:1] == [("step", 2)]
+    scale[0] = 2.0
+    with pytest.raises(GraphChanged, match="between step 3 and step 4"):
+        step(x)
+
+
+class Noisy(Validated):
+    """Has every kind of effect in its step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[str, Any] = {}
+        self.rng = np.random.default_rng(3)
+        self.deque: collections.deque[int] = collections.deque()
+        self.space = types.SimpleNamespace(n=0)
+        self.array = np.zeros(2)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        print("a print")
+        print("an error", file=sys.stderr)
+        warnings.warn("a warning", RuntimeWarning, stacklevel=1)
+        logging.getLogger("mine").error("a record")
+        self.seen["n"] = self.seen.get("n", 0) + 1
+        self.rng.normal()
+        self.deque.append(1)
+        self.space.n += 1
+        self.array += 1
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.filterwarnings("ignore::fulgurite.FrozenValueWarning")
+def test_nothing_happens_twice(
+    capfd: pytest.CaptureFixture[str], looked: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records: list[str] = []
+    monkeypatch.setattr(logging.getLogger("mine"), "handle", lambda one: records.append(one.msg))
+    with pytest.warns(RuntimeWarning, match="a warning") as seen:
+        run = fit(Noisy, lambda: (batches(),), static=True)
+    assert len(looked) > 1
+    out, err = capfd.readouterr()
+    assert (out.count("a print"), err.count("an error")) == (1, 1)
+    assert records == ["a record"]
+    assert sum(one.category is RuntimeWarning for one in seen) == 1
+    module, once = run.module, np.random.default_rng(3)
+    once.normal()
+    assert module.rng.normal() == once.normal()
+    assert (module.seen, list(module.deque), module.space.n) == ({"n": 1}, [1], 1)
+    assert module.array.tolist() == [1.0, 1.0]
+
+
+def test_the_numbers_are_those_without_audits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "EVERY_STEP", True)
+    ends = []
+    for backend in ({}, {"audit": False}):
+        run = fit(Validated, lambda: (batches(),), static=True, backend=backend)
+        ends.append((run.losses, rng.collect()["torch"].tolist()))
+    assert ends[0] == ends[1]
+    assert_same_run(*both(Validated, lambda: (batches(),), max_epochs=2))
+
+
+def test_what_cannot_be_traced_again_is_one_warning_and_goes_on() -> None:
+    class Exhausted(Changing):
+        def prepare(self) -> None:
+            self.once = iter([1.0])
+
+        def weigh(self, loss: Tensor) -> Any:
+            return loss * next(self.once)  # here
+
+    run, [warning] = warnings_of(Exhausted)
+    assert "could not be traced again" in str(warning.message)
+    assert "StopIteration" in str(warning.message)
+    assert len(run.losses) == BATCHES
+
+
+def test_a_step_that_is_no_longer_static_is_its_own_error() -> None:
+    class Branching(Changing):
+        def prepare(self) -> None:
+            self.flags = {"branch": False}
+
+        def change(self) -> None:
+            self.flags["branch"] = True
+
+        def weigh(self, loss: Tensor) -> Any:
+            if self.flags["branch"] and loss > 0:  # here
+                return loss * 2
+            return loss
+
+    with pytest.raises(TraceError, match=r"between step 4 and step 5") as caught:
+        fit(Branching, lambda: (batches(),), static=True)
+    assert [caught.value.line.line] == marked(Branching)

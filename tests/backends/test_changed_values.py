@@ -1,0 +1,107 @@
+"""A Python value that the host changes has the next step looked at, however little time is left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from harness import defaults, fit
+from models import Classifier, loader, mlp
+from torch import Tensor, nn
+
+from fulgurite.backends.csx import audit
+from fulgurite.backends.csx.errors import GraphChanged
+
+EPOCHS, BATCHES = 3, 10
+
+
+@pytest.fixture(autouse=True)
+def no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are audits, and after those of the second batch no time for them."""
+    monkeypatch.setitem(defaults, "audit", True)
+    monkeypatch.setattr(audit, "SHARE", 0.0)
+
+
+class Reading(Classifier):
+    """Reads a weight in a dict and one of the hyperparameters, and a function."""
+
+    def __init__(self) -> None:
+        super().__init__(mlp())
+        self.weights, self.loss = {"a": 1.0}, nn.functional.cross_entropy
+        self.history: list[float] = []
+        self.save_hyperparameters({"beta": 1.0})
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.loss(self.net(batch[0]), batch[1])
+        return loss * self.weights["a"] * self.hparams["beta"]
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.history.append(1.0)  # no step reads it
+
+
+class WeightAtAnEpoch(Reading):
+    def on_train_epoch_start(self) -> None:
+        self.weights["a"] = 1.0 - 0.5 * self.current_epoch
+
+
+class Hyperparameter(Reading):
+    def on_train_epoch_start(self) -> None:
+        self.hparams["beta"] = 1.0 - 0.5 * self.current_epoch
+
+
+class Function(Reading):
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch:
+            self.loss = nn.functional.multi_margin_loss
+
+
+class Hook(Reading):
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.net.register_forward_hook(lambda module, given, out: out * 2)
+
+
+class WeightInMidEpoch(Reading):
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self.global_step == 15:
+            self.weights["a"] = 0.5
+
+
+class Irrelevant(Reading):
+    def on_train_epoch_start(self) -> None:
+        self.weights["b"] = self.weights["c"] = float(self.current_epoch)
+
+
+def run(kind: type[Reading]) -> Any:
+    return fit(kind, lambda: (loader(16 * BATCHES),), static=True, max_epochs=EPOCHS)
+
+
+@pytest.mark.parametrize("kind", [WeightAtAnEpoch, Hyperparameter, Function, Hook])
+def test_what_changes_between_epochs_is_told_at_the_first_step_that_would_read_it(
+    kind: type[Reading],
+) -> None:
+    with pytest.raises(GraphChanged, match=f"between step 2 and step {BATCHES + 1};"):
+        run(kind)
+
+
+def test_what_changes_within_an_epoch_is_told_at_its_end_at_the_latest() -> None:
+    with pytest.raises(GraphChanged, match=r"between step 2 and step (1[6-9]|20);"):
+        run(WeightInMidEpoch)
+
+
+def test_a_value_that_no_step_reads_has_one_step_looked_at_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: list[int] = []
+    look = audit.Audits._look
+
+    def counted(self: Any, ready: Any, run: Any, batch: Any, step: int, clears: bool) -> None:
+        looked.append(step)
+        look(self, ready, run, batch, step, clears)
+
+    monkeypatch.setattr(audit.Audits, "_look", counted)
+    assert len(run(Irrelevant).losses) == EPOCHS * BATCHES
+    assert looked == [2, BATCHES + 1]  # not in the third epoch: once for each name
+    looked.clear()
+    run(Reading)
+    assert looked == [2]

@@ -1,0 +1,299 @@
+"""The self-check: compiled code that computes something else is not used, and the user is told."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+import torch.nn.functional as F
+from harness import Run, assert_same_run, both, fit
+from torch import Tensor, nn
+from torch._inductor.scheduler import SchedulerNode
+from torch.utils.data import DataLoader, TensorDataset
+
+from fulgurite.backends.csx import capture, compiler, fabric, selfcheck
+from fulgurite.backends.csx.graph import Graph
+from fulgurite.backends.csx.passes.draws import functional_draws
+from fulgurite.errors import MiscompiledWarning
+
+Break = Callable[[Graph, list[Tensor], list[Tensor]], None]
+"""Spoils what a call of a graph returned and wrote: its inputs and its outputs afterwards."""
+
+
+class Normalized(pl.LightningModule):
+    """A bias before BatchNorm, whose gradient is noise, under Adam; a mask and a count kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Linear(16, 3)
+        self.register_buffer("hits", torch.zeros(3, dtype=torch.int64))
+        self.mask: Any = None
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        h = F.silu(self.norm(self.first(x)))
+        self.mask = torch.rand_like(h) < 0.5
+        logits = self.last(h * self.mask)
+        self.hits += F.one_hot(logits.argmax(1), 3).sum(0)
+        return F.cross_entropy(logits, y)  # the loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), 1e-2)
+
+
+def loaders() -> tuple[Any, ...]:
+    """Four batches of 8."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(32, 6, generator=generator)
+    y = torch.randint(0, 3, (32,), generator=generator)
+    return (DataLoader(TensorDataset(x, y), batch_size=8),)
+
+
+@pytest.fixture
+def fake_compiler(monkeypatch: pytest.MonkeyPatch) -> Callable[[Break | None], list[Graph]]:
+    """Instead of the compiler, one whose programs are right, and then broken."""
+
+    def install(broken: Break | None) -> list[Graph]:
+        graphs: list[Graph] = []
+
+        def compiled(graph: Graph, folder: Path, shown: Any) -> None:
+            graphs.append(graph)
+            (folder / "program.py").write_text("text\n")
+
+        def load(folder: Path) -> Any:
+            graph = graphs[-1]
+            run = fabric._flat(graph.module)
+
+            def call(inputs: list[Tensor]) -> Any:
+                outputs = [output.clone() for output in run(inputs)]
+                if broken is not None:
+                    broken(graph, inputs, outputs)
+                return outputs
+
+            return call
+
+        monkeypatch.setattr(fabric, "_compile", compiled)
+        monkeypatch.setattr(fabric, "load_program", load)
+        return graphs
+
+    return install
+
+
+def state(name: str, change: Callable[[Tensor], Any]) -> Break:
+    def broken(graph: Graph, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+        [found] = [t for item, t in zip(graph.inputs, inputs, strict=True) if item.name == name]
+        change(found)
+
+    return broken
+
+
+def first_of(dtype: torch.dtype, change: Callable[[Tensor], Any]) -> Break:
+    def broken(graph: Graph, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+        change(next(output for output in outputs if output.dtype is dtype))
+
+    return broken
+
+
+def no_draw(graph: Graph, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+    torch.set_rng_state(torch.manual_seed(3).get_state())
+
+
+WRONG: dict[str, tuple[Break, str, str]] = {
+    "a loss": (
+        first_of(torch.float32, lambda loss: loss.mul_(1.01)),
+        "what the step returns is ",
+        "return F.cross_entropy(logits, y)  # the loss",
+    ),
+    "a NaN": (
+        first_of(torch.float32, lambda loss: loss.fill_(float("nan"))),
+        "what the step returns is nan instead of ",
+        "return F.cross_entropy(logits, y)  # the loss",
+    ),
+    "a mask": (
+        first_of(torch.bool, lambda mask: mask[3, 5].logical_not_()),
+        " at [3, 5] (1 of 128 elements)",
+        "self.mask = torch.rand_like(h) < 0.5",
+    ),
+    "a count": (
+        state("self.hits", lambda hits: hits[1].add_(1)),
+        "self.hits is ",
+        "self.hits += F.one_hot(logits.argmax(1), 3).sum(0)",
+    ),
+    "a weight": (
+        state("self.last.weight", lambda weight: weight[0, 2].add_(1e-2)),
+        "self.last.weight is ",
+        "",
+    ),
+    "a running mean": (
+        state("self.norm.running_mean", lambda mean: mean.mul_(1.01)),
+        "self.norm.running_mean is ",
+        "h = F.silu(self.norm(self.first(x)))",
+    ),
+    "the random state": (no_draw, "another number of random numbers was drawn", "rand_like"),
+}
+
+
+def run(tmp_path: Path, **options: Any) -> Run:
+    return fit(
+        Normalized,
+        loaders,
+        static=True,
+        policy="default",
+        backend={"compile_dir": tmp_path / "programs", **options},
+    )
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_program_is_told_with_its_line_and_not_used(
+    what: str, fake_compiler: Callable[[Break | None], Any], tmp_path: Path
+) -> None:
+    broken, words, line = WRONG[what]
+    fake_compiler(broken)
+    with pytest.warns(MiscompiledWarning) as warned:
+        ours = run(tmp_path)
+    [message] = [str(w.message) for w in warned if w.category is MiscompiledWarning]
+    assert words in message
+    assert line in message
+    assert f"{Path(__file__).name}:" in message
+    noise = ("first.bias", "norm.running_mean")
+    assert_same_run(ours, fit(Normalized, loaders, static=False), noise)
+    [folder] = (tmp_path / "programs" / "reports").iterdir()
+    assert str(folder) in message
+    names = {path.name for path in folder.iterdir()}
+    assert names == {
+        *("graph.txt", "versions.txt", "program.py"),
+        *("inputs.pt", "compiled.pt", "right.pt"),
+    }
+    kept = torch.load(folder / "inputs.pt", weights_only=True)
+    assert len(kept["inputs"]) > 10
+
+
+def test_the_report_is_an_artifact_where_a_folder_for_them_is_given(
+    fake_compiler: Callable[[Break | None], Any], tmp_path: Path
+) -> None:
+    fake_compiler(WRONG["a NaN"][0])
+    with pytest.warns(MiscompiledWarning, match="miscompiled-"):
+        run(tmp_path, artifact_dir=tmp_path / "artifacts")
+    assert list((tmp_path / "artifacts").glob("miscompiled-*/program.py"))
+
+
+def test_a_program_that_passed_is_not_checked_again_until_it_is_built_again(
+    fake_compiler: Callable[[Break | None], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_compiler(None)
+    checks: list[selfcheck.SelfCheck] = []
+    original = selfcheck.SelfCheck.__call__
+
+    def counted(self: selfcheck.SelfCheck, inputs: list[Tensor]) -> Any:
+        checks.append(self)
+        return original(self, inputs)
+
+    monkeypatch.setattr(selfcheck.SelfCheck, "__call__", counted)
+    first = run(tmp_path)
+    assert len(checks) == 1
+    assert_same_run(run(tmp_path), first)
+    assert len(checks) == 1
+    [entry] = [path for path in (tmp_path / "programs").iterdir() if path.is_dir()]
+    (entry / "program.py").write_text("damaged\n")  # and so built again: the same bytes
+    monkeypatch.setattr(
+        fabric, "_compile", lambda graph, folder, shown: (folder / "program.py").write_text("new\n")
+    )
+    run(tmp_path)
+    assert len(checks) == 2
+
+
+def test_a_program_that_failed_is_checked_again(
+    fake_compiler: Callable[[Break | None], Any], tmp_path: Path
+) -> None:
+    fake_compiler(WRONG["a NaN"][0])
+    for _ in range(2):
+        with pytest.warns(MiscompiledWarning):
+            run(tmp_path)
+
+
+class Infinite(Normalized):
+    """Weights, inputs and results that are not finite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.no_grad():
+            self.first.weight[0, 0] = torch.nan
+            self.last.bias[1] = torch.inf
+
+
+@pytest.mark.parametrize(
+    "broken", [None, first_of(torch.bool, lambda mask: mask[3, 5].logical_not_())]
+)
+def test_nan_equals_nan(
+    broken: Break | None, fake_compiler: Callable[[Break | None], Any], tmp_path: Path
+) -> None:
+    fake_compiler(broken)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        fit(
+            Infinite,
+            loaders,
+            static=True,
+            policy="default",
+            backend={"compile_dir": tmp_path / "programs"},
+        )
+    assert any(w.category is MiscompiledWarning for w in warned) is (broken is not None)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_no_alarm_where_a_gradient_is_rounding_noise(precision: Any) -> None:
+    ours, stock = both(Normalized, loaders, policy="default", precision=precision)
+    assert ours.losses[0] == pytest.approx(stock.losses[0], rel=1e-2)
+    assert ours.trainer.strategy.fabric is not None
+
+
+class Dropped(pl.LightningModule):
+    """The program of docs/backends.md, "A bug in the compiler"."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Linear(12, 32), nn.BatchNorm1d(32), nn.SiLU(), nn.Dropout(0.1), nn.Linear(32, 1)
+        )
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        return F.huber_loss(self.net(x), y)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), 1e-3)
+
+
+def batch_of_64() -> tuple[Any, ...]:
+    generator = torch.Generator().manual_seed(1)
+    x, y = (torch.randn(128, n, generator=generator) for n in (12, 1))
+    return (DataLoader(TensorDataset(x, y), batch_size=64),)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("ordered", [True, False])
+def test_the_compilers_own_bug(
+    ordered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With draws as the compiler has them: the order that it loses is kept, or else found out."""
+    passes = tuple(one for one in capture.PASSES if one is not functional_draws)
+    monkeypatch.setattr(capture, "PASSES", passes)
+    if not ordered:
+        name = "recompute_size_and_body"
+        unchanged = SchedulerNode, name, getattr(SchedulerNode, name)
+        monkeypatch.setattr(compiler, "_order_after_writes", lambda: unchanged)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        ours, stock = both(
+            Dropped, batch_of_64, policy="default", backend={"compile_dir": tmp_path}
+        )
+    told = [str(w.message) for w in warned if w.category is MiscompiledWarning]
+    assert len(told) == (not ordered), "Inductor keeps the order: compiler.py need not patch it"
+    assert all("nan instead of" in message for message in told)
+    assert_same_run(ours, stock, ("net.0.bias", "net.1.running_mean"))
