@@ -78,7 +78,7 @@ from fulgurite.backends.csx.numbers import (
     number_slots,
     read_numbers,
 )
-from fulgurite.backends.csx.outputs import Outputs, numbered
+from fulgurite.backends.csx.outputs import Outputs, numbered, with_plain_keys
 from fulgurite.backends.csx.passes import CBFLOAT16_PASSES, PASSES, lower
 from fulgurite.backends.csx.patches import MISSING, patched
 from fulgurite.backends.csx.replay import Reads
@@ -575,7 +575,7 @@ class Trace:
             "lists": left.list_values,
             "calls": [call.value for call in calls],
         }
-        leaves, tree = pytree.tree_flatten(payload)
+        leaves, tree = pytree.tree_flatten(with_plain_keys(payload))
         kept, outputs, passed = numbered(leaves, self._boundaries)
         self._outputs = Outputs(
             tree=tree,

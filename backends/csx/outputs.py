@@ -14,7 +14,7 @@ from fulgurite.backends.csx.batch_changes import container_at
 from fulgurite.backends.csx.effects import HostCall
 from fulgurite.backends.csx.stand_ins import storage_of
 from fulgurite.backends.csx.traced_numbers import TracedNumber
-from fulgurite.backends.csx.watched import Source, is_watched, source_of
+from fulgurite.backends.csx.watched import Source, is_watched, source_of, unwatched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +69,21 @@ def numbered(
         for place in places:
             kept[place] = Output(number)
     return tuple(kept), tensors, tuple(passed)
+
+
+def with_plain_keys(tree: Any) -> Any:
+    """The tree with values for the stand-ins that are keys of its dicts; hashing has read them."""
+
+    def plain(value: Any) -> Any:
+        if not _has_watched_keys(value):
+            return value
+        return {unwatched(key): with_plain_keys(one) for key, one in value.items()}
+
+    return pytree.tree_map(plain, tree, is_leaf=_has_watched_keys)
+
+
+def _has_watched_keys(value: Any) -> bool:
+    return type(value) is dict and any(map(is_watched, value))
 
 
 def builder(outputs: Outputs) -> Callable[[Sequence[Tensor]], tuple[Any, Any, Any]]:
