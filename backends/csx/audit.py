@@ -24,7 +24,6 @@ from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 from lightning.pytorch.profilers import PassThroughProfiler
-from torch import nn
 
 from fulgurite.backends.csx.capture import Trace
 from fulgurite.backends.csx.compare import Recording, check_results, check_same
@@ -33,7 +32,7 @@ from fulgurite.backends.csx.frozen import FrozenValueWarning, warn_of_audit
 from fulgurite.backends.csx.lines import LineFinder, UserLine, raised_at
 from fulgurite.backends.csx.misuse import explained
 from fulgurite.backends.csx.patches import patched
-from fulgurite.backends.csx.python_state import ELEMENTS, NOTHING, Change
+from fulgurite.backends.csx.python_state import ELEMENTS, FRAMEWORKS, NOTHING, Change
 from fulgurite.backends.csx.ready import Ready
 from fulgurite.backends.csx.retrace import as_first_traced
 from fulgurite.backends.csx.watched import values_where_refused
@@ -119,7 +118,18 @@ class Audits:
     def _remember(self) -> None:
         """Keep the Python values that the step can reach, as they are now."""
         self._values = self._world.python_state()
-        self._functions = dict(_functions(self._world.module))
+        modules = list(self._world.module.named_modules())
+        self._hooks = [
+            (path, hooks, [*hooks])
+            for path, one in modules
+            for hooks in (one._forward_pre_hooks, one._forward_hooks, one._backward_hooks)
+        ]
+        self._functions = [
+            (path, vars(one), name, value)
+            for path, one in modules
+            for name, value in vars(one).items()
+            if isinstance(value, _FUNCTIONS) or (value is None and name not in FRAMEWORKS)
+        ]
 
     def _values_changed(self) -> Iterator[str]:
         """Names of values that were put in the place of others; a list that grew is not meant."""
@@ -128,10 +138,13 @@ class Audits:
                 yield change.name
 
     def _functions_changed(self) -> Iterator[str]:
-        now = dict(_functions(self._world.module))
-        for name in now.keys() | self._functions.keys():
-            if now.get(name) is not self._functions.get(name):
-                yield name
+        """Names of hooks that came or went, and of attributes with other functions in them."""
+        for path, hooks, keys in self._hooks:
+            if hooks or keys:
+                yield from (f"{path} hook {key}" for key in hooks.keys() ^ keys)
+        for path, held, name, value in self._functions:
+            if held.get(name) is not value:
+                yield f"{path}.{name}"
 
     def look(
         self, ready: Ready, run: Callable[[Any], Any], batch: Any, step: int, clears: bool
@@ -244,6 +257,7 @@ class Audits:
 
 
 _NOTHING = contextlib.nullcontext()
+_FUNCTIONS = (FunctionType, BuiltinFunctionType, functools.partial)
 
 
 def _dated(error: TraceError, when: str) -> TraceError:
@@ -297,14 +311,3 @@ class _Mute(io.TextIOBase):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
-
-
-def _functions(module: nn.Module) -> Iterator[tuple[str, object]]:
-    """The hooks of modules and the functions in their attributes, by name."""
-    for path, one in module.named_modules():
-        for hooks in (one._forward_pre_hooks, one._forward_hooks, one._backward_hooks):
-            for key, hook in hooks.items():
-                yield f"{path} hook {key}", hook
-        for name, value in vars(one).items():
-            if isinstance(value, FunctionType | BuiltinFunctionType | functools.partial):
-                yield f"{path}.{name}", value

@@ -126,7 +126,7 @@ class PythonState:
         kept = self._keep(own, before, f"{name}.", lambda: _refill_dict(own, before))
         kept.told = scalars
         for key, value in before.items():
-            if not (isinstance(owner, (nn.Module, pl.Callback)) and key in _FRAMEWORKS):
+            if not (isinstance(owner, (nn.Module, pl.Callback)) and key in FRAMEWORKS):
                 self._look(value, f"{name}.{key.removeprefix('_') if key == '_hparams' else key}",
                            depth + 1)  # fmt: skip
 
@@ -230,9 +230,10 @@ class PythonState:
                 self._look(value, name, depth + 1)
 
 
-_FRAMEWORKS = frozenset((*vars(nn.Module()), *vars(pl.LightningModule()), *vars(pl.Callback()))) - {
+FRAMEWORKS = frozenset((*vars(nn.Module()), *vars(pl.LightningModule()), *vars(pl.Callback()))) - {
     "_hparams"
 }
+"""Attributes that every module, LightningModule or Callback has."""
 
 
 def _is_frameworks(kind: type) -> bool:
