@@ -19,7 +19,6 @@ from pathlib import Path
 
 TESTS = Path(__file__).parent
 FILES = (
-    "test_fuzz.py",
     "test_programs.py",
     *(
         f"backends/test_{name}.py"
@@ -34,6 +33,7 @@ FILES = (
     *("callbacks/test_traced.py", "trainer/test_mixed_precision.py", "trainer/test_checkpoints.py"),
     *("loops/test_parity.py", "loops/test_logging.py"),
     *("optim/test_optimizers.py", "optim/test_schedules_in_programs.py"),
+    "test_fuzz.py",
 )
 """Everything that compares numbers with stock Lightning's."""
 

@@ -180,7 +180,7 @@ class Audits:
         ready.check()  # another tensor than the program's is its own error
         when = f"between step {self._same_at[ready]} and step {step}"
         try:
-            changes = self._trace(first, run, batch, clears)
+            changes = self._changes(first, run, batch, clears)
         except LeakedTensor as error:
             if not error.is_constant:
                 raise _dated(error, when) from None
@@ -193,6 +193,17 @@ class Audits:
             self._same_at[ready] = step
             if changes:
                 self._tell(first, run, batch, clears, changes)
+
+    def _changes(
+        self, first: Recording, run: Callable[[Any], Any], batch: Any, clears: bool
+    ) -> list[Change]:
+        """The Python values that the step changes, where it is the same program."""
+        if first.outline is not None:
+            try:
+                return self._trace(first.outline, run, batch, clears)
+            except TraceError:
+                pass  # the whole trace tells what it is
+        return self._trace(first, run, batch, clears)
 
     def _trace(
         self,
@@ -216,8 +227,9 @@ class Audits:
         clears: bool,
         finder: LineFinder | None,
     ) -> list[Change]:
+        light = first.is_outline
         with undone(self._world) as state, as_first_traced(first):
-            trace = Trace(self._world, run, batch, clears, first=first)
+            trace = Trace(self._world, run, batch, clears, first, leaves_out_updates=light)
             with finder.watching(lambda: list(state.changes())) if finder else _NOTHING:
                 module = trace.trace()
             changes = list(state.changes())

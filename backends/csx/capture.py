@@ -9,6 +9,7 @@ state; tensors in other attributes are outputs; logging and the like are host ca
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 from collections.abc import Callable, Iterator
 from copy import copy
@@ -31,7 +32,7 @@ from fulgurite.backends.csx.batch_changes import BatchChanges, copied
 from fulgurite.backends.csx.born import Born
 from fulgurite.backends.csx.carried import Carried
 from fulgurite.backends.csx.changes import Changes
-from fulgurite.backends.csx.compare import Recording, record_operations
+from fulgurite.backends.csx.compare import Recording, can_leave_out, record_operations
 from fulgurite.backends.csx.constants import (
     Constants,
     Source,
@@ -106,6 +107,7 @@ from fulgurite.backends.csx.trees import (
     order_of,
     where_put,
 )
+from fulgurite.backends.csx.updates import Updates
 from fulgurite.backends.csx.watched import settle, values_where_refused
 from fulgurite.backends.csx.world import Before, World, undone_on_failure
 from fulgurite.backends.gradient_norm import norms_kept
@@ -225,6 +227,7 @@ class Trace:
         batch: Any,
         clears_gradients: bool,
         first: Recording | None = None,
+        leaves_out_updates: bool = False,
     ) -> None:
         self._world, self._run, self._first = world, run, first
         self._reads = Reads() if first is None else first.reads
@@ -233,6 +236,8 @@ class Trace:
         self._snapshot, self._trees = Snapshot(world.objects()), world.trees()
         records = first is None and world.looks_again and world.freezes
         self._python = world.python_state() if records else None
+        noted = world.optimizers if world.trains and (records or leaves_out_updates) else ()
+        self.updates = Updates(noted, leaves_out_updates)
         self._states = [(optimizer.state, dict(optimizer.state)) for optimizer in world.optimizers]
         self._unborn = world.unborn if first is None else first.unborn
         lists = () if first is None else first.outputs.lists
@@ -329,12 +334,14 @@ class Trace:
 
     def recorded(self, module: fx.GraphModule) -> Recording:
         """What is kept of a trace, to compare a later one with it."""
-        operations, own, constants = record_operations(module, self._inputs, self._last)
+        record = functools.partial(record_operations, module, self._inputs, self._last)
+        updates = self.updates.noted
+        operations, own, constants = record(updates if self.updates.left_out else ())
         filled = [(owner, key, owner.get(key, MISSING)) for owner, key in self._outputs.attributes]
         shared = {s.name for e in self._entries if e.whole for h in e.held for s in h.slots}
         names = {(id(s.container), s.key): s.name for s in self._slots_held()}
         once = self._world.freezes  # what Python does happens once
-        return Recording(
+        recording = Recording(
             operations=operations,
             own=own,
             constants=self._sources(constants),
@@ -356,6 +363,14 @@ class Trace:
             places=frozenset(names.values()),
             was_none=self.gradients.handover.was_none,
         )
+        if self._first is None and updates and can_leave_out(module.graph, updates):
+            operations, own, constants = record(updates)
+            sources = self._sources(constants)
+            outline = replace(
+                recording, operations=operations, own=own, constants=sources, is_outline=True
+            )
+            recording = replace(recording, outline=outline)
+        return recording
 
     def carries_more_gradients(self) -> bool:
         """Whether the step leaves gradients for optimizers of the next one that it hid from them.
@@ -499,6 +514,7 @@ class Trace:
                     self._world.backward_is_lightnings, self._world.optimizers, self._unborn
                 ),
                 first_updates(self._unborn),
+                self.updates.watched(tracer.graph, self._node_of),
                 self._changes.watched(Trace._step.__code__),
                 self._attributes.watched(Trace._step.__code__),
                 self._constants,
@@ -510,6 +526,10 @@ class Trace:
             self._last = next(reversed(tracer.graph.nodes))
             with torch.no_grad():
                 return self._collect(result, calls)
+
+    def _node_of(self, tensor: Tensor) -> fx.Node | None:
+        found = self._names.tracker.get(tensor)
+        return None if found is None else found.proxy.node
 
     @contextlib.contextmanager
     def _inputs_in_place(self, given: dict[Kind, list[Tensor]]) -> Iterator[None]:

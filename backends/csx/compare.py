@@ -31,6 +31,7 @@ from fulgurite.backends.csx.outputs import Output, Outputs
 from fulgurite.backends.csx.passes.rename import RENAMES
 from fulgurite.backends.csx.replay import Reads
 from fulgurite.backends.csx.state import Layout, brief
+from fulgurite.backends.csx.updates import Update
 
 CONSTANT, OUTPUTS = "a constant", "the outputs"
 NOTHING = "nothing"
@@ -74,6 +75,8 @@ class Recording:
         reads: the frozen values that it read.
         places: of the state, by name.
         was_none: parameters whose gradient was None.
+        outline: the same with each optimizer's update as one operation, if that is possible.
+        is_outline: whether it is one.
     """
 
     operations: list[Operation]
@@ -89,10 +92,15 @@ class Recording:
     reads: Reads
     places: frozenset[str]
     was_none: frozenset[str]
+    outline: Recording | None = None
+    is_outline: bool = False
 
 
 def record_operations(
-    module: fx.GraphModule, inputs: Sequence[Input], last: fx.Node
+    module: fx.GraphModule,
+    inputs: Sequence[Input],
+    last: fx.Node,
+    updates: Sequence[Update] = (),
 ) -> tuple[list[Operation], int, list[Tensor]]:
     """What a captured graph computes: see ``Recording``.
 
@@ -100,6 +108,7 @@ def record_operations(
         module: the graph as it was captured.
         inputs: its placeholders, in order.
         last: the last node that the step's own code made.
+        updates: those that are to be one operation each.
 
     Returns:
         The operations, how many are the step's own, and the tensors read from outside, each once.
@@ -108,31 +117,74 @@ def record_operations(
     constants: dict[int, Tensor] = {}
     operations: list[Operation] = []
     own = None
-    names, live = iter(inputs), _live(module.graph)
+    names, live = iter(inputs), _live(module.graph, updates)
+    coming = list(updates)
     for node in module.graph.nodes:
+        while coming and node not in coming[0].before:
+            operations.append(_update(coming.pop(0), operands))
         if node.op == "placeholder":
             item = next(names)
             operands[node] = Operand(item.kind, item.name)
+        elif any(node in update.inside for update in updates):
+            written = node.args[0] if _acts(node) else None
+            if (
+                isinstance(written, fx.Node) and written in operands
+            ):  # which is what later operations read
+                operands[node] = operands[written]
         elif node in live and node.target in RENAMES:
             operands[node] = operands[node.args[0]]
         elif node in live:
             operands[node] = Operand("operation", len(operations))
             operations.append(_operation(module, node, operands, constants))
         if node is last:
-            own = len(operations)
+            operations += [_update(update, operands) for update in coming]
+            coming, own = [], len(operations)
     return operations, len(operations) if own is None else own, list(constants.values())
 
 
-def _live(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes that a result or a state depends on, and those that move the random state."""
-    live: set[fx.Node] = set()
+def can_leave_out(graph: fx.Graph, updates: Sequence[Update]) -> bool:
+    """Whether the rest of a graph reads nothing of updates but what they wrote in place."""
+    live = _live(graph, updates)
+    read = {node for one in live for node in one.all_input_nodes}
+    return all(
+        _is_written(node, update.inside) for update in updates for node in read & update.inside
+    )
+
+
+def _is_written(node: fx.Node, inside: frozenset[fx.Node]) -> bool:
+    while node in inside:
+        if not _acts(node) or not isinstance(node.args[0], fx.Node):
+            return False
+        node = node.args[0]
+    return True
+
+
+def _update(update: Update, operands: dict[fx.Node, Operand]) -> Operation:
+    gradients = [None if one is None else operands[one] for one in update.gradients]
+    return Operation(update.name, ((*gradients,), ()), None)
+
+
+def _live(graph: fx.Graph, updates: Sequence[Update]) -> set[fx.Node]:
+    """The nodes that a result or a state depends on, and those that move the random state.
+
+    Not those of updates, but the gradients that they read.
+    """
+    live: set[fx.Node] = {one for update in updates for one in update.gradients if one is not None}
+    inside = frozenset().union(*(update.inside for update in updates))
     for node in reversed(graph.nodes):
-        schema = getattr(node.target, "_schema", None)
-        acts = schema is not None and schema.is_mutable
+        if node in inside:
+            continue
+        acts = _acts(node)
         acts = acts or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
         if node.op == "output" or acts or not live.isdisjoint(node.users):
             live.add(node)
     return live
+
+
+def _acts(node: fx.Node) -> bool:
+    """Whether an operation writes into what it is given."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)
 
 
 def _operation(

@@ -113,6 +113,7 @@ class LossScale:
         if id(optimizer) not in self._overflows:  # Lightning leaves it to fused optimizers
             self.unscale_(optimizer)
         assert Trace.current is not None
+        Trace.current.updates.trace_whole()
         with skipped_where(self._overflows[id(optimizer)], Trace.current.state()):
             return optimizer.step(**options)
 
