@@ -117,7 +117,7 @@ class Audits:
 
     def _remember(self) -> None:
         """Keep the Python values that the step can reach, as they are now."""
-        self._values = self._world.python_state()
+        self._values = self._world.python_read()
         modules = list(self._world.module.named_modules())
         self._hooks = [
             (path, hooks, [*hooks])

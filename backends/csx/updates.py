@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 
 from fulgurite.backends.csx.lines import belongs_to_library
 
@@ -39,8 +39,7 @@ class Updates:
     """The updates of one trace.
 
     Args:
-        optimizers: whose; those of other classes than torch's and ours are traced like any code,
-            and so is LBFGS, which evaluates the loss in the midst of its update.
+        optimizers: whose; those of other classes than torch's and ours are traced like any code.
         left_out: whether they are not to be run.
 
     Attributes:
@@ -48,8 +47,7 @@ class Updates:
     """
 
     def __init__(self, optimizers: Iterable[Optimizer], left_out: bool) -> None:
-        known = [one for one in optimizers if belongs_to_library(type(one))]
-        self._optimizers = [one for one in known if not isinstance(one, LBFGS)]
+        self._optimizers = [one for one in optimizers if belongs_to_library(type(one))]
         self.left_out = left_out
         self._begun: dict[int, tuple[frozenset[fx.Node], tuple[fx.Node | None, ...]]] = {}
         self._groups: dict[int, Any] = {}  # of optimizers that are not to find any
@@ -99,7 +97,8 @@ class Updates:
                 hook = one.register_step_pre_hook(before)  # the last, after the user's
                 stack.callback(hook.remove)
                 hook = one.register_step_post_hook(after)
-                one._optimizer_step_post_hooks.move_to_end(hook.id, last=False)
+                after_steps: Any = one._optimizer_step_post_hooks  # an OrderedDict
+                after_steps.move_to_end(hook.id, last=False)
                 stack.callback(hook.remove)
                 stack.callback(self._restore, one)
             yield

@@ -183,6 +183,10 @@ class World(ABC):
         """What the step's code can reach besides tensors."""
         return PythonState(self.module, self.root, [*self.functions(), *self.objects()])
 
+    def python_read(self) -> PythonState:
+        """The same without what other code has for itself: callbacks without hooks in the step."""
+        return self.python_state()
+
     def functions(self) -> Iterator[Any]:
         """Functions that are the step, where it is no module's."""
         return iter(())
@@ -254,11 +258,20 @@ class LightningWorld(World):
     def holders(self) -> Iterator[tuple[str, object]]:
         """The modules, and callbacks of the user's with hooks inside the step."""
         yield from World.holders(self)
+        for callback in self._traced_callbacks():
+            if not belongs_to_library(type(callback)):
+                yield type(callback).__name__, callback
+
+    def python_read(self) -> PythonState:
+        """Those that are callbacks with hooks in the step, and no others."""
+        objects = [*World.objects(self), *self._traced_callbacks()]
+        return PythonState(self.module, self.root, [*self.functions(), *objects])
+
+    def _traced_callbacks(self) -> Iterator[pl.Callback]:
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             kind = type(callback)
-            traced = any(getattr(kind, n) is not getattr(pl.Callback, n) for n in TRACED_HOOKS)
-            if traced and not belongs_to_library(kind):
-                yield kind.__name__, callback
+            if any(getattr(kind, n) is not getattr(pl.Callback, n) for n in TRACED_HOOKS):
+                yield callback
 
     @property
     def _loss_scale(self) -> Any:

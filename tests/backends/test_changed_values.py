@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 from harness import defaults, fit
 from models import Classifier, loader, mlp
@@ -72,8 +73,19 @@ class Irrelevant(Reading):
         self.weights["b"] = self.weights["c"] = float(self.current_epoch)
 
 
-def run(kind: type[Reading]) -> Any:
-    return fit(kind, lambda: (loader(16 * BATCHES),), static=True, max_epochs=EPOCHS)
+class Counting(pl.Callback):
+    """Has a value for itself."""
+
+    def __init__(self) -> None:
+        self.epochs = 0
+
+    def on_train_epoch_end(self, *args: Any) -> None:
+        self.epochs += 1
+
+
+def run(kind: type[Reading], callbacks: tuple[pl.Callback, ...] = ()) -> Any:
+    options: dict[str, Any] = {"max_epochs": EPOCHS, "callbacks": callbacks}
+    return fit(kind, lambda: (loader(16 * BATCHES),), static=True, **options)
 
 
 @pytest.mark.parametrize("kind", [WeightAtAnEpoch, Hyperparameter, Function, Hook])
@@ -103,5 +115,5 @@ def test_a_value_that_no_step_reads_has_one_step_looked_at_and_no_more(
     assert len(run(Irrelevant).losses) == EPOCHS * BATCHES
     assert looked == [2, BATCHES + 1]  # not in the third epoch: once for each name
     looked.clear()
-    run(Reading)
+    run(Reading, callbacks=(Counting(),))
     assert looked == [2]
