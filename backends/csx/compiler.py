@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch._inductor import config as inductor
 from torch._inductor.codecache import CppPythonBindingsCodeCache
 from torch._inductor.utils import BoxedBool
@@ -27,6 +27,7 @@ from torch._inductor.virtualized import V
 from fulgurite.backends.csx.graph import Graph
 from fulgurite.backends.csx.passes import COMPILER_PASSES, lower
 from fulgurite.backends.csx.patches import patched
+from fulgurite.backends.csx.stand_ins import storage_of
 from fulgurite.backends.csx.wrapper import make_static
 
 # size_asserts: inputs are checked before (BatchSpec, Binding). combo_kernels: small independent
@@ -65,7 +66,7 @@ def compile_graph(graph: Graph, folder: Path) -> None:
         warnings.filterwarnings("ignore", module=r"torch\.")  # its own deprecations, at import too
         from torch._inductor.compile_fx import compile_fx_inner
 
-        with _kernels_of_this_process_alone(), patched([_order_after_writes()]):
+        with _kernels_of_this_process_alone(), patched([_order_after_writes(), _copies_first()]):
             _keep_draws_as_they_are()
             compiled: Any = compile_fx_inner(
                 graph.module,
@@ -99,6 +100,34 @@ def _order_after_writes() -> tuple[type, str, Callable[..., None]]:
         self.set_read_writes(self.read_writes.rename(self.mutation_renames))
 
     return SchedulerNode, "recompute_size_and_body", recompute_size_and_body
+
+
+def _copies_first() -> tuple[Any, str, Callable[[fx.Graph], None]]:
+    """A patch that keeps copies of an input which is overwritten at the end.
+
+    The compiler drops an operation that only copies, and reads its operand instead. Where that is
+    an input, and it is the new value of another one (``target.load_state_dict(net.state_dict())``
+    in a step), it would be read when the graph has overwritten it already.
+    """
+    from torch._inductor.fx_passes import post_grad
+
+    original = post_grad.remove_noop_ops
+    copy_ = torch.ops.aten.copy_.default
+
+    def remove_noop_ops(graph: fx.Graph) -> None:
+        original(graph)
+        copies = graph.find_nodes(op="call_function", target=copy_)
+        writes = [node for node in copies if node.args[0].op == "placeholder"]
+        overwritten = {storage_of(node.args[0].meta["val"]) for node in writes}
+        for node in writes:
+            value = node.args[1]
+            if storage_of(value.meta["val"]) in overwritten:
+                with graph.inserting_before(writes[0]):
+                    kept = graph.call_function(torch.ops.aten.clone.default, (value,))
+                kept.meta.update(value.meta, val=value.meta["val"].clone())
+                node.replace_input_with(value, kept)
+
+    return post_grad, "remove_noop_ops", remove_noop_ops
 
 
 @functools.cache

@@ -15,7 +15,8 @@ from typing import Any
 from torch import fx
 from torch.optim import Optimizer
 
-from fulgurite.backends.csx.lines import belongs_to_library
+_OWN = ("torch", "fulgurite")
+"""Packages of whose optimizers it is known that an update of no parameters is nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Updates:
     """
 
     def __init__(self, optimizers: Iterable[Optimizer], left_out: bool) -> None:
-        self._optimizers = [one for one in optimizers if belongs_to_library(type(one))]
+        self._optimizers = [one for one in optimizers if type(one).__module__.split(".")[0] in _OWN]
         self.left_out = left_out
         self._begun: dict[int, tuple[frozenset[fx.Node], tuple[fx.Node | None, ...]]] = {}
         self._groups: dict[int, Any] = {}  # of optimizers that are not to find any

@@ -99,9 +99,8 @@ def _leaves(value: Any, path: Path = ()) -> Any:
     if isinstance(value, dict):
         items = list(value.items())
     elif isinstance(value, (list, tuple)):
-        if value and all(type(item) is float for item in value):
-            value = torch.tensor(value, dtype=torch.float64)  # losses: one scale for all
-            yield path, value
+        if value and all(map(_is_loss, value)):  # one scale and one noise for all
+            yield path, torch.tensor([float(item) for item in value], dtype=torch.float64)
             return
         items = list(enumerate(value))
     else:
@@ -110,6 +109,12 @@ def _leaves(value: Any, path: Path = ()) -> Any:
     yield path, type(value)
     for key, item in items:
         yield from _leaves(item, (*path, key))
+
+
+def _is_loss(value: Any) -> bool:
+    return type(value) is float or (
+        isinstance(value, Tensor) and not value.ndim and value.is_floating_point()
+    )
 
 
 def _name(path: Path) -> str:
