@@ -88,8 +88,8 @@ def _order_after_writes() -> tuple[type, str, Callable[..., None]]:
 
     Where the C++ backend fits one loop to another it looks again at what the loop reads, by the
     buffer's first name: the order after an operation that wrote into the buffer is lost, unless the
-    loop has artificial dependencies too. Reported in words in docs/backends.md, "A bug in the
-    compiler".
+    loop has artificial dependencies too. Reported in words in docs/backends.md, "Two bugs in
+    the compiler".
     """
     from torch._inductor.scheduler import SchedulerNode
 
@@ -107,7 +107,7 @@ def _copies_first() -> tuple[Any, str, Callable[[fx.Graph], None]]:
 
     The compiler drops an operation that only copies, and reads its operand instead. Where that is
     an input, and it is the new value of another one (``target.load_state_dict(net.state_dict())``
-    in a step), it would be read when the graph has overwritten it already.
+    in a step), it would be read when the graph has overwritten it already. In docs/backends.md too.
     """
     from torch._inductor.fx_passes import post_grad
 

@@ -254,7 +254,7 @@ def test_no_alarm_where_a_gradient_is_rounding_noise(precision: Any) -> None:
 
 
 class Dropped(pl.LightningModule):
-    """The program of docs/backends.md, "A bug in the compiler"."""
+    """The program of docs/backends.md, "Two bugs in the compiler"."""
 
     def __init__(self) -> None:
         super().__init__()

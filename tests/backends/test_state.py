@@ -402,3 +402,26 @@ def test_a_guard_on_a_number_that_no_longer_holds_is_an_error() -> None:
 def test_the_gan_s_toggled_flags_are_restored() -> None:
     run = fit(GAN, lambda: (loader(),), static=True, limit_train_batches=2)
     assert all(p.requires_grad for p in run.module.parameters())
+
+
+class Copies(Classifier):
+    """Tensors that take another's value, which then changes, in the order of the attributes."""
+
+    def __init__(self) -> None:
+        super().__init__(mlp())
+        for name, shape in (("a", (4, 4)), ("b", (4, 4)), ("c", (4, 4)), ("flat", (16,))):
+            self.register_buffer(name, torch.arange(16.0).reshape(shape).sin())
+        self.before = copy.deepcopy(self.net).requires_grad_(False)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        a = self.a.clone()
+        self.a.copy_(self.b)
+        self.b.copy_(a)
+        self.flat.copy_(self.c.flatten())
+        self.c.copy_(self.c.t() * 2)
+        self.before.load_state_dict(self.net.state_dict())
+        return super().training_step(batch, batch_idx)
+
+
+def test_what_a_tensor_took_of_another_stays_when_that_one_changes_compiled() -> None:
+    assert_same_run(*both(Copies, lambda: (loader(48),), policy="default"))
