@@ -9,7 +9,8 @@ step          a stage's step: which program fits the batch, run it, hand out wha
               conditions, trainer_state: what it depends on; ready: an entry point, bound to its
               tensors; retrace: trace it again on every batch, compare: is it still the same
               program?; audit: the same now and then; replay: with the frozen values of the first
-              time; python_state: and undone; offline: runs that only build
+              time; python_state: and undone; updates: without those of optimizers; offline: runs
+              that only build
 capture       run Lightning's own code once on fakes, in place
   environment   what is changed around it
   world         what a step works on, and how a failed trace is undone
