@@ -2,14 +2,15 @@
 
     python tests/benchmarks/audits.py [--mlp 10] [--gpt 60]
 
-An MLP for ten seconds and a GPT for a minute, each with validation and a host callback, so that
-host code which may have changed something runs in every epoch. Most of what is to be had is
-preloaded: the share is an upper bound.
+An MLP for ten seconds and a GPT for a minute, with a host callback, so that host code which may
+have changed something runs in every epoch; then both again with validation, which is a program
+more.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import time
 from datetime import timedelta
@@ -23,8 +24,6 @@ import torch
 
 import fulgurite
 from fulgurite.backends.csx.audit import Audits
-
-EPOCH = 200  # steps
 
 
 class Counted(pl.Callback):
@@ -57,7 +56,9 @@ class Clock:
         return timed
 
 
-def measure(model: models.Model, seconds: float, looks: Clock, wakes: Clock) -> str:
+def measure(
+    model: models.Model, seconds: float, validates: bool, looks: Clock, wakes: Clock
+) -> str:
     """A fit of so many seconds: a line of the table."""
     looks.__init__(), wakes.__init__()  # type: ignore[misc]
     loader = torch_.preloaded(model)
@@ -65,7 +66,7 @@ def measure(model: models.Model, seconds: float, looks: Clock, wakes: Clock) -> 
     trainer = fulgurite.Trainer(
         backend=fulgurite.backend("CSX"),
         max_time=timedelta(seconds=seconds),
-        limit_val_batches=2,
+        limit_val_batches=2 * validates,
         callbacks=[counted],
         **torch_.QUIET,
     )
@@ -73,9 +74,10 @@ def measure(model: models.Model, seconds: float, looks: Clock, wakes: Clock) -> 
     trainer.fit(model.module(models.LOSS), loader, loader)
     took = time.perf_counter() - began
     spent = looks.seconds + wakes.seconds
+    name = f"{model.name}{', validated' * validates}"
     return (
-        f"{model.name:4}  {took:5.1f} s  {trainer.global_step:7d} steps  {counted.epochs:5d} epochs"
-        f"  {looks.calls:3d} audits  {spent:6.3f} s  {100 * spent / took:5.2f} %"
+        f"{name:14} {took:5.1f} s {trainer.global_step:7d} steps {counted.epochs:5d} epochs"
+        f" {looks.calls:2d} audits {spent:6.3f} s {100 * spent / took:5.2f} %"
     )
 
 
@@ -90,8 +92,9 @@ def main() -> None:
     looks, wakes = Clock(), Clock()
     for name, clock in (("look", looks), ("wake", wakes)):
         setattr(Audits, name, clock.around(getattr(Audits, name)))
-    for model, seconds in ((models.mlp(), options.mlp), (models.gpt(), options.gpt)):
-        print(measure(model, seconds, looks, wakes), flush=True)
+    runs = ((models.mlp(), options.mlp), (models.gpt(), options.gpt))
+    for validates, (model, seconds) in itertools.product((False, True), runs):
+        print(measure(model, seconds, validates, looks, wakes), flush=True)
 
 
 if __name__ == "__main__":
