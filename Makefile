@@ -1,6 +1,6 @@
 # make fit    fulgurite fit examples/digits.yaml     make test   run the tests
 # make lint   ruff and mypy                          make bench  the step benchmark, ten minutes
-# make compiled   the tests of numbers again, compiled: an hour; ARGS="--sample 40" for one in 40
+# make compiled   the tests of numbers again, compiled: a night; ARGS="--sample 80" for one in 80
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin

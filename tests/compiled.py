@@ -1,7 +1,7 @@
-"""The tests of numbers, compiled: what users run. About an hour on two cores.
+"""The tests of numbers, compiled: what users run. Some five hours on two cores.
 
     python tests/compiled.py                    all of them
-    python tests/compiled.py --sample 40        one in 40; others on another day
+    python tests/compiled.py --sample 80        one in 80; others on another day
     python tests/compiled.py -k idiom -x        pytest's own options
 
 Elsewhere programs run operation by operation, but where a test says otherwise: compiling one takes
