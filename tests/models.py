@@ -209,3 +209,20 @@ class PerParameter(torch.optim.Optimizer):
             for p in group["params"]:
                 self.update(p, self.state[p], group["lr"])
         return loss
+
+
+class SiluDropout(pl.LightningModule):
+    """Its mask was once read before it was drawn: docs/backends.md, "Two bugs in the compiler"."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Linear(12, 32), nn.BatchNorm1d(32), nn.SiLU(), nn.Dropout(0.1), nn.Linear(32, 1)
+        )
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        return nn.functional.huber_loss(self.net(x), y)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), 1e-3)

@@ -227,9 +227,8 @@ class Audits:
         clears: bool,
         finder: LineFinder | None,
     ) -> list[Change]:
-        light = first.is_outline
         with undone(self._world) as state, as_first_traced(first):
-            trace = Trace(self._world, run, batch, clears, first, leaves_out_updates=light)
+            trace = Trace(self._world, run, batch, clears, first, first.is_outline)
             with finder.watching(lambda: list(state.changes())) if finder else _NOTHING:
                 module = trace.trace()
             changes = list(state.changes())

@@ -118,19 +118,17 @@ def record_operations(
     operations: list[Operation] = []
     own = None
     names, live = iter(inputs), _live(module.graph, updates)
-    coming = list(updates)
+    inside, coming = _inside(updates), list(updates)
     for node in module.graph.nodes:
         while coming and node not in coming[0].before:
             operations.append(_update(coming.pop(0), operands))
         if node.op == "placeholder":
             item = next(names)
             operands[node] = Operand(item.kind, item.name)
-        elif any(node in update.inside for update in updates):
+        elif node in inside:
             written = node.args[0] if _acts(node) else None
-            if (
-                isinstance(written, fx.Node) and written in operands
-            ):  # which is what later operations read
-                operands[node] = operands[written]
+            if isinstance(written, fx.Node) and written in operands:
+                operands[node] = operands[written]  # which is what later operations read
         elif node in live and node.target in RENAMES:
             operands[node] = operands[node.args[0]]
         elif node in live:
@@ -144,14 +142,17 @@ def record_operations(
 
 def can_leave_out(graph: fx.Graph, updates: Sequence[Update]) -> bool:
     """Whether the rest of a graph reads nothing of updates but what they wrote in place."""
-    live = _live(graph, updates)
-    read = {node for one in live for node in one.all_input_nodes}
-    return all(
-        _is_written(node, update.inside) for update in updates for node in read & update.inside
-    )
+    live, inside = _live(graph, updates), _inside(updates)
+    read = live.union(*(node.all_input_nodes for node in live))
+    return all(_is_written(node, inside) for node in read & inside)
+
+
+def _inside(updates: Sequence[Update]) -> frozenset[fx.Node]:
+    return frozenset().union(*(update.inside for update in updates))
 
 
 def _is_written(node: fx.Node, inside: frozenset[fx.Node]) -> bool:
+    """Whether a node of an update is what it wrote into something that was there before."""
     while node in inside:
         if not _acts(node) or not isinstance(node.args[0], fx.Node):
             return False
@@ -170,7 +171,7 @@ def _live(graph: fx.Graph, updates: Sequence[Update]) -> set[fx.Node]:
     Not those of updates, but the gradients that they read.
     """
     live: set[fx.Node] = {one for update in updates for one in update.gradients if one is not None}
-    inside = frozenset().union(*(update.inside for update in updates))
+    inside = _inside(updates)
     for node in reversed(graph.nodes):
         if node in inside:
             continue

@@ -9,10 +9,10 @@ import lightning.pytorch as pl
 import pytest
 import torch
 import torch.nn.functional as F
+from harness import assert_same_run, both
+from models import SiluDropout
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
-
-from tests.harness import assert_same_run, both
 
 POLICIES = ("disabled", pytest.param("default", marks=pytest.mark.compiler))
 
@@ -144,26 +144,9 @@ def test_attention_and_recurrent_layers_draw_stocks_masks() -> None:
     assert_same_run(ours, stock)
 
 
-class Normalized(pl.LightningModule):
-    """What the compiler once multiplied by a mask that was not drawn yet."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(
-            nn.Linear(12, 32), nn.BatchNorm1d(32), nn.SiLU(), nn.Dropout(0.1), nn.Linear(32, 1)
-        )
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x, y = batch
-        return F.huber_loss(self.net(x), y)
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.AdamW(self.parameters(), 1e-3)
-
-
 @pytest.mark.compiler
 def test_a_mask_is_drawn_before_it_is_read() -> None:
-    ours, stock = both(Normalized, rows(12), policy="default")
+    ours, stock = both(SiluDropout, rows(12), policy="default")
     assert_same_run(ours, stock, noise=("net.0.bias", "net.1.running_mean"))
 
 

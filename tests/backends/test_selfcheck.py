@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from harness import Run, assert_same_run, both, fit
+from models import SiluDropout
 from torch import Tensor, nn
 from torch._inductor.scheduler import SchedulerNode
 from torch.utils.data import DataLoader, TensorDataset
@@ -253,23 +254,6 @@ def test_no_alarm_where_a_gradient_is_rounding_noise(precision: Any) -> None:
     assert ours.trainer.strategy.fabric is not None
 
 
-class Dropped(pl.LightningModule):
-    """The program of docs/backends.md, "Two bugs in the compiler"."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(
-            nn.Linear(12, 32), nn.BatchNorm1d(32), nn.SiLU(), nn.Dropout(0.1), nn.Linear(32, 1)
-        )
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x, y = batch
-        return F.huber_loss(self.net(x), y)
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.AdamW(self.parameters(), 1e-3)
-
-
 def batch_of_64() -> tuple[Any, ...]:
     generator = torch.Generator().manual_seed(1)
     x, y = (torch.randn(128, n, generator=generator) for n in (12, 1))
@@ -291,7 +275,7 @@ def test_the_compilers_own_bug(
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         ours, stock = both(
-            Dropped, batch_of_64, policy="default", backend={"compile_dir": tmp_path}
+            SiluDropout, batch_of_64, policy="default", backend={"compile_dir": tmp_path}
         )
     told = [str(w.message) for w in warned if w.category is MiscompiledWarning]
     assert len(told) == (not ordered), "Inductor keeps the order: compiler.py need not patch it"

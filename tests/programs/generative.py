@@ -19,6 +19,7 @@ import torch.nn.functional as F
 import torchmetrics
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from lightning.pytorch.utilities import grad_norm
+from programs.common import Losses
 from sklearn.datasets import load_digits, make_moons
 from torch import nn
 from torch.distributions import (
@@ -32,16 +33,6 @@ from torch.distributions import (
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
-
-
-class Losses(L.Callback):
-    """The loss of every training step."""
-
-    def __init__(self):
-        self.values = []
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        self.values.append(outputs["loss"].detach().clone())
 
 
 class Logged(L.Callback):

@@ -24,30 +24,12 @@ import torch.nn.functional as F
 import torchmetrics
 from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from programs.common import Losses, results
 from torch import nn
 from torch.distributions import Beta, Categorical, Normal, TanhTransform, TransformedDistribution
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, random_split
-
-
-class Losses(L.Callback):
-    """The loss of every training step."""
-
-    def __init__(self):
-        self.values = []
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        self.values.append(outputs["loss"].detach().clone())
-
-
-def results(trainer, model, losses, **more):
-    return {
-        "losses": losses.values,
-        "metrics": dict(trainer.callback_metrics),
-        "weights": model.state_dict(),
-        **more,
-    }
 
 
 def mlp(*sizes, act=nn.Tanh, out=nn.Identity):

@@ -30,6 +30,8 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import CombinedLoader
+from programs.common import LossNumbers as Losses
+from programs.common import weights
 from sklearn import datasets
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
@@ -45,20 +47,6 @@ from torch.utils.data import (
     TensorDataset,
     random_split,
 )
-
-
-class Losses(Callback):
-    """Keeps the loss of every training batch."""
-
-    def __init__(self):
-        self.values: list[float] = []
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        self.values.append(outputs["loss"].item())
-
-
-def weights(model: nn.Module) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
 @functools.cache

@@ -26,7 +26,6 @@ import torch.nn.functional as F
 import torchmetrics
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
-    Callback,
     EarlyStopping,
     GradientAccumulationScheduler,
     LambdaCallback,
@@ -36,6 +35,8 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import CombinedLoader, grad_norm
+from programs.common import LossNumbers as Losses
+from programs.common import weights
 from torch import Tensor, nn
 from torch.utils.data import (
     DataLoader,
@@ -46,20 +47,6 @@ from torch.utils.data import (
     WeightedRandomSampler,
     default_collate,
 )
-
-
-class Losses(Callback):
-    """Keeps the loss of every training batch."""
-
-    def __init__(self):
-        self.values: list[float] = []
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        self.values.append(outputs["loss"].item())
-
-
-def weights(model: nn.Module) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
 def source_bytes(module: Any = textwrap) -> Tensor:

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 import torchmetrics
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from programs.common import Losses, results
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import (
@@ -29,25 +30,6 @@ from torch.utils.data import (
     TensorDataset,
     WeightedRandomSampler,
 )
-
-
-class Losses(L.Callback):
-    """The loss of every training step."""
-
-    def __init__(self):
-        self.values = []
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        self.values.append(outputs["loss"].detach().clone())
-
-
-def results(trainer, model, losses, **more):
-    return {
-        "losses": losses.values,
-        "metrics": dict(trainer.callback_metrics),
-        "weights": model.state_dict(),
-        **more,
-    }
 
 
 def digits(begin, end):
