@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from torchmetrics import Metric
 
 from fulgurite.backends.csx.errors import StateChanged
+from fulgurite.backends.csx.leaks import Leaked
 from fulgurite.backends.csx.lines import belongs_to_library
 from fulgurite.backends.csx.state import Slot, member
 
@@ -188,6 +189,8 @@ class Trees:
         return None if id(value) in self._registered else children(value)
 
     def _search(self, value: Any, inside: Inside, path: Path, above: list[int]) -> None:
+        if type(value) is Leaked:  # in an object that a step made anew: it is no state
+            return
         if isinstance(value, Tensor):
             if value.layout is torch.strided and id(value) not in self._registered:
                 place: Any = inside

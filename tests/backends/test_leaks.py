@@ -13,6 +13,11 @@ from torch import Tensor
 
 from fulgurite.backends.csx.errors import LeakedTensor
 
+MADE = """
+class Made:
+    def __init__(self, x):
+        self.x = x
+"""
 READ = {  # by the next step: where it is kept
     "the global KEPT of model.py": Code(
         top="KEPT = {}",
@@ -51,6 +56,15 @@ READ = {  # by the next step: where it is kept
         type(self).last = loss.detach()
         """,
     ),
+    "the attribute x of a Made": Code(
+        top=MADE,
+        init="self.last = None",
+        step="""
+        if self.last is not None:
+            loss = loss + self.last.x  # <-
+        self.last = Made(loss.detach())
+        """,
+    ),
 }
 HELD = {  # and read by no step
     "the global KEPT of model.py": Code(top="KEPT = []", step="KEPT.append(loss * 1)  # <-"),
@@ -68,6 +82,9 @@ HELD = {  # and read by no step
     ),
     "the attribute x of a Box": Code(
         top="class Box: pass\nbox = Box()", step="box.x = loss * 1  # <-"
+    ),
+    "the attribute x of a Made": Code(
+        top=MADE, init="self.last = None", step="self.last = Made(loss * 1)  # <-"
     ),
     "the function keep": Code(
         top="def keep(x):\n    keep.last = x * 1  # <-", step="keep(loss.detach())"
