@@ -937,6 +937,22 @@ CHANGED = [
         """,
     ),
     _row(
+        "gradient",
+        "a host hook reads a gradient, and no code there names `.grad`",
+        "GradientNotKept",
+        "",
+        "",
+        init='self.what = "grad"',
+        bad_hooks="""
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            self.print(getattr(self.net.bias, self.what).norm())  # <-
+        """,
+        good_hooks="""
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            self.print(self.net.bias.grad.norm())
+        """,
+    ),
+    _row(
         "layer",
         "a hook puts another layer in the place of one, in the middle of an epoch",
         "StateChanged",
