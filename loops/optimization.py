@@ -26,7 +26,7 @@ from fulgurite.backends.csx.errors import NoLoss
 from fulgurite.backends.csx.frozen import frozen_hook_arguments, frozen_index
 from fulgurite.backends.csx.patches import patched
 from fulgurite.backends.csx.step import ACCUMULATE, STEP
-from fulgurite.backends.csx.strategy import strategy_of
+from fulgurite.backends.csx.strategy import refuse_zero_grad_hooks, strategy_of
 from fulgurite.loops.finite import Losses
 
 
@@ -49,6 +49,7 @@ class AutomaticOptimization(_AutomaticOptimization):
             )
 
         def entries() -> dict[str, Callable[[Any], Any]]:
+            refuse_zero_grad_hooks(trainer, trainer.lightning_module)
             accumulate = {ACCUMULATE: entry(False)} if window > 1 else {}
             return {**accumulate, STEP: entry(True)}
 

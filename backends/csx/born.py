@@ -26,7 +26,7 @@ from fulgurite.backends.csx.lines import UserLine, line_of
 from fulgurite.backends.csx.outputs import Output
 from fulgurite.backends.csx.passes.rename import RENAMES
 from fulgurite.backends.csx.state import brief
-from fulgurite.backends.csx.trees import Regrown
+from fulgurite.backends.csx.trees import Grown
 
 
 class Born:
@@ -36,12 +36,19 @@ class Born:
         births: these places.
         recording: of that trace.
         examples: the graph's outputs.
+        passed: what it passed on, of the batch that it was traced on.
     """
 
-    def __init__(self, births: list[Birth], recording: Recording, examples: list[Tensor]) -> None:
+    def __init__(
+        self,
+        births: list[Birth],
+        recording: Recording,
+        examples: list[Tensor],
+        passed: list[Any],
+    ) -> None:
         self._births, self._recording = births, recording
         outputs = recording.outputs
-        self._examples = examples
+        self._examples, self._passed = examples, passed
         template = pytree.tree_unflatten(list(outputs.leaves), outputs.tree)
         self._values = {
             place_name(place): value
@@ -89,6 +96,9 @@ class Born:
     def _filled(self, leaf: Any) -> Any:
         if not isinstance(leaf, Output):
             return leaf
+        computed = len(self._examples)
+        if leaf.index >= computed:
+            return self._passed[leaf.index - computed]
         example = self._examples[leaf.index]
         return torch.zeros(example.shape, dtype=example.dtype)
 
@@ -132,7 +142,7 @@ class Born:
 
     def _error(self, birth: Birth, line: UserLine | None) -> StateBornInStep:
         value = pytree.tree_map(self._filled, self._values[birth.name])
-        leaves = ", ".join(brief(leaf) for leaf in pytree.tree_leaves(value))
+        leaves = ", ".join(map(_shown, pytree.tree_leaves(value)))
         if birth.grows or (isinstance(birth.before, (list, tuple)) and type(value) is list):
             return StateBornInStep(
                 f"The step adds {leaves} to {birth.name}, and reads what is in it: it would be"
@@ -189,7 +199,7 @@ def place_name(place: Place) -> Any:
     container, key = place
     if isinstance(container, Inside):
         return container.place(key)
-    return container.name if isinstance(container, Regrown) else (id(container), key)
+    return container.name if isinstance(container, Grown) else (id(container), key)
 
 
 def _results(recording: Recording) -> dict[Any, Any]:
@@ -202,18 +212,31 @@ def _results(recording: Recording) -> dict[Any, Any]:
         (outputs.lists, template["lists"]),
     ):
         for place, value in zip(places, values, strict=True):
-            found[place_name(place)] = list(value) if isinstance(value, tuple) else value
+            for name, one in _spread(place_name(place), value):
+                found[name] = list(one) if isinstance(one, tuple) else one
     return {
         key: [_resolved(recording, leaf) for leaf in pytree.tree_leaves(value)]
         for key, value in found.items()
     }
 
 
+def _spread(name: Any, value: Any) -> Iterator[tuple[Any, Any]]:
+    """What a place is given: of a new dict each value, for a list in it is one that has grown."""
+    if type(value) is not dict or not isinstance(name, str):
+        yield name, value
+        return
+    for key, item in value.items():
+        yield from _spread(f"{name}[{key!r}]", item)
+
+
 def _resolved(recording: Recording, leaf: Any) -> Any:
     """What an output is: the operation or the input that it copies, or a constant."""
     if not isinstance(leaf, Output):
         return repr(leaf) if isinstance(leaf, (bool, int, float, str, type(None))) else type(leaf)
-    operand = recording.operations[-1].arguments[0][leaf.index]
+    computed = recording.operations[-1].arguments[0]
+    if leaf.index >= len(computed):
+        return recording.outputs.passed[leaf.index - len(computed)]
+    operand = computed[leaf.index]
     while operand.kind == "operation" and operand.which >= recording.own:
         arguments = recording.operations[operand.which].arguments[0]
         if not arguments or not isinstance(arguments[0], Operand):

@@ -79,7 +79,7 @@ from fulgurite.backends.csx.numbers import (
     number_slots,
     read_numbers,
 )
-from fulgurite.backends.csx.outputs import Outputs, numbered, with_plain_keys
+from fulgurite.backends.csx.outputs import Outputs, numbered, passed_on, with_plain_keys
 from fulgurite.backends.csx.passes import CBFLOAT16_PASSES, PASSES, lower
 from fulgurite.backends.csx.patches import MISSING, patched
 from fulgurite.backends.csx.replay import Reads
@@ -108,7 +108,7 @@ from fulgurite.backends.csx.trees import (
     where_put,
 )
 from fulgurite.backends.csx.updates import Updates
-from fulgurite.backends.csx.watched import settle, values_where_refused
+from fulgurite.backends.csx.watched import EPOCH, INDEX, settle, values_where_refused
 from fulgurite.backends.csx.world import Before, World, undone_on_failure
 from fulgurite.backends.gradient_norm import norms_kept
 from fulgurite.backends.schedules import ProgramScheduler, program_schedulers, traced_by
@@ -232,7 +232,7 @@ class Trace:
         self._world, self._run, self._first = world, run, first
         self._reads = Reads() if first is None else first.reads
         self._clears_gradients = clears_gradients
-        self._batch_spec = BatchSpec(batch, world.leaf_name)
+        self._batch, self._batch_spec = batch, BatchSpec(batch, world.leaf_name)
         self._snapshot, self._trees = Snapshot(world.objects()), world.trees()
         records = first is None and world.looks_again and world.freezes
         self._python = world.python_state() if records else None
@@ -300,7 +300,10 @@ class Trace:
         return [held for entry in self._entries for held in entry.held]
 
     def _fake(self, tensor: Tensor) -> Tensor:
-        return self._mode.from_tensor(tensor.detach(), static_shapes=True)
+        """A fake of it; never one of inference mode, which torch's functions treat otherwise."""
+        with torch.inference_mode(False):
+            real = tensor.clone() if tensor.is_inference() else tensor
+            return self._mode.from_tensor(real.detach(), static_shapes=True)
 
     def _make_inputs(self) -> Iterator[Input]:
         fake = self._fake
@@ -392,7 +395,9 @@ class Trace:
         """The places in ``births``."""
         nodes = pytree.tree_leaves(module.graph.output_node().args[0])
         examples = [node.meta["val"] for node in nodes]
-        return Born(self.births, self.recorded(module), examples)
+        recording, batch = self.recorded(module), self._batch
+        passed = passed_on(recording.outputs.passed, batch, batch, {INDEX: 0, EPOCH: 0})
+        return Born(self.births, recording, examples, passed)
 
     def input_names(self) -> list[str]:
         """Of the graph's inputs, in order."""

@@ -50,7 +50,7 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._foreign: set[int] = set()  # storages of fakes over tensors that no module holds
         self._values: Any = WeakIdKeyDictionary()
         self._spoiled: set[int] = set()  # storages
-        self._alive: list[Tensor] = []  # so that no storage's identity is used twice
+        self._alive: list[object] = []  # so that no storage's identity is used twice
 
     def value_of(self, tensor: Tensor) -> Tensor | None:
         """The value of a traced tensor that is a constant, else None."""
@@ -70,8 +70,9 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(output, FakeTensor):
                 self.born.add(output)
                 if _is_view(func) and not all(isinstance(t, FakeTensor) for t in tensors):
-                    self._foreign.add(output.untyped_storage()._cdata)
-                    self._alive.append(output)
+                    storage = output.untyped_storage()
+                    self._foreign.add(storage._cdata)
+                    self._alive.append(storage)
         if known and self._follows(func, result):
             self._compute(func, args, kwargs, result)
         elif func._schema.is_mutable:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from types import CellType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, fx
 from torch._C import DisableTorchFunction
 
 from fulgurite.backends.csx.errors import LeakedTensor
@@ -27,7 +27,7 @@ from fulgurite.backends.csx.lines import belongs_to_library, user_modules
 from fulgurite.backends.csx.stand_ins import swap
 
 _DEPTH, _SECONDS = 5, 1.0
-_OPAQUE = (ModuleType, MethodType, CodeType)
+_OPAQUE = (ModuleType, MethodType, CodeType, fx.Node, fx.Proxy)  # a graph leads to all of itself
 
 
 _ASKED = 3  # leaked tensors: the graph of one keeps many more

@@ -120,7 +120,7 @@ class BatchSpec:
         return watch(leaf.value, note, i)
 
     def accept(self, batch: Any) -> list[Tensor] | None:
-        """The tensors of a batch in the traced layout; None if a shape differs.
+        """The tensors of a batch in the traced layout; None if a shape or a list's length differs.
 
         Raises:
             InputChanged: another structure or dtype, or a constant that the step read.
@@ -130,6 +130,8 @@ class BatchSpec:
         else:
             leaves, tree = pytree.tree_flatten(batch)
             if tree != self._tree:
+                if _is_same_but_for_lengths(tree, self._tree):
+                    return None
                 raise InputChanged(
                     f"The batch has another structure than the traced one: it was"
                     f" {_structure(self._tree)}, and now is {_structure(tree)}.",
@@ -169,12 +171,18 @@ class BatchSpec:
                     f" is {leaves[i]!r}. It is a constant of the program.",
                     remedy=f"make it a tensor in the dataset: torch.tensor({leaves[i]!r})"
                     if isinstance(leaves[i], (int, float))
-                    else "make it a tensor (an index, a mask) in the dataset",
+                    else "make it a tensor (an index, a mask) in the dataset; to keep it"
+                    " beside a result, return it from the step, to a hook such as"
+                    " on_train_batch_end",
                 )
 
     def difference(self, batch: Any) -> str:
         """In words, how the shapes of a batch differ from the traced ones."""
-        leaves = pytree.tree_leaves(batch)
+        leaves, tree = pytree.tree_flatten(batch)
+        if tree != self._tree:
+            return f"the batch is {_structure(tree)}, and the program was built for" + (
+                f" {_structure(self._tree)}"
+            )
         parts = [
             f"{self.leaves[i].name} has shape {list(leaves[i].shape)}, and the program was built"
             f" for {list(shape)}"
@@ -206,6 +214,16 @@ def _kind_of(value: Any) -> str:
     if not isinstance(value, CONSTANTS):
         return f"a {type(value).__name__}"
     return f"{type(value).__name__} {value!r}"
+
+
+def _is_same_but_for_lengths(a: pytree.TreeSpec, b: pytree.TreeSpec) -> bool:
+    """Whether two batches differ in nothing but how many leaves are in their lists."""
+    ours, others = a.children(), b.children()
+    if a.type is list and b.type is list and all(one.is_leaf() for one in (*ours, *others)):
+        return True
+    return (a.type, a.context, len(ours)) == (b.type, b.context, len(others)) and all(
+        map(_is_same_but_for_lengths, ours, others)
+    )
 
 
 def _structure(tree: pytree.TreeSpec) -> str:

@@ -25,7 +25,7 @@ from fulgurite.backends.csx.leaks import Leaked
 from fulgurite.backends.csx.leaves import Inside
 from fulgurite.backends.csx.lines import UserLine
 from fulgurite.backends.csx.stand_ins import storage_of
-from fulgurite.backends.csx.state import Entry, Held, Slot, Snapshot, brief
+from fulgurite.backends.csx.state import Entry, Held, Layout, Slot, Snapshot, brief
 from fulgurite.backends.csx.traced_numbers import TracedNumber
 from fulgurite.backends.csx.watched import is_watched
 
@@ -126,7 +126,8 @@ def sort_state(
         _check_replacement(held, now, line)
         if all(id(s.container) in own or isinstance(s.container, Inside) for s in held.slots):
             leftovers.rebound.append(held)
-            leftovers.set_after([(slot.container, slot.key) for slot in held.slots], now[0])
+            places = [(slot.container, slot.key) for slot in held.slots]
+            leftovers.set_after(places, laid_out_as(held.tensor, now[0]))
         else:
             aliased = storage_of(now[0]) in shared  # another state: read it before it is written
             writes.append((held.tensor, now[0].clone() if aliased else now[0]))
@@ -135,6 +136,17 @@ def sort_state(
     for tensor, value in writes:
         tensor.copy_(value)
     return known
+
+
+def laid_out_as(before: Tensor, now: Tensor) -> Tensor:
+    """A state's next value, which the program finds where it found the last one.
+
+    ``self.queue = torch.cat([self.queue, x])[-n:]`` does not begin where its memory does.
+    """
+    if Layout.of(now) == Layout.of(before):
+        return now
+    value = now.detach()
+    return value.new_empty_strided(before.shape, before.stride()).copy_(value)
 
 
 def _check_replacement(

@@ -247,11 +247,19 @@ def unused_guards(
     """Guards for numbers that no operation uses: they may have been read where nothing sees it.
 
     A C function that takes a float takes its value without asking it. (Rprop reads ``lr`` only for
-    the birth of its state.)
+    the birth of its state.) None for groups of frozen parameters, which torch's and this package's
+    optimizers pass by.
     """
     return [
         Guard(str(slot), operator.itemgetter(i), now[i])
         for i, slot in enumerate(slots)
         if i not in used
         and not (slot.key == "lr" and isinstance(optimizers[slot.optimizer], Rprop))
+        and not _is_frozen(optimizers[slot.optimizer], slot.group)
     ]
+
+
+def _is_frozen(optimizer: Optimizer, group: int) -> bool:
+    """Whether a group's parameters all are frozen, and so known to be left alone."""
+    known = type(optimizer).__module__.partition(".")[0] in ("torch", "fulgurite")
+    return known and not any(p.requires_grad for p in optimizer.param_groups[group]["params"])

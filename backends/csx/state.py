@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
+from torchmetrics import Metric
 
 from fulgurite.backends.csx.errors import StateChanged, UnsupportedState
 
@@ -118,6 +119,9 @@ def member(*path: str) -> str:
     return ".".join(part for part in path if part)
 
 
+_COMPUTED_BY_METRICS = ("_computed", "_forward_cache")  # of their state, for whoever asks again
+
+
 def module_slots(module: nn.Module, root: str) -> Iterator[Slot]:
     """Parameters, buffers and plain tensor attributes of all modules; metric states are these.
 
@@ -139,7 +143,8 @@ def module_slots(module: nn.Module, root: str) -> Iterator[Slot]:
                         f"{owner}.{key} has no shape yet: it belongs to a lazy module.",
                         remedy="run one batch through the model before fit, or give its sizes",
                     )
-                if isinstance(value, Tensor):
+                kept = isinstance(one, Metric) and key in _COMPUTED_BY_METRICS
+                if isinstance(value, Tensor) and not kept:
                     if value.layout is not torch.strided:
                         raise UnsupportedState(
                             f"{owner}.{key} is a {value.layout} tensor; a program's are dense.",

@@ -17,7 +17,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.accelerators import Accelerator
-from lightning.pytorch.callbacks import StochasticWeightAveraging
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
 from lightning.pytorch.strategies.strategy import Strategy
@@ -399,7 +399,6 @@ def _refuse_unsupported(trainer: pl.Trainer, module: pl.LightningModule) -> None
     """What CSX cannot do yet, as errors that name it."""
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
     averaging = any(isinstance(callback, StochasticWeightAveraging) for callback in callbacks)
-    window = trainer.accumulate_grad_batches > 1
     nodes = trainer._accelerator_connector._num_nodes_flag
     refused = {
         f"{trainer.num_devices} devices; use devices=1": trainer.num_devices > 1,
@@ -415,16 +414,36 @@ def _refuse_unsupported(trainer: pl.Trainer, module: pl.LightningModule) -> None
     for step in ("training_step", "validation_step", "test_step", "predict_step"):
         takes = is_param_in_hook_signature(getattr(module, step), "dataloader_iter", explicit=True)
         refused[f"{step}(dataloader_iter); take a batch"] = takes
-    for hook in ("on_before_zero_grad", "optimizer_zero_grad"):
-        who = [module] * is_overridden(hook, module)
-        if hook == "on_before_zero_grad":
-            who += [c for c in callbacks if is_overridden(hook, c)]
-        name = type(who[0]).__name__ if who else ""
-        refused[
-            f"{name}.{hook} together with accumulate_grad_batches="
-            f"{trainer.accumulate_grad_batches}: both entry points of the program leave zero_grad"
-            " to the program"
-        ] = bool(who) and window and module.automatic_optimization
     for what, asked in refused.items():
         if asked:
             raise MisconfigurationException(f"CSX does not support {what}.")
+    planned = [
+        factor
+        for callback in callbacks
+        if isinstance(callback, GradientAccumulationScheduler)
+        for factor in callback.scheduling.values()
+    ]
+    if module.automatic_optimization:
+        refuse_zero_grad_hooks(trainer, module, max(planned, default=1))
+
+
+def refuse_zero_grad_hooks(
+    trainer: pl.Trainer, module: pl.LightningModule, planned: int = 1
+) -> None:
+    """Refuse hooks around ``zero_grad`` where gradients accumulate, or are ``planned`` to.
+
+    Raises:
+        MisconfigurationException: there is one; a program of two entry points would not call it.
+    """
+    window = max(trainer.accumulate_grad_batches, planned)
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    for hook in ("on_before_zero_grad", "optimizer_zero_grad") if window > 1 else ():
+        owners = (module, *callbacks) if hook == "on_before_zero_grad" else (module,)
+        for owner in owners:
+            if is_overridden(hook, owner):
+                raise MisconfigurationException(
+                    f"CSX does not support {type(owner).__name__}.{hook} together with"
+                    f" accumulate_grad_batches={window}: gradients are cleared inside the program."
+                    " Remedy: on_before_optimizer_step, once before each update; or"
+                    " on_train_batch_end, on the host."
+                )

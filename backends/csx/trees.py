@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from copy import copy
 from operator import is_
 from typing import Any
 
@@ -29,28 +30,36 @@ from fulgurite.backends.csx.leaves import (
     refill,
     same,
 )
-from fulgurite.backends.csx.leftovers import Birth, Leftovers, Place, holds_traced
+from fulgurite.backends.csx.leftovers import Birth, Leftovers, Place, holds_traced, laid_out_as
 from fulgurite.backends.csx.lines import UserLine
 from fulgurite.backends.csx.lists import may_collect
 from fulgurite.backends.csx.state import Entry, Held, brief
+from fulgurite.backends.csx.watched import is_watched
 
 Items = list[tuple[Step, Any]]
 
 
-class Regrown:
-    """A list or tuple that the step makes anew and longer, as the target of ``extend``."""
+class Grown:
+    """A list or deque that the step adds to; it is made where the host has none, or none any more.
+
+    ``self.by.setdefault("y", []).append(y)`` begins one, and does so again after ``clear()``.
+    """
 
     def __init__(self, inside: Inside, path: Path) -> None:
         self.name = inside.place(path)
         self._inside, self._path = inside, path
+        self._made = [_emptied(inside[path[: i + 1]]) for i in range(len(path))]
 
-    def __getitem__(self, key: Any) -> Regrown:
+    def __getitem__(self, key: Any) -> Grown:
         return self
 
     def extend(self, values: list[Any]) -> None:
-        """Put another one there, with these at its end."""
-        before = self._inside[self._path]
-        self._inside[self._path] = before + type(before)(values)
+        """Put these at its end."""
+        if self._path not in self._inside:
+            for i, made in enumerate(self._made, start=1):
+                if made is not None and self._path[:i] not in self._inside:
+                    self._inside[self._path[:i]] = copy(made)
+        self._inside[self._path].extend(values)
 
     @property
     def place(self) -> Place:
@@ -58,10 +67,28 @@ class Regrown:
         return self._inside, self._path
 
 
+class Regrown(Grown):
+    """A list or tuple that the step makes anew and longer."""
+
+    def extend(self, values: list[Any]) -> None:
+        """Put another one there, with these at its end."""
+        before = self._inside[self._path]
+        self._inside[self._path] = before + type(before)(values)
+
+
+def _emptied(value: Any) -> Any:
+    """A container of the same kind with nothing in it; None for other objects."""
+    if not isinstance(value, (list, dict, deque)):
+        return None
+    made = copy(value)
+    made.clear()
+    return made
+
+
 def where_put(place: Place) -> Place:
     """The place of a list, also of one that is made anew."""
     container, _ = place
-    return container.place if isinstance(container, Regrown) else place
+    return container.place if isinstance(container, Grown) else place
 
 
 class Untied(Exception):
@@ -196,7 +223,7 @@ class _Comparison:
     def _grown(
         self, value: Any, before: Items, added: list[Any], inside: Inside, path: Path
     ) -> None:
-        self._left.lists.append((inside, path))
+        self._left.lists.append((Grown(inside, path), None))
         self._left.list_values.append(added)
         refill(value, before)
         rotates = isinstance(value, deque) and len(before) == value.maxlen
@@ -236,18 +263,26 @@ class _Comparison:
             self._left.lists.append((Regrown(inside, path), None))
             self._left.list_values.append(list(now[len(before) :]))
         else:
-            self._left.set_after([(inside, path)], now)
-            self._left.rebound += [
-                held
+            replaced = {
+                key: held
                 for (container, key), held in self._held.items()
                 if container == id(inside) and key[: len(path)] == path
-            ]
+            }
+            new, laid_out = Inside({0: now}, 0, ""), {}
+            for key, held in replaced.items():
+                value = new.get(key[len(path) :])
+                if isinstance(value, Tensor) and brief(value) == brief(held.tensor):
+                    laid_out[id(value)] = laid_out_as(held.tensor, value)
+            now = pytree.tree_map(lambda leaf: laid_out.get(id(leaf), leaf), now)
+            self._left.set_after([(inside, path)], now)
+            self._left.rebound += replaced.values()
         if grows or _structure(before) != _structure(now):
             self._born(inside, path, before, now, grows)
 
     def _born(self, inside: Inside, path: Path, before: Any, now: Any, grows: bool) -> None:
-        traced = [leaf for leaf in pytree.tree_leaves(now) if isinstance(leaf, FakeTensor)]
-        if not all(map(self._is_constant, traced)):
+        leaves = pytree.tree_leaves(now)
+        traced = [leaf for leaf in leaves if isinstance(leaf, FakeTensor)]
+        if any(map(is_watched, leaves)) or not all(map(self._is_constant, traced)):
             name, place = inside.place(path), (inside, path)
             self._left.births.append(Birth(name=name, place=place, before=before, grows=grows))
 
@@ -302,7 +337,9 @@ def _has_tensors(value: Any) -> bool:
 
 
 def _structure(value: Any, levels: int = DEEPEST) -> Any:
-    """Where in a value tensors are, and of which shapes."""
+    """Where in a value tensors are, and of which shapes; and what was only passed on."""
+    if is_watched(value):
+        return "passed on"
     if isinstance(value, Tensor):
         return brief(value)
     items = None if isinstance(value, nn.Module) or not levels else children(value)

@@ -600,6 +600,27 @@ def test_references_that_the_host_keeps_stay_what_they_were() -> None:
     assert_close(ours.module.kept, stock.module.kept)
 
 
+def start_queue(m: Any) -> None:
+    m.queue, m.pair = torch.zeros(8), (torch.zeros(8), 0)
+
+
+def keeps_the_last(m: Any, loss: Tensor) -> Tensor:
+    m.queue = torch.cat([m.queue, loss.detach()[None]])[-8:]
+    m.pair = (torch.cat([m.pair[0], loss.detach()[None]])[-8:], 0)
+    return loss + m.queue.mean() * 0.1 + m.pair[0].mean() * 0.1
+
+
+@pytest.mark.parametrize(
+    "policy", ["disabled", pytest.param("default", marks=pytest.mark.compiler)]
+)
+def test_a_queue_that_is_cut_to_its_length_is_state(policy: str) -> None:
+    options: dict[str, Any] = {"policy": policy, **FEW}
+    ours, stock = both(lambda: Holds(start_queue, keeps_the_last), lambda: (loader(),), **options)
+    assert_same_run(ours, stock)
+    assert_close(ours.module.queue, stock.module.queue)
+    assert_close(ours.module.pair[0], stock.module.pair[0])
+
+
 def test_a_place_that_the_host_empties_is_an_error_before_the_next_step() -> None:
     changes = (Changes(lambda m, x: m.d.clear()),)
     with pytest.raises(StateChanged, match=r"self\.d\['k'\] held a tensor .* now is gone"):

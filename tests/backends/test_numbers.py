@@ -98,6 +98,23 @@ def test_every_function_takes_a_number_that_changes() -> None:
     assert_same_run(ours, stock)
 
 
+@pytest.mark.parametrize("interval", ["epoch", "step"])
+def test_the_numbers_of_frozen_parameters_may_change(interval: str) -> None:
+    class FineTuned(Classifier):
+        def configure_optimizers(self) -> Any:
+            body, head = self.net[0], self.net[2]
+            body.requires_grad_(False)
+            groups = [{"params": head.parameters()}, {"params": body.parameters(), "lr": 1e-3}]
+            optimizer = torch.optim.AdamW(groups, lr=0.01)
+            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+            return [optimizer], [{"scheduler": schedule, "interval": interval}]
+
+    options: dict[str, Any] = {"max_epochs": 2, "limit_train_batches": 3}
+    ours, stock = both(lambda: FineTuned(mlp()), lambda: (loader(48),), **options)
+    assert_same_run(ours, stock)
+    assert len(ours.trainer.strategy.programs) == 1
+
+
 def _shrunk(lr: Any) -> Tensor:
     return nn.functional.softshrink(torch.ones(()), lr)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -188,6 +189,110 @@ def test_appended_names_are_those_of_each_batch() -> None:
 
     module = run(append, "test", True)
     assert module.files == ["0.png", "a0", "b0", "1.png", "a1", "b1", "2.png", "a2", "b2"]
+
+
+def append_to_a_new_list(module: Any, batch: Any, batch_idx: int) -> None:
+    module.by.setdefault("file", []).append(batch["file"])
+    module.by.setdefault("y", []).append(batch["x"].sum())
+
+
+def begin_where_there_is_none(module: Any, batch: Any, batch_idx: int) -> None:
+    if "file" not in module.by:
+        module.by["file"] = []
+    module.by["file"].extend(batch["names"])
+
+
+def only_names(module: Any, batch: Any, batch_idx: int) -> None:
+    module.by.setdefault("file", []).append(batch["file"])
+
+
+def a_list_in_a_new_dict(module: Any, batch: Any, batch_idx: int) -> None:
+    row = (batch["file"], batch["x"].sum())
+    module.by.setdefault("more", {}).setdefault("rows", []).append(row)
+
+
+def the_last_one(module: Any, batch: Any, batch_idx: int) -> None:
+    module.by["last"] = {"files": batch["names"], "y": batch["x"].sum()}
+    module.by["file"] = batch["file"]
+
+
+def a_default_list(module: Any, batch: Any, batch_idx: int) -> None:
+    module.lists["y"].append(batch["x"].sum())
+    module.lists["file"].extend(batch["names"])
+
+
+def the_most_recent(module: Any, batch: Any, batch_idx: int) -> Any:
+    module.recent.append(batch["x"].sum())
+    return batch["file"]
+
+
+class Collects(Steps):
+    """It begins with empty containers; with ``clears`` the host empties them after each epoch."""
+
+    clears = False
+
+    def __init__(self, does: Any) -> None:
+        super().__init__(does)
+        self.by: dict[str, Any] = {}
+        self.lists: Any = defaultdict(list)
+        self.recent: Any = deque(maxlen=2)
+        self.epochs: list[Any] = []
+
+    def kept(self) -> str:
+        """All of it as text."""
+        return repr((self.by, dict(self.lists), self.recent))
+
+    def on_train_epoch_end(self) -> None:
+        self.epochs.append(self.kept())
+        if self.clears:
+            self.by.clear()
+            self.lists.clear()
+
+
+class Clears(Collects):
+    clears = True
+
+
+@pytest.mark.parametrize("method", ["fit", "test"])
+@pytest.mark.parametrize(
+    "does",
+    [
+        *(append_to_a_new_list, begin_where_there_is_none, only_names, a_list_in_a_new_dict),
+        *(the_last_one, a_default_list, the_most_recent),
+    ],
+)
+def test_containers_that_begin_empty_hold_what_came_with_each_batch(does: Any, method: str) -> None:
+    ours, stock = (run(does, method, static, kind=Collects) for static in (True, False))
+    assert isinstance(ours, Collects)
+    assert isinstance(stock, Collects)
+    assert ours.kept() == stock.kept()
+    assert ours.epochs == stock.epochs
+
+
+@pytest.mark.parametrize("does", [append_to_a_new_list, only_names, a_list_in_a_new_dict])
+def test_a_list_that_the_host_took_away_begins_again(does: Any) -> None:
+    kept = []
+    for static in (True, False):
+        module = Clears(does)
+        make_trainer(static, max_epochs=3).fit(module, loader())
+        kept.append(module.epochs)
+    assert kept[0] == kept[1]
+    assert len(kept[0]) == 3
+
+
+def test_a_list_of_names_may_be_shorter_in_another_program() -> None:
+    def ragged() -> Any:
+        batches = [{"x": torch.ones(n, 3), "names": [f"{n}{i}" for i in range(n)]} for n in (2, 1)]
+        return DataLoader(batches, batch_size=None, collate_fn=lambda batch: batch)  # type: ignore[arg-type]
+
+    def names(module: Any, batch: Any, batch_idx: int) -> Any:
+        return batch["names"]
+
+    trainer = make_trainer(True, backend={"max_programs": 2})
+    assert trainer.predict(Steps(names), ragged()) == [["20", "21"], ["10"]]
+    reset_backend()
+    with pytest.raises(InputChanged, match=r"\[\*\](.|\n)*built for(.|\n)*max_programs=2"):
+        make_trainer(True).predict(Steps(names), ragged())
 
 
 def test_attributes_are_set_to_those_of_each_batch() -> None:

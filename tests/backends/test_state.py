@@ -10,12 +10,16 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
-from harness import QUIET, Run, assert_same_run, both, csx, fit
+from harness import QUIET, Run, assert_same_run, both, csx, fit, make_trainer
 from lightning.pytorch.callbacks import BaseFinetuning
 from models import CLASSES, GAN, Classifier, Measured, convnet, loader, mlp, pictures
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, MetricCollection
-from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
+from torchmetrics.classification import (
+    MulticlassAccuracy,
+    MulticlassAveragePrecision,
+    MulticlassConfusionMatrix,
+)
 
 import fulgurite
 from fulgurite.backends.csx import rng
@@ -245,6 +249,54 @@ class Collected(Classifier):
         self.log_dict(self.scores, on_step=False, on_epoch=True)
         self.log("mean", self.mean, on_step=True, on_epoch=True)
         return loss
+
+
+class OneMetric(Classifier):
+    """It counts the pictures of all validation loaders in one metric."""
+
+    def __init__(self, forward: bool) -> None:
+        super().__init__(mlp())
+        self.by_forward = forward
+        self.metric = MulticlassAccuracy(CLASSES)
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        count = self.metric if self.by_forward else self.metric.update
+        count(self.net(batch[0]), batch[1])
+        self.log("accuracy", self.metric)
+
+    test_step = validation_step
+
+
+@pytest.mark.parametrize("sanity", [0, 2])
+@pytest.mark.parametrize("forward", [True, False])
+def test_several_loaders_share_a_metric(forward: bool, sanity: int) -> None:
+    seen = []
+    for static in (True, False):
+        module, loaders = OneMetric(forward), [loader(32), loader(48)]
+        trainer = make_trainer(static, max_epochs=2, num_sanity_val_steps=sanity)
+        torch.manual_seed(1)
+        trainer.fit(module, loader(32), loaders)
+        results = trainer.validate(module, loaders), trainer.test(module, loaders)
+        seen.append((results, module.metric._update_count))
+    assert seen[0] == seen[1]
+
+
+def test_a_program_of_fit_is_the_same_when_validate_traces_it_again() -> None:
+    class Curve(Classifier):
+        def __init__(self) -> None:
+            super().__init__(mlp())
+            self.metric = MulticlassAveragePrecision(CLASSES, thresholds=5)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.metric.update(self.net(batch[0]).softmax(1), batch[1])
+
+        def on_validation_epoch_end(self) -> None:
+            self.metric.reset()
+
+    trainer = make_trainer(True, backend={"retrace_every_iteration": True}, max_epochs=1)
+    module = Curve()
+    trainer.fit(module, loader(32), loader(32))
+    trainer.validate(module, loader(32))  # in inference mode, which fit is not
 
 
 def test_metrics_accumulate_and_reset_as_in_stock() -> None:
