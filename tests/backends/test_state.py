@@ -272,9 +272,9 @@ class OneMetric(Classifier):
 def test_several_loaders_share_a_metric(forward: bool, sanity: int) -> None:
     seen = []
     for static in (True, False):
+        torch.manual_seed(1)
         module, loaders = OneMetric(forward), [loader(32), loader(48)]
         trainer = make_trainer(static, max_epochs=2, num_sanity_val_steps=sanity)
-        torch.manual_seed(1)
         trainer.fit(module, loader(32), loaders)
         results = trainer.validate(module, loaders), trainer.test(module, loaders)
         seen.append((results, module.metric._update_count))
