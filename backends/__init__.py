@@ -21,12 +21,12 @@ from fulgurite.backends.backend import (
     set_backend,
 )
 from fulgurite.backends.cpu import CPUBackend as CPUBackend
-from fulgurite.backends.csx.accelerator import CSXAccelerator
 from fulgurite.backends.csx.config import CSConfig as CSConfig
 from fulgurite.backends.csx.config import CSXBackend as CSXBackend
 from fulgurite.backends.csx.config import forget_config
-from fulgurite.backends.csx.frozen import forget_shown
-from fulgurite.backends.csx.strategy import CSXStrategy
+from fulgurite.backends.csx.contract.frozen_reads import forget_shown
+from fulgurite.backends.csx.plugins.accelerator import CSXAccelerator
+from fulgurite.backends.csx.plugins.strategy import CSXStrategy
 from fulgurite.backends.gpu import GPUBackend as GPUBackend
 
 _TYPES: dict[str, type[Backend]] = {

@@ -14,7 +14,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning_utilities.core.rank_zero import rank_zero_info
 
-from fulgurite.backends.csx.strategy import StaticGraph
+from fulgurite.backends.csx.plugins.strategy import StaticGraph
 from fulgurite.callbacks.saving import SaveAnnouncer, SaveObserver
 from fulgurite.callbacks.sparse import SparseCallback
 

@@ -13,7 +13,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning_utilities.core.rank_zero import rank_zero_info
 
-from fulgurite.backends.csx.strategy import StaticGraph
+from fulgurite.backends.csx.plugins.strategy import StaticGraph
 from fulgurite.callbacks.sparse import is_static
 
 _MEMORY = "no servers share the work: the process takes what it needs"

@@ -10,9 +10,9 @@ import lightning.pytorch as pl
 from torch import fx
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from fulgurite.backends.csx.graph import Graph
-from fulgurite.backends.csx.step import STEP
-from fulgurite.backends.csx.strategy import strategy_of
+from fulgurite.backends.csx.graph.graph import Graph
+from fulgurite.backends.csx.plugins.strategy import strategy_of
+from fulgurite.backends.csx.program.step_function import STEP
 from fulgurite.callbacks.profiler import Profiler
 from fulgurite.callbacks.sparse import is_static
 

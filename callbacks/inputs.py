@@ -10,7 +10,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from fulgurite.backends.csx.patches import patched
+from fulgurite.backends.patches import patched
 from fulgurite.callbacks.sparse import logs_in_step
 
 

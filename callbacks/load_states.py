@@ -8,8 +8,8 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning_utilities.core.rank_zero import rank_zero_info
 
-from fulgurite.backends.csx.patches import patched
-from fulgurite.backends.csx.strategy import StaticGraph
+from fulgurite.backends.csx.plugins.strategy import StaticGraph
+from fulgurite.backends.patches import patched
 from fulgurite.callbacks.checkpoint_states import STATES, check_there, chosen, without
 
 

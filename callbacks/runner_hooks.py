@@ -17,7 +17,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 
-from fulgurite.backends.csx.patches import patched
+from fulgurite.backends.patches import patched
 
 _TRANSFER = "on_before_batch_transfer"
 

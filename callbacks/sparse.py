@@ -14,7 +14,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from fulgurite.backends.csx.strategy import StaticGraph
+from fulgurite.backends.csx.plugins.strategy import StaticGraph
 
 _AROUND_BATCHES = ("on_train_batch_start", "on_train_batch_end")
 

@@ -10,8 +10,8 @@ import lightning.pytorch as pl
 from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.loops.progress import _BaseProgress
 
-from fulgurite.backends.csx import report
-from fulgurite.backends.csx.strategy import strategy_of
+from fulgurite.backends.csx.plugins.strategy import strategy_of
+from fulgurite.backends.csx.program import report
 
 
 def only_builds(trainer: pl.Trainer) -> bool:

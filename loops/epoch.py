@@ -10,9 +10,9 @@ from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from fulgurite.backends.csx.rng import collect_with
-from fulgurite.backends.csx.scheduled import RunSchedulers
-from fulgurite.backends.csx.strategy import strategy_of
+from fulgurite.backends.csx.graph.rng import collect_with
+from fulgurite.backends.csx.hyperparams.schedules import RunSchedulers
+from fulgurite.backends.csx.plugins.strategy import strategy_of
 from fulgurite.loops import fetching, position
 from fulgurite.loops.finite import Losses
 from fulgurite.loops.lean import (

@@ -13,9 +13,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from fulgurite.backends.csx.offline import BuiltOnly
-from fulgurite.backends.csx.rng import collect, restore
-from fulgurite.backends.csx.strategy import strategy_of
+from fulgurite.backends.csx.graph.rng import collect, restore
+from fulgurite.backends.csx.plugins.strategy import strategy_of
+from fulgurite.backends.csx.program.offline import BuiltOnly
 from fulgurite.loops import building
 from fulgurite.loops.lean import (
     BatchHooks,

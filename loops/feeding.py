@@ -25,7 +25,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from fulgurite.backends.csx.fabric import HostFabric
+from fulgurite.backends.csx.compile.fabric import HostFabric
 
 SAMPLE, FEWEST = 256, 8  # batches timed at most; no hint from fewer
 WORKERS_PAY_US = 1000  # what a batch of 32 rows from 2 workers cost on two busy cores (measured)

@@ -11,10 +11,10 @@ from typing import Any
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.utilities.exceptions import _TunerExitException
 
-from fulgurite.backends.csx import report
-from fulgurite.backends.csx.offline import BuiltOnly
-from fulgurite.backends.csx.rng import collect_with
-from fulgurite.backends.csx.strategy import strategy_of
+from fulgurite.backends.csx.graph.rng import collect_with
+from fulgurite.backends.csx.plugins.strategy import strategy_of
+from fulgurite.backends.csx.program import report
+from fulgurite.backends.csx.program.offline import BuiltOnly
 from fulgurite.loops import building, feeding, position
 from fulgurite.loops.finite import Losses
 from fulgurite.loops.shapes import check_last_batch

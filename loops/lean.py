@@ -20,7 +20,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import _Result
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 
-from fulgurite.backends.csx.strategy import strategy_of
+from fulgurite.backends.csx.plugins.strategy import strategy_of
 from fulgurite.callbacks.sparse import SparseCallback, period
 
 _TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")

@@ -22,11 +22,11 @@ from lightning.pytorch.loops.utilities import _block_parallel_sync_behavior
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fulgurite.backends.csx.errors import NoLoss
-from fulgurite.backends.csx.frozen import frozen_hook_arguments, frozen_index
-from fulgurite.backends.csx.patches import patched
-from fulgurite.backends.csx.step import ACCUMULATE, STEP
-from fulgurite.backends.csx.strategy import refuse_zero_grad_hooks, strategy_of
+from fulgurite.backends.csx.contract.frozen_reads import frozen_hook_arguments, frozen_index
+from fulgurite.backends.csx.diagnostics.errors import NoLoss
+from fulgurite.backends.csx.plugins.strategy import refuse_zero_grad_hooks, strategy_of
+from fulgurite.backends.csx.program.step_function import ACCUMULATE, STEP
+from fulgurite.backends.patches import patched
 from fulgurite.loops.finite import Losses
 
 

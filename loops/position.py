@@ -19,7 +19,7 @@ from lightning.fabric.utilities.types import _Stateful
 from lightning.pytorch.loops.fetchers import _DataFetcher, _PrefetchDataFetcher
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 
-from fulgurite.backends.csx.rng import (
+from fulgurite.backends.csx.graph.rng import (
     collect_with,
     generators_of,
     restore,

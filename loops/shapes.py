@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch.utils.data import BatchSampler, DataLoader
 
 from fulgurite.backends.csx.config import CSXBackend
-from fulgurite.backends.csx.errors import InputChanged
+from fulgurite.backends.csx.diagnostics.errors import InputChanged
 
 
 def check_last_batch(

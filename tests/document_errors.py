@@ -20,7 +20,7 @@ from misuses.elsewhere import jax_jit, plain_pytorch, torch_compile
 from misuses.program import Misuse, Outcome, run
 from misuses.table import TABLE
 
-from fulgurite.backends.csx.frozen import FrozenValueWarning
+from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning
 
 PAGE = Path(__file__).parents[1] / "docs" / "errors.md"
 _HEAD = Path(__file__).with_name("misuses") / "head.md"

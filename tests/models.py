@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import BinaryAccuracy, MulticlassAccuracy, MulticlassF1Score
 
-from fulgurite.backends.csx.replay import Reads
+from fulgurite.backends.csx.contract.replay import Reads
 
 CLASSES = 4
 

@@ -133,7 +133,7 @@ def test_the_wheel_holds_every_file_of_the_rooms_and_nothing_else(
     assert {
         "fulgurite/py.typed",
         "fulgurite/trainer.py",
-        "fulgurite/backends/csx/step.py",
+        "fulgurite/backends/csx/program/step_function.py",
     } <= expected
 
 

@@ -25,9 +25,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import fulgurite
 from fulgurite import CSConfig, Trainer
 from fulgurite.backends import Backend, CPUBackend, CSXBackend, GPUBackend
-from fulgurite.backends.csx.accelerator import CSXAccelerator
 from fulgurite.backends.csx.config import process_config
-from fulgurite.backends.csx.strategy import CSXStrategy
+from fulgurite.backends.csx.plugins.accelerator import CSXAccelerator
+from fulgurite.backends.csx.plugins.strategy import CSXStrategy
 
 BOTH = (
     "backend and device are mutually exclusive arguments of Trainer."

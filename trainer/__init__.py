@@ -34,8 +34,10 @@ if TYPE_CHECKING:
     from fulgurite.backends.backend import current_backend as current_backend
     from fulgurite.backends.closures import checkpoint_closure as checkpoint_closure
     from fulgurite.backends.closures import step_closure as step_closure
-    from fulgurite.backends.csx.errors import TraceError as TraceError
-    from fulgurite.backends.csx.frozen import FrozenValueWarning as FrozenValueWarning
+    from fulgurite.backends.csx.contract.frozen_reads import (
+        FrozenValueWarning as FrozenValueWarning,
+    )
+    from fulgurite.backends.csx.diagnostics.errors import TraceError as TraceError
     from fulgurite.backends.gradient_norm import gradient_norm as gradient_norm
     from fulgurite.backends.step_count import global_step as global_step
     from fulgurite.config.building import load as load

@@ -125,8 +125,8 @@ def _told(error: Exception) -> str:
 
     if isinstance(error, ParameterFileError):
         return str(error)
-    from fulgurite.backends.csx.errors import TraceError
-    from fulgurite.backends.csx.lines import raised_at
+    from fulgurite.backends.csx.diagnostics.errors import TraceError
+    from fulgurite.backends.csx.diagnostics.user_lines import raised_at
 
     line = None if isinstance(error, TraceError) else raised_at(error)
     text = [

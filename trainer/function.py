@@ -19,9 +19,9 @@ from fulgurite.backends import Backend, CSXBackend, backend_from
 from fulgurite.backends import backend as live_or_new_backend
 from fulgurite.backends.backend import check_backend_type, current_backend
 from fulgurite.backends.closures import call_and_run, current_span, in_step
-from fulgurite.backends.csx.capture import Trace
-from fulgurite.backends.csx.errors import UsersFramesAlone
-from fulgurite.backends.csx.function import FunctionPrograms, compiled_names
+from fulgurite.backends.csx.capture.trace import Trace
+from fulgurite.backends.csx.diagnostics.errors import UsersFramesAlone
+from fulgurite.backends.csx.plugins.function import FunctionPrograms, compiled_names
 from fulgurite.backends.gpu import gpu_device
 from fulgurite.backends.step_count import counted_by
 

@@ -29,11 +29,11 @@ from fulgurite.backends import Backend, CSXBackend, backend_from
 from fulgurite.backends import backend as make_backend
 from fulgurite.backends.backend import current_backend, set_backend
 from fulgurite.backends.closures import checkpoint_written, watch_trainer
-from fulgurite.backends.csx.accelerator import CSXAccelerator
-from fulgurite.backends.csx.errors import UsersFramesAlone
-from fulgurite.backends.csx.patches import patched
-from fulgurite.backends.csx.strategy import CSXStrategy
+from fulgurite.backends.csx.diagnostics.errors import UsersFramesAlone
+from fulgurite.backends.csx.plugins.accelerator import CSXAccelerator
+from fulgurite.backends.csx.plugins.strategy import CSXStrategy
 from fulgurite.backends.gradient_norm import clip_by_norm, norms_kept
+from fulgurite.backends.patches import patched
 from fulgurite.backends.schedules import check_schedulers
 from fulgurite.backends.step_count import counted_by
 from fulgurite.mixed_precision import MixedPrecision

@@ -14,14 +14,14 @@ from harness import Run, assert_close, assert_same_run, both, fit
 from models import Classifier, loader, mlp, tokens
 from torch import Tensor, nn
 
-from fulgurite.backends.csx import frozen
-from fulgurite.backends.csx.errors import (
+from fulgurite.backends.csx.contract import frozen_reads as frozen
+from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning
+from fulgurite.backends.csx.diagnostics.errors import (
     FrozenValueChanged,
     StateBornInStep,
     TraceError,
     UnsupportedState,
 )
-from fulgurite.backends.csx.frozen import FrozenValueWarning
 
 
 class Steps(Classifier):

@@ -21,9 +21,10 @@ from models import Classifier, loader, mlp
 from torch import Tensor, nn
 
 import fulgurite
-from fulgurite.backends.csx import audit, rng
-from fulgurite.backends.csx.errors import GraphChanged, TraceError
-from fulgurite.backends.csx.frozen import FrozenValueWarning, forget_shown
+from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning, forget_shown
+from fulgurite.backends.csx.diagnostics.errors import GraphChanged, TraceError
+from fulgurite.backends.csx.graph import rng
+from fulgurite.backends.csx.program import audit
 
 BATCHES, CHANGES_AT = 6, 4
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from fulgurite.backends.csx import cache
-from fulgurite.backends.csx.cache import CompileCache, is_whole
+from fulgurite.backends.csx.compile import cache
+from fulgurite.backends.csx.compile.cache import CompileCache, is_whole
 
 KEYS = [hashlib.sha256(bytes([i])).hexdigest() for i in range(4)]
 KEY = KEYS[0]

@@ -22,7 +22,7 @@ from models import (
     tokens,
 )
 
-from fulgurite.backends.csx.precision import CSXMixedPrecision
+from fulgurite.backends.csx.plugins.precision import CSXMixedPrecision
 
 EPS = 2**-9  # between 1 and the next number
 

@@ -10,8 +10,8 @@ from harness import defaults, fit
 from models import Classifier, loader, mlp
 from torch import Tensor, nn
 
-from fulgurite.backends.csx import audit
-from fulgurite.backends.csx.errors import GraphChanged
+from fulgurite.backends.csx.diagnostics.errors import GraphChanged
+from fulgurite.backends.csx.program import audit
 
 EPOCHS, BATCHES = 3, 10
 

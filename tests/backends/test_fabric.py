@@ -19,9 +19,9 @@ from models import Classifier, Measured, loader, mlp
 from torch._inductor.exc import InductorError
 
 import fulgurite
-from fulgurite.backends.csx import denormals, fabric
-from fulgurite.backends.csx.fabric import Loaded, cpu_name
-from fulgurite.backends.csx.report import headline
+from fulgurite.backends.csx.compile import denormals, fabric
+from fulgurite.backends.csx.compile.fabric import Loaded, cpu_name
+from fulgurite.backends.csx.program.report import headline
 
 SCRIPT = """
 import sys, torch, logging
@@ -253,7 +253,7 @@ def test_a_program_is_frozen_plain_and_printable(tmp_path: Path) -> None:
 @pytest.mark.parametrize("precision", ["32-true", "cb16-mixed"])
 def test_passes_are_pure(monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
     seen: list[tuple[str, str, str]] = []
-    from fulgurite.backends.csx import capture
+    from fulgurite.backends.csx.capture import trace as capture
 
     def watched(graph: Any, passes: Any) -> Any:
         for one in passes:

@@ -18,8 +18,8 @@ from models import GAN, Classifier, loader, mlp
 from numpy.random import rand
 from torch import Tensor, nn
 
-from fulgurite.backends.csx import frozen
-from fulgurite.backends.csx.frozen import FrozenValueWarning
+from fulgurite.backends.csx.contract import frozen_reads as frozen
+from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning
 
 OWN = random.Random(3)
 

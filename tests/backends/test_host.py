@@ -15,7 +15,7 @@ from models import Classifier, loader, mlp
 from torch import Tensor, nn
 
 import fulgurite
-from fulgurite.backends.csx import frozen
+from fulgurite.backends.csx.contract import frozen_reads as frozen
 from fulgurite.errors import FrozenValueChanged, FrozenValueWarning, LeakedTensor, StateChanged
 
 FEW: dict[str, Any] = {"limit_train_batches": 6}

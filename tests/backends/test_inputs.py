@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import fulgurite
-from fulgurite.backends.csx.errors import InputChanged, UnsupportedInput
+from fulgurite.backends.csx.diagnostics.errors import InputChanged, UnsupportedInput
 
 X, Y = rows(16).tensors
 

@@ -11,7 +11,7 @@ from misuses.program import Code, data, load, run
 from models import Classifier, loader, mlp
 from torch import Tensor
 
-from fulgurite.backends.csx.errors import LeakedTensor
+from fulgurite.backends.csx.diagnostics.errors import LeakedTensor
 
 MADE = """
 class Made:

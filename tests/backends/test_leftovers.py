@@ -12,7 +12,7 @@ from models import CLASSES, Classifier, PerParameter, loader, mlp
 from torch import Tensor, nn
 from torchmetrics import CatMetric
 
-from fulgurite.backends.csx.errors import StateChanged, UnsupportedState
+from fulgurite.backends.csx.diagnostics.errors import StateChanged, UnsupportedState
 
 FEW: dict[str, Any] = {"limit_train_batches": 6, "max_epochs": 2}
 

@@ -34,8 +34,8 @@ from torch.utils.data import DataLoader
 
 import fulgurite
 from fulgurite.backends import reset_backend
-from fulgurite.backends.csx.errors import NoLoss
-from fulgurite.backends.csx.loss_scale import LossScale
+from fulgurite.backends.csx.diagnostics.errors import NoLoss
+from fulgurite.backends.csx.plugins.loss_scale import LossScale
 
 EPS = 2**-10  # between 1 and the next float16
 KERNELS = {"losses": EPS, "weights": 4 * EPS}  # measured 1.3e-4, 1e-4

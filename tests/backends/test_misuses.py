@@ -9,8 +9,8 @@ from document_errors import PAGE, message, ours
 from misuses.program import Misuse, Outcome, run
 from misuses.table import TABLE
 
-from fulgurite.backends.csx import errors
-from fulgurite.backends.csx.frozen import FrozenValueWarning
+from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning
+from fulgurite.backends.csx.diagnostics import errors
 
 ROWS = [row for rows in TABLE.values() for row in rows]
 

@@ -16,7 +16,7 @@ from optimizers import Moving, assert_equals_stock
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fulgurite.backends.csx.errors import StateChanged
+from fulgurite.backends.csx.diagnostics.errors import StateChanged
 
 FORMS: dict[str, Any] = {
     "add": lambda p, d, lr: torch.add(p, d, alpha=-lr),

@@ -17,10 +17,12 @@ from models import GAN, Classifier, Measured, loader, mlp
 from torch import Tensor
 
 import fulgurite
-from fulgurite.backends.csx import fabric, report, rng
-from fulgurite.backends.csx.errors import ConditionalOnTensor, HostRead, InputChanged
-from fulgurite.backends.csx.fabric import HostFabric, Loaded
-from fulgurite.backends.csx.offline import BuiltOnly
+from fulgurite.backends.csx.compile import fabric
+from fulgurite.backends.csx.compile.fabric import HostFabric, Loaded
+from fulgurite.backends.csx.diagnostics.errors import ConditionalOnTensor, HostRead, InputChanged
+from fulgurite.backends.csx.graph import rng
+from fulgurite.backends.csx.program import report
+from fulgurite.backends.csx.program.offline import BuiltOnly
 
 STAGES = ("fit", "validate", "test", "predict")
 

@@ -12,7 +12,7 @@ from optimizers import TORCH, Alternating, Moving, assert_equals_stock
 from torch import nn
 from torch.optim import Optimizer
 
-from fulgurite.backends.csx.errors import UnsupportedState
+from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
 
 
 @pytest.mark.parametrize(("optimizer", "options"), TORCH)

@@ -13,7 +13,7 @@ from optimizers import Moving, assert_equals_stock
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fulgurite.backends.csx.errors import StateChanged, UnsupportedState
+from fulgurite.backends.csx.diagnostics.errors import StateChanged, UnsupportedState
 
 
 class Lion(PerParameter):

@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader
 
 import fulgurite
 from fulgurite.backends import reset_backend
-from fulgurite.backends.csx.errors import InputChanged, UnsupportedInput
-from fulgurite.backends.csx.frozen import FrozenValueWarning
+from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning
+from fulgurite.backends.csx.diagnostics.errors import InputChanged, UnsupportedInput
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from fulgurite.backends.csx.patches import patched
+from fulgurite.backends.patches import patched
 
 
 class Base:

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 import fulgurite
 from fulgurite import errors
 from fulgurite.backends import reset_backend
-from fulgurite.backends.csx.strategy import strategy_of
+from fulgurite.backends.csx.plugins.strategy import strategy_of
 from fulgurite.backends.schedules import ProgramScheduler
 
 STEPS = 50

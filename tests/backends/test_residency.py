@@ -19,9 +19,9 @@ from torch import Tensor, fx, nn
 from torch.optim import Optimizer
 
 from fulgurite import optim
-from fulgurite.backends.csx.graph import Graph, Kind, writes
-from fulgurite.backends.csx.program import Program
-from fulgurite.backends.csx.step import STEP
+from fulgurite.backends.csx.graph.graph import Graph, Kind, writes
+from fulgurite.backends.csx.program.step_function import STEP
+from fulgurite.backends.csx.program.summary import Program
 
 FULL: dict[type[Optimizer], dict[str, Any]] = {
     **{kind: {} for kind, _ in (*TORCH, *OURS)},

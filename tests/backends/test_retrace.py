@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.data import DataLoader
 
-from fulgurite.backends.csx import rng
-from fulgurite.backends.csx.errors import GraphChanged
+from fulgurite.backends.csx.diagnostics.errors import GraphChanged
+from fulgurite.backends.csx.graph import rng
 
 RETRACE = {"retrace_every_iteration": True}
 BATCHES = 3

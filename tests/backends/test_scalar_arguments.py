@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import fulgurite
-from fulgurite.backends.csx.errors import DynamicShape, ScalarArgument, TraceError
-from fulgurite.backends.csx.scalar_arguments import ANY, MULTIPLIED_OUT, SIZED
+from fulgurite.backends.csx.contract.scalar_arguments import ANY, MULTIPLIED_OUT, SIZED
+from fulgurite.backends.csx.diagnostics.errors import DynamicShape, ScalarArgument, TraceError
 
 _FILE = """\
 import math

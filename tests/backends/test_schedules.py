@@ -13,7 +13,7 @@ from optimizers import FirstGradient
 from torch import Tensor
 from torch.optim import lr_scheduler
 
-from fulgurite.backends.csx.errors import StateChanged
+from fulgurite.backends.csx.diagnostics.errors import StateChanged
 
 
 def scheduled(make: Any, optimizer: Any = torch.optim.AdamW, **options: Any) -> Any:

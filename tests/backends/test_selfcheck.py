@@ -17,9 +17,11 @@ from torch import Tensor, nn
 from torch._inductor.scheduler import SchedulerNode
 from torch.utils.data import DataLoader, TensorDataset
 
-from fulgurite.backends.csx import capture, compiler, fabric, selfcheck
-from fulgurite.backends.csx.graph import Graph
-from fulgurite.backends.csx.passes.draws import functional_draws
+from fulgurite.backends.csx.capture import trace as capture
+from fulgurite.backends.csx.compile import fabric, selfcheck
+from fulgurite.backends.csx.compile import inductor as compiler
+from fulgurite.backends.csx.graph.graph import Graph
+from fulgurite.backends.csx.graph.passes.draws import functional_draws
 from fulgurite.errors import MiscompiledWarning
 
 Break = Callable[[Graph, list[Tensor], list[Tensor]], None]
@@ -278,6 +280,6 @@ def test_the_compilers_own_bug(
             SiluDropout, batch_of_64, policy="default", backend={"compile_dir": tmp_path}
         )
     told = [str(w.message) for w in warned if w.category is MiscompiledWarning]
-    assert len(told) == (not ordered), "Inductor keeps the order: compiler.py need not patch it"
+    assert len(told) == (not ordered), "Inductor keeps the order: inductor.py need not patch it"
     assert all("nan instead of" in message for message in told)
     assert_same_run(ours, stock, ("net.0.bias", "net.1.running_mean"))

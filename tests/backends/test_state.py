@@ -22,8 +22,8 @@ from torchmetrics.classification import (
 )
 
 import fulgurite
-from fulgurite.backends.csx import rng
-from fulgurite.backends.csx.errors import StateChanged, UnsupportedState
+from fulgurite.backends.csx.diagnostics.errors import StateChanged, UnsupportedState
+from fulgurite.backends.csx.graph import rng
 
 
 class Failing(Measured):
@@ -53,7 +53,7 @@ class Failing(Measured):
 
 
 DRAWS = pytest.mark.filterwarnings(
-    "ignore:.*random:fulgurite.backends.csx.frozen.FrozenValueWarning"
+    "ignore:.*random:fulgurite.backends.csx.contract.frozen_reads.FrozenValueWarning"
 )
 
 

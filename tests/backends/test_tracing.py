@@ -17,7 +17,7 @@ from models import Classifier, loader, mlp
 from torch import Tensor, nn
 
 import fulgurite
-from fulgurite.backends.csx.errors import (
+from fulgurite.backends.csx.diagnostics.errors import (
     DynamicShape,
     HostRead,
     LeakedTensor,

@@ -11,8 +11,8 @@ from models import Classifier, loader, mlp
 from torch import Tensor, nn
 
 import fulgurite
-from fulgurite.backends.csx import audit
-from fulgurite.backends.csx.errors import GraphChanged
+from fulgurite.backends.csx.diagnostics.errors import GraphChanged
+from fulgurite.backends.csx.program import audit
 
 BATCHES, CHANGES_AT = 6, 4
 

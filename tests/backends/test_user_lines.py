@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 from misuses.program import Code, Outcome, run
 
-from fulgurite.backends.csx.errors import InputChanged, StateChanged, TraceError, UnsupportedState
+from fulgurite.backends.csx.diagnostics.errors import (
+    InputChanged,
+    StateChanged,
+    TraceError,
+    UnsupportedState,
+)
 
 BUFFER = 'self.register_buffer("seen", torch.zeros(0, dtype=torch.int64))'
 TENSOR = "self.seen = torch.zeros(2)"

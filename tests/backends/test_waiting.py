@@ -16,8 +16,8 @@ from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 from rich.console import Console
 from rich.progress import Progress
 
-from fulgurite.backends.csx import report, waiting
-from fulgurite.backends.csx.waiting import shown
+from fulgurite.backends.csx.program import report, waiting
+from fulgurite.backends.csx.program.waiting import shown
 
 DOING = "compiling the training program, 312 operations"
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from fulgurite.backends.csx import wrapper
-from fulgurite.backends.csx.wrapper import UnknownWrapper, make_static
+from fulgurite.backends.csx.compile import static_wrapper as wrapper
+from fulgurite.backends.csx.compile.static_wrapper import UnknownWrapper, make_static
 
 HEAD = """
 import torch

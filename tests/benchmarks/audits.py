@@ -23,7 +23,7 @@ import models
 import torch
 
 import fulgurite
-from fulgurite.backends.csx.audit import Audits
+from fulgurite.backends.csx.program.audit import Audits
 
 
 class Counted(pl.Callback):

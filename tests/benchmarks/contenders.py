@@ -19,7 +19,7 @@ from turns import Contender, FitInTurns, timed
 
 import fulgurite
 from fulgurite.backends.csx.config import CSXBackend
-from fulgurite.backends.csx.step import STEP
+from fulgurite.backends.csx.program.step_function import STEP
 
 FLOAT32 = "32-true"
 QUIET: dict[str, Any] = {

@@ -23,8 +23,8 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from fulgurite.backends.csx import report
-from fulgurite.backends.csx.fabric import HostFabric
+from fulgurite.backends.csx.compile.fabric import HostFabric
+from fulgurite.backends.csx.program import report
 from fulgurite.loops import feeding
 from fulgurite.loops.feeding import FEWEST, SAMPLE, FeedingTimes
 

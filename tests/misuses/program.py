@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fulgurite
 from fulgurite.backends import reset_backend
-from fulgurite.backends.csx.frozen import FrozenValueWarning
+from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning
 
 MARK = "# <-"
 _MODEL = """\

@@ -20,8 +20,8 @@ from torch.amp import GradScaler
 import fulgurite
 from fulgurite import MixedPrecision, Trainer
 from fulgurite.backends import reset_backend
-from fulgurite.backends.csx.loss_scale import LossScale
-from fulgurite.backends.csx.strategy import CSXStrategy
+from fulgurite.backends.csx.plugins.loss_scale import LossScale
+from fulgurite.backends.csx.plugins.strategy import CSXStrategy
 from fulgurite.backends.mixed import BoundedGradScaler
 
 

@@ -10,8 +10,8 @@ from harness import csx
 from torch import Tensor, nn
 
 import fulgurite
-from fulgurite.backends.csx import report
-from fulgurite.backends.csx.errors import GraphChanged, LeakedTensor
+from fulgurite.backends.csx.diagnostics.errors import GraphChanged, LeakedTensor
+from fulgurite.backends.csx.program import report
 from fulgurite.utils.data import DataExecutor
 
 BATCHES = [torch.full((2, 4), float(i)) for i in range(1, 5)]

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Checkpoint as AnyCheckpoint
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_utilities.core.rank_zero import rank_zero_info
 
-from fulgurite.backends.csx.patches import patched
+from fulgurite.backends.patches import patched
 from fulgurite.callbacks import Checkpoint, LoadCheckpointStates
 from fulgurite.config.building import Loaded, built, model_dir
 from fulgurite.config.calls import Call

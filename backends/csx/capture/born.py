@@ -1,0 +1,245 @@
+"""State inside lists, dicts and objects that the step makes from data: is it read, or an output?
+
+``self.last["x"] = x`` leaves a tensor where there was none. If the step would do the same with that
+tensor there, it is an output, filled after every step. If not (``self.d.get("x", default)``, ``if
+meter.value is None``), it is state that begins with data, which no program can have. Who reads a
+dict or an object cannot be seen, so the step is traced a second time, with tensors in those places.
+The second trace, which is as all later steps are, is the one that is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, fx
+
+from fulgurite.backends.csx.capture.leaves import ABSENT, Inside
+from fulgurite.backends.csx.capture.outputs import Output
+from fulgurite.backends.csx.capture.recording import Operand, Recording, same_operations
+from fulgurite.backends.csx.capture.side_effects import Birth, Place
+from fulgurite.backends.csx.capture.trees import Grown
+from fulgurite.backends.csx.contract.attributes import code_of_zeros
+from fulgurite.backends.csx.diagnostics.errors import StateBornInStep
+from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_of
+from fulgurite.backends.csx.graph.passes.rename import RENAMES
+from fulgurite.backends.csx.state.storage import brief
+
+
+class Born:
+    """What the first trace of a step left in places that held no such tensors.
+
+    Args:
+        births: these places.
+        recording: of that trace.
+        examples: the graph's outputs.
+        passed: what it passed on, of the batch that it was traced on.
+    """
+
+    def __init__(
+        self,
+        births: list[Birth],
+        recording: Recording,
+        examples: list[Tensor],
+        passed: list[Any],
+    ) -> None:
+        self._births, self._recording = births, recording
+        outputs = recording.outputs
+        self._examples, self._passed = examples, passed
+        template = pytree.tree_unflatten(list(outputs.leaves), outputs.tree)
+        self._values = {
+            place_name(place): value
+            for places, values in (
+                (outputs.attributes, template["attributes"]),
+                (outputs.lists, template["lists"]),
+            )
+            for place, value in zip(places, values, strict=True)
+        }
+        self._before = [(birth, _content(birth)) for birth in births]
+
+    @contextlib.contextmanager
+    def there(self) -> Iterator[None]:
+        """While the block runs, the places hold tensors, as after the first step."""
+        try:
+            self._put()
+            yield
+        finally:
+            self._take()
+
+    def _put(self) -> None:
+        for birth in self._births:
+            value = pytree.tree_map(self._filled, self._values[birth.name])
+            container, key = birth.place
+            if birth.grows:
+                before = container[key]
+                if isinstance(before, tuple):
+                    container[key] = before + type(before)(value)
+                else:
+                    before.extend(value)
+            else:
+                container[key] = value
+
+    def _take(self) -> None:
+        for birth, content in self._before:
+            container, key = birth.place
+            if birth.before is ABSENT:
+                container.pop(key, None)
+            else:
+                container[key] = birth.before
+            if birth.grows and not isinstance(birth.before, tuple):
+                birth.before.clear()
+                birth.before.extend(content)
+
+    def _filled(self, leaf: Any) -> Any:
+        if not isinstance(leaf, Output):
+            return leaf
+        computed = len(self._examples)
+        if leaf.index >= computed:
+            return self._passed[leaf.index - computed]
+        example = self._examples[leaf.index]
+        return torch.zeros(example.shape, dtype=example.dtype)
+
+    def check(self, now: Recording, graph: fx.Graph, names: list[str]) -> None:
+        """Compare with the second trace.
+
+        Args:
+            now: its recording.
+            graph: its graph.
+            names: of the graph's inputs, in order.
+
+        Raises:
+            StateBornInStep: it is another program.
+        """
+        first, second = self._recording, now
+        if same_operations(first, second) and _results(first) == _results(second):
+            return
+        read = dict(self._readers(graph, names))
+        birth = next((one for one in self._births if one.name in read), self._births[0])
+        leaves = pytree.tree_leaves(self._values[birth.name])
+        made = next((leaf for leaf in leaves if isinstance(leaf, Output)), None)
+        line = read.get(birth.name)
+        if line is None and made is not None:
+            line = self._made_at(made)
+        raise self._error(birth, line)
+
+    def _readers(self, graph: fx.Graph, names: list[str]) -> Iterator[tuple[str, UserLine | None]]:
+        """The places that the second trace read, and its first line that did."""
+        for node, name in zip(graph.find_nodes(op="placeholder"), names, strict=True):
+            owners = [one for one in self._births if name.startswith(one.name)]
+            users = list(_users(node)) if owners else []
+            for birth in owners if users else ():
+                yield birth.name, next((line for line in map(line_of, users) if line), None)
+
+    def _made_at(self, output: Output) -> UserLine | None:
+        operand = _resolved(self._recording, output)
+        if isinstance(operand, Operand) and operand.kind == "operation":
+            line: UserLine | None = self._recording.operations[operand.which].line
+            return line
+        return None
+
+    def _error(self, birth: Birth, line: UserLine | None) -> StateBornInStep:
+        value = pytree.tree_map(self._filled, self._values[birth.name])
+        leaves = ", ".join(map(_shown, pytree.tree_leaves(value)))
+        if birth.grows or (isinstance(birth.before, (list, tuple)) and type(value) is list):
+            return StateBornInStep(
+                f"The step adds {leaves} to {birth.name}, and reads what is in it: it would be"
+                " another program after every step.",
+                line=line,
+                remedy=f"read {birth.name} in a host hook such as on_train_epoch_end; or keep the"
+                f" last n from the start: collections.deque([{code_of_zeros(value[0])}] * n,"
+                " maxlen=n)",
+            )
+        found = "missing" if birth.before is ABSENT else _shown(birth.before)
+        return StateBornInStep(
+            f"{birth.name} was {found} before the step, and the step left {leaves} there, which the"
+            " next step would read: state that begins with data. A program has all of its state"
+            " before its first step.",
+            line=line,
+            remedy=_tensors_from_the_start(birth, value),
+        )
+
+
+def _users(node: fx.Node) -> Iterator[fx.Node]:
+    """The operations that read a tensor, under whichever name."""
+    for user in node.users:
+        if user.target in RENAMES:
+            yield from _users(user)
+        elif user.op != "output":
+            yield user
+
+
+def _tensors_from_the_start(birth: Birth, value: Any) -> str:
+    if type(birth.before) in (int, float) and isinstance(value, Tensor) and not value.ndim:
+        return f"{birth.name} = torch.tensor({birth.before!r}) in __init__"
+    made = f"{birth.name} = {code_of_zeros(value)} in __init__"
+    if isinstance(value, Tensor) and (birth.before is None or birth.before is ABSENT):
+        known = 'self.register_buffer("known", torch.zeros(()))'
+        return (
+            f"{made}; where it begins with a value, beside it {known}, and in the step:\n"
+            f"      before = torch.where(self.known == 0, value, {birth.name})\n"
+            f"      self.known.fill_(1)"
+        )
+    return made
+
+
+def _shown(value: Any) -> str:
+    text = repr(value) if not isinstance(value, Tensor) else brief(value)
+    return text if len(text) < 60 else f"a {type(value).__name__}"
+
+
+def _content(birth: Birth) -> list[Any]:
+    return list(birth.before) if birth.grows else []
+
+
+def place_name(place: Place) -> Any:
+    """What a place is called in two traces of one step."""
+    container, key = place
+    if isinstance(container, Inside):
+        return container.place(key)
+    return container.name if isinstance(container, Grown) else (id(container), key)
+
+
+def _results(recording: Recording) -> dict[Any, Any]:
+    """What becomes of the results; a list that is made anew from nothing has grown."""
+    outputs = recording.outputs
+    template = pytree.tree_unflatten(list(outputs.leaves), outputs.tree)
+    found: dict[Any, Any] = {"result": template["result"], "calls": template["calls"]}
+    for places, values in (
+        (outputs.attributes, template["attributes"]),
+        (outputs.lists, template["lists"]),
+    ):
+        for place, value in zip(places, values, strict=True):
+            for name, one in _spread(place_name(place), value):
+                found[name] = list(one) if isinstance(one, tuple) else one
+    return {
+        key: [_resolved(recording, leaf) for leaf in pytree.tree_leaves(value)]
+        for key, value in found.items()
+    }
+
+
+def _spread(name: Any, value: Any) -> Iterator[tuple[Any, Any]]:
+    """What a place is given: of a new dict each value, for a list in it is one that has grown."""
+    if type(value) is not dict or not isinstance(name, str):
+        yield name, value
+        return
+    for key, item in value.items():
+        yield from _spread(f"{name}[{key!r}]", item)
+
+
+def _resolved(recording: Recording, leaf: Any) -> Any:
+    """What an output is: the operation or the input that it copies, or a constant."""
+    if not isinstance(leaf, Output):
+        return repr(leaf) if isinstance(leaf, (bool, int, float, str, type(None))) else type(leaf)
+    computed = recording.operations[-1].arguments[0]
+    if leaf.index >= len(computed):
+        return recording.outputs.passed[leaf.index - len(computed)]
+    operand = computed[leaf.index]
+    while operand.kind == "operation" and operand.which >= recording.own:
+        arguments = recording.operations[operand.which].arguments[0]
+        if not arguments or not isinstance(arguments[0], Operand):
+            break
+        operand = arguments[0]
+    return operand

@@ -1,0 +1,185 @@
+"""What a step does on the host, recorded while it is traced and done again after every step.
+
+Logging, a scheduler that a manual ``training_step`` steps, and the Python side of a torchmetrics
+update: none of them computes inside the program, all of them must happen on every step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import lightning.pytorch as pl
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
+from torchmetrics import MaxMetric, Metric, MetricCollection, MinMetric
+from torchmetrics.aggregation import BaseAggregator
+from torchmetrics.utilities.data import dim_zero_mean
+
+from fulgurite.backends.closures import Closure, noted
+from fulgurite.backends.csx.capture.logs import record_log
+from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber
+from fulgurite.backends.patches import patched
+from fulgurite.backends.schedules import ProgramScheduler
+
+
+class HostCall(Protocol):
+    """Something to do again after every step; ``value`` is what it takes from the program."""
+
+    value: Any
+
+    def __call__(self, value: Any) -> None: ...
+
+
+@dataclass(slots=True)
+class SchedulerCall:
+    """One ``scheduler.step(...)`` inside a manual ``training_step``."""
+
+    step: Callable[..., None]
+    value: Any
+
+    def __call__(self, value: Any) -> None:
+        """Step the scheduler."""
+        args, kwargs = value
+        self.step(*args, **kwargs)
+
+
+@dataclass(slots=True)
+class MetricCall:
+    """The Python side of a Metric's updates: it counts them, and forgets what it had computed."""
+
+    metric: Metric
+    updates: int
+    value: Any = None
+
+    def __call__(self, value: Any) -> None:
+        """Count."""
+        attributes = vars(self.metric)  # past nn.Module.__setattr__, 3 µs a step (measured)
+        attributes["_update_count"] += self.updates
+        attributes["_computed"] = None
+
+
+class ClosureCall:
+    """One call of a ``step_closure`` or ``checkpoint_closure`` function inside the step.
+
+    Args:
+        closure: the function.
+        trainer: whose step it is, where Lightning runs it.
+        args: of the call; tensors are taken as they are now.
+        kwargs: the others.
+    """
+
+    def __init__(
+        self, closure: Closure, trainer: pl.Trainer | None, args: Any, kwargs: dict[str, Any]
+    ) -> None:
+        closure.check(trainer)
+        self._closure, self._trainer = closure, trainer
+        leaves, self._tree = pytree.tree_flatten((args, kwargs))
+        self._numbers = [i for i, leaf in enumerate(leaves) if isinstance(leaf, TracedNumber)]
+        self.value: Any = [_taken(leaf) for leaf in leaves]
+
+    def __call__(self, value: Any) -> None:
+        """Run it."""
+        for i in self._numbers:
+            value[i] = value[i].item()
+        args, kwargs = pytree.tree_unflatten(value, self._tree)
+        self._closure.run(args, kwargs, self._trainer, self)
+
+
+def _taken(leaf: Any) -> Any:
+    """A value for later: the step may still write a tensor."""
+    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
+
+
+@contextlib.contextmanager
+def record_host_calls(trainer: pl.Trainer | None, schedulers: list[Any]) -> Iterator[list[Any]]:
+    """Record logging, scheduler steps and closures instead of doing them; yields the list.
+
+    They are in the order of the calls, closures last: what they raise leaves the step complete.
+
+    Args:
+        trainer: whose step it is, where Lightning runs it.
+        schedulers: those that the step may call; what a program computes itself is left alone.
+    """
+    calls: list[Any] = []
+    closures: list[ClosureCall] = []
+
+    def note(closure: Closure, args: Any, kwargs: Any) -> None:
+        closures.append(ClosureCall(closure, trainer, args, kwargs))
+
+    def log(self: pl.LightningModule, *args: Any, **kwargs: Any) -> None:
+        assert trainer is not None
+        call = record_log(calls, trainer, self, *args, **kwargs)
+        if call is not None:
+            calls.append(call)
+
+    def record(step: Callable[..., None]) -> Callable[..., None]:
+        return lambda *args, **kwargs: calls.append(SchedulerCall(step, (args, kwargs)))
+
+    changes: list[tuple[Any, str, Any]] = [
+        (scheduler, "step", record(scheduler.step))
+        for scheduler in schedulers
+        if not isinstance(scheduler, ProgramScheduler)
+    ]
+    if trainer is not None:
+        changes.append((pl.LightningModule, "log", log))
+    with patched(changes), noted(note):
+        yield calls
+    calls += closures
+
+
+def _where_branch(tensor: Tensor, normalization: str | None) -> Tensor:
+    """torchmetrics' ``normalize_logits_if_needed`` as it is off the CPU, where it is static."""
+    if not normalization:
+        return tensor
+    normal = tensor.sigmoid() if normalization == "sigmoid" else tensor.softmax(dim=1)
+    return torch.where(((tensor < 0) | (tensor > 1)).any(), normal, tensor)
+
+
+_stock_nan_check = BaseAggregator._cast_and_nan_check_input
+
+
+def _without_nan(self: BaseAggregator, x: Any, weight: Any = None) -> tuple[Tensor, Tensor]:
+    """The aggregators' NaN handling without a look at values: NaN elements weigh nothing.
+
+    Strategy "warn" removes them without the warning; "error" has no static form.
+    """
+    if self.nan_strategy in ("error", "disable"):
+        return _stock_nan_check(self, x, weight)
+    x = torch.as_tensor(x, dtype=self.dtype)
+    weight = torch.ones_like(x) if weight is None else torch.as_tensor(weight, dtype=self.dtype)
+    nans = x.isnan() | weight.isnan()
+    if isinstance(self.nan_strategy, float):
+        return torch.where(nans, self.nan_strategy, x), torch.where(nans, 1.0, weight)
+    neutral = {MaxMetric: -torch.inf, MinMetric: torch.inf}.get(type(self), 0.0)
+    return torch.where(nans, neutral, x), torch.where(nans, 0.0, weight)
+
+
+@contextlib.contextmanager
+def static_metrics(root: nn.Module) -> Iterator[None]:
+    """Take the branches of torchmetrics that do not look at values, and restore them after.
+
+    Argument validation reads labels, compute groups compare states, aggregators look for NaN, and
+    on CPU logits are recognised by a Python ``if``. Checked against torchmetrics 1.9.
+    """
+    changes: list[tuple[Any, str, Any]] = [
+        (BaseAggregator, "_cast_and_nan_check_input", _without_nan)
+    ]
+    for module in root.modules():
+        if isinstance(module, Metric) and "validate_args" in vars(module):
+            changes.append((module, "validate_args", False))
+        if isinstance(module, Metric) and dim_zero_mean in module._reductions.values():
+            # else forward() weighs such a state by the count of updates, a number of Python's
+            changes.append((module, "full_state_update", True))
+        if isinstance(module, MetricCollection) and not module._groups_checked:
+            changes.append((module, "_enable_compute_groups", False))
+    for name, functions in list(sys.modules.items()):
+        branches = name.startswith("torchmetrics.functional.")
+        if branches and "normalize_logits_if_needed" in vars(functions):
+            changes.append((functions, "normalize_logits_if_needed", _where_branch))
+    with patched(changes):
+        yield

@@ -1,0 +1,49 @@
+"""Whether code on the host reads gradients: then the program keeps them, else it saves the writing.
+
+The hooks of module and callbacks that run on the host are searched for ``.grad``, with the code of
+the user's that they name, and the functions that wait for ``fit`` to return.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import lightning.pytorch as pl
+
+from fulgurite.backends.csx.capture.discovery import attributes_read
+from fulgurite.backends.csx.diagnostics.user_lines import is_library
+
+_READERS = {"grad", "grad_norm", "clip_grad_norm_", "clip_grad_value_", "get_total_norm"}
+TRACED_HOOKS = {
+    *("on_before_zero_grad", "on_before_backward", "on_after_backward"),
+    "on_before_optimizer_step",
+}
+
+
+def reads_gradients(trainer: Any, module: pl.LightningModule) -> bool:
+    """Whether the code of a host hook, or of whoever called ``fit``, names ``.grad``."""
+    if not _READERS.isdisjoint(_names_of_callers()):
+        return True
+    hooks = [*_host_hooks(module, pl.LightningModule)]
+    for callback in trainer.callbacks:
+        hooks += _host_hooks(callback, pl.Callback)
+    return not _READERS.isdisjoint(attributes_read(hooks))
+
+
+def _host_hooks(owner: Any, base: type) -> Iterator[Any]:
+    """The hooks that run on the host and that somebody overrides."""
+    names = {name for name in dir(base) if name.startswith("on_")} - TRACED_HOOKS
+    for name in sorted(names | {"lr_scheduler_step", "teardown"}):
+        hook = getattr(owner, name, None)
+        if hook is not None and getattr(hook, "__func__", hook) is not getattr(base, name, None):
+            yield hook
+
+
+def _names_of_callers() -> Iterator[str]:
+    frame = sys._getframe(1)
+    while frame is not None:
+        if not is_library(frame):
+            yield from frame.f_code.co_names
+        frame = frame.f_back  # type: ignore[assignment]

@@ -1,0 +1,268 @@
+"""Tensors inside the lists, tuples, dicts and objects that a module holds: state, leaf by leaf.
+
+Words: an attribute of a *holder* (a module, or another object that the step works on) holds a
+*tree* of lists, tuples, dicts, deques and objects of the user's classes. A *leaf* is a tensor in
+it, a *path* the way to it from the attribute.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.loggers import Logger
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, Dataset, Sampler
+from torchmetrics import Metric
+
+from fulgurite.backends.csx.contract.leaks import Leaked
+from fulgurite.backends.csx.diagnostics.errors import StateChanged
+from fulgurite.backends.csx.diagnostics.user_lines import belongs_to_library
+from fulgurite.backends.csx.state.storage import Slot, member
+
+ABSENT: Any = object()
+"""What is in a place that is not there."""
+Step = tuple[bool, Any]  # (whether it is an item, its key; else an attribute, its name)
+Path = tuple[Step, ...]
+
+_WIDEST = 1024  # items of a container that is searched; longer ones are collections of data
+DEEPEST = 8  # steps of a path
+_MOST = 20_000  # places that are looked at in one attribute
+_NOT_STATE = (
+    *(LightningDataModule, Trainer, Logger, Metric),
+    *(Optimizer, LRScheduler, DataLoader, Dataset, Sampler, type),
+)
+_FRAMEWORKS = ("torch", "lightning", "pytorch_lightning", "lightning_fabric", "torchmetrics")
+_OF_MODULES = ("_parameters", "_buffers", "_modules")
+_NOT_SEARCHED = frozenset((*_OF_MODULES, "_trainer", "_fabric", "_hparams_initial"))
+
+
+def children(value: Any) -> list[tuple[Step, Any]] | None:
+    """What is in a container or an object; None where a value is neither."""
+    if isinstance(value, (Tensor, str)):
+        return None
+    if isinstance(value, dict):
+        return [((True, key), item) for key, item in value.items()]
+    if isinstance(value, (list, tuple, deque)):
+        return [((True, i), item) for i, item in enumerate(value)]
+    if not _is_users_object(value):
+        return None
+    found = [((False, key), item) for key, item in getattr(value, "__dict__", {}).items()]
+    for owner in type(value).__mro__:
+        slots = vars(owner).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__"):
+                found.append(((False, name), getattr(value, name, ABSENT)))
+    return found
+
+
+def _is_users_object(value: Any) -> bool:
+    kind = type(value)
+    if isinstance(value, _NOT_STATE):
+        return False
+    return isinstance(value, (nn.Module, SimpleNamespace)) or not belongs_to_library(kind)
+
+
+class Inside:
+    """The tree in one attribute, as if it were a dict of its places by their paths.
+
+    Args:
+        owner: the holder's ``__dict__``.
+        key: the attribute.
+        name: how the user reaches it.
+    """
+
+    __slots__ = ("key", "name", "owner")
+
+    def __init__(self, owner: dict[Any, Any], key: Any, name: str) -> None:
+        self.owner, self.key, self.name = owner, key, name
+
+    def __getitem__(self, path: Path) -> Any:
+        """What is there now; KeyError where the path leads nowhere."""
+        value = self.owner[self.key]
+        try:
+            for is_item, key in path:
+                value = value[key] if is_item else getattr(value, key)
+        except (LookupError, AttributeError, TypeError):
+            raise KeyError(path) from None
+        return value
+
+    def get(self, path: Path, default: Any = None) -> Any:
+        """What is there now, or ``default``."""
+        try:
+            return self[path]
+        except KeyError:
+            return default
+
+    def __setitem__(self, path: Path, value: Any) -> None:
+        """Put a value there; a tuple on the way is made anew."""
+        if not path:
+            self.owner[self.key] = value
+            return
+        (is_item, key), parent = path[-1], path[:-1]
+        try:
+            holder = self[parent]
+            if isinstance(holder, tuple):
+                items = [*holder[:key], value, *holder[key + 1 :]]
+                make = getattr(type(holder), "_make", type(holder))
+                self[parent] = make(items)
+            elif is_item:
+                holder[key] = value
+            else:
+                object.__setattr__(holder, key, value)
+        except (LookupError, AttributeError, TypeError):
+            raise StateChanged(
+                f"{self.place(path)} is filled after every step, and has no place any more: what"
+                f" holds it was changed after the step was traced.",
+                remedy="keep the lists, dicts and objects that hold it as they were",
+            ) from None
+
+    def pop(self, path: Path, default: Any = None) -> Any:
+        """Take a value out."""
+        value = self.get(path, default)
+        if not path:
+            self.owner.pop(self.key, None)
+        elif path in self:
+            (is_item, key), holder = path[-1], self[path[:-1]]
+            if is_item:
+                del holder[key]
+            else:
+                object.__delattr__(holder, key)
+        return value
+
+    def __contains__(self, path: Path) -> bool:
+        return self.get(path, ABSENT) is not ABSENT
+
+    def place(self, path: Path) -> str:
+        """The user's name of a place."""
+        text = self.name
+        of_module = ""
+        for is_item, key in path:
+            if not is_item and key in _OF_MODULES:
+                of_module = key
+            elif of_module or not is_item:
+                text, of_module = f"{text}.{key}", ""
+            else:
+                text = f"{text}[{key!r}]"
+        return text
+
+
+class Trees:
+    """The trees that holders hold, as they are now.
+
+    Args:
+        holders: modules and other objects, by their names.
+        registered: the identity of all registered modules and their parameters, which are state
+            already; modules are holders of their own.
+    """
+
+    def __init__(self, holders: Iterable[tuple[str, object]], registered: set[int]) -> None:
+        self._registered = registered
+        self.content: dict[int, tuple[Any, list[tuple[Step, Any]]]] = {}  # of each container
+        self.roots: list[tuple[Inside, Any]] = []
+        self.slots: list[Slot] = []
+        self.holders = list(holders)
+        for name, holder in self.holders:
+            if isinstance(holder, nn.Module):
+                for key, value in vars(holder).items():
+                    if key not in _NOT_SEARCHED:
+                        key_name = "hparams" if key == "_hparams" else key
+                        self._search_root(vars(holder), key, member(name, key_name), value)
+            elif id(holder) not in self.content:  # not in another one's tree
+                self._search_root({0: holder}, 0, name, holder)
+
+    def _search_root(self, owner: dict[Any, Any], key: Any, name: str, value: Any) -> None:
+        if self.enters(value) is not None:
+            inside = Inside(owner, key, name)
+            self.roots.append((inside, value))
+            self._left = _MOST
+            self._search(value, inside, (), [])
+
+    def enters(self, value: Any) -> list[tuple[Step, Any]] | None:
+        """What is in a container or an object that is searched."""
+        return None if id(value) in self._registered else children(value)
+
+    def _search(self, value: Any, inside: Inside, path: Path, above: list[int]) -> None:
+        if type(value) is Leaked:  # in an object that a step made anew: it is no state
+            return
+        if isinstance(value, Tensor):
+            if value.layout is torch.strided and id(value) not in self._registered:
+                place: Any = inside
+                self.slots.append(Slot(place, path, inside.place(path)))
+            return
+        if id(value) in above:
+            return
+        items = self.enters(value)
+        if items is None:
+            return
+        self.content[id(value)] = value, items
+        self._left -= len(items)
+        if len(items) <= _WIDEST and len(path) < DEEPEST and self._left > 0:
+            for step, item in items:
+                self._search(item, inside, (*path, step), [*above, id(value)])
+
+    def order(self) -> dict[str, int]:
+        """The places as they are now, in order: a dict's in which its keys were put there."""
+        names: dict[str, int] = {}
+
+        def visit(value: Any, inside: Inside, path: Path) -> None:
+            items = None if len(path) >= DEEPEST else self.enters(value)
+            for step, item in items or () if len(items or ()) <= _WIDEST else ():
+                names.setdefault(inside.place((*path, step)), len(names))
+                if len(names) < _MOST:
+                    visit(item, inside, (*path, step))
+
+        for inside, _ in self.roots:
+            names.setdefault(inside.place(()), len(names))
+            visit(inside.owner.get(inside.key), inside, ())
+        return names
+
+    def restore(self) -> None:
+        """Make everything as it was; what did not change is not touched."""
+        for value, items in self.content.values():
+            if not same(children(value) or [], items):
+                refill(value, items)
+
+
+def same(now: list[tuple[Step, Any]], before: list[tuple[Step, Any]]) -> bool:
+    """Whether two contents hold the same objects in the same places."""
+    return len(now) == len(before) and all(
+        a == c and b is d for (a, b), (c, d) in zip(now, before, strict=True)
+    )
+
+
+def refill(value: Any, items: list[tuple[Step, Any]]) -> None:
+    """Give a container or an object this content."""
+    if isinstance(value, dict):
+        kind = OrderedDict if isinstance(value, OrderedDict) else dict
+        kind.clear(value)
+        kind.update(value, {key: item for (_, key), item in items})
+    elif isinstance(value, list):
+        list.__setitem__(value, slice(None), [item for _, item in items])
+    elif isinstance(value, deque):
+        value.clear()
+        value.extend(item for _, item in items)
+    elif not isinstance(value, tuple):
+        for (_, name), _ in children(value) or ():
+            if all(step[1] != name for step, _ in items):
+                object.__delattr__(value, name)
+        for (_, name), item in items:
+            if item is ABSENT:
+                if hasattr(value, name):
+                    object.__delattr__(value, name)
+            else:
+                object.__setattr__(value, name, item)
+
+
+def holders_in(module: nn.Module, root: str) -> Iterator[tuple[str, object]]:
+    """The modules whose attributes are searched: the user's own, and other packages'."""
+    for path, one in module.named_modules():
+        package = type(one).__module__.partition(".")[0]
+        if package not in _FRAMEWORKS and not isinstance(one, Metric):
+            yield member(root, path), one

@@ -1,0 +1,98 @@
+"""Trace a step again, and see that it still is the program that was built.
+
+With ``retrace_every_iteration`` a step's Python runs on every batch, so what it does on the host
+happens each time. The program that runs stays the first one; where its results go, and what is done
+on the host with them, follows the new trace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from fulgurite.backends.csx.capture.recording import Recording, check_same
+from fulgurite.backends.csx.capture.scope import World, undone_on_failure
+from fulgurite.backends.csx.capture.trace import Trace
+from fulgurite.backends.csx.contract.rules import explained
+from fulgurite.backends.csx.contract.watched import values_where_refused
+from fulgurite.backends.patches import MISSING
+
+
+def retrace(
+    world: World,
+    run: Callable[[Any], Any],
+    batch: Any,
+    first: Recording,
+    *,
+    step: str,
+    clears_gradients: bool,
+) -> Recording:
+    """Trace ``run(batch)`` again; on failure all is as before.
+
+    Args:
+        world: what the step works on.
+        run: one step of Lightning's own code.
+        batch: in the traced layout.
+        first: the trace that the program was built from.
+        step: its name in messages.
+        clears_gradients: see ``trace``.
+
+    Raises:
+        GraphChanged: it is another program than ``first``.
+        TraceError: the step is no longer static.
+    """
+    with undone_on_failure(world), explained(), as_first_traced(first):
+        return values_where_refused(
+            lambda: _recorded_again(Trace(world, run, batch, clears_gradients, first), step, first),
+            lambda: undone_on_failure(world),
+        )
+
+
+def _recorded_again(trace: Trace, step: str, first: Recording) -> Recording:
+    now = trace.recorded(trace.trace())
+    check_same(step, first, now)
+    trace.refuse_the_rest()
+    return now
+
+
+@contextlib.contextmanager
+def as_first_traced(first: Recording) -> Iterator[None]:
+    """Put back what the program itself changes: attributes that it fills, unused optimizer state.
+
+    A mask that the step cached in an attribute would else be state in the second trace. The same
+    with scalars that the step changed, as the user was told, and with tensors of the first trace
+    that are still where it left them.
+    """
+    kept = [(owner, key, was) for owner, key, was, left in first.kept if owner.get(key) is left]
+    changed = [(one.container, one.name, one.before) for one in first.changes]
+    places = [*first.filled, *kept, *changed]
+    found = [(owner, key, owner.get(key, MISSING)) for owner, key, _ in places]
+    states = [(state, dict(state)) for state, _ in first.states]
+    lists = [(one, list(one)) for one, _ in first.lists]
+    try:
+        _put(places)
+        for one, before in first.lists:
+            one[:] = before
+        for (state, now), (_, born) in zip(states, first.states, strict=True):
+            _refill(state, {key: now.get(key, value) for key, value in born.items()} | now)
+        yield
+    finally:
+        _put(found)
+        for one, content in lists:
+            one[:] = content
+        for state, now in states:
+            _refill(state, now)
+
+
+def _put(places: list[tuple[dict[Any, Any], Any, Any]]) -> None:
+    for owner, key, value in places:
+        if value is MISSING:
+            owner.pop(key, None)
+        else:
+            owner[key] = value
+
+
+def _refill(state: dict[Any, Any], items: dict[Any, Any]) -> None:
+    state.clear()
+    state.update(items)

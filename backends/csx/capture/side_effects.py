@@ -1,0 +1,333 @@
+"""What a step left behind on the host while it was traced, and what becomes of it.
+
+A tensor in a slot (a place that held one before) is state. A tensor in another attribute of a
+module is an output, set after every step; tensors appended to a list are appended after every step.
+``trees`` says the same of what attributes hold. Anything else that holds a traced tensor, or a
+Python value that an optimizer changed, would be frozen: an error.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.utils._pytree as pytree
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim import Optimizer
+from torchmetrics import Metric
+
+from fulgurite.backends.csx.capture.host_calls import MetricCall
+from fulgurite.backends.csx.capture.leaves import Inside
+from fulgurite.backends.csx.contract.leaks import Leaked
+from fulgurite.backends.csx.contract.watched import is_watched
+from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
+from fulgurite.backends.csx.diagnostics.user_lines import UserLine
+from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber
+from fulgurite.backends.csx.state.fake_swap import storage_of
+from fulgurite.backends.csx.state.storage import Entry, Held, Layout, Slot, Snapshot, brief
+
+_IN_A_MODULE = (
+    'self.register_buffer("kept", torch.zeros(4)) in __init__, and self.kept.copy_(x) in the step'
+)
+_IN_AN_OPTIMIZER = (
+    'self.state[p]["kept"] = torch.zeros_like(p) in preinitialize(), and'
+    ' self.state[p]["kept"].copy_(x) in step()'
+)
+_TORCHS = "_opt_called"  # by which schedulers know that an optimizer has stepped
+EARLY = (
+    "parametrizations (weight_norm, spectral_norm, prune) in __init__() or configure_model(),"
+    " before the optimizer is made"
+)
+IN_PLACE = "change it in place (tensor.copy_(...)), or untie it before fit"
+
+
+Place = tuple[Any, Any]
+"""A container (a dict, or ``leaves.Inside``) and a key of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Birth:
+    """A place inside a tree where the step left tensors, and was none of their shape before."""
+
+    name: str
+    place: Place
+    before: Any
+    grows: bool = False  # the place holds a list, and the tensors were added to it
+
+
+@dataclass(slots=True)
+class Leftovers:
+    """Where values go after every step."""
+
+    writes: list[tuple[list[Place], Any]] = field(default_factory=list)
+    lists: list[Place] = field(default_factory=list)
+    list_values: list[Any] = field(default_factory=list)
+    rebound: list[Held] = field(default_factory=list)
+    births: list[Birth] = field(default_factory=list)
+
+    def set_after(self, places: list[Place], value: Any) -> None:
+        """Every ``container[key]`` of ``places`` is ``value`` after every step; they share it."""
+        self.writes.append((places, value))
+
+    def written(self, order: Callable[[Place], Any]) -> tuple[list[Place], list[Any]]:
+        """The places that are set after every step, sorted by ``order``, and their values.
+
+        What several calls of ``set_after`` were given gets memory of its own for each.
+        """
+        places: list[Place] = []
+        values: list[Any] = []
+        taken: set[int] = set()
+
+        def own(leaf: Any) -> Any:
+            traced = isinstance(leaf, FakeTensor)
+            return leaf.clone() if traced and storage_of(leaf) in taken else leaf
+
+        for several, value in sorted(self.writes, key=lambda write: order(write[0][0])):
+            mine = pytree.tree_map(own, value)
+            leaves = pytree.tree_leaves(value)
+            taken.update(storage_of(leaf) for leaf in leaves if isinstance(leaf, FakeTensor))
+            places += several
+            values += [mine] * len(several)
+        return places, values
+
+
+def sort_state(
+    entries: Iterable[Entry],
+    module: nn.Module,
+    shared: set[int],
+    leftovers: Leftovers,
+    line: Callable[[Slot, Any], UserLine | None],
+) -> set[tuple[int, Any]]:
+    """Deal with slots that the step put another tensor into; returns all slots.
+
+    The slots of modules get a new tensor after every step, as eagerly, for host code may keep the
+    old one. Those of metrics and optimizers are written in place.
+
+    Args:
+        entries: the state.
+        module: its modules' attributes may be rebound.
+        shared: memory that belongs to inputs of the program.
+        leftovers: receives the slots that are set after every step.
+        line: the user's line that put a value into a slot.
+    """
+    own = {
+        id(c) for m in module.modules() if not isinstance(m, Metric) for c in (vars(m), m._buffers)
+    }
+    known: set[tuple[int, Any]] = set()
+    writes: list[tuple[Tensor, Tensor]] = []
+    for held in [held for entry in entries for held in entry.held]:
+        known |= {(id(slot.container), slot.key) for slot in held.slots}
+        now: list[Any] = [slot.container.get(slot.key) for slot in held.slots]
+        if all(value is held.tensor for value in now):
+            continue
+        _check_replacement(held, now, line)
+        if all(id(s.container) in own or isinstance(s.container, Inside) for s in held.slots):
+            leftovers.rebound.append(held)
+            places = [(slot.container, slot.key) for slot in held.slots]
+            leftovers.set_after(places, laid_out_as(held.tensor, now[0]))
+        else:
+            aliased = storage_of(now[0]) in shared  # another state: read it before it is written
+            writes.append((held.tensor, now[0].clone() if aliased else now[0]))
+        for slot in held.slots:
+            slot.container[slot.key] = held.tensor
+    for tensor, value in writes:
+        tensor.copy_(value)
+    return known
+
+
+def laid_out_as(before: Tensor, now: Tensor) -> Tensor:
+    """A state's next value, which the program finds where it found the last one.
+
+    ``self.queue = torch.cat([self.queue, x])[-n:]`` does not begin where its memory does.
+    """
+    if Layout.of(now) == Layout.of(before):
+        return now
+    value = now.detach()
+    return value.new_empty_strided(before.shape, before.stride()).copy_(value)
+
+
+def _check_replacement(
+    held: Held, now: list[Any], line: Callable[[Slot, Any], UserLine | None]
+) -> None:
+    value, name = now[0], held.slots[0].name
+    if any(other is not value for other in now):
+        names = " and ".join(slot.name for slot in held.slots)
+        changed = next(i for i, other in enumerate(now) if other is not held.tensor)
+        raise UnsupportedState(
+            f"The step changed only some of {names}, which are one tensor.",
+            line=line(held.slots[changed], now[changed]),
+            remedy=IN_PLACE,
+        )
+    if value is None:
+        raise UnsupportedState(
+            f"The step took {name}, {brief(held.tensor)}, away.",
+            line=line(held.slots[0], value),
+            remedy=EARLY,
+        )
+    same = isinstance(value, Tensor) and (value.shape, value.dtype) == (
+        held.tensor.shape,
+        held.tensor.dtype,
+    )
+    if not same:
+        raise UnsupportedState(
+            f"The step replaced {name}, {brief(held.tensor)}, by {brief(value)}. State keeps its"
+            " shape and dtype.",
+            line=line(held.slots[0], value),
+            remedy=_its_final_shape(held.slots[0].key, held.tensor, value),
+        )
+
+
+def _its_final_shape(key: Any, before: Tensor, now: Any) -> str:
+    if not isinstance(now, Tensor) or now.dtype != before.dtype or now.ndim != before.ndim:
+        return "a tensor of its final shape and dtype from the start, changed in place"
+    return (
+        "its final shape from the start. The last n elements:\n"
+        f"      self.{key} = torch.cat([self.{key}, new])[-n:]  # from zeros of n elements\n"
+        f"      All of them: a list, self.{key} = [] in __init__ and self.{key}.append(new)"
+    )
+
+
+def release_rebound(
+    rebound: list[Held], entries: tuple[Entry, ...], nodes: dict[int, fx.Node]
+) -> tuple[Entry, ...]:
+    """Take slots that get a new tensor after every step out of the memory they shared.
+
+    Args:
+        rebound: what is in these slots.
+        entries: the state; returned without those tensors where they shared memory.
+        nodes: of each state tensor, by its identity.
+
+    Raises:
+        UnsupportedState: the step reads such a tensor before it replaces it.
+    """
+    for held in rebound:
+        [entry] = [entry for entry in entries if held in entry.held]
+        if len(entry.held) == 1:
+            continue
+        if any(user.op != "output" for user in nodes[id(held.tensor)].users):
+            others = [other.slots[0].name for other in entry.held if other is not held]
+            raise UnsupportedState(
+                f"The step reads {held.slots[0].name}, which shares memory with"
+                f" {' and '.join(others)}, and then replaces it.",
+                remedy="give it memory of its own before fit (.clone())",
+            )
+        rest = Entry(tuple(other for other in entry.held if other is not held), entry.whole)
+        entries = tuple(rest if one is entry else one for one in entries)
+    return entries
+
+
+def collect_outputs(
+    module: nn.Module, snapshot: Snapshot, known: set[tuple[int, Any]], leftovers: Leftovers
+) -> None:
+    """Find traced tensors in attributes of modules and at the ends of lists; undo their setting.
+
+    Args:
+        module: all modules are in it.
+        snapshot: as they were.
+        known: places that are dealt with already.
+        leftovers: receives the others.
+    """
+    for one in module.modules():
+        owner, is_metric = vars(one), isinstance(one, Metric)  # forward() makes lists anew
+        before = snapshot.before(owner) or {}
+        for key, value in list(owner.items()):
+            if (id(owner), key) in known or not holds_traced(value):
+                continue
+            old: Any = before.get(key)
+            content = snapshot.before(old) if type(old) is list else None
+            grows = value is old or (is_metric and type(value) is list)
+            if grows and content is not None:
+                if not _begins_with(value, content):
+                    continue  # an element was replaced: refused with the other leftovers
+                leftovers.lists.append((owner, key))
+                leftovers.list_values.append(value[len(content) :])
+                old[:] = content
+                owner[key] = old
+            elif value is not old:
+                leftovers.set_after([(owner, key)], value)
+                if key in before:
+                    owner[key] = old
+                else:
+                    del owner[key]
+
+
+def _begins_with(values: list[Any], start: list[Any]) -> bool:
+    return len(values) > len(start) and all(map(lambda a, b: a is b, values, start))
+
+
+def metric_calls(module: nn.Module, snapshot: Snapshot) -> Iterator[MetricCall]:
+    """The Python side of each metric's updates."""
+    for metric in module.modules():
+        if isinstance(metric, Metric):
+            before = snapshot.before(vars(metric))["_update_count"]
+            if metric._update_count != before:
+                yield MetricCall(metric, metric._update_count - before)
+                metric._update_count = before
+
+
+def refuse_the_rest(
+    snapshot: Snapshot, modules: list[nn.Module], module: nn.Module, changed_at: UserLine | None
+) -> None:
+    """Raise where a traced tensor is kept elsewhere, or Python state of an optimizer changed.
+
+    Args:
+        snapshot: what was there before.
+        modules: those of ``module`` before.
+        module: what the step works on.
+        changed_at: the user's line that put a module into another one, or took it out.
+
+    Raises:
+        UnsupportedState: it names the place.
+    """
+    if list(map(id, module.modules())) != list(map(id, modules)):
+        raise UnsupportedState(
+            "The step added, removed or replaced a module; its parameters would be no state.",
+            line=changed_at,
+            remedy="make modules in __init__(), setup() or configure_model()",
+        )
+    for container, copy, name, root in snapshot.containers():
+        items = list(container.items() if isinstance(container, dict) else enumerate(container))
+        for key, value in items:
+            where = f"{name}.{key}" if container is vars(root) else f"{name}[{brief(key)}]"
+            replaced = _before(copy, key)
+            belongs = isinstance(root, Optimizer) or key in getattr(root, "_parameters", ())
+            begins = type(replaced) in (int, float) or isinstance(replaced, Tensor)
+            frozen = value is not replaced and (belongs or begins)
+            if frozen and holds_traced(value):
+                raise UnsupportedState(
+                    f"The step put a traced tensor into {where}, where the next step would not"
+                    " find it.",
+                    remedy="state has its place from the start, and changes there:\n      "
+                    + (_IN_AN_OPTIMIZER if isinstance(root, Optimizer) else _IN_A_MODULE),
+                )
+            counts = type(value) in (int, float, bool) and value != replaced and key != _TORCHS
+            if isinstance(root, Optimizer) and isinstance(container, dict) and counts:
+                kind = "flag" if type(value) is bool else "number"
+                raise UnsupportedState(
+                    f"{type(root).__name__} changed a Python {kind} in its step ({where}, from"
+                    f" {replaced!r} to {value!r}), which the program would freeze.",
+                    remedy="a tensor in optimizer.state[p], changed in place",
+                )
+
+
+def _before(copy: Any, key: Any) -> Any:
+    """What was in a place of a container, by the container's copy."""
+    if isinstance(copy, dict):
+        return copy.get(key)
+    return copy[key] if isinstance(copy, list) and key < len(copy) else None
+
+
+def holds_traced(value: Any) -> bool:
+    """Whether a value is of the trace alone, or a list, tuple or dict with such a one in it.
+
+    That is a traced tensor, or a stand-in for a number or string of the batch.
+    """
+    if is_watched(value) or isinstance(value, (FakeTensor, Leaked, TracedNumber)):
+        return True
+    if isinstance(value, (list, tuple, dict, deque)):
+        leaves = pytree.tree_leaves(value)
+        return any(is_watched(leaf) or isinstance(leaf, (FakeTensor, Leaked)) for leaf in leaves)
+    return False

@@ -1,0 +1,10 @@
+"""From a graph to a callable.
+
+fabric           what runs programs: here the host's CPU
+inductor         torch's compiler; the only file that touches it
+static_wrapper   the Python that the compiler writes around its kernels, made static
+cache            compiled programs in a folder; fingerprint: the key of each
+selfcheck        a compiled graph's first run beside the same graph run operation by operation
+sensitivity      how far rounding moves a graph's results
+denormals        numbers next to zero, as zero
+"""

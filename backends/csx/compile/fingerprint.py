@@ -1,0 +1,124 @@
+"""What a compiled program depends on, as one key: the graph, torch, this package, the machine.
+
+Nothing else is in it: no lines of the user's code, no names, no paths. So a script with one more
+comment finds its program again, and one whose program would be another does not.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import operator
+import platform
+import secrets
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._inductor import config as inductor
+from torch._ops import HigherOrderOperator, OpOverload
+
+from fulgurite.backends.csx.graph.graph import Graph
+
+_PLAIN = (
+    *(int, float, complex, bool, str, bytes, type(None), type(Ellipsis)),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+)
+_FOREIGN_PASSES = (  # a function's text is its address: what was made with one is never found again
+    *("pre_grad_custom_pass", "joint_custom_pre_pass", "joint_custom_post_pass"),
+    *("post_grad_custom_pre_pass", "post_grad_custom_post_pass"),
+)
+
+
+def program_key(graph: Graph) -> str:
+    """A SHA-256 in hexadecimal: equal for graphs that compile to the same code here and now."""
+    parts = [*_environment(), *_inputs(graph), *_operations(graph.module)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _environment() -> Iterator[str]:
+    """What the code depends on besides the graph."""
+    yield f"torch {torch.__version__} {torch.version.git_version}"
+    yield f"fulgurite {_own_source()}"
+    yield f"python {sys.version} {sysconfig.get_config_var('SOABI')} {sys.platform}"
+    yield f"machine {platform.machine()} {_processor()} {torch.backends.cpu.get_cpu_capability()}"
+    yield f"threads {torch.get_num_threads()}"  # the compiler writes their number into loops
+    yield f"compiler {sorted(inductor.save_config_portable().items())}"
+    yield f"passes {[getattr(inductor, name) for name in _FOREIGN_PASSES]}"
+    yield f"default dtype {torch.get_default_dtype()}"
+    yield f"deterministic {torch.are_deterministic_algorithms_enabled()}"
+    yield f"products {torch.get_float32_matmul_precision()} {torch.backends.mkldnn.enabled}"
+
+
+def _inputs(graph: Graph) -> Iterator[str]:
+    for item in graph.inputs:
+        yield f"input {item.kind.value} {_layout(item.example)}"
+
+
+def _operations(module: fx.GraphModule) -> Iterator[str]:
+    numbers: dict[fx.Node, str] = {}
+    for i, node in enumerate(module.graph.nodes):
+        target = "" if node.op in ("placeholder", "output") else _target(module, node)
+        arguments = _text((node.args, node.kwargs), numbers) if node.op != "placeholder" else ""
+        numbers[node] = f"%{i}"
+        yield f"%{i} {node.op} {target} {arguments}"
+
+
+def _target(module: fx.GraphModule, node: fx.Node) -> str:
+    if node.op != "get_attr":
+        return _text(node.target, {})
+    value = operator.attrgetter(str(node.target))(module)
+    return "\n".join(_operations(value)) if isinstance(value, fx.GraphModule) else _text(value, {})
+
+
+def _text(value: Any, numbers: dict[fx.Node, str]) -> str:
+    """A value of a graph as text: equal texts mean equal values."""
+    if isinstance(value, fx.Node):
+        return numbers[value]
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_text(item, numbers) for item in value)}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key!r}: {_text(value[key], numbers)}' for key in value)}}}"
+    if isinstance(value, slice):
+        return f"slice{_text((value.start, value.stop, value.step), numbers)}"
+    if isinstance(value, Tensor):
+        content = value.detach().contiguous().reshape(-1).view(torch.uint8)
+        return f"{_layout(value)} {hashlib.sha256(content.numpy().tobytes()).hexdigest()}"
+    if isinstance(value, (OpOverload, HigherOrderOperator)):
+        return str(value)
+    if isinstance(value, (FunctionType, BuiltinFunctionType)):
+        return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, _PLAIN):
+        return f"{type(value).__name__} {value!r}"
+    return (
+        f"{type(value)} {secrets.token_hex()}"  # a kind that nobody thought of: never found again
+    )
+
+
+def _layout(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()} {tensor.device}"
+
+
+@functools.cache
+def _own_source() -> str:
+    """The SHA-256 of this package's part that makes programs, and so of its version."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def _processor() -> str:
+    """The processor's name and what it can do, as the system tells it."""
+    try:
+        processor, _, _ = Path("/proc/cpuinfo").read_text().partition("\n\n")
+    except OSError:
+        return platform.processor()
+    names = ("model name", "flags", "Features")
+    return "\n".join(line for line in processor.splitlines() if line.startswith(names))

@@ -1,0 +1,215 @@
+"""From graph to machine code, through torch's Inductor; the only file that touches the compiler.
+
+A compiled graph is a folder: ``program.py``, the order of kernels and matrix products, and the
+kernels as extension modules. Loading it starts no compiler. Checked against torch 2.13.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._inductor import config as inductor
+from torch._inductor.codecache import CppPythonBindingsCodeCache
+from torch._inductor.utils import BoxedBool
+from torch._inductor.virtualized import V
+
+from fulgurite.backends.csx.compile.static_wrapper import make_static
+from fulgurite.backends.csx.graph.graph import Graph
+from fulgurite.backends.csx.graph.passes import COMPILER_PASSES, lower
+from fulgurite.backends.csx.state.fake_swap import storage_of
+from fulgurite.backends.patches import patched
+
+# size_asserts: inputs are checked before (BatchSpec, Binding). combo_kernels: small independent
+# kernels in one call. Together 100-106 against 110-119 µs a step on an MLP 64-128-128-10.
+# fallback_random: random operations stay torch's own, so that dropout masks equal eager's.
+# emulate_precision_casts: bfloat16 results are rounded where eager rounds them, also inside a fused
+# loop: optimizers under "bf16-true" then equal eager's bit for bit.
+# fx_graph_cache: the folders are our cache.
+FLAGS = {
+    "fallback_random": True,
+    "size_asserts": False,
+    "combo_kernels": True,
+    "emulate_precision_casts": True,
+    "fx_graph_cache": False,
+}
+_PROGRAM, _CONSTANTS = "program.py", "constants.pt"
+
+Call = Callable[[list[Tensor]], Sequence[Tensor]]
+
+
+def compile_graph(graph: Graph, folder: Path) -> None:
+    """Compile a graph into an existing, empty folder.
+
+    The graph is functional and decomposed already, so Inductor's inner entry takes it: its outer
+    one would trace it a third time.
+    """
+    graph = lower(graph, COMPILER_PASSES)
+    context = torch._guards.TracingContext(graph.mode)
+    with (
+        warnings.catch_warnings(),
+        torch._guards.tracing(context),
+        V.set_fake_mode(graph.mode),
+        inductor.patch(FLAGS),
+        torch.no_grad(),
+    ):
+        warnings.filterwarnings("ignore", module=r"torch\.")  # its own deprecations, at import too
+        from torch._inductor.compile_fx import compile_fx_inner
+
+        with _kernels_of_this_process_alone(), patched([_order_after_writes(), _copies_first()]):
+            _keep_draws_as_they_are()
+            compiled: Any = compile_fx_inner(
+                graph.module,
+                [entry.example for entry in graph.inputs],
+                cudagraphs=BoxedBool(False),
+                is_inference=True,
+            )
+            wrapper = make_static(compiled.source_code)
+            namespace = compiled.current_callable.__func__.__globals__
+            for i, name in enumerate(wrapper.kernels):
+                shutil.copyfile(namespace[name].__self__.__file__, folder / f"kernel_{i}.so")
+    if compiled.constants:
+        torch.save(dict(compiled.constants), folder / _CONSTANTS)
+    (folder / _PROGRAM).write_text(f"KERNELS = {wrapper.kernels!r}\n{wrapper.source}\n")
+
+
+def _order_after_writes() -> tuple[type, str, Callable[..., None]]:
+    """A patch that keeps reads of a buffer behind the in-place operation that fills it.
+
+    Where the C++ backend fits one loop to another it looks again at what the loop reads, by the
+    buffer's first name: the order after an operation that wrote into the buffer is lost, unless the
+    loop has artificial dependencies too. Reported in words in docs/backends.md, "Two bugs in
+    the compiler".
+    """
+    from torch._inductor.scheduler import SchedulerNode
+
+    original = SchedulerNode.recompute_size_and_body
+
+    def recompute_size_and_body(self: SchedulerNode, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self.set_read_writes(self.read_writes.rename(self.mutation_renames))
+
+    return SchedulerNode, "recompute_size_and_body", recompute_size_and_body
+
+
+def _copies_first() -> tuple[Any, str, Callable[[fx.Graph], None]]:
+    """A patch that keeps copies of an input which is overwritten at the end.
+
+    The compiler drops an operation that only copies, and reads its operand instead. Where that is
+    an input, and it is the new value of another one (``target.load_state_dict(net.state_dict())``
+    in a step), it would be read when the graph has overwritten it already. In docs/backends.md too.
+    """
+    from torch._inductor.fx_passes import post_grad
+
+    original = post_grad.remove_noop_ops
+    copy_ = torch.ops.aten.copy_.default
+
+    def remove_noop_ops(graph: fx.Graph) -> None:
+        original(graph)
+        copies = graph.find_nodes(op="call_function", target=copy_)
+        writes = [node for node in copies if node.args[0].op == "placeholder"]
+        overwritten = {storage_of(node.args[0].meta["val"]) for node in writes}
+        for node in writes:
+            value = node.args[1]
+            if storage_of(value.meta["val"]) in overwritten:
+                with graph.inserting_before(writes[0]):
+                    kept = graph.call_function(torch.ops.aten.clone.default, (value,))
+                kept.meta.update(value.meta, val=value.meta["val"].clone())
+                node.replace_input_with(value, kept)
+
+    return post_grad, "remove_noop_ops", remove_noop_ops
+
+
+@functools.cache
+def _keep_draws_as_they_are() -> None:
+    """Let random operations be calls of torch's own, with arguments in the layout they had.
+
+    They draw in the order of memory. The compiler has no rule for some of which torch has a
+    decomposition, which is not used here (see ``passes/functionalize.py``).
+    """
+    from torch._inductor import lowering
+
+    constraint: Any = lowering.constrain_to_fx_strides
+    make_fallback: Any = lowering.make_fallback
+    for name in torch._C._dispatch_get_all_op_names():
+        namespace, _, rest = name.partition("::")
+        base, _, overload = rest.partition(".")
+        if namespace != "aten":
+            continue
+        operation = getattr(getattr(torch.ops.aten, base), overload or "default", None)
+        if torch.Tag.nondeterministic_seeded not in getattr(operation, "tags", ()):
+            continue
+        if operation not in lowering.lowerings:
+            make_fallback(operation, constraint, warn=False, override_decomp=True)
+        elif lowering.maybe_layout_constraints(operation) is None:
+            lowering.add_layout_constraint(operation, constraint)
+
+
+_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+
+
+@contextlib.contextmanager
+def _kernels_of_this_process_alone() -> Iterator[None]:
+    """Let Inductor keep its kernels in a temporary folder.
+
+    In its own, a process that was killed leaves half a kernel, which the next one takes for whole:
+    a bus error (seen). What takes long and is the same for all programs, the header and the test of
+    the processor's vector units (7 s, measured), it has found in its own folder before.
+    """
+    CppPythonBindingsCodeCache.load_pybinding(["float*"], _SMALLEST)
+    CppPythonBindingsCodeCache.cache_clear()
+    before = os.environ.get(_FOLDER)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[_FOLDER] = folder
+        try:
+            yield
+        finally:
+            CppPythonBindingsCodeCache.cache_clear()  # its files are gone with the folder
+            if before is None:
+                del os.environ[_FOLDER]
+            else:
+                os.environ[_FOLDER] = before
+
+
+_SMALLEST = """
+#include <torch/csrc/inductor/cpp_prefix.h>
+extern "C" void kernel(float* x) { x[0] = 0; }
+"""
+
+
+def load_program(folder: Path) -> Call:
+    """The function of a compiled graph: takes its inputs in order, returns its outputs."""
+    source = (folder / _PROGRAM).read_text()
+    namespace: dict[str, Any] = {"__name__": "fulgurite_program"}
+    names = source.partition("\n")[0]
+    exec(names, namespace)
+    for i, name in enumerate(namespace["KERNELS"]):
+        namespace[name] = _kernel(folder / f"kernel_{i}.so")
+    if (folder / _CONSTANTS).exists():
+        namespace |= torch.load(folder / _CONSTANTS, weights_only=True)
+    with torch.inference_mode(False):  # what is made once here is written in other modes too
+        exec(compile(source, str(folder / _PROGRAM), "exec"), namespace)
+    call: Call = namespace["call"]
+    return call
+
+
+def _kernel(path: Path) -> Any:
+    """An extension module's one function; it asks for torch's address of a tensor's data."""
+    address = torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr  # type: ignore[attr-defined]
+    os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(address)
+    spec = importlib.util.spec_from_file_location("kernel", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.kernel

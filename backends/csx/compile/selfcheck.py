@@ -1,0 +1,316 @@
+"""The self-check: a compiled graph's first run beside the same graph run operation by operation.
+
+Both start from the same inputs, state and random state. Results, written state and the random state
+afterwards must agree: integers and booleans exactly, other numbers to ``TOLERANCES``, or to what
+the graph itself does when its operations round otherwise (``sensitivity``). NaN equals NaN. If they
+do not, the graph is run operation by operation from then on, a ``MiscompiledWarning`` names the
+line, and a folder keeps what a report needs.
+
+It costs one step run operation by operation, and for that step the written state twice more.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fulgurite.backends.csx.compile.sensitivity import Noisy
+from fulgurite.backends.csx.diagnostics.errors import PUBLIC
+from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_of
+from fulgurite.backends.csx.graph.graph import Graph, writes
+from fulgurite.backends.csx.graph.passes.cbfloat16 import operation_name
+
+Call = Callable[[list[Tensor]], Sequence[Tensor]]
+
+TOLERANCES = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
+"""Of an element, relative to it; a tenth of it relative to the largest of its tensor."""
+_FACTOR = 8  # times what the graph itself moved by
+_DRAWS, _PATIENCE = 32, 16  # runs with other rounding; how many in a row that explain nothing more
+
+
+class MiscompiledWarning(UserWarning):
+    """A compiled program gave other numbers than its operations one by one, and is not used."""
+
+
+MiscompiledWarning.__module__ = PUBLIC
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor that a graph returns or writes: what to call it, and the operation that made it."""
+
+    name: str
+    maker: fx.Node
+    position: int  # of the maker in the graph
+
+
+@dataclass(slots=True)
+class Trial:
+    """One run from copies of the written inputs."""
+
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+    values: list[Tensor]
+    random_state: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What the compiled graph got wrong first, in words."""
+
+    what: str
+    line: UserLine | None
+
+
+class SelfCheck:
+    """A compiled graph that checks itself when it is called.
+
+    Args:
+        graph: the graph.
+        compiled: its compiled form.
+        reference: its operations one by one.
+        settled: called with whether both agreed, once they ran.
+        folder: where what a report needs may be kept.
+        program: the folder of the compiled program; its Python is copied.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        compiled: Call,
+        reference: Call,
+        settled: Callable[[bool], None],
+        folder: Path,
+        program: Path,
+    ) -> None:
+        self._graph, self._compiled, self._reference = graph, compiled, reference
+        self._settled, self._folder, self._program = settled, folder, program
+        self._written = sorted(graph.written())
+        self._values = list(_values(graph, self._written))
+
+    def __call__(self, inputs: list[Tensor]) -> Sequence[Tensor]:
+        """Run once, both ways, and leave the right results and state."""
+        before = torch.get_rng_state()
+        right = self._run(self._reference, inputs, before)
+        tried = self._run(self._compiled, inputs, before)
+        difference = self._difference(tried, right, inputs, before)
+        if difference is not None:
+            self._report(difference, tried, right, inputs, before)
+        chosen = tried if difference is None else right
+        for i in self._written:
+            inputs[i].copy_(chosen.inputs[i])
+        torch.set_rng_state(chosen.random_state)
+        self._settled(difference is None)
+        return [self._own(output, chosen.inputs, inputs) for output in chosen.outputs]
+
+    def _run(self, call: Call, inputs: list[Tensor], random_state: Tensor) -> Trial:
+        copies = list(inputs)
+        for i in self._written:
+            copies[i] = _copied(inputs[i])
+        torch.set_rng_state(random_state)
+        outputs = list(call(list(copies)))
+        values = [*outputs, *(copies[i] for i in self._written)]
+        return Trial(copies, outputs, values, torch.get_rng_state())
+
+    def _own(self, output: Tensor, copies: list[Tensor], inputs: list[Tensor]) -> Tensor:
+        """A result; one that is memory of a written input, of that input and not of its copy."""
+        for i in self._written:
+            copy, own = copies[i], inputs[i]
+            if output.untyped_storage().data_ptr() == copy.untyped_storage().data_ptr():
+                offset = output.storage_offset() + own.storage_offset()
+                return own.as_strided(output.size(), output.stride(), offset)
+        return output
+
+    # -- comparing ---------------------------------------------------------------------------
+
+    def _difference(
+        self, tried: Trial, right: Trial, inputs: list[Tensor], before: Tensor
+    ) -> Difference | None:
+        apart = {
+            k: slack
+            for k, (a, b) in enumerate(zip(tried.values, right.values, strict=True))
+            if (slack := _Slack(a, b)).left
+        }
+        apart = self._unexplained(apart, inputs, before)
+        if apart:
+            first = min(apart, key=lambda k: self._values[k].position)
+            value = self._values[first]
+            others = f", and {len(apart) - 1} others" if len(apart) > 1 else ""
+            what = f"{value.name} is {apart[first].words()}{others}"
+            return Difference(what, line_of(value.maker))
+        if not torch.equal(tried.random_state, right.random_state):
+            draws = [
+                node
+                for node in self._graph.operations()
+                if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+            ]
+            line = line_of(draws[0]) if draws else None
+            return Difference("another number of random numbers was drawn", line)
+        return None
+
+    def _unexplained(
+        self, apart: dict[int, _Slack], inputs: list[Tensor], before: Tensor
+    ) -> dict[int, _Slack]:
+        """Those of the values apart that the graph's own rounding does not explain."""
+        waited = 0
+        for seed in range(_DRAWS):
+            if not apart or waited == _PATIENCE:
+                break
+            count = sum(slack.left for slack in apart.values())
+            noisy = Noisy(self._graph.module, seed, scale=2 ** (seed // 8))
+            moved = self._run(lambda given, noisy=noisy: noisy.run(*given), inputs, before)  # type: ignore[misc]
+            for k, slack in apart.items():
+                slack.widen(moved.values[k])
+            apart = {k: slack for k, slack in apart.items() if slack.left}
+            waited = 0 if sum(slack.left for slack in apart.values()) < count else waited + 1
+        return apart
+
+    # -- telling -----------------------------------------------------------------------------
+
+    def _report(
+        self,
+        difference: Difference,
+        tried: Trial,
+        right: Trial,
+        inputs: list[Tensor],
+        before: Tensor,
+    ) -> None:
+        try:
+            folder = self._write(difference, tried, right, inputs, before)
+            kept = f"What a report needs is in {folder}."
+        except OSError as error:
+            kept = f"What a report needs could not be kept ({error})."
+        where = f"\n  at {difference.line}" if difference.line is not None else ""
+        if where and difference.line is not None and difference.line.source:
+            where += f"\n      {difference.line.source}"
+        warnings.warn(
+            "The compiled program gave other numbers than its operations one by one:"
+            f" {difference.what}.{where}\n  The run goes on operation by operation, slower, with"
+            f" the right numbers. {kept}",
+            MiscompiledWarning,
+            stacklevel=2,
+        )
+
+    def _write(
+        self,
+        difference: Difference,
+        tried: Trial,
+        right: Trial,
+        inputs: list[Tensor],
+        before: Tensor,
+    ) -> Path:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(dir=self._folder, prefix="miscompiled-"))
+        lines = [f"{node.format_node()}    # {line_of(node)}" for node in self._graph.operations()]
+        (folder / "graph.txt").write_text("\n".join(lines) + "\n")
+        (folder / "versions.txt").write_text(
+            f"{difference.what}\n  at {difference.line}\n"
+            f"torch {torch.__version__}\npython {sys.version}\n{platform.platform()}\n"
+            f"{torch.__config__.show()}\n"
+        )
+        for source in self._program.glob("*.py"):
+            shutil.copy(source, folder)
+        torch.save({"inputs": inputs, "random_state": before}, folder / "inputs.pt")
+        for name, trial in (("compiled", tried), ("right", right)):
+            values = {
+                f"{k}: {value.name}": tensor
+                for k, (value, tensor) in enumerate(zip(self._values, trial.values, strict=True))
+            }
+            torch.save(
+                {"values": values, "random_state": trial.random_state}, folder / f"{name}.pt"
+            )
+        return folder
+
+
+class _Slack:
+    """Elements of a value that are apart, and how far rounding moves each."""
+
+    def __init__(self, tried: Tensor, right: Tensor) -> None:
+        self._tried, self._right = tried, right
+        self._apart: Tensor | None = None
+        self._moved: Tensor | None = None
+        if not torch.equal(tried, right):
+            self._a, self._b = _numbers(tried), _numbers(right)
+            self._allowed = _allowed(right.dtype, self._b)
+            self._compare()
+
+    @property
+    def left(self) -> int:
+        """How many elements are apart."""
+        return 0 if self._apart is None else int(self._apart.sum())
+
+    def widen(self, moved: Tensor) -> None:
+        """Take in what another rounding made of the value."""
+        moves = (_numbers(moved) - self._b).abs()
+        moves = moves.nan_to_num(nan=torch.inf)  # finite here and not there
+        moves = moves.masked_fill(~self._b.isfinite() & (_numbers(moved) == self._b), 0.0)
+        moves = moves.masked_fill(self._b.isnan() & _numbers(moved).isnan(), 0.0)
+        self._moved = moves if self._moved is None else torch.maximum(self._moved, moves)
+        self._compare()
+
+    def words(self) -> str:
+        """The first element apart: ``nan instead of 0.42 at [3, 1] (7 of 64 elements)``."""
+        assert self._apart is not None
+        place = self._apart.nonzero()[0].tolist()
+        got, wanted = (t[tuple(place)].item() for t in (self._a, self._b))
+        at = f" at {place}" if place else ""
+        count = f" ({self.left} of {self._apart.numel()} elements)" if place else ""
+        return f"{got:.7g} instead of {wanted:.7g}{at}{count}"
+
+    def _compare(self) -> None:
+        allowed = self._allowed
+        if self._moved is not None:
+            allowed = allowed + _FACTOR * self._moved
+        same = (self._a == self._b) | (self._a.isnan() & self._b.isnan())
+        error = (self._a - self._b).abs().nan_to_num(nan=torch.inf)
+        self._apart = ~same & ((error > allowed) | (error.isinf() & ~allowed.isinf()))
+
+
+def _numbers(x: Tensor) -> Tensor:
+    return torch.view_as_real(x).double() if x.is_complex() else x.double()
+
+
+def _allowed(dtype: torch.dtype, right: Tensor) -> Tensor:
+    """How far each element may be apart: nothing for integers and booleans."""
+    tolerance = TOLERANCES.get(dtype, 1e-4 if dtype.is_complex else 0.0)
+    size = right.abs().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    return tolerance * (size + 0.1 * size.max())
+
+
+def _values(graph: Graph, written: list[int]) -> Iterator[Value]:
+    """What a graph returns and writes, in the order of ``Trial.values``."""
+    positions = {node: i for i, node in enumerate(graph.module.graph.nodes)}
+    returned: Any = graph.module.graph.output_node().args[0]
+    for node in returned:
+        maker = _origin(node)
+        yield Value("what the step returns", maker, positions[maker])
+    placeholders = graph.placeholders()
+    for i in written:
+        last = [user for user in placeholders[i].users if writes(user, placeholders[i])][-1]
+        copied = last.args[1] if last.target is torch.ops.aten.copy_.default else last
+        assert isinstance(copied, fx.Node)
+        maker = _origin(copied)
+        yield Value(graph.inputs[i].name, maker, positions[maker])
+
+
+def _origin(node: fx.Node) -> fx.Node:
+    """The operation that computed a value: Lightning copies a loss, and divides it by a number."""
+    while operation_name(node) in ("clone", "detach", "alias", "_to_copy", "div"):
+        if len(node.all_input_nodes) != 1:
+            break
+        [node] = node.all_input_nodes
+    return node
+
+
+def _copied(x: Tensor) -> Tensor:
+    return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype).copy_(x)

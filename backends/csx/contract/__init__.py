@@ -1,0 +1,16 @@
+"""What a user's code may do in a step, and what it sees there.
+
+function_mode      stands in front of every torch call of the step
+rules              which calls are errors, and what to write instead
+scalar_arguments   tensors where torch takes only Python's numbers
+overrides          static forms of torch functions that look at values; indices: of indexing
+tensor_names       what tensors are called in messages
+dtype_rules        one 16-bit type a run; default_dtype: the one that a trace began with
+watched            stand-ins for what a batch holds besides tensors
+frozen_reads       Python values that the program keeps; impure: clocks and random numbers;
+                   replay: the same values when a step is traced again
+attributes         what the step reads and writes in attributes of modules; lists: those that it
+                   collects results in; changes: which line put something into a module
+constants          tensors that keep their value while tracing
+leaks              tensors kept where no step fills them; holders: by whom
+"""

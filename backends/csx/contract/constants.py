@@ -1,0 +1,256 @@
+"""Tensors that follow from constants alone keep their value while tracing.
+
+A mask built in the step from ``ones`` and ``triu`` does not depend on data. Python may look at it
+(torch's own TransformerEncoder compares its mask with a causal one), so its value is computed
+beside the traced operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils.weak import WeakIdKeyDictionary
+
+from fulgurite.backends.csx.capture.logs import Accumulator
+from fulgurite.backends.csx.contract.default_dtype import with_explicit_dtype
+from fulgurite.backends.csx.contract.leaks import Born
+from fulgurite.backends.csx.diagnostics.errors import ForeignState, StateChanged, UnsupportedState
+from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_of
+from fulgurite.backends.csx.hyperparams.torch_optim import TRACEABLE
+from fulgurite.backends.csx.state.storage import Layout, member
+
+LARGEST = 1 << 22  # elements; larger constants are not followed (assumed: none is looked at)
+
+
+class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Follow constants through the operations of a trace.
+
+    Constants are the results of deterministic operations whose tensor arguments all are constants.
+    An in-place operation with another argument ends that for all tensors over the same memory.
+
+    Real tensors that no module holds are constants too, and may only be read.
+
+    Args:
+        line: the user's line that runs now.
+
+    Attributes:
+        born: every tensor that the trace made.
+    """
+
+    def __init__(self, line: Callable[[], UserLine | None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._line, self.born = line, Born()
+        self._foreign: set[int] = set()  # storages of fakes over tensors that no module holds
+        self._values: Any = WeakIdKeyDictionary()
+        self._spoiled: set[int] = set()  # storages
+        self._alive: list[object] = []  # so that no storage's identity is used twice
+
+    def value_of(self, tensor: Tensor) -> Tensor | None:
+        """The value of a traced tensor that is a constant, else None."""
+        value: Tensor | None = self._values.get(tensor)
+        if value is None:
+            return getattr(tensor, "constant", None)
+        return None if value.untyped_storage()._cdata in self._spoiled else value
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        func = TRACEABLE.get(func, func)
+        args, kwargs = with_explicit_dtype(func, args, kwargs or {})
+        tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        self._check_writes(func, args, kwargs)
+        known = all(self._value(t) is not None for t in tensors)
+        result = func(*args, **kwargs)
+        for output in pytree.tree_leaves(result):
+            if isinstance(output, FakeTensor):
+                self.born.add(output)
+                if _is_view(func) and not all(isinstance(t, FakeTensor) for t in tensors):
+                    storage = output.untyped_storage()
+                    self._foreign.add(storage._cdata)
+                    self._alive.append(storage)
+        if known and self._follows(func, result):
+            self._compute(func, args, kwargs, result)
+        elif func._schema.is_mutable:
+            for tensor in _written(func, args, kwargs):
+                value = self._values.get(tensor)
+                if value is not None:
+                    self._spoiled.add(value.untyped_storage()._cdata)
+        return result
+
+    def _check_writes(self, func: Any, args: Any, kwargs: Any) -> None:
+        for tensor in _written(func, args, kwargs):
+            foreign = not isinstance(tensor, FakeTensor)
+            if foreign or tensor.untyped_storage()._cdata in self._foreign:
+                raise ForeignState(
+                    "The step changes a tensor that no module holds (a global, a closure's).",
+                    line=self._line(),
+                    remedy='self.register_buffer("total", torch.zeros(4)) in __init__, and'
+                    " self.total.add_(x) in the step",
+                )
+
+    def _value(self, tensor: Tensor) -> Tensor | None:
+        return self.value_of(tensor) if isinstance(tensor, FakeTensor) else tensor
+
+    @staticmethod
+    def _follows(func: Any, result: Any) -> bool:
+        outputs = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
+        return (
+            bool(outputs)
+            and all(t.numel() <= LARGEST for t in outputs)
+            and torch.Tag.nondeterministic_seeded not in func.tags
+            and "empty" not in func._schema.name
+        )
+
+    def _compute(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        def real(leaf: Any) -> Any:
+            return self._value(leaf) if isinstance(leaf, Tensor) else leaf
+
+        with _disable_current_modes(), torch.no_grad():
+            values = func(*pytree.tree_map(real, args), **pytree.tree_map(real, kwargs))
+            if func is torch.ops.aten.lift_fresh.default:  # the graph keeps the literal itself
+                values = values.clone()
+        leaves = zip(pytree.tree_leaves(result), pytree.tree_leaves(values), strict=True)
+        for fake, value in leaves:
+            if isinstance(fake, FakeTensor):
+                self._values[fake] = value
+                self._alive.append(value)
+
+
+def _is_view(func: Any) -> bool:
+    """Whether an operation's result shares the memory of an argument; not so a literal's."""
+    returns = func._schema.returns
+    shares = bool(returns) and returns[0].alias_info is not None
+    return shares and not func._schema.is_mutable and func is not torch.ops.aten.lift_fresh.default
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """The tensors that an operation writes, among its arguments."""
+    arguments = func._schema.arguments
+    given = dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs
+    values = [
+        given.get(argument.name)
+        for argument in arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    return [tensor for tensor in pytree.tree_leaves(values) if isinstance(tensor, Tensor)]
+
+
+def constants_as_inputs(module: fx.GraphModule, position: int) -> list[Tensor]:
+    """Turn the tensors that were read from outside into inputs, from ``position`` on.
+
+    As attributes of the graph they would be copied into the compiled program, and a change in place
+    on the host would go unseen.
+
+    Raises:
+        UnsupportedState: one of them is a fake, whose operations are not in the graph.
+    """
+    graph = module.graph
+    before = list(graph.nodes)[position]  # placeholders come first
+    placeholders: dict[int, fx.Node] = {}  # one for each tensor, however often it was read
+    constants: list[Tensor] = []
+    for node in list(graph.find_nodes(op="get_attr")):
+        target = str(node.target)
+        value = getattr(module, target)
+        if not isinstance(value, Tensor):
+            continue
+        if isinstance(value, FakeTensor):
+            raise UnsupportedState(
+                "The step uses a tensor that was computed where the trace does not see it: in"
+                " another thread, or by an earlier trace.",
+                line=line_of(node) or line_of(next(iter(node.users))),
+                remedy="compute it in the step itself, in its own thread",
+            )
+        if id(value) not in placeholders:
+            with graph.inserting_before(before):
+                placeholders[id(value)] = graph.placeholder(f"constant_{len(constants)}")
+            placeholders[id(value)].meta = dict(node.meta)
+            constants.append(value)
+        node.replace_all_uses_with(placeholders[id(value)])
+        graph.erase_node(node)
+    module.recompile()
+    return constants
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a constant comes from: a container in an attribute of a module, or nowhere we know."""
+
+    tensor: Tensor
+    name: str = ""
+    owner: dict[str, Any] | None = None
+    path: tuple[Any, ...] = ()
+
+    def now(self) -> Tensor:
+        """The tensor in that place now.
+
+        Raises:
+            StateChanged: there is none of the same shape, strides and dtype.
+        """
+        if self.owner is None:
+            return self.tensor
+        value: Any = self.owner  # then what is in it
+        try:
+            for key in self.path:
+                value = value[key]
+        except (KeyError, IndexError, TypeError):
+            value = None
+        if isinstance(value, Tensor):
+            found: Tensor = value
+            if found is self.tensor or Layout.of(found) == Layout.of(self.tensor):
+                return found
+        raise StateChanged(
+            f"{self.name} held another kind of tensor when the program was built.",
+            remedy="keep its shape and dtype, or register_buffer",
+        )
+
+
+def constant_sources(
+    module: nn.Module, root: str, constants: list[Tensor], known: dict[int, Source | Accumulator]
+) -> list[Source | Accumulator]:
+    """Find each constant in the lists, tuples and dicts that are attributes of modules.
+
+    Args:
+        module: where to look.
+        root: how the user reaches it.
+        constants: the tensors.
+        known: sources of some of them, by the tensor's identity.
+
+    Raises:
+        UnsupportedState: the step computed a gradient for a tensor that no module holds.
+    """
+    found: dict[int, Any] = dict(known)
+    wanted = {id(constant) for constant in constants}
+    for path, owner in module.named_modules():
+        for key, value in vars(owner).items():
+            if type(value) in (list, tuple, dict) and key not in ("_parameters", "_buffers"):
+                _search(value, (key,), member(root, path, key), vars(owner), wanted, found)
+    for constant in constants:
+        if constant.is_leaf and isinstance(constant.grad, FakeTensor):
+            constant.grad = None
+            name = found[id(constant)].name if id(constant) in found else "A tensor of its own"
+            raise UnsupportedState(
+                f"{name} requires a gradient, but is no parameter of a module or an optimizer.",
+                remedy="nn.ParameterList, nn.ParameterDict, or an attribute of the module",
+            )
+    return [found.get(id(constant), Source(constant)) for constant in constants]
+
+
+def _search(
+    value: Any,
+    path: tuple[Any, ...],
+    name: str,
+    owner: dict[str, Any],
+    wanted: set[int],
+    found: dict[int, Source],
+) -> None:
+    if isinstance(value, Tensor):
+        if id(value) in wanted:
+            found[id(value)] = Source(value, name, owner, path)
+    elif type(value) in (list, tuple, dict) and len(path) < 4:
+        for key, inner in value.items() if type(value) is dict else enumerate(value):
+            _search(inner, (*path, key), f"{name}[{key!r}]", owner, wanted, found)

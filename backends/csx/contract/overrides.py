@@ -1,0 +1,98 @@
+"""Static twins of torch functions whose ordinary form looks at values.
+
+A twin computes what torch does, or returns ``NotImplemented`` where it does not apply. Checked
+against torch 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from fulgurite.backends.csx.hyperparams.torch_optim import without_mkldnn
+from fulgurite.backends.patches import patched
+
+
+def _static_bincount(args: Any, kwargs: Any) -> Any:
+    """``bincount(x, minlength=n)`` of values below n: the one form whose shape is known.
+
+    On CPU torch makes its result longer where a value needs it, which no static program can.
+    torchmetrics' confusion matrices and macro averages rest on it. A value of n or more is an error
+    of the index check when the program runs.
+    """
+    names = ("input", "weights", "minlength")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    size = given.get("minlength", 0)
+    if not size:
+        return NotImplemented
+    x, weights = given["input"], given.get("weights")
+    ones = torch.ones_like(x, dtype=torch.int64) if weights is None else weights
+    return torch.zeros(size, dtype=ones.dtype).scatter_add(0, x.to(torch.int64), ones)
+
+
+def _stacked(args: Any, kwargs: Any) -> Any:
+    """``torch.tensor([t1, t2])``, which eagerly reads values: here it stacks traced tensors.
+
+    Lightning's ``grad_norm`` rests on it.
+    """
+
+    def built(data: Any) -> Tensor:
+        if isinstance(data, (list, tuple)):
+            return torch.stack([built(item) for item in data])
+        return data.detach() if isinstance(data, Tensor) else torch.tensor(data)
+
+    data = args[0] if args else kwargs["data"]
+    is_sequence = isinstance(data, (list, tuple))
+    if not is_sequence or not any(isinstance(x, Tensor) for x in pytree.tree_leaves(data)):
+        return NotImplemented
+    options = {key: kwargs[key] for key in ("dtype", "device") if kwargs.get(key) is not None}
+    return built(data).to(**options).requires_grad_(kwargs.get("requires_grad", False))
+
+
+def _plain_lstm(args: Any, kwargs: Any) -> Any:
+    with without_mkldnn():
+        return torch.lstm(*args, **kwargs)
+
+
+def _gaussian_nll(args: Any, kwargs: Any) -> Any:
+    """``F.gaussian_nll_loss`` without its look at the variances: negative ones count as eps."""
+    with patched([(torch, "any", lambda condition: False)]):
+        return nn.functional.gaussian_nll_loss(*args, **kwargs)
+
+
+def _copied(args: Any, kwargs: Any) -> Any:
+    """``copy.deepcopy`` of a leaf; torch's own asks for the address of its memory."""
+    tensor, memo = args
+    if not tensor.is_leaf or not isinstance(tensor, FakeTensor):
+        return NotImplemented
+    values = tensor.detach().clone()
+    if isinstance(tensor, nn.Parameter):
+        copied: Tensor = nn.Parameter(values, requires_grad=tensor.requires_grad)
+    else:
+        copied = values.requires_grad_(tensor.requires_grad)
+    memo[id(tensor)] = copied
+    return copied
+
+
+def _random_from_zero(args: Any, kwargs: Any) -> Any:
+    """``x.random_(low, high)``: the overload of both is called ``from``, no name in code."""
+    given = {**dict(zip(("self", "from", "to"), args, strict=False)), **kwargs}
+    if given.get("to") is None:
+        return NotImplemented
+    return given["self"].random_(given["to"] - given["from"]).add_(given["from"])
+
+
+STATIC_TWINS: dict[Any, Callable[[Any, Any], Any]] = {
+    torch.bincount: _static_bincount,
+    Tensor.bincount: _static_bincount,
+    torch.tensor: _stacked,
+    torch.lstm: _plain_lstm,
+    Tensor.__deepcopy__: _copied,
+    Tensor.random_: _random_from_zero,
+    nn.functional.gaussian_nll_loss: _gaussian_nll,
+}

@@ -1,0 +1,5 @@
+"""Whose line it was, and which error it is.
+
+user_lines    lines of the user's code: which runs now, which one every node of a graph comes from
+errors        TraceError and its kinds
+"""

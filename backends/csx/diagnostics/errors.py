@@ -1,0 +1,158 @@
+"""What goes wrong with a step that is not static.
+
+Each misuse has its own class under ``TraceError``. A message says what was done, where in the
+user's code, and what to do instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from fulgurite.backends.csx.diagnostics.user_lines import UserLine, user_frames
+
+PUBLIC = "fulgurite.errors"
+"""Where users import these from, and what tracebacks call them."""
+
+
+class TraceError(RuntimeError):
+    """The step cannot be one static program.
+
+    Args:
+        what: what was done.
+        line: where the user did it; None where no line of theirs is known.
+        remedy: what to do instead.
+        named: names that the user's code on the host has where it did it, if no line is known.
+    """
+
+    def __init_subclass__(cls) -> None:
+        cls.__module__ = PUBLIC
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        line: UserLine | None = None,
+        remedy: str = "",
+        named: Collection[str] = (),
+    ) -> None:
+        self.what, self.line, self.remedy, self.named = what, line, remedy, named
+        lines = [what]
+        if line is not None:
+            lines += [f"  at {line}"] + ([f"      {line.source}"] if line.source else [])
+        if remedy:
+            lines.append(f"  Remedy: {remedy}")
+        super().__init__("\n".join(lines))
+
+
+TraceError.__module__ = PUBLIC
+
+
+class UsersFramesAlone:
+    """In a ``with``: the error of a step that is not static comes with the user's frames alone.
+
+    The 60 frames of Lightning and torch in between say nothing about the model.
+    """
+
+    def __enter__(self) -> None:
+        """Nothing to do."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Shorten the traceback; what is raised again takes it from here."""
+        if isinstance(error, TraceError):
+            error.__traceback__ = user_frames(error.__traceback__)
+            error.__suppress_context__ = True
+
+
+class ConditionalOnTensor(TraceError):
+    """Python asked a tensor for its truth: ``if``, ``while``, ``assert``, ``bool()``, ``in``."""
+
+
+class HostRead(TraceError):
+    """Python read a tensor's value: ``.item()``, ``float()``, ``.tolist()``, ``.cpu()``."""
+
+
+class TensorPrinted(HostRead):
+    """A tensor was printed or formatted while traced, where it has no value yet."""
+
+
+class ScalarArgument(TraceError):
+    """A computed tensor went where torch takes only Python's numbers: ``alpha=``, ``value=``."""
+
+
+class DynamicShape(TraceError):
+    """The shape of a result depends on values: ``nonzero``, ``unique``, ``x[mask]``."""
+
+
+class UnsupportedDevice(TraceError):
+    """The step asked for a device that the backend does not have: ``.to("cuda")``."""
+
+
+class UnsupportedDtype(TraceError):
+    """The step used a dtype that the run does not have: float64, a second 16-bit type."""
+
+
+class RandomStateSet(TraceError):
+    """The step set a random state, or drew from a generator of its own."""
+
+
+class InputChanged(TraceError):
+    """A batch differs from the traced one in structure, shape, dtype, or in a Python value."""
+
+
+class UnsupportedInput(TraceError):
+    """A batch holds something that can be neither a program's input nor a constant."""
+
+
+class StateChanged(TraceError):
+    """What the program was built on changed: a parameter, a buffer, requires_grad, train mode."""
+
+
+class FrozenValueChanged(StateChanged):
+    """The host changed a Python value that the step read when it was traced."""
+
+
+class UnsupportedState(TraceError):
+    """The step keeps state in a way that cannot be the program's."""
+
+
+class StateBornInStep(UnsupportedState):
+    """State that the step makes from data on its first run: ``if self.ema is None: ...``."""
+
+
+class ForeignState(UnsupportedState):
+    """The step changes a tensor that no module holds: a global, a closure's."""
+
+
+class FrozenNumber(UnsupportedState):
+    """The step set a number of a param group, which the host sets between steps."""
+
+
+class LeakedTensor(TraceError):
+    """A tensor of the trace was used after it: kept in a global, a closure, a dict, an object.
+
+    Args:
+        what: what was done.
+        used_at: where the user used it.
+        options: of every ``TraceError``.
+    """
+
+    is_constant = False  # whether the tensor followed from constants alone
+
+    def __init__(self, what: str, *, used_at: UserLine | None = None, **options: Any) -> None:
+        super().__init__(what, **options)
+        self.used_at = used_at
+
+
+class GradientNotKept(TraceError):
+    """The host used a gradient that the program computed and did not keep."""
+
+    is_constant = False  # whether it followed from constants alone
+
+
+class GraphChanged(TraceError):
+    """The step, traced again, is another program: another operation or constant."""
+
+
+class NoLoss(TraceError):
+    """There is no loss to train by: none with a gradient, or none that was scaled."""

@@ -1,0 +1,288 @@
+"""Lines of the user's code: which one runs now, and which one every node of a graph comes from.
+
+Words: a *library* frame belongs to torch, Lightning, torchmetrics, this package, the standard
+library or another installed package; every other frame is the *user's*. The *boundary* is the frame
+where a trace began: frames below it (the script's call of ``fit``) are no part of the step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import functools
+import inspect
+import linecache
+import os
+import re
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from types import CodeType, FrameType, FunctionType, ModuleType, TracebackType
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx.experimental.proxy_tensor import PythonKeyTracer
+
+from fulgurite.backends.patches import patched
+
+LIBRARIES = frozenset(
+    {"torch", "lightning", "lightning_fabric", "pytorch_lightning", "torchmetrics", "fulgurite"}
+) | (sys.stdlib_module_names - {"__main__"})
+
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+
+@dataclass(frozen=True, slots=True)
+class UserLine:
+    """A line of the user's code."""
+
+    file: str
+    line: int
+    function: str
+
+    @classmethod
+    def of_method(cls, owner: type, name: str) -> UserLine | None:
+        """Where the user wrote a method of a class; None if they did not."""
+        function = inspect.unwrap(getattr(owner, name, None))  # type: ignore[arg-type]
+        code = getattr(function, "__code__", None)
+        ours = ("lightning", "fulgurite.optim")
+        if code is None or str(function.__module__).startswith(ours):
+            return None
+        return cls(code.co_filename, code.co_firstlineno, code.co_name)
+
+    @classmethod
+    def of_function(cls, function: FunctionType) -> UserLine:
+        """Where a function is defined: its ``def``, below the decorators."""
+        code = function.__code__
+        found = cls(code.co_filename, code.co_firstlineno, code.co_name)
+        while found.source.startswith("@"):
+            found = cls(found.file, found.line + 1, found.function)
+        return found
+
+    @property
+    def source(self) -> str:
+        """The text of the line as it is in the file now, without its indent."""
+        linecache.checkcache(self.file)
+        return linecache.getline(self.file, self.line).strip()
+
+    @property
+    def place(self) -> str:
+        """File and line alone, for the middle of a sentence: ``model.py:41``."""
+        return f"{os.path.basename(self.file)}:{self.line}"
+
+    def __str__(self) -> str:
+        near = os.path.relpath(self.file) if os.path.isabs(self.file) else self.file
+        return f"{self.file if near.startswith('..') else near}:{self.line} in {self.function}"
+
+
+def is_library(frame: FrameType) -> bool:
+    """Whether a frame belongs to a library rather than to the user: those named, or installed."""
+    return _is_library(frame.f_code.co_filename, str(frame.f_globals.get("__name__", "")))
+
+
+def belongs_to_library(item: type | ModuleType | FunctionType) -> bool:
+    """The same of a class, a Python module, or a function."""
+    if isinstance(item, FunctionType):
+        return _is_library(item.__code__.co_filename, str(item.__globals__.get("__name__", "")))
+    module = item if isinstance(item, ModuleType) else sys.modules.get(item.__module__)
+    return _is_library(getattr(module, "__file__", None) or "", getattr(module, "__name__", ""))
+
+
+@functools.lru_cache(maxsize=4096)  # a trace asks for 28 frames an operation
+def _is_library(file: str, module: str) -> bool:
+    generated = not module  # by exec: torch.fx does
+    installed = any(folder in file for folder in _INSTALLED) or file.endswith(".pyx")
+    return generated or installed or module.partition(".")[0] in LIBRARIES
+
+
+def user_modules() -> Iterator[ModuleType]:
+    """The modules of the user's: what a name imported from elsewhere may be held by."""
+    yield from _user_modules(imported())
+
+
+def imported() -> int:
+    """A number that is another when another Python module is there; each trace asks often."""
+    return hash(tuple(map(id, sys.modules.values())))
+
+
+@functools.lru_cache(maxsize=1)
+def _user_modules(imported: int) -> list[ModuleType]:
+    found = []
+    for name, module in list(sys.modules.items()):
+        if isinstance(module, ModuleType):
+            file = getattr(module, "__file__", None) or ""
+            if not _is_library(file, name) and (file or name == "__main__"):
+                found.append(module)
+    return found
+
+
+def top_package(frame: FrameType) -> str:
+    """The first part of the name of the module that a frame belongs to."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def user_line(boundary: CodeType | None = None) -> UserLine | None:
+    """The innermost line of the user's that runs now, above the frame of ``boundary``."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not boundary:
+        if not is_library(frame):
+            return UserLine(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+        frame = frame.f_back
+    return None
+
+
+def line_naming(
+    owners: Iterable[type], names: Collection[str], *, stored: bool = False
+) -> UserLine | None:
+    """The first line in methods of the user's classes whose code has one of these names.
+
+    Args:
+        owners: the classes.
+        names: of functions, or of attributes.
+        stored: only where an attribute of that name is set or deleted, after ``__init__``.
+    """
+    for owner in owners:
+        for one in vars(owner).values():
+            if isinstance(one, FunctionType) and not belongs_to_library(one):
+                for instruction in dis.get_instructions(one):
+                    line = instruction.positions and instruction.positions.lineno
+                    if stored and not _stores(one, instruction):
+                        continue
+                    if instruction.argval in names and line:
+                        return UserLine(one.__code__.co_filename, line, one.__code__.co_name)
+    return None
+
+
+def _stores(function: FunctionType, instruction: dis.Instruction) -> bool:
+    named = instruction.opname in ("STORE_ATTR", "DELETE_ATTR")
+    return named and function.__name__ != "__init__"
+
+
+class LineFinder:
+    """Finds the lines after which something is no longer as it was, by looking after each.
+
+    Attributes:
+        found: the line for each name that ``changes`` gave.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[str, UserLine] = {}
+        self._at: dict[int, int] = {}  # the line that each frame is in, by the frame's identity
+
+    @contextlib.contextmanager
+    def watching(self, changes: Callable[[], Iterable[Any]]) -> Iterator[None]:
+        """Look while the block runs.
+
+        Args:
+            changes: all that differs now; each has a ``name``.
+        """
+        self._changes, before = changes, sys.gettrace()
+        sys.settrace(self._called)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+            self._at.clear()
+
+    def _called(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if top_package(frame) in LIBRARIES or not frame.f_globals.get("__name__"):
+            return None
+        caller = frame.f_back
+        while caller is not None and id(caller) not in self._at:
+            caller = caller.f_back
+        if caller is not None:
+            self._look(caller)
+        self._at[id(frame)] = frame.f_lineno
+        return self._ran
+
+    def _ran(self, frame: FrameType, event: str, arg: Any) -> Any:
+        self._look(frame)
+        self._at[id(frame)] = frame.f_lineno
+        return self._ran
+
+    def _look(self, frame: FrameType) -> None:
+        code = frame.f_code
+        for change in self._changes():
+            line = UserLine(code.co_filename, self._at[id(frame)], code.co_name)
+            self.found.setdefault(change.name, line)
+
+
+def run_backward(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run a backward pass. Frames above this one are the user's hooks and own functions."""
+    return run(*args, **kwargs)
+
+
+def raised_at(error: BaseException) -> UserLine | None:
+    """The innermost line of the user's in an exception's traceback."""
+    found, traceback = None, error.__traceback__
+    while traceback is not None:
+        if not is_library(traceback.tb_frame):
+            code = traceback.tb_frame.f_code
+            found = UserLine(code.co_filename, traceback.tb_lineno, code.co_name)
+        traceback = traceback.tb_next
+    return found
+
+
+def user_frames(traceback: TracebackType | None) -> TracebackType | None:
+    """A traceback without the frames of libraries."""
+    kept: list[TracebackType] = []
+    while traceback is not None:
+        if not is_library(traceback.tb_frame):
+            kept.append(traceback)
+        traceback = traceback.tb_next
+    found: TracebackType | None = None
+    for one in reversed(kept):
+        found = TracebackType(found, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return found
+
+
+@contextlib.contextmanager
+def record_lines(boundary: CodeType, fallback: Callable[[], UserLine | None]) -> Iterator[None]:
+    """Put the user's line on each node that is traced inside, as its ``stack_trace``.
+
+    A node of the backward pass gets the line of a hook of the user's that makes it, or else of the
+    forward operation that it differentiates: both carry the same autograd sequence number. A node
+    that no user frame made (an optimizer's, a clip's) gets ``fallback()``, which need not look at
+    the frames again.
+
+    torch's own ``record_stack_traces`` keeps only frames named ``forward`` (0 of 162 nodes,
+    measured on 2.13), so the method that makes nodes is wrapped while the trace lasts.
+    """
+    original = PythonKeyTracer.create_node
+    forward_lines: dict[int, UserLine] = {}
+
+    def create_node(self: PythonKeyTracer, kind: str, *args: Any, **kwargs: Any) -> Node:
+        node = original(self, kind, *args, **kwargs)
+        if kind == "call_function":
+            grad_node = torch._C._current_autograd_node()
+            if grad_node is None:
+                line = user_line(boundary)
+                if line is not None:
+                    # the operation's own autograd node is made next, and takes this number
+                    forward_lines[torch.autograd._get_sequence_nr()] = line
+            else:
+                line = (
+                    user_line(run_backward.__code__)
+                    or forward_lines.get(grad_node._sequence_nr())
+                    or user_line(boundary)
+                )
+            set_line(node, line or fallback())
+        return node
+
+    with patched([(PythonKeyTracer, "create_node", create_node)]):
+        yield
+
+
+def line_of(node: Node) -> UserLine | None:
+    """The line that ``set_line`` put on a node."""
+    found = re.match(r'File "(.*)", line (\d+), in (.*)', str(node.meta.get("stack_trace", "")))
+    return None if found is None else UserLine(found[1], int(found[2]), found[3])
+
+
+def set_line(node: Node, line: UserLine | None) -> None:
+    """Put a line on a node; as ``stack_trace``, torch's own passes carry it along."""
+    if line is not None:
+        node.meta["stack_trace"] = (
+            f'File "{line.file}", line {line.line}, in {line.function}\n    {line.source}'
+        )

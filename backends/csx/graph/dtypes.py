@@ -1,0 +1,71 @@
+"""cbfloat16, a 16-bit float that torch does not have, in float32: its facts, and rounding to it.
+
+A number is (-1)^s * 2^(e - 31) * (1 + m / 512): 1 bit of sign, 6 of exponent, 9 of mantissa. The
+*grid* are the float32 values that a cbfloat16 can have; every one is a float32. Where each fact is
+from: docs/cbfloat16.md.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fulgurite.backends.csx.diagnostics.user_lines import user_modules
+
+STAND_IN = torch.bfloat16
+"""The dtype that a step sees while it is traced: torch's autocast has its rules."""
+
+EXPONENT_BITS = 0x7F800000  # of a float32
+LOWEST, HIGHEST = (127 - 30) << 23, (127 + 31) << 23  # exponents of normal numbers, as float32's
+SHIFT = (14 << 23) | (1 << 22)  # from 2^e to 1.5 * 2^(e + 14)
+OVERFLOW = 2.0**96  # from 2^32, the first power that is too large, to float32's 2^128
+
+
+def rounded(x: Tensor) -> Tensor:
+    """Float32 rounded to the nearest cbfloat16, ties to even; beyond the largest, infinity.
+
+    Adding 1.5 * 2^(e + 14) to a number of exponent e leaves a last bit of 2^(e - 9), and taking it
+    away again is exact. Subnormal numbers have the exponent of the smallest normal one.
+    """
+    exponents = x.view(torch.int32).bitwise_and(EXPONENT_BITS).clamp_(LOWEST, HIGHEST)
+    shift = exponents.add_(SHIFT).view(torch.float32)
+    return (x + shift).sub_(shift).mul_(OVERFLOW).mul_(1 / OVERFLOW).copysign_(x)
+
+
+def representable(number: float) -> bool:
+    """Whether a Python number is a cbfloat16; NaN is."""
+    given = torch.tensor(number, dtype=torch.float64)
+    return torch.allclose(rounded(given.float()).double(), given, 0, 0, equal_nan=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What ``torch.finfo`` says of a type, by the same names."""
+
+    dtype: str = "cbfloat16"
+    bits: int = 16
+    eps: float = 2.0**-9
+    max: float = 2.0**32 - 2.0**22
+    min: float = -(2.0**32) + 2.0**22
+    tiny: float = 2.0**-30
+    smallest_normal: float = 2.0**-30
+    resolution: float = 0.01
+
+
+def stand_in_facts() -> Iterator[tuple[Any, str, Any]]:
+    """Changes (see ``patches``) by which ``torch.finfo`` of the stand-in is cbfloat16's."""
+    finfo, facts = torch.finfo, Facts()
+
+    @functools.wraps(finfo, updated=())
+    def asked(*args: Any, **kwargs: Any) -> Any:
+        return facts if STAND_IN in (*args, *kwargs.values()) else finfo(*args, **kwargs)
+
+    for module in (torch, *user_modules()):
+        for name, value in list(vars(module).items()):
+            if value is finfo:
+                yield module, name, asked

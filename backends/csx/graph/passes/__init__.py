@@ -1,0 +1,48 @@
+"""Passes: pure functions Graph -> Graph, one a file, run in the order of ``PASSES``.
+
+drop_renames    no operations that only rename
+functional_draws  random numbers are drawn into tensors of their own (draws)
+to_cbfloat16    in a cbfloat16 run alone: its results in float32, each rounded once
+functionalize   no in-place operations but the final write of each state; decomposed
+drop_renames    none that this added
+fold_zeros      fold away additions to gradients that are zero
+simplify        none that repeat another, no dead ones
+prune           no inputs that nothing reads
+
+and for compiled programs those of ``COMPILER_PASSES``:
+
+realize         scalars are computed once, outside the loops
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fulgurite.backends.csx.graph.graph import Graph
+from fulgurite.backends.csx.graph.passes.cbfloat16 import to_cbfloat16
+from fulgurite.backends.csx.graph.passes.draws import functional_draws
+from fulgurite.backends.csx.graph.passes.fold import fold_zeros
+from fulgurite.backends.csx.graph.passes.functionalize import functionalize
+from fulgurite.backends.csx.graph.passes.prune import prune
+from fulgurite.backends.csx.graph.passes.realize import realize_scalars
+from fulgurite.backends.csx.graph.passes.rename import drop_renames
+from fulgurite.backends.csx.graph.passes.simplify import simplify
+
+PASSES: tuple[Callable[[Graph], Graph], ...] = (
+    drop_renames,
+    functional_draws,
+    functionalize,
+    drop_renames,
+    fold_zeros,
+    simplify,
+    prune,
+)
+CBFLOAT16_PASSES = (*PASSES[:2], to_cbfloat16, *PASSES[2:])
+COMPILER_PASSES: tuple[Callable[[Graph], Graph], ...] = (realize_scalars,)
+
+
+def lower(graph: Graph, passes: tuple[Callable[[Graph], Graph], ...] = PASSES) -> Graph:
+    """Run passes."""
+    for lowering in passes:
+        graph = lowering(graph)
+    return graph

@@ -1,0 +1,42 @@
+"""Drop the inputs that a step does not depend on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import fx
+
+from fulgurite.backends.csx.graph.graph import Graph, Kind, writes
+
+
+def prune(graph: Graph) -> Graph:
+    """Drop inputs without a reader; a gradient that is only ever overwritten is no state."""
+    fresh = graph.copied()
+    kept = []
+    for entry, node in zip(graph.inputs, list(fresh.find_nodes(op="placeholder")), strict=True):
+        only_written = all(_overwrites(user, node) for user in node.users)
+        if entry.kind is Kind.GRADIENT and only_written and not entry.kept:
+            for user in sorted(node.users, reverse=True):
+                user.replace_all_uses_with(user.args[1])
+                fresh.erase_node(user)
+        if node.users:
+            kept.append(entry)
+        else:
+            fresh.erase_node(node)
+    fresh.eliminate_dead_code()
+    return replace(graph.with_operations(fresh), inputs=tuple(kept))
+
+
+def _overwrites(user: fx.Node, node: fx.Node) -> bool:
+    """Whether ``user`` replaces the values of ``node`` without reading them."""
+    copies = user.target is torch.ops.aten.copy.default and user.args[1] is not node
+    return writes(user, node) or copies
+
+
+def read_inputs(graph: Graph) -> set[int]:
+    """The positions of inputs whose values the program reads, beside overwriting them."""
+    nodes = graph.module.graph.find_nodes(op="placeholder")
+    return {
+        i for i, node in enumerate(nodes) if not all(_overwrites(user, node) for user in node.users)
+    }

@@ -1,0 +1,9 @@
+"""The numbers of optimizers' param groups, which are inputs of a program.
+
+slots             where these numbers are, and what they were
+schedules         those that schedulers compute inside the program
+traced_float      such a number while it is traced
+torch_functions   torch's functions on them; python_math: Python's
+rounding          where eager kernels round narrow floats
+torch_optim       torch's own optimizers in the form that traces
+"""

@@ -1,0 +1,265 @@
+"""The numbers of an optimizer's param groups, which are an input of the program.
+
+Inside a trace ``group["lr"]`` is a ``TracedNumber``, so schedulers on the host may change any of
+them between steps. A program holds only as long as all guards would come out the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer, Rprop
+
+from fulgurite.backends.csx.diagnostics.errors import FrozenNumber, StateChanged, UnsupportedState
+from fulgurite.backends.csx.diagnostics.user_lines import UserLine, user_line
+from fulgurite.backends.csx.hyperparams.traced_float import Guard, Numbers, TracedNumber
+from fulgurite.backends.schedules import ProgramScheduler
+
+
+@dataclass(frozen=True, slots=True)
+class NumberSlot:
+    """One number of one param group: ``group[key]``, or ``group[key][index]`` in a sequence."""
+
+    optimizer: int
+    group: int
+    key: str
+    index: int | None
+    owner: str  # the optimizer in messages
+
+    def read(self, optimizers: list[Optimizer]) -> float:
+        """Its value now."""
+        value = self.value(optimizers)
+        if type(value) is float:
+            return value
+        if not is_number(value):
+            raise StateChanged(
+                f"{self} was a number when the program was built, and now is {value!r}.",
+                remedy="keep it a number",
+            )
+        return float(value)
+
+    def value(self, optimizers: list[Optimizer]) -> Any:
+        """What is in its place now; None where there is no place."""
+        value: Any = optimizers[self.optimizer].param_groups[self.group].get(self.key)
+        if self.index is None:
+            return value
+        inside = isinstance(value, (list, tuple)) and self.index < len(value)
+        return value[self.index] if inside else None
+
+    def __str__(self) -> str:
+        part = "" if self.index is None else f"[{self.index}]"
+        return f"{self.owner}.param_groups[{self.group}]['{self.key}']{part}"
+
+
+def is_number(value: object) -> bool:
+    """Whether a param group's value is traced: a real number, not a bool."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+_NAMES = ("params", "param_names")
+_SIMPLE = frozenset({bool, str, type(None)})
+_NUMBERS = frozenset({float, int})
+
+
+def group_options(optimizers: list[Optimizer]) -> list[Any]:
+    """Everything in the param groups that is neither number nor tensor, in a fixed order.
+
+    Every step asks for it, so what groups mostly hold comes first.
+    """
+    options: list[Any] = []
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for key, value in group.items():
+                kind = type(value)
+                if kind in _SIMPLE:
+                    options.append(value)
+                elif kind is tuple and _NUMBERS.issuperset(map(type, value)):
+                    options.append(len(value))
+                elif kind not in _NUMBERS and key not in _NAMES and not is_number(value):
+                    options.append(_option(value))
+    return options
+
+
+def are_fixed(groups: list[dict[str, Any]]) -> bool:
+    """Whether nothing in these groups can change but by becoming another object."""
+    return all(
+        type(value) in _SIMPLE
+        or type(value) in _NUMBERS
+        or isinstance(value, Tensor)
+        or (type(value) is tuple and _NUMBERS.issuperset(map(type, value)))
+        for group in groups
+        for key, value in group.items()
+        if key not in _NAMES
+    )
+
+
+def _option(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [type(value), *(None if is_number(item) else _frozen(item) for item in value)]
+    return _frozen(value)
+
+
+def _frozen(value: Any) -> Any:
+    """A value that tells by ``==`` later whether it has changed."""
+    if isinstance(value, Tensor):
+        return Tensor
+    if isinstance(value, (list, tuple)):
+        return [type(value), *map(_frozen, value)]
+    if isinstance(value, dict):
+        return {key: _frozen(item) for key, item in value.items()}
+    return copy.copy(value) if isinstance(value, set) else value
+
+
+def number_slots(
+    optimizers: dict[str, Optimizer], schedulers: Sequence[ProgramScheduler] = ()
+) -> list[NumberSlot]:
+    """All numbers of all groups that the host sets, alone or in a list or tuple, in a fixed order.
+
+    Args:
+        optimizers: by the names that messages have for them.
+        schedulers: those whose numbers the program computes.
+    """
+    computed = {(id(s.optimizer), i, s.key) for s in schedulers for i in s.groups}
+    return [
+        NumberSlot(o, g, key, index, owner)
+        for o, (owner, optimizer) in enumerate(optimizers.items())
+        for g, group in enumerate(optimizer.param_groups)
+        for key, value in group.items()
+        if key not in _NAMES and (id(optimizer), g, key) not in computed
+        for index, item in _items(value)
+        if is_number(item)
+    ]
+
+
+def _items(value: Any) -> Any:
+    return enumerate(value) if isinstance(value, (list, tuple)) else [(None, value)]
+
+
+def install(
+    slots: Sequence[NumberSlot], vector: Tensor, optimizers: list[Optimizer]
+) -> list[Guard]:
+    """Put traced numbers into the param groups; returns the list that guards are recorded in."""
+    guards: list[Guard] = []
+    for i, slot in enumerate(slots):
+        value = slot.value(optimizers)
+        value = int(value) if isinstance(value, int) else float(value)
+        number = TracedNumber(value, vector[i], guards, operator.itemgetter(i), str(slot))
+        group = optimizers[slot.optimizer].param_groups[slot.group]
+        if slot.index is None:
+            group[slot.key] = number
+        else:
+            before = group[slot.key]
+            items = [*before[: slot.index], number, *before[slot.index + 1 :]]
+            group[slot.key] = items if isinstance(before, list) else tuple(items)
+    return guards
+
+
+class NotedGroup(dict[str, Any]):
+    """A param group while it is traced: it knows the user's line that set each key."""
+
+    def __init__(self, group: dict[str, Any]) -> None:
+        super().__init__(group)
+        self.installed = dict(group)
+        self.lines: dict[str, UserLine | None] = {}
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.lines[key] = user_line()
+        super().__setitem__(key, value)
+
+    def schedule(self, key: str, number: TracedNumber) -> None:
+        """Set what a scheduler inside the program computes."""
+        dict.__setitem__(self, key, number)
+        self.installed[key] = number
+
+    def changed(self) -> list[str]:
+        """The keys that the step set to something else."""
+        keys = {**self.installed, **self}
+        return [k for k in keys if self.get(k) is not self.installed.get(k) and k != "params"]
+
+
+def check_groups(groups: list[NotedGroup], line: UserLine | None) -> None:
+    """Refuse a number that the step set.
+
+    Args:
+        groups: all of them, after the step.
+        line: the user's that is to blame where none is known.
+
+    Raises:
+        FrozenNumber: it would stay as it was set in the trace.
+    """
+    for group in groups:
+        for key in group.changed():
+            raise FrozenNumber(
+                f"The step set param_groups['{key}'], which the host sets between steps: the"
+                " program would keep what it was set to.",
+                line=group.lines.get(key) or line,
+                remedy="a learning-rate scheduler, or the host between steps:\n"
+                "      def on_train_batch_start(self, batch, batch_idx):\n"
+                f"          self.trainer.optimizers[0].param_groups[0][{key!r}] = ...",
+            )
+
+
+@contextlib.contextmanager
+def noted_groups(optimizers: list[Optimizer]) -> Iterator[list[NotedGroup]]:
+    """Let optimizers have noted param groups; afterwards theirs are as they were before."""
+    before = [list(optimizer.param_groups) for optimizer in optimizers]
+    noted = [[NotedGroup(group) for group in groups] for groups in before]
+    try:
+        for optimizer, groups in zip(optimizers, noted, strict=True):
+            optimizer.param_groups[:] = groups
+        yield [group for groups in noted for group in groups]
+        for optimizer, groups in zip(optimizers, noted, strict=True):
+            if len(optimizer.param_groups) != len(groups):
+                raise UnsupportedState(
+                    f"The step changed how many param groups {type(optimizer).__name__} has.",
+                    remedy="optimizer.add_param_group(...) in on_train_epoch_start, and"
+                    " backend('CSX', max_programs=2)",
+                )
+    finally:
+        for optimizer, own in zip(optimizers, before, strict=True):
+            optimizer.param_groups[:] = own
+
+
+def read_numbers(slots: Sequence[NumberSlot], optimizers: list[Optimizer]) -> Numbers:
+    """The values now, in the order of ``slots``."""
+    return [slot.read(optimizers) for slot in slots]
+
+
+def as_vector(numbers: Numbers) -> Tensor:
+    """The program's input: float64 [number of slots]."""
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+def unused_guards(
+    slots: Sequence[NumberSlot],
+    used: frozenset[int],
+    now: Numbers,
+    optimizers: list[Optimizer],
+) -> list[Guard]:
+    """Guards for numbers that no operation uses: they may have been read where nothing sees it.
+
+    A C function that takes a float takes its value without asking it. (Rprop reads ``lr`` only for
+    the birth of its state.) None for groups of frozen parameters, which torch's and this package's
+    optimizers pass by.
+    """
+    return [
+        Guard(str(slot), operator.itemgetter(i), now[i])
+        for i, slot in enumerate(slots)
+        if i not in used
+        and not (slot.key == "lr" and isinstance(optimizers[slot.optimizer], Rprop))
+        and not _is_frozen(optimizers[slot.optimizer], slot.group)
+    ]
+
+
+def _is_frozen(optimizer: Optimizer, group: int) -> bool:
+    """Whether a group's parameters all are frozen, and so known to be left alone."""
+    known = type(optimizer).__module__.partition(".")[0] in ("torch", "fulgurite")
+    return known and not any(p.requires_grad for p in optimizer.param_groups[group]["params"])

@@ -1,0 +1,324 @@
+"""Audits: now and then a step is traced again, on the batch that it is about to run on.
+
+A step's Python runs once, and what it read then stays. An audit looks whether it would read, and
+do, the same today: on the second batch of each entry point of each program, and after that, as long
+as audits take at most ``SHARE`` of the run's time, when host code ran that may have changed
+something, on the first batch of an epoch and on its last. Where there is no time for that, the
+Python values that the step can reach are compared, which takes microseconds; one that was changed
+has the next step looked at all the same, once for each name. All that the second trace did is
+undone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import logging
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+from lightning.pytorch.profilers import PassThroughProfiler
+
+from fulgurite.backends.csx.capture.python_state import ELEMENTS, FRAMEWORKS, NOTHING, Change
+from fulgurite.backends.csx.capture.recording import Recording, check_results, check_same
+from fulgurite.backends.csx.capture.retrace import as_first_traced
+from fulgurite.backends.csx.capture.scope import World, undone
+from fulgurite.backends.csx.capture.trace import Trace
+from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning, warn_of_audit
+from fulgurite.backends.csx.contract.rules import explained
+from fulgurite.backends.csx.contract.watched import values_where_refused
+from fulgurite.backends.csx.diagnostics.errors import LeakedTensor, TraceError
+from fulgurite.backends.csx.diagnostics.user_lines import LineFinder, UserLine, raised_at
+from fulgurite.backends.csx.program.executable import Ready
+from fulgurite.backends.patches import patched
+
+SHARE = 0.02
+"""Of a run's time, at most, besides the audits of the second batches."""
+
+COMPARING = 0.01
+"""Of a run's time, at most, for the comparison of Python values."""
+
+EVERY_STEP = False
+"""Whether every step is looked at again, whatever it takes; for tests."""
+
+
+class Budget:
+    """The time that the audits of one run take."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a run."""
+        self._began, self._spent = time.perf_counter(), 0.0
+
+    def allows(self, seconds: float) -> bool:
+        """Whether an audit that takes so long would leave all of them under their share."""
+        return self._spent + seconds <= SHARE * (time.perf_counter() - self._began)
+
+    def spend(self, seconds: float) -> None:
+        """Note what an audit took."""
+        self._spent += seconds
+
+
+class Audits:
+    """The audits of one stage's step.
+
+    Args:
+        stage: its name in messages.
+        world: what the step works on.
+        budget: of the run.
+
+    Attributes:
+        due: whether the next step is to be looked at again.
+    """
+
+    def __init__(self, stage: str, world: World, budget: Budget) -> None:
+        self._stage, self._world, self._budget = stage, world, budget
+        self._new: dict[Ready, int] = {}  # not looked at again yet, and the step they were built at
+        self._same_at: dict[Ready, int] = {}  # the step at which they were last the same
+        self._given_up: set[Ready] = set()
+        self._takes_s = 0.0
+        self._compare_at = 0.0  # not before, by time.perf_counter
+        self._changed: set[str] = set()  # names of values for which a step was looked at
+        self.due = False
+
+    def built(self, ready: list[Ready], step: int) -> None:
+        """Entry points are new: each is looked at again the next time that it runs."""
+        for one in ready:
+            self._new[one] = self._same_at[one] = step
+        self.due = True
+
+    def wake(self, compare: bool) -> None:
+        """Something may have changed: look at the next step, if there is time or reason for it.
+
+        Args:
+            compare: Python values, however short ago they were compared last.
+        """
+        if self.due or not self._same_at:
+            return
+        if self._budget.allows(self._takes_s):
+            self.due = True
+            return
+        began = time.perf_counter()
+        if compare or began >= self._compare_at:
+            changed = {*self._values_changed(), *self._functions_changed()} - self._changed
+            self._compare_at = began + (time.perf_counter() - began) / COMPARING
+            if changed:
+                self._changed |= changed
+                self._new.update(self._same_at)
+                self.due = True
+
+    def _remember(self) -> None:
+        """Keep the Python values that the step can reach, as they are now."""
+        self._values = self._world.python_read()
+        modules = list(self._world.module.named_modules())
+        self._hooks = [
+            (path, hooks, [*hooks])
+            for path, one in modules
+            for hooks in (one._forward_pre_hooks, one._forward_hooks, one._backward_hooks)
+        ]
+        self._functions = [
+            (path, vars(one), name, value)
+            for path, one in modules
+            for name, value in vars(one).items()
+            if isinstance(value, _FUNCTIONS) or (value is None and name not in FRAMEWORKS)
+        ]
+
+    def _values_changed(self) -> Iterator[str]:
+        """Names of values that were put in the place of others; a list that grew is not meant."""
+        for change in self._values.changes():
+            if change.before != NOTHING and not change.before.endswith(ELEMENTS):
+                yield change.name
+
+    def _functions_changed(self) -> Iterator[str]:
+        """Names of hooks that came or went, and of attributes with other functions in them."""
+        for path, hooks, keys in self._hooks:
+            if hooks or keys:
+                yield from (f"{path} hook {key}" for key in hooks.keys() ^ keys)
+        for path, held, name, value in self._functions:
+            if held.get(name) is not value:
+                yield f"{path}.{name}"
+
+    def look(
+        self, ready: Ready, run: Callable[[Any], Any], batch: Any, step: int, clears: bool
+    ) -> None:
+        """Trace an entry point again.
+
+        Args:
+            ready: the entry point.
+            run: its code.
+            batch: in the traced layout.
+            step: the number of the step that is about to run, from 1.
+            clears: see ``capture.trace``.
+
+        Raises:
+            GraphChanged: it is another program now.
+            TraceError: it is no longer static.
+        """
+        if ready in self._new or EVERY_STEP or self._budget.allows(self._takes_s):
+            began = time.perf_counter()
+            if ready not in self._given_up:
+                self._look(ready, run, batch, step, clears)
+            self._new.pop(ready, None)
+            self._remember()
+            self._takes_s = time.perf_counter() - began
+            self._budget.spend(self._takes_s)
+        self.due = bool(self._new) or EVERY_STEP
+
+    def _look(
+        self, ready: Ready, run: Callable[[Any], Any], batch: Any, step: int, clears: bool
+    ) -> None:
+        first = ready.recording
+        assert first is not None
+        ready.check()  # another tensor than the program's is its own error
+        when = f"between step {self._same_at[ready]} and step {step}"
+        try:
+            changes = self._changes(first, run, batch, clears)
+        except LeakedTensor as error:
+            if not error.is_constant:
+                raise _dated(error, when) from None
+            self._give_up(ready, error, error.line)
+        except TraceError as error:
+            raise _dated(error, when) from None
+        except Exception as error:
+            self._give_up(ready, error, raised_at(error))
+        else:
+            self._same_at[ready] = step
+            if changes:
+                self._tell(first, run, batch, clears, changes)
+
+    def _changes(
+        self, first: Recording, run: Callable[[Any], Any], batch: Any, clears: bool
+    ) -> list[Change]:
+        """The Python values that the step changes, where it is the same program."""
+        if first.outline is not None:
+            try:
+                return self._trace(first.outline, run, batch, clears)
+            except TraceError:
+                pass  # the whole trace tells what it is
+        return self._trace(first, run, batch, clears)
+
+    def _trace(
+        self,
+        first: Recording,
+        run: Callable[[Any], Any],
+        batch: Any,
+        clears: bool,
+        finder: LineFinder | None = None,
+    ) -> list[Change]:
+        """Trace and compare; returns the Python values that it changed, which are put back."""
+        with _silence(self._world), explained():
+            return values_where_refused(
+                lambda: self._trace_once(first, run, batch, clears, finder), contextlib.nullcontext
+            )
+
+    def _trace_once(
+        self,
+        first: Recording,
+        run: Callable[[Any], Any],
+        batch: Any,
+        clears: bool,
+        finder: LineFinder | None,
+    ) -> list[Change]:
+        with undone(self._world) as state, as_first_traced(first):
+            trace = Trace(self._world, run, batch, clears, first, first.is_outline)
+            with finder.watching(lambda: list(state.changes())) if finder else _NOTHING:
+                module = trace.trace()
+            changes = list(state.changes())
+            if finder is None:
+                now = trace.recorded(module)
+                check_same(self._stage, first, now)
+                check_results(self._stage, first, now)
+        return changes
+
+    def _tell(
+        self,
+        first: Recording,
+        run: Callable[[Any], Any],
+        batch: Any,
+        clears: bool,
+        changes: list[Change],
+    ) -> None:
+        """Warn of each Python value that the step changes every time it runs, with its line."""
+        finder = LineFinder()
+        self._trace(first, run, batch, clears, finder)
+        for change in changes:
+            line = finder.found.get(change.name) or self._world.line_of(f"{self._stage}_step")
+            if line is not None:
+                warn_of_audit(change.name, str(change), line)
+
+    def _give_up(self, ready: Ready, error: Exception, line: UserLine | None) -> None:
+        self._given_up.add(ready)
+        where = "" if line is None else f" (at {line})"
+        text = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        warnings.warn(
+            f"The {self._stage} step could not be traced again to see that it still is the program"
+            f" that was built: {text}{where}. The run goes on with the program; what changes in the"
+            " step's Python from here on is not seen. backend('CSX', audit=False) does not look.",
+            FrozenValueWarning,
+            stacklevel=2,
+        )
+
+
+_NOTHING = contextlib.nullcontext()
+_FUNCTIONS = (FunctionType, BuiltinFunctionType, functools.partial)
+
+
+def _dated(error: TraceError, when: str) -> TraceError:
+    """An error of an audit, which says when."""
+    now = type(error)(
+        f"{error.what}\n  changed: {when}; the steps before it ran as the first one",
+        line=error.line,
+        remedy=error.remedy,
+    )
+    for note in getattr(error, "__notes__", ()):
+        now.add_note(note)
+    return now
+
+
+@contextlib.contextmanager
+def _silence(world: World) -> Iterator[None]:
+    """Let what this thread prints, logs and warns go nowhere; it was said the first time."""
+    changes: list[tuple[Any, str, Any]] = [
+        (sys, name, _Mute(getattr(sys, name))) for name in ("stdout", "stderr")
+    ]
+    if world.trainer is not None:
+        changes.append((world.trainer, "profiler", PassThroughProfiler()))
+    ignore: Any = ("ignore", None, Warning, None, 0)
+    disabled = logging.root.manager.disable
+    filters = warnings.filters
+    filters.insert(0, ignore)  # type: ignore[attr-defined]  # without forgetting what was shown
+    logging.disable(logging.CRITICAL)
+    try:
+        with patched(changes):
+            yield
+    finally:
+        logging.disable(disabled)
+        filters.remove(ignore)  # type: ignore[attr-defined]
+
+
+class _Mute(io.TextIOBase):
+    """A stream that drops what this thread writes."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._thread = stream, threading.get_ident()
+
+    def write(self, text: str) -> int:
+        """Write what other threads do."""
+        if threading.get_ident() != self._thread:
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush."""
+        self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

@@ -1,0 +1,83 @@
+"""What was built, in one line on the screen and, where asked for, as text in a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import lightning.pytorch as pl
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only
+
+from fulgurite.backends.csx.compile.fabric import HostFabric, Loaded
+from fulgurite.backends.csx.config import CSXBackend
+from fulgurite.backends.csx.program.summary import Program
+
+
+def headline(fabric: HostFabric, program: Program, loads: list[Loaded]) -> str:
+    """``CSX on host fabric (AMD EPYC, 2 threads): training program, 312 operations, ...``
+
+    Args:
+        fabric: what runs the program.
+        program: the program.
+        loads: its entry points; none where it was only checked.
+    """
+    names = {"accumulate": "accumulate", "step": "accumulate and step"}
+    several = len(program.entries) > 1
+    entries = " and ".join(repr(names[entry.name]) for entry in program.entries)
+    how = max(loads, key=lambda load: load.built).how if loads else "checked"
+    if loads and loads[0].compiled:
+        seconds = sum(load.seconds for load in loads)
+        how += f" in {seconds:.1f} s" if seconds >= 0.1 else f" in {seconds:.2f} s"
+    return (
+        f"CSX on {fabric.description}: {program.stage} program, {program.operations} operations"
+        f"{f' in entry points {entries}' if several else ''}, {how}"
+    )
+
+
+def announce(
+    trainer: pl.Trainer | None,
+    fabric: HostFabric,
+    backend: CSXBackend,
+    program: Program,
+    loads: list[Loaded],
+) -> None:
+    """Say that a program was built, and write it down where asked to."""
+    line = headline(fabric, program, loads)
+    say(trainer, f"{line}\n{summary(program)}" if backend.only_builds else line)
+    if backend.artifact_dir is not None:
+        _write(Path(backend.artifact_dir), program, line)
+
+
+def summary(program: Program) -> str:
+    """What a program takes and keeps, in two lines."""
+    layouts = [state.layout for state in program.state]
+    size_bytes = sum(layout.shape.numel() * layout.dtype.itemsize for layout in layouts)
+    inputs = ", ".join(map(str, program.inputs))
+    return f"  inputs: {inputs}\n  state: {len(layouts)} tensors, {size_bytes:,} bytes"
+
+
+def closing(backend: CSXBackend, programs: list[Program]) -> str:
+    """The last line of a run that only builds."""
+    option = "compile_only" if backend.compile_only else "validate_only"
+    if not programs:
+        return f"{option}: no batch came to a step, so there was nothing to build."
+    if backend.compile_only:
+        return f"{option}: nothing was trained. The next run loads these programs."
+    return f"{option}: the model is static. Nothing was compiled or trained."
+
+
+def say(trainer: pl.Trainer | None, line: str) -> None:
+    """Print a line above the progress bar, or, where there is none, to the log."""
+    bar = None if trainer is None else trainer.progress_bar_callback
+    if bar is not None and getattr(bar, "is_enabled", False):
+        bar.print(line)
+    else:
+        rank_zero_info(line)
+
+
+@rank_zero_only
+def _write(folder: Path, program: Program, line: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = program.stage.replace(" ", "_")
+    taken = len(list(folder.glob(f"{stem}*.txt")))
+    name = f"{stem}.txt" if not taken else f"{stem}_{taken + 1}.txt"
+    (folder / name).write_text(f"{line}\n\n{program.text()}\n")

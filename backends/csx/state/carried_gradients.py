@@ -1,0 +1,151 @@
+"""Gradients that an optimizer uses in the step after the one that computed them.
+
+``opt.step(); opt.zero_grad(); manual_backward(loss)``: in the first step every ``p.grad`` is None,
+and the optimizer leaves such parameters and their state alone. A flag for each of them, state of
+the program, tells whether there is a gradient; where there is none, what the optimizer wrote is
+taken back. The host sets the flag where it clears a gradient or puts one there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
+from fulgurite.backends.csx.state.first_update import FLAG as UPDATED
+from fulgurite.backends.csx.state.first_update import Unborn
+from fulgurite.backends.csx.state.storage import Slot
+
+FLAG = "is there"
+Waiting = Callable[[Optimizer], dict[nn.Parameter, Tensor]]
+
+
+class Carried:
+    """Whether a parameter has a gradient when a step begins.
+
+    Args:
+        name: the parameter's.
+        there: whether it has one now.
+    """
+
+    def __init__(self, name: str, there: bool) -> None:
+        self._name, self._there = name, there
+        self.flag = {FLAG: torch.tensor(there)}
+
+    def slot(self) -> Slot:
+        """Where the flag is kept."""
+        return Slot(self.flag, FLAG, f"whether {self._name}.grad is there")
+
+    def is_now(self, there: bool) -> None:
+        """Tell the program what the host made of the gradient."""
+        if there is not self._there:
+            self._there = there
+            self.flag[FLAG].fill_(there)
+
+    def was_left(self, there: bool) -> None:
+        """The program itself has set its flag to this."""
+        self._there = there
+
+
+@contextlib.contextmanager
+def skipping_without_gradient(
+    optimizers: Iterable[Optimizer],
+    unborn: list[Unborn],
+    waiting: Waiting,
+) -> Iterator[None]:
+    """Let each optimizer's step leave parameters alone where they have no gradient.
+
+    Args:
+        optimizers: those of the step.
+        unborn: their state that waits for the first gradient.
+        waiting: of an optimizer, the parameters that no backward pass has reached in this step but
+            perhaps in the one before, each with its flag.
+    """
+    with contextlib.ExitStack() as stack:
+        for optimizer in optimizers:
+            own = [one for one in unborn if one.newborn.optimizer is optimizer]
+            step = _Step(optimizer, own, waiting)
+            before = optimizer.register_step_pre_hook(step.before)
+            after = optimizer.register_step_post_hook(step.after)
+            hooks: Any = optimizer._optimizer_step_post_hooks
+            hooks.move_to_end(after.id, last=False)  # the user's hooks are not taken back
+            stack.callback(before.remove)
+            stack.callback(after.remove)
+        yield
+
+
+class _Step:
+    """One optimizer's steps."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        unborn: list[Unborn],
+        waiting: Waiting,
+    ) -> None:
+        self._optimizer, self._unborn, self._waiting = optimizer, unborn, waiting
+        self._depth = 0  # a step may call its parent class's, which has hooks too
+
+    def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Copy what may have to be taken back."""
+        self._depth += 1
+        if self._depth > 1:
+            return
+        places = {p: self._places(p) for p in self._waiting(optimizer)}
+        with torch.no_grad():
+            self._updated = [one.flag[UPDATED].clone() for one in self._unborn]
+            self._before = {
+                p: (p.detach().clone(), [(c, key, c[key].detach().clone()) for c, key in found])
+                for p, found in places.items()
+            }
+
+    def after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Take it back; what the closure has reached by now has a gradient."""
+        self._depth -= 1
+        if self._depth:
+            return
+        now = self._waiting(optimizer)
+        without = {p: now[p] for p in self._before if p in now}
+        with torch.no_grad():
+            for p, there in without.items():
+                weight, places = self._before[p]
+                p.copy_(torch.where(there, p, weight))
+                for container, key, before in places:
+                    value = container.get(key)
+                    if isinstance(value, Tensor) and value.shape == before.shape:
+                        container[key] = torch.where(there, value, before)
+            for one, updated in zip(self._unborn, self._updated, strict=True):
+                self._take_back_update(one, updated, without)
+
+    def _take_back_update(
+        self, one: Unborn, before: Tensor, without: dict[nn.Parameter, Tensor]
+    ) -> None:
+        """State that waits for the first gradient waits on where there was none."""
+        own: list[Any] = [p for p in one.newborn.parameters if p.grad is not None]
+        flags = [without[p] for p in own if p in without]
+        if flags and len(flags) < len(own):
+            raise UnsupportedState(
+                f"{type(self._optimizer).__name__} makes state from the first gradient, which some"
+                " of its parameters get in this step and others have from the step before.",
+                remedy="an optimizer for each; or zero_grad() before the backward pass",
+            )
+        if flags:
+            updated = one.flag[UPDATED]
+            updated.copy_(torch.where(torch.stack(flags).any(), updated, before))
+
+    def _places(self, p: nn.Parameter) -> list[tuple[dict[Any, Any], Any]]:
+        """Where the optimizer's state of a parameter has tensors."""
+        return list(_tensors_in(self._optimizer.state.get(p, {})))
+
+
+def _tensors_in(container: dict[Any, Any]) -> Iterator[tuple[dict[Any, Any], Any]]:
+    for key, value in container.items():
+        if isinstance(value, Tensor):
+            yield container, key
+        elif isinstance(value, dict):
+            yield from _tensors_in(value)

@@ -1,0 +1,168 @@
+"""State that comes from the first gradient: the first update runs as eager's, in the same program.
+
+SGD with dampening starts its buffer as the first gradient, and many a user's optimizer has ``if
+"buf" not in state: state["buf"] = p.grad.clone()``. While such a step is traced it runs twice after
+one backward pass: as the first update, without that state, and as any later one, with it. A flag in
+the program's state, ``updated``, chooses between the two results. State from a checkpoint is not
+newborn, so it needs none of this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
+from fulgurite.backends.csx.state.optimizer_init import Newborn
+from fulgurite.backends.csx.state.storage import Slot, brief, remember
+
+FLAG = "updated"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unborn:
+    """Newborn state whose values mean nothing until its optimizer's first update."""
+
+    newborn: Newborn
+    flag: dict[str, Tensor] = field(default_factory=lambda: {FLAG: torch.tensor(False)})
+
+    @property
+    def state(self) -> dict[Any, Any]:
+        """The state of its optimizer."""
+        return self.newborn.optimizer.state
+
+    def slot(self) -> Slot:
+        """Where the flag is kept."""
+        return Slot(self.flag, FLAG, f"whether {type(self.newborn.optimizer).__name__} has updated")
+
+    def waits(self) -> bool:
+        """Whether the first update is still to come; asked on the host."""
+        return not self.flag[FLAG]
+
+
+@contextlib.contextmanager
+def hidden(unborn: list[Unborn]) -> Iterator[None]:
+    """Keep state that still waits for the first gradient out of a checkpoint."""
+    before = [(one.state, dict(one.state)) for one in unborn if one.waits()]
+    try:
+        for one in unborn:
+            for key in one.newborn.keys if one.waits() else ():
+                one.state.pop(key, None)
+        yield
+    finally:
+        for state, values in before:
+            state.clear()
+            state.update(values)
+
+
+@contextlib.contextmanager
+def first_updates(unborn: list[Unborn]) -> Iterator[None]:
+    """Let the optimizers of ``unborn`` run their first update beside a later one."""
+    optimizers = {id(one.newborn.optimizer): one.newborn.optimizer for one in unborn}
+    with contextlib.ExitStack() as stack:
+        for optimizer in optimizers.values():
+            own = [one for one in unborn if one.newborn.optimizer is optimizer]
+            both = _BothUpdates(optimizer, own)
+            # around the step itself: inside the hooks of users
+            before = optimizer.register_step_pre_hook(both.first)
+            after = optimizer.register_step_post_hook(both.choose)
+            hooks: Any = optimizer._optimizer_step_post_hooks
+            hooks.move_to_end(after.id, last=False)
+            stack.callback(before.remove)
+            stack.callback(after.remove)
+        yield
+
+
+class _BothUpdates:
+    """The two updates of one optimizer's step."""
+
+    def __init__(self, optimizer: Optimizer, unborn: list[Unborn]) -> None:
+        self._optimizer, self._unborn = optimizer, unborn
+        self._keys = {key for one in unborn for key in one.newborn.keys}
+        self._parameters = [p for one in unborn for p in one.newborn.parameters]
+        self._everyone = [p for group in optimizer.param_groups for p in group["params"]]
+        self._depth = 0  # a step may call its parent class's, which has hooks too
+
+    def first(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        """Before the step: evaluate the closure, make the first update, keep it and undo it."""
+        self._depth += 1
+        if self._depth > 1:
+            return None
+        closure = self._evaluated(*args[1:], **kwargs)
+        restore = remember(optimizer)
+        gradients = [None if p.grad is None else p.grad.clone() for p in self._everyone]
+        for key in self._keys & optimizer.state.keys():
+            del optimizer.state[key]
+        with torch.no_grad():
+            inspect.unwrap(type(optimizer).step)(optimizer, closure=closure)
+            self._weights = {id(p): p.detach().clone() for p in self._parameters}
+            self._states = {k: v for k, v in optimizer.state.items() if k in self._keys}
+            restore()
+        for p, gradient in zip(self._everyone, gradients, strict=True):
+            p.grad = gradient
+        self._versions = self._versions_now()
+        return (optimizer,), {"closure": closure}
+
+    def choose(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """After the step, which was a later update: take the first one where that is due."""
+        self._depth -= 1
+        if self._depth:
+            return
+        with torch.no_grad():
+            for one in self._unborn:
+                updated = one.flag[FLAG]
+                for p in one.newborn.parameters:
+                    p.copy_(torch.where(updated, p, self._weights[id(p)]))
+                for key in one.newborn.keys:
+                    if key in self._states:
+                        self._choose(updated, optimizer.state, key, self._states[key])
+                updated.fill_(True)
+
+    def _choose(self, updated: Tensor, now: Any, key: Any, first: Any) -> None:
+        """``now[key]`` becomes ``first`` before the first update; dicts one by one."""
+        later = now.get(key)
+        if isinstance(first, dict) and isinstance(later, dict) and first.keys() == later.keys():
+            for name in first:
+                self._choose(updated, later, name, first[name])
+        elif _alike(first, later):
+            now[key] = torch.where(updated, later, first)
+        elif isinstance(first, Tensor) or type(first) is not type(later) or first != later:
+            raise UnsupportedState(
+                f"The first update of {type(self._optimizer).__name__} leaves {brief(first)} in"
+                f" state[...][{key!r}], later ones {brief(later)}.",
+                remedy="make every state a tensor of its final shape at once",
+            )
+
+    def _evaluated(self, closure: Callable[[], Any] | None = None) -> Callable[[], Any]:
+        """Evaluate a closure now; returns one that gives its loss, once in each update."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._versions = self._versions_now()
+
+        def again() -> Any:
+            if self._versions_now() != self._versions:
+                raise UnsupportedState(
+                    f"{type(self._optimizer).__name__} changes parameters before it evaluates its"
+                    " closure, and makes state from the first gradient.",
+                    remedy="state that is zero at first: torch.zeros_like(p)",
+                )
+            return loss
+
+        return again
+
+    def _versions_now(self) -> list[int]:
+        return [p._version for p in self._everyone]
+
+
+def _alike(a: Any, b: Any) -> bool:
+    tensors = isinstance(a, Tensor) and isinstance(b, Tensor)
+    return tensors and (a.shape, a.dtype) == (b.shape, b.dtype)

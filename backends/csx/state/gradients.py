@@ -1,0 +1,244 @@
+"""Gradients between steps.
+
+``p.grad`` starts as an input of its own, zero before the first step. Where the step clears it first
+(``zero_grad``) nobody reads that input and it is dropped; where gradients accumulate over steps, it
+is state. Eagerly the gradient of a parameter that no backward reaches is None, and its optimizer
+leaves it alone, so such a zero is hidden from the optimizer; where it turns out that the step
+leaves a gradient there for the next one, it is traced again, and the optimizer sees it (carried).
+
+A function of a hand-written loop finds gradients in ``p.grad`` and leaves them there, so that the
+loop may clear them, or another function may use them; only those that an optimizer has used and
+nobody reads again are not worth writing down. Where they are between steps: kept_gradients.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from fulgurite.backends.csx.graph.graph import Input, Kind
+from fulgurite.backends.csx.state.carried_gradients import FLAG, Carried, skipping_without_gradient
+from fulgurite.backends.csx.state.fake_swap import on_gradient
+from fulgurite.backends.csx.state.first_update import Unborn
+
+
+@dataclass(slots=True, kw_only=True)
+class Handover:
+    """What a step found in ``p.grad`` and left there; by the parameters' names."""
+
+    parameters: dict[str, nn.Parameter]
+    on_host: bool  # it is a function's: the host sees it
+    shown: bool = False  # it is Lightning's, and the host sees what is state
+    all_kept: bool = False  # and what is not
+    was_none: frozenset[str] = frozenset()  # before the trace
+    decided_by: set[str] = field(default_factory=set)  # whether these were None matters
+    left: dict[str, bool] = field(default_factory=dict)  # False: None; absent: as it was
+    unused: set[str] = field(default_factory=set)  # computed, and not used by an optimizer since
+    carried: dict[str, Carried] = field(default_factory=dict)  # from one step to the next
+    computed: set[str] = field(default_factory=set)  # by this step
+    fresh: set[str] = field(default_factory=set)  # in a tensor of their own
+
+    def broken(self) -> str | None:
+        """A text where a gradient that must be None no longer is, or the other way round."""
+        for name in self.decided_by:
+            is_none, was_none = self.parameters[name].grad is None, name in self.was_none
+            if is_none != was_none:
+                words = {True: "None", False: "a tensor"}
+                return f"{name}.grad was {words[was_none]}, and now is {words[is_none]}"
+        return None
+
+
+def broken_gradient(handovers: list[Handover]) -> str | None:
+    """What one of them says is broken."""
+    return next((why for why in (one.broken() for one in handovers) if why), None)
+
+
+@dataclass(slots=True)
+class OtherPrograms:
+    """What a stage's programs do with gradients: one may leave what another's optimizer uses."""
+
+    left: set[str] = field(default_factory=set)
+    hidden: set[str] = field(default_factory=set)
+
+
+class World(Protocol):
+    """What is asked of a step's ``World``."""
+
+    gradients_on_host: ClassVar[bool]
+    carried: dict[str, Carried]
+    other_programs: OtherPrograms
+
+    @property
+    def shows_gradients(self) -> bool: ...
+
+    @property
+    def keeps_gradients(self) -> bool: ...
+
+
+class Gradients:
+    """The gradients of one trace.
+
+    Args:
+        parameters: all parameters by name; those that require no gradient are left out.
+        world: says which of them the host sees between steps.
+
+    Attributes:
+        missed: those that were found to be, too.
+    """
+
+    def __init__(self, parameters: dict[str, nn.Parameter], world: World) -> None:
+        self.parameters = {name: p for name, p in parameters.items() if p.requires_grad}
+        on_host = world.gradients_on_host
+        self.handover = Handover(
+            parameters=self.parameters,
+            on_host=on_host,
+            shown=world.shows_gradients,
+            all_kept=world.keeps_gradients,
+            carried=world.carried,
+        )
+        self.missed: set[str] = set()
+        self._others = world.other_programs
+        if on_host:
+            none = (name for name, p in self.parameters.items() if p.grad is None)
+            self.handover.was_none = frozenset(none)
+        self._names = {id(p): name for name, p in self.parameters.items()}
+        self._inputs: dict[str, Tensor] = {}
+        self._reached: set[str] = set()
+        self._hidden: set[str] = set()  # from the step of an optimizer
+        self._as_found: set[str] = set()  # those of an optimizer, when its step begins
+        self._copies: dict[str, Tensor | None] = {}  # which a first update puts in their place
+
+    def watch(self, parameter: Tensor, stand_in: Tensor) -> None:
+        """Note when a backward pass reaches a parameter, by its stand-in."""
+        name = self._names.get(id(parameter))
+
+        def note(p: Tensor) -> None:
+            assert name is not None
+            self._reached.add(name)
+            self.handover.unused.add(name)
+
+        if name is not None:
+            on_gradient(stand_in, note)
+
+    def put(self, inputs: list[Tensor]) -> None:
+        """Make the inputs the parameters' gradients; one for each, in order."""
+        for (name, p), gradient in zip(self.parameters.items(), inputs, strict=True):
+            self._inputs[name] = p.grad = gradient.detach()
+
+    def hide_unreached(self, among: list[Any] | None = None) -> None:
+        """Make ``p.grad`` None where no backward has reached the parameter, and none was there."""
+        wanted = None if among is None else {id(p) for p in among}
+        known, on_host = self.handover, self.handover.on_host
+        for name, gradient in self._inputs.items():
+            p = self.parameters[name]
+            if (wanted is None or id(p) in wanted) and p.grad is gradient:
+                if name in self._reached or name in known.carried:
+                    continue
+                if on_host:
+                    known.decided_by.add(name)
+                if not on_host or name in known.was_none:
+                    p.grad = None
+
+    @contextlib.contextmanager
+    def hidden_from_steps(
+        self, automatic: bool, optimizers: list[Optimizer], unborn: list[Unborn]
+    ) -> Iterator[None]:
+        """Hide unreached gradients from each optimizer's step.
+
+        Under automatic optimization the backward pass is inside the step: there they are hidden
+        right after it (``CSXPrecision.backward``).
+        """
+        if automatic:
+            yield
+            return
+
+        carried = self.handover.carried
+
+        def hide(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            own = [p for group in optimizer.param_groups for p in group["params"]]
+            names = {self._names.get(id(p), "") for p in own}
+            found = {name for name in names if self._is_as_found(name)}
+            self.hide_unreached(own)
+            self._hidden |= {name for name in found if not self._is_as_found(name)}
+            self._as_found = found
+            self.handover.unused -= names
+
+        def waiting(optimizer: Optimizer) -> dict[nn.Parameter, Tensor]:
+            found = self._as_found & carried.keys() - self._reached
+            for name in found:
+                self._copies[name] = self.parameters[name].grad
+            return {self.parameters[name]: carried[name].flag[FLAG] for name in sorted(found)}
+
+        handle = register_optimizer_step_pre_hook(hide)
+        carrying = optimizers if carried else []
+        try:
+            with skipping_without_gradient(carrying, unborn, waiting):
+                yield
+        finally:
+            handle.remove()
+
+    def _is_as_found(self, name: str) -> bool:
+        """Whether a parameter's gradient is still the one that the step found."""
+        found = (self._inputs.get(name), self._copies.get(name))
+        gradient = self.parameters[name].grad if name in self._inputs else None
+        return gradient is not None and any(gradient is one for one in found)
+
+    def keep(self, cleared: bool) -> None:
+        """Write each final gradient into its input; inputs that nobody reads are pruned later."""
+        left = self.handover.left
+        for name, gradient in self._inputs.items():
+            p = self.parameters[name]
+            if p.grad is not None and p.grad is not gradient:
+                self.handover.fresh.add(name)
+            if name in self.handover.fresh or (p.grad is gradient and name in self._reached):
+                self.handover.computed.add(name)
+            untouched = name in self.handover.decided_by and name not in self._reached
+            if cleared or p.grad is None:
+                if not (untouched and name in self.handover.was_none):
+                    left[name] = False
+                gradient.copy_(torch.zeros(gradient.shape, dtype=gradient.dtype))
+            elif p.grad is not gradient:
+                left[name] = True
+                gradient.copy_(p.grad)
+            elif name in self._reached:
+                left[name] = True
+            p.grad = None
+            if name in self.handover.carried and name in left:
+                self.handover.carried[name].flag[FLAG].fill_(left[name])
+        if not self.handover.on_host:
+            others, leaves = self._others, {name for name, there in left.items() if there}
+            missed = self._hidden & (leaves | others.left) | leaves & others.hidden
+            self.missed = missed - self.handover.carried.keys()
+            if not self.missed:
+                others.left |= leaves
+                others.hidden |= self._hidden
+
+    def marked(self, inputs: list[Input]) -> list[Input]:
+        """A trace's inputs, with what was learned of the gradients among them."""
+        handover, names = self.handover, list(self.parameters)
+        if not handover.on_host:
+            kept = {name for name, there in handover.left.items() if there and handover.all_kept}
+            kept |= handover.carried.keys()
+            return [
+                replace(item, kept=names[item.index] in kept)
+                if item.kind is Kind.GRADIENT
+                else item
+                for item in inputs
+            ]
+        stay_none = {name for name in handover.was_none if handover.left.get(name) is False}
+        handover.decided_by |= stay_none
+
+        def mark(item: Input) -> Input:
+            if item.kind is not Kind.GRADIENT:
+                return item
+            name = names[item.index]
+            return replace(item, kept=name in handover.unused, zero=name in stay_none)
+
+        return [mark(item) for item in inputs]

@@ -1,0 +1,201 @@
+"""Where gradients are between steps: in ``p.grad``, or in buffers that only programs see.
+
+Under automatic optimization, where every step clears them first, a Lightning step keeps none unless
+a hook on the host reads ``.grad`` (host_reads.py). What is in ``p.grad`` then raises when it is
+used (dropped_gradient.py).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fulgurite.backends.csx.graph.graph import Graph, Input, Kind
+from fulgurite.backends.csx.graph.passes.prune import read_inputs
+from fulgurite.backends.csx.state.dropped_gradient import DroppedGradient
+from fulgurite.backends.csx.state.gradients import Handover
+
+
+class Held(Protocol):
+    """The gradients that a program takes as inputs, in order."""
+
+    def before(self) -> list[Tensor]:
+        """Those to be given to it."""
+
+    def after(self, gradients: list[Tensor]) -> None:
+        """Keep what it made of them."""
+
+
+class Buffers:
+    """Gradients that only programs see: those of a window of accumulation.
+
+    Args:
+        inputs: a program's.
+        known: tensors by name; entry points of a program share them.
+    """
+
+    def __init__(self, inputs: list[Input], known: dict[str, Tensor]) -> None:
+        self._tensors = [known.setdefault(item.name, _zeros(item.example)) for item in inputs]
+
+    def before(self) -> list[Tensor]:
+        """The buffers."""
+        return self._tensors
+
+    def after(self, gradients: list[Tensor]) -> None:
+        """They were updated in place."""
+
+
+class OnHost:
+    """Gradients that the host sees in ``p.grad``.
+
+    Args:
+        inputs: a program's.
+        handover: what its step found there, and left.
+    """
+
+    def __init__(self, inputs: list[Input], handover: Handover) -> None:
+        names = list(handover.parameters)
+        self._parameters = [handover.parameters[names[item.index]] for item in inputs]
+        self._left = [handover.left.get(names[item.index]) for item in inputs]
+        self._examples = [item.example for item in inputs]
+        self._spare: list[Tensor | None] = [None] * len(inputs)  # zeros
+
+    def before(self) -> list[Tensor]:
+        """What is in ``p.grad``; zeros for None."""
+        found = []
+        for i, p in enumerate(self._parameters):
+            gradient, example = p.grad, self._examples[i]
+            if gradient is None:
+                gradient = self._spare[i]
+                gradient = _zeros(example) if gradient is None else gradient
+            elif not _fits(gradient, example):
+                gradient = _zeros(example).copy_(gradient)
+            found.append(gradient)
+        return found
+
+    def after(self, gradients: list[Tensor]) -> None:
+        """Put them into ``p.grad``, or None where the step cleared them, which made them zero."""
+        for i, (p, gradient) in enumerate(zip(self._parameters, gradients, strict=True)):
+            left = self._left[i]
+            if left is False:
+                p.grad, self._spare[i] = None, gradient
+            elif left or p.grad is not None:
+                p.grad, self._spare[i] = gradient, None
+
+
+class Shown:
+    """Gradients that the host sees in ``p.grad`` between Lightning's steps, and may change there.
+
+    Args:
+        inputs: a program's.
+        handover: what its step left in ``p.grad``.
+        read: positions of those among them that the program reads.
+    """
+
+    def __init__(self, inputs: list[Input], handover: Handover, read: set[int]) -> None:
+        names = [list(handover.parameters)[item.index] for item in inputs]
+        self._parameters = [handover.parameters[name] for name in names]
+        self._left = [handover.left.get(name) for name in names]
+        self._carried = [handover.carried.get(name) for name in names]
+        self._examples = [item.example for item in inputs]
+        self._read = [i in read for i in range(len(inputs))]
+        # eagerly the next step's is another tensor, and what the host keeps of this one stays
+        self._fresh = [name in handover.fresh for name in names]
+
+        self._zeros: list[Tensor] = []  # of a step that clears all: it leaves them zero
+        if not any(self._left) and not any(self._carried):
+            self._zeros = list(map(_zeros, self._examples))
+
+    def before(self) -> list[Tensor]:
+        """What is in ``p.grad``; zeros for None."""
+        if self._zeros and not any(p.grad is not None for p in self._parameters):
+            return self._zeros
+        return list(map(self._found, range(len(self._parameters))))
+
+    def _found(self, i: int) -> Tensor:
+        gradient, example, carried = self._parameters[i].grad, self._examples[i], self._carried[i]
+        if carried is not None:
+            carried.is_now(gradient is not None)
+        if not self._read[i] and (self._fresh[i] or type(gradient) is DroppedGradient):
+            return torch.empty_strided(example.shape, example.stride(), dtype=example.dtype)
+        if gradient is None:
+            return _zeros(example)
+        if self._fresh[i] or not _fits(gradient, example):
+            return _zeros(example).copy_(gradient)
+        return gradient
+
+    def after(self, gradients: list[Tensor]) -> None:
+        """Put them into ``p.grad``, or None where the step cleared them."""
+        if gradients is self._zeros:
+            return
+        triples = zip(self._parameters, self._left, self._carried, gradients, strict=True)
+        for p, left, carried, gradient in triples:
+            if left is not None:
+                p.grad = gradient if left else None
+                if carried is not None:
+                    carried.was_left(left)
+            elif p.grad is not None:
+                p.grad = gradient
+
+
+def _fits(gradient: Tensor, example: Tensor) -> bool:
+    """Whether a program takes a gradient as it is; copying one that was dropped is an error."""
+    same = gradient.stride() == example.stride() and gradient.dtype == example.dtype
+    return same and type(gradient) is not DroppedGradient
+
+
+def _zeros(example: Tensor) -> Tensor:
+    return torch.empty_strided(example.shape, example.stride(), dtype=example.dtype).zero_()
+
+
+def held_gradients(graph: Graph, handover: Handover, known: dict[str, Tensor]) -> Held | None:
+    """The gradients among a program's inputs; None where there are none.
+
+    Args:
+        graph: the program's.
+        handover: what its step found in ``p.grad``, and left there.
+        known: buffers that are shared by name.
+    """
+    positions = [i for i, item in enumerate(graph.inputs) if item.kind is Kind.GRADIENT]
+    if not positions:
+        return None
+    gradients = [graph.inputs[i] for i in positions]
+    if handover.shown:
+        read = read_inputs(graph)
+        return Shown(gradients, handover, {k for k, i in enumerate(positions) if i in read})
+    return OnHost(gradients, handover) if handover.on_host else Buffers(gradients, known)
+
+
+class Unkept:
+    """What the host finds in ``p.grad`` of parameters whose gradients the program does not keep.
+
+    Args:
+        graph: the program's.
+        handover: what its step left in ``p.grad``.
+    """
+
+    def __init__(self, graph: Graph, handover: Handover) -> None:
+        shown = {
+            item.name.removesuffix(".grad")
+            for item in graph.inputs
+            if item.kind is Kind.GRADIENT and handover.shown
+        }
+        self._dropped: dict[str, nn.Parameter] = {}
+        self._none: list[nn.Parameter] = []
+        if not handover.on_host:
+            for name, p in handover.parameters.items():
+                if name in shown:
+                    continue
+                if name in handover.computed:
+                    self._dropped[name] = p
+                elif handover.left.get(name) is False:
+                    self._none.append(p)
+
+    def put(self) -> None:
+        """Put None there, or a tensor that raises when it is used."""
+        for name, p in self._dropped.items():
+            p.grad = DroppedGradient(p, name)
+        for p in self._none:
+            p.grad = None
