@@ -86,6 +86,26 @@ def test_imports_never_flow_up(room: str) -> None:
     assert wrong == []
 
 
+def _floor(name: str) -> int:
+    """The number of the room of ``backends/csx`` that a dotted name is of; -1 for the ground."""
+    parts = name.split(".")
+    of_csx = parts[:3] == ["fulgurite", "backends", "csx"] and len(parts) > 3
+    return FLOORS.index(parts[3]) if of_csx and parts[3] in FLOORS else -1
+
+
+@pytest.mark.parametrize("room", FLOORS)
+def test_imports_never_flow_up_inside_the_static_graph_backend(room: str) -> None:
+    here, compiler = FLOORS.index(room), FLOORS.index("compile")
+    may_compile = ("compile", "program", "plugins")
+    wrong = [
+        f"{path}:{line} imports {name}"
+        for path in files(f"backends/csx/{room}")
+        for line, name in imported(parsed(path))
+        if (floor := _floor(name)) > here or (floor == compiler and room not in may_compile)
+    ]
+    assert wrong == []
+
+
 def test_no_import_is_relative_or_by_a_rooms_folder() -> None:
     wrong = [
         f"{path}:{line} imports {name}"

@@ -20,12 +20,12 @@ from torch import Tensor, fx
 from fulgurite.backends.csx.capture.leaves import ABSENT, Inside
 from fulgurite.backends.csx.capture.outputs import Output
 from fulgurite.backends.csx.capture.recording import Operand, Recording, same_operations
-from fulgurite.backends.csx.capture.side_effects import Birth, Place
 from fulgurite.backends.csx.capture.trees import Grown
 from fulgurite.backends.csx.contract.attributes import code_of_zeros
 from fulgurite.backends.csx.diagnostics.errors import StateBornInStep
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_of
 from fulgurite.backends.csx.graph.passes.rename import RENAMES
+from fulgurite.backends.csx.state.places import Birth, Place
 from fulgurite.backends.csx.state.storage import brief
 
 

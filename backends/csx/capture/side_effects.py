@@ -8,25 +8,20 @@ Python value that an optimizer changed, would be frozen: an error.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
-import torch.utils._pytree as pytree
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from fulgurite.backends.csx.capture.host_calls import MetricCall
 from fulgurite.backends.csx.capture.leaves import Inside
-from fulgurite.backends.csx.contract.leaks import Leaked
-from fulgurite.backends.csx.contract.watched import is_watched
+from fulgurite.backends.csx.contract.watched import holds_traced
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
-from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber
-from fulgurite.backends.csx.state.fake_swap import storage_of
+from fulgurite.backends.csx.graph.graph import storage_of
+from fulgurite.backends.csx.state.places import Leftovers
 from fulgurite.backends.csx.state.storage import Entry, Held, Layout, Slot, Snapshot, brief
 
 _IN_A_MODULE = (
@@ -42,56 +37,6 @@ EARLY = (
     " before the optimizer is made"
 )
 IN_PLACE = "change it in place (tensor.copy_(...)), or untie it before fit"
-
-
-Place = tuple[Any, Any]
-"""A container (a dict, or ``leaves.Inside``) and a key of it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Birth:
-    """A place inside a tree where the step left tensors, and was none of their shape before."""
-
-    name: str
-    place: Place
-    before: Any
-    grows: bool = False  # the place holds a list, and the tensors were added to it
-
-
-@dataclass(slots=True)
-class Leftovers:
-    """Where values go after every step."""
-
-    writes: list[tuple[list[Place], Any]] = field(default_factory=list)
-    lists: list[Place] = field(default_factory=list)
-    list_values: list[Any] = field(default_factory=list)
-    rebound: list[Held] = field(default_factory=list)
-    births: list[Birth] = field(default_factory=list)
-
-    def set_after(self, places: list[Place], value: Any) -> None:
-        """Every ``container[key]`` of ``places`` is ``value`` after every step; they share it."""
-        self.writes.append((places, value))
-
-    def written(self, order: Callable[[Place], Any]) -> tuple[list[Place], list[Any]]:
-        """The places that are set after every step, sorted by ``order``, and their values.
-
-        What several calls of ``set_after`` were given gets memory of its own for each.
-        """
-        places: list[Place] = []
-        values: list[Any] = []
-        taken: set[int] = set()
-
-        def own(leaf: Any) -> Any:
-            traced = isinstance(leaf, FakeTensor)
-            return leaf.clone() if traced and storage_of(leaf) in taken else leaf
-
-        for several, value in sorted(self.writes, key=lambda write: order(write[0][0])):
-            mine = pytree.tree_map(own, value)
-            leaves = pytree.tree_leaves(value)
-            taken.update(storage_of(leaf) for leaf in leaves if isinstance(leaf, FakeTensor))
-            places += several
-            values += [mine] * len(several)
-        return places, values
 
 
 def sort_state(
@@ -318,16 +263,3 @@ def _before(copy: Any, key: Any) -> Any:
     if isinstance(copy, dict):
         return copy.get(key)
     return copy[key] if isinstance(copy, list) and key < len(copy) else None
-
-
-def holds_traced(value: Any) -> bool:
-    """Whether a value is of the trace alone, or a list, tuple or dict with such a one in it.
-
-    That is a traced tensor, or a stand-in for a number or string of the batch.
-    """
-    if is_watched(value) or isinstance(value, (FakeTensor, Leaked, TracedNumber)):
-        return True
-    if isinstance(value, (list, tuple, dict, deque)):
-        leaves = pytree.tree_leaves(value)
-        return any(is_watched(leaf) or isinstance(leaf, (FakeTensor, Leaked)) for leaf in leaves)
-    return False

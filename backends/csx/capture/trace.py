@@ -37,10 +37,7 @@ from fulgurite.backends.csx.capture.patch_table import traceable
 from fulgurite.backends.csx.capture.recording import Recording, can_leave_out, record_operations
 from fulgurite.backends.csx.capture.scope import Before, World, undone_on_failure
 from fulgurite.backends.csx.capture.side_effects import (
-    Birth,
-    Leftovers,
     collect_outputs,
-    holds_traced,
     metric_calls,
     refuse_the_rest,
     release_rebound,
@@ -72,7 +69,13 @@ from fulgurite.backends.csx.contract.holders import fill_constants, tell_of_leak
 from fulgurite.backends.csx.contract.replay import Reads
 from fulgurite.backends.csx.contract.rules import MASKS, explained
 from fulgurite.backends.csx.contract.tensor_names import Names
-from fulgurite.backends.csx.contract.watched import EPOCH, INDEX, settle, values_where_refused
+from fulgurite.backends.csx.contract.watched import (
+    EPOCH,
+    INDEX,
+    holds_traced,
+    settle,
+    values_where_refused,
+)
 from fulgurite.backends.csx.diagnostics.errors import DynamicShape
 from fulgurite.backends.csx.diagnostics.user_lines import (
     UserLine,
@@ -80,7 +83,7 @@ from fulgurite.backends.csx.diagnostics.user_lines import (
     record_lines,
     user_line,
 )
-from fulgurite.backends.csx.graph.graph import Graph, Input, Kind, used_numbers
+from fulgurite.backends.csx.graph.graph import Graph, Input, Kind, storage_of, used_numbers
 from fulgurite.backends.csx.graph.passes import CBFLOAT16_PASSES, PASSES, lower
 from fulgurite.backends.csx.hyperparams.schedules import Scheduled, scheduler_slots
 from fulgurite.backends.csx.hyperparams.slots import (
@@ -96,9 +99,10 @@ from fulgurite.backends.csx.hyperparams.slots import (
 from fulgurite.backends.csx.hyperparams.torch_functions import forget_failed_reads
 from fulgurite.backends.csx.hyperparams.traced_float import Guard
 from fulgurite.backends.csx.state.carried_gradients import Carried
-from fulgurite.backends.csx.state.fake_swap import stand_in_for, storage_of, swap
+from fulgurite.backends.csx.state.fake_swap import stand_in_for, swap
 from fulgurite.backends.csx.state.first_update import first_updates
 from fulgurite.backends.csx.state.gradients import Gradients, Handover
+from fulgurite.backends.csx.state.places import Birth, Leftovers
 from fulgurite.backends.csx.state.set_data import Moved
 from fulgurite.backends.csx.state.storage import (
     Entry,
@@ -555,7 +559,7 @@ class Trace:
             self.gradients.put(given[Kind.GRADIENT])
             for vector in given[Kind.NUMBERS]:
                 self._guards = install(self._number_slots, vector, self._world.optimizers)
-            self._scheduled = Scheduled(self._guards, self._contract)
+            self._scheduled = Scheduled(self._guards, self._contract.in_double)
             with traced_by(self._scheduled):
                 for scheduler in self._schedulers:
                     scheduler.show()

@@ -29,17 +29,12 @@ from fulgurite.backends.csx.capture.leaves import (
     refill,
     same,
 )
-from fulgurite.backends.csx.capture.side_effects import (
-    Birth,
-    Leftovers,
-    Place,
-    holds_traced,
-    laid_out_as,
-)
+from fulgurite.backends.csx.capture.side_effects import laid_out_as
 from fulgurite.backends.csx.contract.lists import may_collect
-from fulgurite.backends.csx.contract.watched import is_watched
+from fulgurite.backends.csx.contract.watched import holds_traced, is_watched
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
+from fulgurite.backends.csx.state.places import Birth, Leftovers, Place
 from fulgurite.backends.csx.state.storage import Entry, Held, brief
 
 Items = list[tuple[Step, Any]]

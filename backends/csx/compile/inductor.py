@@ -25,9 +25,8 @@ from torch._inductor.utils import BoxedBool
 from torch._inductor.virtualized import V
 
 from fulgurite.backends.csx.compile.static_wrapper import make_static
-from fulgurite.backends.csx.graph.graph import Graph
+from fulgurite.backends.csx.graph.graph import Graph, storage_of
 from fulgurite.backends.csx.graph.passes import COMPILER_PASSES, lower
-from fulgurite.backends.csx.state.fake_swap import storage_of
 from fulgurite.backends.patches import patched
 
 # size_asserts: inputs are checked before (BatchSpec, Binding). combo_kernels: small independent

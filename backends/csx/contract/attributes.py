@@ -29,10 +29,9 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from fulgurite.backends.csx.capture.side_effects import Leftovers, holds_traced
 from fulgurite.backends.csx.contract.frozen_reads import warn
 from fulgurite.backends.csx.contract.lists import WatchedList, may_collect
-from fulgurite.backends.csx.contract.watched import unwatched
+from fulgurite.backends.csx.contract.watched import holds_traced, unwatched
 from fulgurite.backends.csx.diagnostics.errors import (
     FrozenValueChanged,
     StateBornInStep,
@@ -45,6 +44,7 @@ from fulgurite.backends.csx.diagnostics.user_lines import (
     user_line,
     user_modules,
 )
+from fulgurite.backends.csx.state.places import Leftovers
 from fulgurite.backends.csx.state.storage import brief, copying_remedy, parameter_replaced
 from fulgurite.backends.patches import MISSING, patched
 

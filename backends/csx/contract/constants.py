@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.utils._pytree as pytree
@@ -18,7 +18,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fulgurite.backends.csx.capture.logs import Accumulator
 from fulgurite.backends.csx.contract.default_dtype import with_explicit_dtype
 from fulgurite.backends.csx.contract.leaks import Born
 from fulgurite.backends.csx.diagnostics.errors import ForeignState, StateChanged, UnsupportedState
@@ -209,9 +208,12 @@ class Source:
         )
 
 
+T = TypeVar("T")
+
+
 def constant_sources(
-    module: nn.Module, root: str, constants: list[Tensor], known: dict[int, Source | Accumulator]
-) -> list[Source | Accumulator]:
+    module: nn.Module, root: str, constants: list[Tensor], known: dict[int, T]
+) -> list[Source | T]:
     """Find each constant in the lists, tuples and dicts that are attributes of modules.
 
     Args:

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedDtype
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
-from fulgurite.backends.csx.graph.dtypes import STAND_IN
-from fulgurite.backends.csx.hyperparams.rounding import NARROW
+from fulgurite.backends.csx.graph.dtypes import NARROW, STAND_IN
 
 _TRACED_AS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "cbfloat16": STAND_IN}
 

@@ -43,7 +43,6 @@ from fulgurite.backends.csx.contract.rules import (
     check_generator,
     choice,
     refuse_dtype,
-    wide,
 )
 from fulgurite.backends.csx.contract.scalar_arguments import (
     SIZED,
@@ -70,7 +69,7 @@ from fulgurite.backends.csx.diagnostics.user_lines import (
     run_backward,
     top_package,
 )
-from fulgurite.backends.csx.graph.dtypes import STAND_IN
+from fulgurite.backends.csx.graph.dtypes import STAND_IN, wide
 from fulgurite.backends.csx.hyperparams.torch_functions import call_with_numbers
 from fulgurite.backends.csx.hyperparams.torch_optim import host_value
 from fulgurite.backends.csx.hyperparams.traced_float import is_traced

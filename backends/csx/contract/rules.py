@@ -132,11 +132,6 @@ def asked_device(func: Any, args: Any, kwargs: Any) -> str | None:
     return None if asked is None else torch.device(asked).type
 
 
-def wide(dtype: torch.dtype) -> bool:
-    """Whether a dtype is one that the backend does not have."""
-    return dtype is torch.float64 or dtype is torch.complex128
-
-
 def refuse_dtype(what: str, dtype: torch.dtype, line: UserLine | None) -> None:
     """Raise for a result of a dtype that the backend does not have."""
     raise UnsupportedDtype(

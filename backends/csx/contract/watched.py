@@ -19,6 +19,7 @@ import math
 import operator
 import re
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from operator import is_
 from types import CellType
@@ -26,10 +27,14 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
+import torch.utils._pytree as pytree
+from torch._subclasses.fake_tensor import FakeTensor
 
 from fulgurite.backends.csx.contract.holders import holder_of
+from fulgurite.backends.csx.contract.leaks import Leaked
 from fulgurite.backends.csx.diagnostics.errors import TraceError
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, raised_at
+from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber
 
 T = TypeVar("T")
 Source = int | str | tuple[Any, ...]
@@ -366,3 +371,16 @@ def _to_blame(error: Exception) -> frozenset[str]:
         return frozenset()
     kinds = {_held(one).kind for one in alive}
     return frozenset({BATCH} & kinds or kinds)
+
+
+def holds_traced(value: Any) -> bool:
+    """Whether a value is of the trace alone, or a list, tuple or dict with such a one in it.
+
+    That is a traced tensor, or a stand-in for a number or string of the batch.
+    """
+    if is_watched(value) or isinstance(value, (FakeTensor, Leaked, TracedNumber)):
+        return True
+    if isinstance(value, (list, tuple, dict, deque)):
+        leaves = pytree.tree_leaves(value)
+        return any(is_watched(leaf) or isinstance(leaf, (FakeTensor, Leaked)) for leaf in leaves)
+    return False

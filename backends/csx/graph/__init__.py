@@ -2,6 +2,6 @@
 
 graph         a traced step: its operations, and what each of its inputs is
 passes        pure functions Graph -> Graph
-dtypes        cbfloat16, a 16-bit type that torch does not have: its facts, and rounding to it
+dtypes        narrow floats, wide ones, and cbfloat16, which torch does not have
 rng           the random states of a process
 """

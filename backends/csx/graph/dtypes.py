@@ -1,8 +1,8 @@
-"""cbfloat16, a 16-bit float that torch does not have, in float32: its facts, and rounding to it.
+"""Dtypes: narrow floats, wide ones, and cbfloat16, which torch does not have.
 
-A number is (-1)^s * 2^(e - 31) * (1 + m / 512): 1 bit of sign, 6 of exponent, 9 of mantissa. The
-*grid* are the float32 values that a cbfloat16 can have; every one is a float32. Where each fact is
-from: docs/cbfloat16.md.
+A cbfloat16, a 16-bit float, is held in float32: (-1)^s * 2^(e - 31) * (1 + m / 512), with 1 bit of
+sign, 6 of exponent, 9 of mantissa. The *grid* are the float32 values that a cbfloat16 can have;
+every one is a float32. Where each fact is from: docs/cbfloat16.md.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fulgurite.backends.csx.diagnostics.user_lines import user_modules
 
+NARROW = (torch.bfloat16, torch.float16)
 STAND_IN = torch.bfloat16
 """The dtype that a step sees while it is traced: torch's autocast has its rules."""
 
@@ -24,6 +25,11 @@ EXPONENT_BITS = 0x7F800000  # of a float32
 LOWEST, HIGHEST = (127 - 30) << 23, (127 + 31) << 23  # exponents of normal numbers, as float32's
 SHIFT = (14 << 23) | (1 << 22)  # from 2^e to 1.5 * 2^(e + 14)
 OVERFLOW = 2.0**96  # from 2^32, the first power that is too large, to float32's 2^128
+
+
+def wide(dtype: torch.dtype) -> bool:
+    """Whether a dtype is one that the backend does not have."""
+    return dtype is torch.float64 or dtype is torch.complex128
 
 
 def rounded(x: Tensor) -> Tensor:

@@ -90,3 +90,8 @@ def used_numbers(graph: Graph) -> set[int]:
         if entry.kind is Kind.NUMBERS:
             used = {user.args[2] for user in node.users if len(user.args) > 2}
     return used  # type: ignore[return-value]  # select(numbers, dim, index)
+
+
+def storage_of(tensor: Tensor) -> int:
+    """What tensors over the same memory have in common."""
+    return int(tensor.untyped_storage()._cdata)

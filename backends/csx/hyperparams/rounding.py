@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer, adagrad, adam, sgd
 
+from fulgurite.backends.csx.graph.dtypes import NARROW
 from fulgurite.backends.csx.hyperparams.traced_float import as_number, is_traced, tensor_or_value
 from fulgurite.backends.patches import patched
 
-NARROW = (torch.bfloat16, torch.float16)
 _ROUND_THEIR_NUMBER = ("add", "radd", "iadd", "sub", "rsub", "isub", "pow", "ipow")
 """Whose kernels first round a Python number to the tensor's type; the others take it in float32."""
 

@@ -7,7 +7,8 @@ param groups follows from that state alone, and no step waits for the host.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import lightning.pytorch as pl
@@ -17,7 +18,6 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 
-from fulgurite.backends.csx.contract.function_mode import Contract
 from fulgurite.backends.csx.diagnostics.errors import FrozenNumber, StateChanged
 from fulgurite.backends.csx.hyperparams.slots import NotedGroup
 from fulgurite.backends.csx.hyperparams.traced_float import Guard, Numbers, TracedNumber, as_number
@@ -78,14 +78,16 @@ class Scheduled:
 
     Args:
         guards: receives what Python sees of their numbers.
-        contract: of the trace.
+        in_double: allows float64 while a block runs.
 
     Attributes:
         counted: how often the step steps each.
     """
 
-    def __init__(self, guards: list[Guard], contract: Contract) -> None:
-        self._guards, self.in_double = guards, contract.in_double
+    def __init__(
+        self, guards: list[Guard], in_double: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        self._guards, self.in_double = guards, in_double
         self.counted: Counter[ProgramScheduler] = Counter()
 
     def count(self, count: Tensor) -> Tensor:

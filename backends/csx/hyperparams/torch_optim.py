@@ -19,6 +19,7 @@ from torch.optim import Optimizer, _adafactor, asgd, radam
 
 from fulgurite.backends.csx.hyperparams.torch_functions import as_tensor
 from fulgurite.backends.csx.hyperparams.traced_float import as_number, is_traced
+from fulgurite.backends.csx.state.optimizer_init import plain_options
 from fulgurite.backends.patches import patched
 
 TRACEABLE: dict[Any, Any] = {
@@ -41,27 +42,6 @@ def without_mkldnn() -> Iterator[None]:
         yield
     finally:
         torch._C._set_mkldnn_enabled(before)
-
-
-@contextlib.contextmanager
-def plain_options(optimizers: list[Optimizer]) -> Iterator[None]:
-    """Let torch's optimizers take their plain loop over parameters, on any device.
-
-    The fused and foreach variants compute the same, and do not trace; capturable ones insist on a
-    device that CSX does not look at.
-    """
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    flags = ("foreach", "fused", "capturable")
-    before = [(group, key, group[key]) for group in groups for key in flags if key in group]
-    try:
-        for group, key, value in before:
-            group[key] = False if value else value
-            if key == "foreach":
-                group[key] = False  # None chooses by device
-        yield
-    finally:
-        for group, key, value in before:
-            group[key] = value
 
 
 @contextlib.contextmanager

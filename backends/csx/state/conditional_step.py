@@ -16,7 +16,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import get_innermost_proxy_mode
 
-from fulgurite.backends.csx.state.fake_swap import storage_of
+from fulgurite.backends.csx.graph.graph import storage_of
 from fulgurite.backends.csx.state.storage import Held, Slot
 
 

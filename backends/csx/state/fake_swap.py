@@ -38,8 +38,3 @@ def swap(a: Tensor, b: Tensor) -> None:
     a.__class__, b.__class__ = b.__class__, a.__class__
     a.__dict__, b.__dict__ = b.__dict__, a.__dict__
     torch._C._swap_tensor_impl(a, b)
-
-
-def storage_of(tensor: Tensor) -> int:
-    """What tensors over the same memory have in common."""
-    return int(tensor.untyped_storage()._cdata)

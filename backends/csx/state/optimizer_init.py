@@ -11,6 +11,7 @@ update itself can tell it: first_update.py.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections import defaultdict
 from collections.abc import Iterator
@@ -21,10 +22,9 @@ import torch
 from torch import Tensor
 from torch.optim import LBFGS, SGD, Optimizer, SparseAdam
 
-from fulgurite.backends.csx.contract.rules import wide
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
-from fulgurite.backends.csx.hyperparams.torch_optim import plain_options
+from fulgurite.backends.csx.graph.dtypes import wide
 from fulgurite.backends.csx.state.storage import Held, remember
 
 
@@ -292,3 +292,24 @@ def _trial(optimizer: Optimizer, seed: int) -> tuple[dict[Any, Any], bool]:
         restore()
         for p, gradient in zip(everyone, gradients, strict=True):
             p.grad = gradient
+
+
+@contextlib.contextmanager
+def plain_options(optimizers: list[Optimizer]) -> Iterator[None]:
+    """Let torch's optimizers take their plain loop over parameters, on any device.
+
+    The fused and foreach variants compute the same, and do not trace; capturable ones insist on a
+    device that CSX does not look at.
+    """
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    flags = ("foreach", "fused", "capturable")
+    before = [(group, key, group[key]) for group in groups for key in flags if key in group]
+    try:
+        for group, key, value in before:
+            group[key] = False if value else value
+            if key == "foreach":
+                group[key] = False  # None chooses by device
+        yield
+    finally:
+        for group, key, value in before:
+            group[key] = value

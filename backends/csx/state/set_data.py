@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._C import DisableTorchFunction
 from torch.fx.experimental.proxy_tensor import get_innermost_proxy_mode
 
-from fulgurite.backends.csx.state.fake_swap import storage_of
+from fulgurite.backends.csx.graph.graph import storage_of
 
 
 class Moved:

@@ -24,9 +24,8 @@ from torch.fx.node import map_aggregate
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedDtype
 from fulgurite.backends.csx.diagnostics.user_lines import line_of
 from fulgurite.backends.csx.graph import dtypes as fmt
-from fulgurite.backends.csx.graph.dtypes import STAND_IN, Facts, representable
+from fulgurite.backends.csx.graph.dtypes import NARROW, STAND_IN, Facts, representable
 from fulgurite.backends.csx.graph.graph import Graph, Kind
-from fulgurite.backends.csx.hyperparams.rounding import NARROW
 
 _aten: Any = torch.ops.aten
 
