@@ -1,4 +1,4 @@
-"""What a compiled program depends on, as one key: the graph, torch, this package, the machine.
+"""What a compiled program depends on, as one key: the graph, torch, our compiler, the machine.
 
 Nothing else is in it: no lines of the user's code, no names, no paths. So a script with one more
 comment finds its program again, and one whose program would be another does not.
@@ -25,6 +25,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 
 from fulgurite.backends.csx.graph.graph import Graph
 
+_MAKE_CODE = ("graph", "compile")
 _PLAIN = (
     *(int, float, complex, bool, str, bytes, type(None), type(Ellipsis)),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
@@ -106,10 +107,11 @@ def _layout(tensor: Tensor) -> str:
 
 @functools.cache
 def _own_source() -> str:
-    """The SHA-256 of this package's part that makes programs, and so of its version."""
+    """The SHA-256 of the rooms that make code of a graph: another error's text makes no other."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
-        digest.update(path.read_bytes())
+    for room in _MAKE_CODE:
+        for path in sorted(Path(__file__).parents[1].joinpath(room).rglob("*.py")):
+            digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
