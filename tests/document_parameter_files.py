@@ -9,9 +9,9 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from fulgurite.config.known import KNOWN
-from fulgurite.config.legacy_optimizer import OLD_DEFAULTS
-from fulgurite.config.legacy_table import BY_FUNCTION, ROWS, WITHOUT_MEANING, Row
+from fulgurite.config.document.known import KNOWN
+from fulgurite.config.legacy.optimizer import OLD_DEFAULTS
+from fulgurite.config.legacy.table import BY_FUNCTION, ROWS, WITHOUT_MEANING, Row
 
 PAGE = Path(__file__).parents[1] / "docs" / "parameter_files.md"
 

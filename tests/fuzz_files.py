@@ -24,9 +24,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fulgurite.config.checking import check
-from fulgurite.config.problems import ParameterFileError
-from fulgurite.config.reading import read
+from fulgurite.config.document.problems import ParameterFileError
+from fulgurite.config.document.reading import read
+from fulgurite.config.schema.checking import check
 
 HERE = Path(__file__).parent
 FOLDER = HERE / "config" / "valid"

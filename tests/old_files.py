@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fulgurite.config.legacy import Converted
+from fulgurite.config.legacy.converting import Converted
 
 SGD = {"optimizer_type": "SGD", "learning_rate": 0.1}
 

@@ -16,14 +16,17 @@ ROOT = Path(__file__).parents[1]
 ROOMS = ("trainer", "loops", "callbacks", "backends")
 """From the top down: a room imports from itself and from those to its right."""
 
-FLOORS = (
-    *("diagnostics", "graph", "compile", "state", "hyperparams"),
-    *("contract", "capture", "program", "plugins"),
-)
-"""The rooms of ``backends/csx`` from the ground up: a room imports from itself and those before it.
-
-None but ``program`` and ``plugins`` imports from ``compile``.
-"""
+FLOORS = {
+    "backends/csx": (
+        *("diagnostics", "graph", "compile", "state", "hyperparams"),
+        *("contract", "capture", "program", "plugins"),
+    ),
+    "trainer/config": ("document", "types", "legacy", "schema", "run"),
+}
+"""Rooms inside rooms, from the ground up: each imports from itself and from those before it."""
+MAY_COMPILE = ("compile", "program", "plugins")
+"""Who imports from ``backends/csx/compile``."""
+INNER = [(house, room) for house, rooms in FLOORS.items() for room in rooms]
 
 TOP = {"pyproject.toml", "README.md", "Makefile", "tests", "examples", "docs", *ROOMS}
 
@@ -86,22 +89,17 @@ def test_imports_never_flow_up(room: str) -> None:
     assert wrong == []
 
 
-def _floor(name: str) -> int:
-    """The number of the room of ``backends/csx`` that a dotted name is of; -1 for the ground."""
-    parts = name.split(".")
-    of_csx = parts[:3] == ["fulgurite", "backends", "csx"] and len(parts) > 3
-    return FLOORS.index(parts[3]) if of_csx and parts[3] in FLOORS else -1
-
-
-@pytest.mark.parametrize("room", FLOORS)
-def test_imports_never_flow_up_inside_the_static_graph_backend(room: str) -> None:
-    here, compiler = FLOORS.index(room), FLOORS.index("compile")
-    may_compile = ("compile", "program", "plugins")
+@pytest.mark.parametrize(("house", "room"), INNER)
+def test_imports_never_flow_up_inside_a_house(house: str, room: str) -> None:
+    package = ".".join(["fulgurite", *house.removeprefix("trainer/").split("/")])
+    above = FLOORS[house][FLOORS[house].index(room) + 1 :]
+    closed = {*above} if room in MAY_COMPILE else {*above, "compile"}
     wrong = [
         f"{path}:{line} imports {name}"
-        for path in files(f"backends/csx/{room}")
+        for path in files(f"{house}/{room}")
         for line, name in imported(parsed(path))
-        if (floor := _floor(name)) > here or (floor == compiler and room not in may_compile)
+        for other in closed
+        if name.startswith(f"{package}.{other}.")
     ]
     assert wrong == []
 
@@ -134,12 +132,9 @@ def test_every_file_opens_with_a_docstring() -> None:
 @pytest.mark.parametrize(
     "folder",
     [
-        *(
-            "backends/csx",
-            *(f"backends/csx/{room}" for room in FLOORS),
-            "backends/csx/graph/passes",
-        ),
-        *("loops", "trainer/optim/scheduler", "trainer/runners"),
+        *(f"{house}/{room}" for house, room in INNER),
+        *("backends/csx", "backends/csx/graph/passes", "loops"),
+        *("trainer/optim/scheduler", "trainer/runners"),
     ],
 )
 def test_a_folders_docstring_names_each_of_its_files(folder: str) -> None:

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from fulgurite.backends.csx.diagnostics.errors import TraceError as TraceError
     from fulgurite.backends.gradient_norm import gradient_norm as gradient_norm
     from fulgurite.backends.step_count import global_step as global_step
-    from fulgurite.config.building import load as load
-    from fulgurite.config.running import run_config as run_config
+    from fulgurite.config.run.building import load as load
+    from fulgurite.config.run.running import run_config as run_config
     from fulgurite.function import compile as compile
     from fulgurite.function import trace as trace
     from fulgurite.mixed_precision import MixedPrecision as MixedPrecision
@@ -58,8 +58,8 @@ _HOMES = {
     "global_step": "fulgurite.backends.step_count",
     "gradient_norm": "fulgurite.backends.gradient_norm",
     "compile": "fulgurite.function",
-    "load": "fulgurite.config.building",
-    "run_config": "fulgurite.config.running",
+    "load": "fulgurite.config.run.building",
+    "run_config": "fulgurite.config.run.running",
     "trace": "fulgurite.function",
     "step_closure": "fulgurite.backends.closures",
     "checkpoint_closure": "fulgurite.backends.closures",

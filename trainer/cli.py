@@ -17,8 +17,8 @@ from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fulgurite.config.checking import Phase, Plan
-    from fulgurite.config.reading import Document
+    from fulgurite.config.document.reading import Document
+    from fulgurite.config.schema.checking import Phase, Plan
 
 RUNS = {
     "fit": "train what a parameter file describes",
@@ -121,7 +121,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _told(error: Exception) -> str:
     """An error as its user needs it: text, notes, their own line, and how to see more."""
-    from fulgurite.config.problems import ParameterFileError
+    from fulgurite.config.document.problems import ParameterFileError
 
     if isinstance(error, ParameterFileError):
         return str(error)
@@ -139,14 +139,14 @@ def _told(error: Exception) -> str:
 
 
 def _overrides(options: argparse.Namespace) -> dict[str, Any]:
-    from fulgurite.config.reading import scalar
+    from fulgurite.config.document.reading import scalar
 
     return {key: scalar(text) for key, text in options.overrides}
 
 
 def _run(options: argparse.Namespace) -> int:
-    from fulgurite.config.checking import check_document, opened
-    from fulgurite.config.reading import with_overrides
+    from fulgurite.config.document.reading import with_overrides
+    from fulgurite.config.schema.checking import check_document, opened
 
     document = opened(options.file, _overrides(options))
     document = with_overrides(document, flags_as_overrides(document, options))
@@ -154,7 +154,7 @@ def _run(options: argparse.Namespace) -> int:
     for note in plan.notes:
         print(plan.document.told(note), file=sys.stderr)
     if options.print_config:
-        from fulgurite.config.resolved import as_yaml
+        from fulgurite.config.run.resolved import as_yaml
 
         print(as_yaml(plan), end="")
         return 0
@@ -175,8 +175,8 @@ def without_noise() -> None:
 
 def _run_phases(plan: Plan, options: argparse.Namespace) -> int:
     from fulgurite.callbacks.stopping import StopOnSignal
-    from fulgurite.config.refusing import refuse_unbuilt
-    from fulgurite.config.running import run_phase
+    from fulgurite.config.run.refusing import refuse_unbuilt
+    from fulgurite.config.run.running import run_phase
 
     refuse_unbuilt(plan, options.command)
     without_noise()
@@ -194,7 +194,7 @@ def _run_phases(plan: Plan, options: argparse.Namespace) -> int:
 def _going_on(options: argparse.Namespace, phase: Phase, checkpoint: FilePath) -> str:
     """The command that goes on from a checkpoint: the same one, where that is found by itself."""
     from fulgurite.callbacks import LoadCheckpointStates
-    from fulgurite.config.running import newest_of, steps_of
+    from fulgurite.config.run.running import newest_of, steps_of
 
     command = ["fulgurite", options.command, options.file]
     for key, text in options.overrides:
@@ -223,7 +223,7 @@ def flags_as_overrides(document: Document, options: argparse.Namespace) -> dict[
 
     To ``fit``, a checkpoint is for the first: the others go on from the one before them.
     """
-    from fulgurite.config.checking import trainers
+    from fulgurite.config.schema.checking import trainers
 
     keys: dict[str, Any] = {}
     for i, (path, value) in enumerate(trainers(document)):
@@ -255,8 +255,8 @@ def _place(init: Mapping[str, Any], options: argparse.Namespace) -> dict[str, An
 
 
 def _check(options: argparse.Namespace) -> int:
-    from fulgurite.config.checking import check
-    from fulgurite.config.problems import ParameterFileError
+    from fulgurite.config.document.problems import ParameterFileError
+    from fulgurite.config.schema.checking import check
 
     status = 0
     for file in options.files:
@@ -273,9 +273,9 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _convert(options: argparse.Namespace) -> int:
-    from fulgurite.config.legacy import convert, is_legacy
-    from fulgurite.config.reading import read
-    from fulgurite.config.written import written
+    from fulgurite.config.document.reading import read
+    from fulgurite.config.legacy.converting import convert, is_legacy
+    from fulgurite.config.legacy.written import written
 
     document = read(options.file)
     if not isinstance(document.data, Mapping) or not is_legacy(document.data):
@@ -293,7 +293,7 @@ def _convert(options: argparse.Namespace) -> int:
 def _schema(options: argparse.Namespace) -> int:
     import json
 
-    from fulgurite.config.json_schema import schema
+    from fulgurite.config.schema.json_schema import schema
 
     print(json.dumps(schema(), indent=1))
     return 0

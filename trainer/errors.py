@@ -23,4 +23,4 @@ from fulgurite.backends.csx.diagnostics.errors import UnsupportedDevice as Unsup
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedDtype as UnsupportedDtype
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedInput as UnsupportedInput
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedState as UnsupportedState
-from fulgurite.config.problems import ParameterFileError as ParameterFileError
+from fulgurite.config.document.problems import ParameterFileError as ParameterFileError

@@ -15,11 +15,11 @@ import torchmetrics
 from lightning.pytorch.profilers import Profiler, SimpleProfiler
 from torch import nn
 
-from fulgurite.config.arguments import Call, check_arguments, names_of
-from fulgurite.config.classes import Classes
-from fulgurite.config.report import Report
-from fulgurite.config.signatures import signature_of
-from fulgurite.config.values import judged, taken
+from fulgurite.config.types.arguments import Call, check_arguments, names_of
+from fulgurite.config.types.classes import Classes
+from fulgurite.config.types.report import Report
+from fulgurite.config.types.signatures import signature_of
+from fulgurite.config.types.values import judged, taken
 
 
 def problems(kind: Any, value: Any) -> list[tuple[str, str]]:

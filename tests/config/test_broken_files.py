@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fulgurite.config.checking import check
-from fulgurite.config.problems import ParameterFileError, Place, Problem, dotted
+from fulgurite.config.document.problems import ParameterFileError, Place, Problem, dotted
+from fulgurite.config.schema.checking import check
 
 FILES = sorted(Path(__file__).with_name("broken").glob("*.yaml"))
 EXPECTED = re.compile(r"# (\d+):(\d+) (\S+): (.+)\n")

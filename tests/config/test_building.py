@@ -13,11 +13,11 @@ from parts import Net, Plain, Steps, described
 
 import fulgurite
 from fulgurite.callbacks import DEFAULT_CALLBACKS, Checkpoint, KeepNCheckpoints
-from fulgurite.config import building
-from fulgurite.config.checking import check
-from fulgurite.config.problems import ParameterFileError
-from fulgurite.config.reading import parse
-from fulgurite.config.resolved import as_yaml
+from fulgurite.config.document.problems import ParameterFileError
+from fulgurite.config.document.reading import parse
+from fulgurite.config.run import building
+from fulgurite.config.run.resolved import as_yaml
+from fulgurite.config.schema.checking import check
 
 
 def trainer_of(file: dict[str, Any], **init: Any) -> fulgurite.Trainer:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fulgurite.config.checking import check
-from fulgurite.config.problems import ParameterFileError
+from fulgurite.config.document.problems import ParameterFileError
+from fulgurite.config.schema.checking import check
 
 FILE = """\
 trainer:

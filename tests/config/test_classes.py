@@ -15,7 +15,8 @@ from lightning.pytorch.profilers import SimpleProfiler
 from torch import nn
 
 import fulgurite.optim
-from fulgurite.config.classes import (
+from fulgurite.config.document.problems import Problem
+from fulgurite.config.types.classes import (
     CATEGORIES,
     Classes,
     Named,
@@ -24,7 +25,6 @@ from fulgurite.config.classes import (
     imported,
     named,
 )
-from fulgurite.config.problems import Problem
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from parts import Module, Steps, described
 from torch.utils.data import DataLoader
 
 import fulgurite
-from fulgurite.config.checking import check
-from fulgurite.config.problems import ParameterFileError
+from fulgurite.config.document.problems import ParameterFileError
+from fulgurite.config.schema.checking import check
 
 BOTH = pytest.mark.parametrize("device", ["CSX", "CPU"])
 

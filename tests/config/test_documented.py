@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from parts import described
 
-from fulgurite.config.checking import check
-from fulgurite.config.json_schema import schema
-from fulgurite.config.reading import parse
+from fulgurite.config.document.reading import parse
+from fulgurite.config.schema.checking import check
+from fulgurite.config.schema.json_schema import schema
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/parameter_files.md").read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from foreign import FRAGMENTS, foreign_file
 
-from fulgurite.config.checking import check
+from fulgurite.config.schema.checking import check
 
 
 @pytest.mark.parametrize("fragment", FRAGMENTS)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from fulgurite.config.classes import CATEGORIES, Classes
-from fulgurite.config.json_schema import schema
-from fulgurite.config.problems import ParameterFileError
-from fulgurite.config.reading import read
+from fulgurite.config.document.problems import ParameterFileError
+from fulgurite.config.document.reading import read
+from fulgurite.config.schema.json_schema import schema
+from fulgurite.config.types.classes import CATEGORIES, Classes
 
 jsonschema = pytest.importorskip("jsonschema", reason="jsonschema judges the schema")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import document_parameter_files as document
 import pytest
 
-from fulgurite.config.known import KNOWN, Known, note_for
-from fulgurite.config.problems import Path
-from fulgurite.config.schema import INIT
+from fulgurite.config.document.known import KNOWN, Known, note_for
+from fulgurite.config.document.problems import Path
+from fulgurite.config.schema.schema import INIT
 
 CLUSTER: Path = ("trainer", "init", "backend", "cluster_config")
 

@@ -11,11 +11,11 @@ import yaml
 from old_files import OLD, SGD, init_of, old_file
 
 import fulgurite
-from fulgurite.config.checking import check
-from fulgurite.config.legacy import convert, is_legacy
-from fulgurite.config.legacy_table import ROWS, WITHOUT_MEANING, Row
-from fulgurite.config.problems import ParameterFileError
-from fulgurite.config.reading import read
+from fulgurite.config.document.problems import ParameterFileError
+from fulgurite.config.document.reading import read
+from fulgurite.config.legacy.converting import convert, is_legacy
+from fulgurite.config.legacy.table import ROWS, WITHOUT_MEANING, Row
+from fulgurite.config.schema.checking import check
 
 
 def test_a_whole_file_becomes_the_new_form() -> None:

@@ -10,9 +10,9 @@ import torch
 from old_files import SGD, init_of, old_file
 
 import fulgurite.optim
-from fulgurite.config.legacy import convert
-from fulgurite.config.legacy_optimizer import NO_DECAY, OLD_DEFAULTS
-from fulgurite.config.legacy_schedules import NAMES
+from fulgurite.config.legacy.converting import convert
+from fulgurite.config.legacy.optimizer import NO_DECAY, OLD_DEFAULTS
+from fulgurite.config.legacy.schedules import NAMES
 from fulgurite.optim import lr_scheduler
 
 

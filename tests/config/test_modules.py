@@ -17,10 +17,10 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader
 
 import fulgurite
-from fulgurite.config import modules
-from fulgurite.config.checking import check
-from fulgurite.config.optimizers import param_groups
-from fulgurite.config.problems import ParameterFileError
+from fulgurite.config.document.problems import ParameterFileError
+from fulgurite.config.run import modules
+from fulgurite.config.schema.checking import check
+from fulgurite.config.schema.optimizers import param_groups
 from fulgurite.optim.lr_scheduler import (
     ChainedScheduler,
     ConstantLR,

@@ -11,9 +11,15 @@ from typing import Any
 
 import pytest
 
-from fulgurite.config.nodes import MOST_LEVELS, plain_scalar
-from fulgurite.config.problems import ParameterFileError, Place, shown
-from fulgurite.config.reading import MOST_BYTES, parse, read, with_environment, with_overrides
+from fulgurite.config.document.nodes import MOST_LEVELS, plain_scalar
+from fulgurite.config.document.problems import ParameterFileError, Place, shown
+from fulgurite.config.document.reading import (
+    MOST_BYTES,
+    parse,
+    read,
+    with_environment,
+    with_overrides,
+)
 
 
 def refusal(text: str) -> str:

@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader
 
 import fulgurite
 from fulgurite.callbacks import StopOnSignal
-from fulgurite.config import running
-from fulgurite.config.checking import check
-from fulgurite.config.problems import ParameterFileError
+from fulgurite.config.document.problems import ParameterFileError
+from fulgurite.config.run import running
+from fulgurite.config.schema.checking import check
 
 MID_EPOCH = pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended")
 """Eager Lightning cannot go on within an epoch."""

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from fulgurite.backends import current_backend
-from fulgurite.config.checking import check
-from fulgurite.config.classes import Classes
-from fulgurite.config.problems import ParameterFileError, dotted
-from fulgurite.config.sections import Loop
-from fulgurite.config.shapes import Keys, OneClass, Report, Section, Several, Value
+from fulgurite.config.document.problems import ParameterFileError, dotted
+from fulgurite.config.schema.checking import check
+from fulgurite.config.schema.sections import Loop
+from fulgurite.config.types.classes import Classes
+from fulgurite.config.types.shapes import Keys, OneClass, Report, Section, Several, Value
 
 LINEAR = {"in_features": 1, "out_features": 1}
 MODEL = {"class_path": "torch.nn.Linear", "init_args": LINEAR}
@@ -32,7 +32,7 @@ def told(**init: Any) -> list[tuple[str, str]]:
 
 def test_a_section_becomes_its_class() -> None:
     report = Report(Classes())
-    section = Section("fulgurite.config.sections.Loop")
+    section = Section("fulgurite.config.schema.sections.Loop")
     assert section.check({"max_steps": 3}, ("loop",), report) == Loop(max_steps=3)
     assert section.check(None, ("loop",), report) is None
     assert report.problems == []

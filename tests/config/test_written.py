@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from old_files import SGD, old_file
 
-from fulgurite.config.legacy import convert
-from fulgurite.config.legacy_table import ROWS
-from fulgurite.config.reading import parse
-from fulgurite.config.written import written
+from fulgurite.config.document.reading import parse
+from fulgurite.config.legacy.converting import convert
+from fulgurite.config.legacy.table import ROWS
+from fulgurite.config.legacy.written import written
 
 
 def test_a_file_is_written_with_comments_where_keys_would_be() -> None:

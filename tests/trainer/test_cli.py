@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fulgurite import cli
-from fulgurite.config.reading import Document
+from fulgurite.config.document.reading import Document
 
 PARTS = """\
 import torch

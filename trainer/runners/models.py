@@ -15,7 +15,7 @@ import lightning.pytorch as pl
 import torch
 from torch import nn
 
-from fulgurite.config.modules import as_lightning
+from fulgurite.config.run.modules import as_lightning
 
 _NOT_CALLED = (
     "_configure_optimizer",

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from fulgurite.config.checking import Plan, check_document
-from fulgurite.config.legacy import convert, is_legacy
-from fulgurite.config.problems import Problem
-from fulgurite.config.reading import Document, read, with_environment
-from fulgurite.config.refusing import refuse_unbuilt
+from fulgurite.config.document.problems import Problem
+from fulgurite.config.document.reading import Document, read, with_environment
+from fulgurite.config.legacy.converting import convert, is_legacy
+from fulgurite.config.run.refusing import refuse_unbuilt
+from fulgurite.config.schema.checking import Plan, check_document
 from fulgurite.runners.flags import FLAGS, Given, meanings
 
 _MODEL = {"class_path": "torch.nn.Identity"}  # stands in the plan for what model_fn makes

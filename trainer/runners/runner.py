@@ -20,11 +20,11 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from fulgurite.callbacks.runner_hooks import Runner, RunnerHooks
-from fulgurite.config.arguments import Call
-from fulgurite.config.building import built, model_dir
-from fulgurite.config.refusing import device_of
-from fulgurite.config.resolved import SaveParams
-from fulgurite.config.running import all_of, checkpoint, say_if_done, steps_of
+from fulgurite.config.run.building import built, model_dir
+from fulgurite.config.run.refusing import device_of
+from fulgurite.config.run.resolved import SaveParams
+from fulgurite.config.run.running import all_of, checkpoint, say_if_done, steps_of
+from fulgurite.config.types.arguments import Call
 from fulgurite.runners.flags import DEVICES
 from fulgurite.runners.models import lightning_module
 from fulgurite.runners.parameters import Parameters, plan_of

@@ -15,9 +15,9 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 from fulgurite.callbacks.load_states import LoadCheckpointStates
 from fulgurite.callbacks.stopping import StopOnSignal
 from fulgurite.cli import without_noise
-from fulgurite.config.checking import Phase
-from fulgurite.config.problems import ParameterFileError
-from fulgurite.config.refusing import device_of
+from fulgurite.config.document.problems import ParameterFileError
+from fulgurite.config.run.refusing import device_of
+from fulgurite.config.schema.checking import Phase
 from fulgurite.runners.flags import ExtraParsers, Given, notes, parsed
 from fulgurite.runners.models import module_of
 from fulgurite.runners.parameters import Parameters, plan_of, read_parameters

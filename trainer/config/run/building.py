@@ -1,0 +1,243 @@
+"""From a plan to Trainer, module and data.
+
+In the order of a script: ``seed_everything``, callbacks and loggers, the Trainer, the model. Data
+is made when the Trainer first asks for it, the optimizer when training begins. So a run gives the
+numbers of the same thing written in Python.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import Logger
+
+from fulgurite.callbacks import DEFAULT_CALLBACKS, Checkpoint
+from fulgurite.config.document.problems import Path, dotted
+from fulgurite.config.run.eval_frequency import ARGUMENTS, EvalFrequency
+from fulgurite.config.run.modules import as_lightning, with_optimizer
+from fulgurite.config.run.refusing import refuse_unbuilt
+from fulgurite.config.run.resolved import SaveParams
+from fulgurite.config.schema.checking import Phase, Plan, check
+from fulgurite.config.schema.data import FileData
+from fulgurite.config.schema.loggers import ProgressLogger
+from fulgurite.config.schema.sections import Logging, Loop
+from fulgurite.config.types.arguments import Call, names_of
+from fulgurite.config.types.classes import Named, imported
+from fulgurite.trainer import Trainer, default_logger
+
+MODEL_DIR = "model_dir"
+"""Where a file without ``model_dir`` leaves what a run makes."""
+
+LIGHTNINGS_VALIDATION = frozenset({"val_check_interval", "check_val_every_n_epoch"})
+"""The Trainer's arguments that say when to validate, in place of ``eval_frequency``."""
+
+
+class Loaded(NamedTuple):
+    """What a parameter file describes: ``trainer.fit(module, data)`` runs it."""
+
+    trainer: Trainer
+    module: pl.LightningModule
+    data: FileData
+
+
+def load(
+    file: str | os.PathLike[str] | Mapping[str, Any],
+    overrides: Mapping[str, Any] | None = None,
+    phase: int | None = None,
+) -> Loaded:
+    """Trainer, module and data of one trainer of a parameter file.
+
+    What the file says about ``ckpt_path`` and ``checkpoint.autoload_last_checkpoint`` is for
+    ``run_config``: here the caller says what ``fit`` begins from.
+
+    Args:
+        file: its path, or a dict of what it says.
+        overrides: dotted keys (``trainer.init.loop.max_steps``) and the values that they get.
+        phase: which of a list of trainers, from 0.
+
+    Raises:
+        ParameterFileError: with all the mistakes of the file, before anything is built.
+        ValueError: the file has several trainers, and nothing says which; or not so many.
+    """
+    plan = check(file, overrides)
+    refuse_unbuilt(plan)
+    count = len(plan.phases)
+    if phase is None and count > 1:
+        raise ValueError(
+            f"{plan.document.source} has {count} trainers: say which one,"
+            f" fulgurite.load(..., phase=0) to phase={count - 1}; run_config runs them all."
+        )
+    if phase is not None and not 0 <= phase < count:
+        raise ValueError(f"phase={phase}: {plan.document.source} has {count} trainer(s), from 0.")
+    return built(plan, plan.phases[phase or 0])
+
+
+def built(
+    plan: Plan, phase: Phase, begin: int = 0, callbacks: Sequence[pl.Callback] = ()
+) -> Loaded:
+    """Trainer, module and data of one trainer of a file.
+
+    Args:
+        plan: the file.
+        phase: the trainer.
+        begin: the step that ``loop.num_steps`` counts from.
+        callbacks: more of them, before the file's.
+
+    Raises:
+        Exception: what a class of the file raises, with a note of where the file names it.
+    """
+    init, refuse = phase.init, plan.document.refuse
+    _set_log_level(init)
+    if init.get("seed") is not None:
+        pl.seed_everything(init["seed"], workers=True, verbose=False)
+    callbacks = [*callbacks, *file_callbacks(plan, init), SaveParams(plan)]
+    with noted(plan, (*phase.path, "init"), "the Trainer"):
+        trainer = Trainer(**trainer_arguments(plan, init, callbacks, begin))
+    model = made(plan, init["model"])
+    module = as_lightning(model)
+    with_optimizer(module, init, refuse)
+    loop = init.get("loop")
+    return Loaded(
+        trainer, module, FileData(phase.stages, loop is None or bool(loop.eval_frequency))
+    )
+
+
+def made(plan: Plan, call: Call, **more: Any) -> Any:
+    """What a call of the file makes; an error gets a note of where it stands."""
+    with noted(plan, call.path, call.name):
+        return call(**more)
+
+
+@contextlib.contextmanager
+def noted(plan: Plan, path: Path, name: str) -> Iterator[None]:
+    """Say in a note which part of the file an error comes from."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"while making {name}, at {plan.document.place(path)}: {dotted(path)}")
+        raise
+
+
+def _set_log_level(init: Mapping[str, Any]) -> None:
+    section: Logging | None = init.get("logging")
+    if section is not None:
+        for name in ("fulgurite", "lightning"):
+            logging.getLogger(name).setLevel(section.log_level.upper())
+
+
+def model_dir(init: Mapping[str, Any]) -> str:
+    """Where a run leaves what it makes."""
+    return init.get("model_dir") or init["trainer"].arguments.get("default_root_dir") or MODEL_DIR
+
+
+def trainer_arguments(
+    plan: Plan, init: Mapping[str, Any], callbacks: list[pl.Callback], begin: int = 0
+) -> dict[str, Any]:
+    """The Trainer's arguments for what ``init`` says, key by key as its shapes made it.
+
+    Args:
+        plan: the file.
+        init: of one of its trainers.
+        callbacks: made before.
+        begin: the step that ``loop.num_steps`` counts from.
+    """
+    lightnings = init["trainer"].made()
+    places = {key: init[key] for key in ("device", "backend") if init.get(key) is not None}
+    loop: Loop | None = init.get("loop")
+    schedule = validation(loop, lightnings, begin)
+    section: Logging | None = init.get("logging")
+    given = {
+        **places,
+        **({} if init.get("precision") is None else {"precision": init["precision"]}),
+        "default_root_dir": model_dir(init),
+        **_loop_arguments(loop or Loop(), lightnings, begin),
+        **(ARGUMENTS if schedule and not LIGHTNINGS_VALIDATION & lightnings.keys() else {}),
+        **_loggers(plan, init, lightnings),
+        **({} if section is None else {"log_every_n_steps": section.log_steps}),
+        **lightnings,
+    }
+    return {**given, "callbacks": [*callbacks, *([schedule] if schedule else [])]}
+
+
+def validation(
+    loop: Loop | None, lightnings: Mapping[str, Any], begin: int
+) -> EvalFrequency | None:
+    """The callback that keeps ``eval_frequency``; Lightning's own arguments need none."""
+    if loop is None:
+        return None
+    if LIGHTNINGS_VALIDATION & lightnings.keys():
+        return EvalFrequency(None, begin, loop.steps_per_epoch) if loop.steps_per_epoch else None
+    counts_on = begin if loop.num_steps is not None else 0
+    return EvalFrequency(loop.eval_frequency, counts_on, loop.steps_per_epoch)
+
+
+def _loop_arguments(loop: Loop, lightnings: Mapping[str, Any], begin: int) -> dict[str, Any]:
+    """The Trainer's arguments for a ``loop``; Lightning's own go before its defaults."""
+    accumulate = lightnings.get("accumulate_grad_batches") or loop.grad_accum_steps
+    made: dict[str, Any] = {"accumulate_grad_batches": accumulate}
+    ends = [loop.max_steps, None if loop.num_steps is None else begin + loop.num_steps]
+    steps = [end for end in ends if end is not None]
+    if steps:
+        made["max_steps"] = min(steps)
+    if loop.num_epochs is not None:
+        made["max_epochs"] = loop.num_epochs
+    elif not steps and not {"max_epochs", "max_steps", "max_time"} & lightnings.keys():
+        made["max_epochs"] = 1
+    if loop.steps_per_epoch is not None:
+        made["limit_train_batches"] = loop.steps_per_epoch * accumulate
+    if loop.eval_steps is not None:
+        made["limit_val_batches"] = loop.eval_steps
+    return made
+
+
+def file_callbacks(plan: Plan, init: Mapping[str, Any]) -> list[pl.Callback]:
+    """The defaults that a file neither names nor removes, its own, and Checkpoint."""
+    if init["trainer"].arguments.get("barebones"):
+        return []
+    listed: list[Call | Named] = init.get("callbacks", [])
+    named = {one.name.rpartition(".")[2].lower() for one in listed}
+    made_by_default = [
+        imported(f"fulgurite.callbacks.{name}")(**arguments)
+        for name, arguments in DEFAULT_CALLBACKS.items()
+        if name.lower() not in named
+    ]
+    own = [made(plan, one) for one in listed if isinstance(one, Call)]
+    checkpoint = init.get("checkpoint")
+    if checkpoint is None and _makes_checkpoints(init, own):
+        checkpoint = Checkpoint()
+    return [*made_by_default, *own, *([checkpoint] if checkpoint is not None else [])]
+
+
+def _makes_checkpoints(init: Mapping[str, Any], callbacks: list[pl.Callback]) -> bool:
+    wanted = init["trainer"].arguments.get("enable_checkpointing") is not False
+    return wanted and not any(isinstance(one, ModelCheckpoint) for one in callbacks)
+
+
+def _loggers(plan: Plan, init: Mapping[str, Any], lightnings: Mapping[str, Any]) -> dict[str, Any]:
+    """The Trainer's arguments for the loggers of a file, and the default one."""
+    listed: list[Call | Named] | None = init.get("loggers")
+    if not listed or lightnings.get("barebones"):
+        return {}
+    removed = {one.name.lower() for one in listed if isinstance(one, Named)}
+    calls = [one for one in listed if isinstance(one, Call)]
+    folder = model_dir(init)
+    own = [_logger(plan, call, folder) for call in calls if call.target is not ProgressLogger]
+    default = default_logger(folder)
+    names = {type(one).__name__.lower() for one in own} | removed
+    if "tensorboardlogger" not in names and type(default).__name__.lower() not in names:
+        own.insert(0, default)
+    bar = {"enable_progress_bar": False} if "progresslogger" in removed else {}
+    return {"logger": own or False, **bar}
+
+
+def _logger(plan: Plan, call: Call, folder: str) -> Logger:
+    assert call.target is not None
+    beside = "save_dir" in names_of(call.target) and "save_dir" not in call.arguments
+    logger: Logger = made(plan, call, **({"save_dir": folder} if beside else {}))
+    return logger

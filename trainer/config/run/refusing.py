@@ -1,0 +1,139 @@
+"""What a checked file cannot be run with: known before anything is built."""
+
+from __future__ import annotations
+
+import glob
+import inspect
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import lightning.pytorch as pl
+
+from fulgurite.config.document.problems import Problem
+from fulgurite.config.schema.checking import Phase, Plan
+
+LIGHTNINGS_PATHS = ("last", "hpc", "best", "registry")
+"""Words for a checkpoint that Lightning itself finds."""
+
+_EXAMPLE = {
+    "fit": "train_dataloader",
+    "validate": "val_dataloader",
+    "validate_all": "val_dataloaders",
+    "test": "test_dataloader",
+    "predict": "predict_dataloader",
+}
+
+
+def refuse_unbuilt(plan: Plan, mode: str | None = None) -> None:
+    """Refuse what would fail later, or change numbers.
+
+    Args:
+        plan: the file.
+        mode: what is to be run; None where the caller decides later.
+
+    Raises:
+        ParameterFileError: with all of it.
+    """
+    problems = [problem for phase in plan.phases for problem in _unbuilt(phase)]
+    problems += _other_devices(plan)
+    if mode is not None:
+        for phase in plan.phases:
+            problems += _missing(phase, mode)
+        problems += missing_checkpoints(plan.phases[0], mode)
+    plan.document.refuse(problems)
+
+
+def _unbuilt(phase: Phase) -> Iterator[Problem]:
+    init, at = phase.init, (*phase.path, "init")
+    if init.get("device") is None and init.get("backend") is None:
+        yield Problem(at, "device (CSX, CPU or GPU) or backend: required, and not given.")
+    restart = init.get("autorestart")
+    if restart is not None and restart.max_num_restarts is not None:
+        yield Problem(
+            (*at, "autorestart"),
+            "restarting after a failure is not built yet. Leave it out; a run that is started again"
+            " goes on from its newest checkpoint.",
+        )
+    cluster = (init.get("backend") or {}).get("cluster_config") or {}
+    if cluster.get("num_csx", 1) != 1:
+        yield Problem(
+            (*at, "backend", "cluster_config", "num_csx"),
+            f"{cluster['num_csx']} systems: only 1 is built yet. Leave it out.",
+        )
+    if init.get("sparsity"):
+        yield Problem(
+            (*at, "sparsity"),
+            "sparse training is not built; a dense run would give other numbers. Leave it out.",
+        )
+
+
+def _other_devices(plan: Plan) -> Iterator[Problem]:
+    """A process has one type of backend."""
+    kinds = [device_of(phase) for phase in plan.phases]
+    for phase, kind in zip(plan.phases, kinds, strict=True):
+        if kind != kinds[0]:
+            yield Problem(
+                (*phase.path, "init"),
+                f"runs on {kind}, and the first trainer of the file on {kinds[0]}: a process has"
+                " one type of device. Write two files.",
+            )
+
+
+def device_of(phase: Phase) -> str:
+    """CSX, CPU or GPU."""
+    backend = phase.init.get("backend") or {}
+    return str(phase.init.get("device") or backend.get("backend_type")).upper()
+
+
+def _missing(phase: Phase, mode: str) -> Iterator[Problem]:
+    if mode not in phase.stages:
+        yield Problem(
+            phase.path,
+            f"{mode} requested, but the file has no {mode} section. Add"
+            f" {mode}: {{{_EXAMPLE[mode]}: ...}} beside init.",
+        )
+    init: dict[str, Any] = phase.init
+    target = init["model"].target
+    plain = inspect.isclass(target) and not issubclass(target, pl.LightningModule)
+    if mode == "fit" and plain and init.get("optimizer") is None:
+        yield no_optimizer(phase)
+
+
+def no_optimizer(phase: Phase) -> Problem:
+    """A plain module that shall be trained, and nothing to train it."""
+    name = phase.init["model"].name
+    return Problem(
+        (*phase.path, "init", "model"),
+        f"{name} is a plain nn.Module, and the file has no optimizer to train it with. Add"
+        " optimizer: {AdamW: {lr: 1e-3}} to init.",
+    )
+
+
+def missing_checkpoints(phase: Phase, mode: str) -> Iterator[Problem]:
+    """Checkpoints that a stage names and that do not exist."""
+    stage = phase.stages.get(mode, {})
+    path = stage.get("ckpt_path")
+    if path is not None and path not in LIGHTNINGS_PATHS and not _exists(path):
+        yield Problem((*phase.path, mode, "ckpt_path"), _no_file(path))
+    patterns = stage.get("ckpt_paths") or []
+    for i, pattern in enumerate([patterns] if isinstance(patterns, str) else patterns):
+        if not checkpoints_of(pattern):
+            at = (*phase.path, mode, "ckpt_paths", *(() if isinstance(patterns, str) else (i,)))
+            yield Problem(at, _no_file(pattern))
+
+
+def checkpoints_of(pattern: str) -> list[str]:
+    """The files that a path or glob stands for, in the order of the numbers in their names."""
+    if _exists(pattern):
+        return [pattern]
+    return sorted(glob.glob(pattern), key=lambda path: [*map(int, re.findall(r"\d+", path))])
+
+
+def _exists(path: str) -> bool:
+    return "://" in path or os.path.exists(path)
+
+
+def _no_file(path: str) -> str:
+    return f"there is no file {path!r} (from {os.getcwd()}). null means: begin anew."

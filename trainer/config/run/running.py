@@ -1,0 +1,291 @@
+"""``run_config``: fit, validate, validate_all, test or predict what a file describes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import Checkpoint as AnyCheckpoint
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning_utilities.core.rank_zero import rank_zero_info
+
+from fulgurite.backends.patches import patched
+from fulgurite.callbacks import Checkpoint, LoadCheckpointStates
+from fulgurite.config.run.building import Loaded, built, model_dir
+from fulgurite.config.run.modules import FileModule
+from fulgurite.config.run.refusing import (
+    LIGHTNINGS_PATHS,
+    checkpoints_of,
+    missing_checkpoints,
+    no_optimizer,
+    refuse_unbuilt,
+)
+from fulgurite.config.schema.checking import Phase, Plan, check
+from fulgurite.config.types.calls import Call
+
+Callbacks = Sequence[pl.Callback]
+
+MODES = ("fit", "validate", "validate_all", "test", "predict")
+
+
+def run_config(
+    file: str | os.PathLike[str] | Mapping[str, Any],
+    mode: str,
+    overrides: Mapping[str, Any] | None = None,
+) -> list[Any]:
+    """Run a parameter file; its trainers in order, if it lists several.
+
+    Args:
+        file: its path, or a dict of what it says.
+        mode: "fit", "validate", "validate_all", "test" or "predict".
+        overrides: dotted keys and the values that they get.
+
+    Returns:
+        What each trainer's stage found. "fit": the last value of each metric, by name. "validate"
+        and "test": a list with those of each loader. "validate_all": a list with a dict for each
+        checkpoint and loader: ``ckpt_path``, ``loader`` (its index) and ``metrics``. "predict":
+        what Lightning's returns.
+
+    Raises:
+        ParameterFileError: with all the mistakes of the file, before anything is built.
+        ValueError: no such mode.
+    """
+    if mode not in MODES:
+        raise ValueError(f"mode must be one of {', '.join(MODES)}; got {mode!r}.")
+    return run_plan(check(file, overrides), mode)
+
+
+def run_plan(plan: Plan, mode: str) -> list[Any]:
+    """Run a checked file in one of the modes; the same errors as ``run_config``."""
+    refuse_unbuilt(plan, mode)
+    return [run_phase(plan, phase, mode) for phase in plan.phases]
+
+
+def run_phase(plan: Plan, phase: Phase, mode: str, callbacks: Callbacks = ()) -> Any:
+    """Run one trainer of a file, which ``refuse_unbuilt`` let pass.
+
+    Args:
+        plan: the file.
+        phase: the trainer.
+        mode: as for ``run_config``.
+        callbacks: more of them, before the file's.
+
+    Returns:
+        As an item of ``run_config``'s.
+    """
+    return _RUNS[mode](plan, phase, callbacks)
+
+
+def _fit(plan: Plan, phase: Phase, callbacks: Callbacks) -> dict[str, float]:
+    ckpt_path = checkpoint(plan, phase, "fit")
+    with _told_of(phase, "fit", ckpt_path):
+        done, epochs = _progress(ckpt_path) if _loads_steps(phase) else (0, 0)
+    loop = phase.init.get("loop")
+    named = phase.stages["fit"].get("ckpt_path") is not None
+    begin = done if named and loop and loop.num_steps else 0
+    loaded = built(plan, phase, begin, callbacks)
+    trainer, module, data = loaded
+    if isinstance(module, FileModule) and not is_overridden("configure_optimizers", module):
+        plan.document.refuse([no_optimizer(phase)])
+    if epochs > (trainer.max_epochs or -1) > 0:  # Lightning refuses to load it
+        rank_zero_info(f"Nothing left to train: {ckpt_path} has {epochs} epochs.")
+        return {}
+    with _loading(trainer, phase, "fit", ckpt_path):
+        trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
+    say_if_done(trainer, ckpt_path, done)
+    return {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+
+def say_if_done(trainer: pl.Trainer, ckpt_path: str | None, done: int) -> None:
+    """Say so where a fit found that its checkpoint has all steps."""
+    if ckpt_path is not None and done and trainer.global_step == done:
+        rank_zero_info(f"Nothing left to train: {ckpt_path} has all {done} steps.")
+
+
+def _stage(mode: str) -> Callable[[Plan, Phase, Callbacks], Any]:
+    def run(plan: Plan, phase: Phase, callbacks: Callbacks) -> Any:
+        ckpt_path = checkpoint(plan, phase, mode)
+        trainer, module, data = built(plan, phase, callbacks=callbacks)
+        with _loading(trainer, phase, mode, ckpt_path):
+            return getattr(trainer, mode)(module, datamodule=data, ckpt_path=ckpt_path)
+
+    return run
+
+
+def _validate_all(plan: Plan, phase: Phase, callbacks: Callbacks) -> list[dict[str, Any]]:
+    """Each checkpoint on each loader; loaders may differ in shape, so each has its own programs."""
+    calls = phase.stages["validate_all"]["val_dataloaders"]
+    paths = _checkpoints(plan, phase)
+    found, loggers = [], None
+    for i, call in enumerate(calls):
+        loaded = built(plan, phase, callbacks=callbacks)
+        loggers = loaded.trainer.loggers = loaded.trainer.loggers if loggers is None else loggers
+        source = loaded.data.made(call)
+        if len(calls) > 1:
+            rank_zero_info(f"Loader {i} of {len(calls)}, from 0: {call.name}")
+        with _named_by(loaded, f"validate_{i}/" if len(calls) > 1 else ""):
+            for path in paths:
+                with _loading(loaded.trainer, phase, "validate_all", path):
+                    results = loaded.trainer.validate(loaded.module, source, ckpt_path=path)
+                metrics = {name: value for result in results for name, value in result.items()}
+                found.append({"ckpt_path": path, "loader": i, "metrics": metrics})
+    return sorted(found, key=lambda one: paths.index(one["ckpt_path"]))
+
+
+@contextmanager
+def _named_by(loaded: Loaded, prefix: str) -> Iterator[None]:
+    """Let loggers tell the loaders apart."""
+
+    def renamed(log: Callable[..., Any]) -> Callable[..., Any]:
+        def log_metrics(metrics: Mapping[str, float], step: int | None = None) -> Any:
+            own = {k if k == "epoch" else prefix + k: v for k, v in metrics.items()}
+            return log(metrics=own, step=step)
+
+        return log_metrics
+
+    loggers = loaded.trainer.loggers if prefix else []
+    with patched([(one, "log_metrics", renamed(one.log_metrics)) for one in loggers]):
+        yield
+
+
+_RUNS: dict[str, Callable[[Plan, Phase, Callbacks], Any]] = {
+    "fit": _fit,
+    "validate": _stage("validate"),
+    "validate_all": _validate_all,
+    "test": _stage("test"),
+    "predict": _stage("predict"),
+}
+
+
+def checkpoint(plan: Plan, phase: Phase, mode: str) -> str | None:
+    """The checkpoint that a stage begins from: the named one, or the newest.
+
+    Raises:
+        ParameterFileError: there is no such file.
+    """
+    stage = phase.stages[mode]
+    if "ckpt_path" in stage:
+        plan.document.refuse(missing_checkpoints(phase, mode))
+        path: str | None = stage["ckpt_path"]
+        return path
+    newest = newest_of(phase)
+    if newest is not None:
+        begins = "Going on from" if mode == "fit" else "Weights of"
+        rank_zero_info(f"{begins} {newest}. (ckpt_path: null takes none.)")
+    elif mode != "fit":
+        rank_zero_info("No checkpoint: these are the weights that the model begins with.")
+    return newest
+
+
+@contextmanager
+def _told_of(phase: Phase, mode: str, path: str | None) -> Iterator[None]:
+    """Say in a note which checkpoint an error comes from, and how to do without."""
+    try:
+        yield
+    except Exception as error:
+        named = {"ckpt_path", "ckpt_paths"} & phase.stages[mode].keys()
+        why = "" if named else ", the newest in model_dir (ckpt_path: null takes none)"
+        error.add_note(f"while loading {path}{why}")
+        raise
+
+
+@contextmanager
+def _loading(trainer: pl.Trainer, phase: Phase, mode: str, path: str | None) -> Iterator[None]:
+    """Say it of what fails to load while a stage runs, too."""
+    strategy = trainer.strategy
+
+    def told(name: str) -> tuple[Any, str, Callable[..., Any]]:
+        load = getattr(strategy, name)
+
+        def loads(*args: Any, **kwargs: Any) -> Any:
+            with _told_of(phase, mode, path):
+                found = load(*args, **kwargs)
+                _check_kinds(trainer)
+            return found
+
+        return strategy, name, loads
+
+    loads = ("load_checkpoint", "load_model_state_dict", "load_optimizer_state_dict")
+    with patched([told(name) for name in loads]):
+        yield
+
+
+def _check_kinds(trainer: pl.Trainer) -> None:
+    """Torch loads the state of any optimizer into any other, which fails at the first step."""
+    for optimizer in trainer.optimizers:
+        for group in optimizer.param_groups:
+            lacks = [name for name in optimizer.defaults if name not in group]
+            if lacks:
+                raise ValueError(
+                    f"the optimizer is {type(optimizer).__name__}, and the checkpoint has the state"
+                    f" of another kind: it has no {', '.join(lacks)}. To begin with its weights"
+                    " alone, add this to callbacks:"
+                    " - LoadCheckpointStates: {load_checkpoint_states: model}"
+                )
+
+
+def newest_of(phase: Phase) -> str | None:
+    """The newest checkpoint of a trainer's folder, if the file wants it loaded."""
+    saves = _saves(phase)
+    if saves is None or not saves.autoload_last_checkpoint:
+        return None
+    newest = saves.newest(model_dir(phase.init))
+    return None if newest is None else str(newest)
+
+
+def all_of(phase: Phase) -> list[str]:
+    """The checkpoints of a trainer's folder that the trainer itself wrote, by step."""
+    saves = _saves(phase) or Checkpoint()
+    return [str(path) for path in saves.found(model_dir(phase.init))]
+
+
+def _saves(phase: Phase) -> Checkpoint | None:
+    """The Checkpoint of a trainer, or one like it."""
+    init = phase.init
+    if init.get("checkpoint") is not None:
+        section: Checkpoint = init["checkpoint"]
+        return section
+    for call in init.get("callbacks", []):
+        target = getattr(call, "target", None)
+        if target is not None and issubclass(target, AnyCheckpoint):
+            return call() if issubclass(target, Checkpoint) else None
+    wanted = init["trainer"].arguments.get("enable_checkpointing") is not False
+    return Checkpoint() if wanted else None
+
+
+def _checkpoints(plan: Plan, phase: Phase) -> list[str | None]:
+    """Those that ``validate_all`` loads: named, or all of the folder."""
+    stage = phase.stages["validate_all"]
+    if "ckpt_paths" not in stage:
+        saves = _saves(phase)
+        loads = saves is not None and saves.autoload_last_checkpoint
+        return [*(all_of(phase) if loads else [])] or [None]
+    plan.document.refuse(missing_checkpoints(phase, "validate_all"))
+    given = stage["ckpt_paths"]
+    patterns = [given] if isinstance(given, str) else given
+    paths = [path for pattern in patterns for path in checkpoints_of(pattern)]
+    return list(dict.fromkeys(paths)) or [None]
+
+
+def _loads_steps(phase: Phase) -> bool:
+    """Whether a run counts on from its checkpoint's step."""
+    calls = [one for one in phase.init.get("callbacks", []) if isinstance(one, Call)]
+    loads = [one() for one in calls if one.target is LoadCheckpointStates]
+    return all("global_step" in one.states for one in loads)
+
+
+def steps_of(path: str | None) -> int:
+    """The optimizer steps that a checkpoint has behind it; weights are not read."""
+    return _progress(path)[0]
+
+
+def _progress(path: str | None) -> tuple[int, int]:
+    """The optimizer steps and the epochs."""
+    if path is None or path in LIGHTNINGS_PATHS or not os.path.isfile(path):
+        return 0, 0
+    found = torch.load(path, map_location="cpu", mmap=True, weights_only=False)
+    return int(found.get("global_step", 0)), int(found.get("epoch", 0))

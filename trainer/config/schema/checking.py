@@ -1,0 +1,160 @@
+"""A file against the tables: a plan of what to build, or all its mistakes. Nothing is built."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fulgurite.config.document.problems import Path, Problem, nearest, shown
+from fulgurite.config.document.reading import Document, read, with_environment, with_overrides
+from fulgurite.config.legacy.converting import convert, is_legacy
+from fulgurite.config.schema.schema import INIT, TOP, TRAINER
+from fulgurite.config.types.classes import Classes, module_of
+from fulgurite.config.types.shapes import Report
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """One trainer of a file, checked.
+
+    Args:
+        path: where it stands.
+        init: what ``init`` says, key by key as its shapes made it; ``trainer`` is the call of the
+            Trainer with Lightning's own arguments.
+        stages: the same for ``fit``, ``validate``, ``validate_all``, ``test`` and ``predict``.
+    """
+
+    path: Path
+    init: dict[str, Any]
+    stages: dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A checked file: its trainers in order, and what it says that has no effect here."""
+
+    document: Document
+    phases: tuple[Phase, ...]
+    notes: tuple[Problem, ...]
+
+
+def check(
+    file: str | os.PathLike[str] | Mapping[str, Any],
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    imports: bool = True,
+) -> Plan:
+    """Check a parameter file.
+
+    Args:
+        file: its path, or a dict of what it says.
+        overrides: dotted keys and the values that they get.
+        imports: whether the user's own classes are imported; else they are only named.
+
+    Raises:
+        ParameterFileError: with all mistakes.
+    """
+    return check_document(opened(file, overrides), imports=imports)
+
+
+def opened(
+    file: str | os.PathLike[str] | Mapping[str, Any], overrides: Mapping[str, Any] | None = None
+) -> Document:
+    """Read a parameter file, with the environment's values and overrides in it.
+
+    A file of the old form comes in the new one; overrides may name keys of either.
+
+    Raises:
+        ParameterFileError: it cannot be read, a key cannot be set, or an old key has no place in
+            the new form.
+    """
+    document, overrides = with_environment(read(file)), overrides or {}
+    if not isinstance(document.data, Mapping) or not is_legacy(document.data):
+        return with_overrides(document, overrides)
+    of_new = {key: value for key, value in overrides.items() if key.partition(".")[0] in TOP}
+    of_old = {key: value for key, value in overrides.items() if key not in of_new}
+    return with_overrides(_converted(with_overrides(document, of_old)), of_new)
+
+
+def _converted(document: Document) -> Document:
+    """A document of the old form in the new one; its places stay those of the old keys."""
+    new = convert(document.data)
+    document.refuse(new.problems)
+    notes = tuple(Problem(note.path, note.text) for note in new.notes)
+    return replace(document, data=new.params, origins=new.origins, notes=notes)
+
+
+def check_document(document: Document, *, imports: bool = True) -> Plan:
+    """Check a file that was read; the same errors as ``check``."""
+    folder = _folder_of(document) if imports else None
+    report = Report(Classes(imports=imports, folder=folder))
+    if folder is not None and folder not in sys.path:
+        sys.path.insert(0, folder)  # a file names modules beside it, as a script there could
+    if not isinstance(document.data, Mapping):
+        text = f"expected keys and values (trainer: ...); got {shown(document.data)}."
+        document.refuse([Problem((), text)])
+    for key in document.data:
+        if key not in TOP and not report.noted((key,)):
+            report.problem((key,), _unknown_top(key))
+    report.classes = _with_imports(document, report)
+    phases = [_phase(path, value, report) for path, value in trainers(document)]
+    if not phases:
+        report.problem((), "trainer: required, and not given.")
+    document.refuse(report.problems)
+    return Plan(document=document, phases=tuple(phases), notes=(*document.notes, *report.notes))
+
+
+def _unknown_top(key: object) -> str:
+    if key in TRAINER.shapes:
+        return "no such key here: it belongs under trainer:."
+    if key in INIT:
+        return "no such key here: it belongs under trainer: init:."
+    return f"no such key.{nearest(key, TOP)} A file has: {', '.join(TOP)}."
+
+
+def _folder_of(document: Document) -> str | None:
+    source = os.path.abspath(document.source)
+    return os.path.dirname(source) if os.path.exists(source) else None
+
+
+def _with_imports(document: Document, report: Report) -> Classes:
+    """Where names are looked up, the modules under ``imports`` among it."""
+    names, modules = document.data.get("imports"), []
+    names = [] if names is None else [names] if isinstance(names, str) else names
+    if not isinstance(names, list):
+        report.problem(("imports",), f"expected a list of modules; got {shown(names)}.")
+        return report.classes
+    for i, name in enumerate(names):
+        if not isinstance(name, str) or not all(map(str.isidentifier, name.split("."))):
+            text = f"expected the name of a module, as my.module; got {shown(name)}."
+            report.problem(("imports", i), text)
+        elif report.classes.imports:
+            try:
+                modules.append(module_of(name))
+            except ImportError as error:
+                near = report.classes.missing(name)
+                report.problem(("imports", i), f"cannot be imported: {error}.{near}")
+    return replace(report.classes, modules=tuple(modules), named_modules=bool(names))
+
+
+def trainers(document: Document) -> list[tuple[Path, Any]]:
+    """Each trainer of the file and where it stands."""
+    found = document.data.get("trainer") if isinstance(document.data, Mapping) else None
+    if found is None:
+        return []
+    if not isinstance(found, list):
+        return [(("trainer",), found)]
+    phases: list[tuple[Path, Any]] = []
+    for i, item in enumerate(found):
+        inner = isinstance(item, Mapping) and list(item) == ["trainer"]
+        path: Path = ("trainer", i, "trainer") if inner else ("trainer", i)
+        phases.append((path, item["trainer"] if inner else item))
+    return phases
+
+
+def _phase(path: Path, value: Any, report: Report) -> Phase:
+    found = TRAINER.check(value, path, report)
+    return Phase(path=path, init=found.pop("init", {}), stages=found)

@@ -1,0 +1,133 @@
+"""Keys of one trainer that say the same thing twice, or contradict each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+from fulgurite.config.document.problems import Path, Problem, dotted
+from fulgurite.config.schema.optimizers import OptimizerCall
+from fulgurite.config.schema.schedulers import is_program_scheduler
+from fulgurite.config.types.calls import Call
+from fulgurite.config.types.report import Report
+from fulgurite.config.types.trials import TRIED, trainer_complaint
+from fulgurite.mixed_precision import MixedPrecision
+from fulgurite.trainer import check_placement
+
+SAME: tuple[tuple[Path, str], ...] = (
+    (("loop", "max_steps"), "max_steps"),
+    (("loop", "num_steps"), "max_steps"),
+    (("loop", "num_epochs"), "max_epochs"),
+    (("loop", "steps_per_epoch"), "limit_train_batches"),
+    (("loop", "eval_steps"), "limit_val_batches"),
+    (("loop", "eval_frequency"), "val_check_interval"),
+    (("loop", "eval_frequency"), "check_val_every_n_epoch"),
+    (("loop", "grad_accum_steps"), "accumulate_grad_batches"),
+    (("logging", "log_steps"), "log_every_n_steps"),
+    (("precision", "max_gradient_norm"), "gradient_clip_val"),
+    (("precision", "max_gradient_norm"), "gradient_clip_algorithm"),
+    (("precision", "max_gradient_value"), "gradient_clip_val"),
+    (("precision", "max_gradient_value"), "gradient_clip_algorithm"),
+    (("model_dir",), "default_root_dir"),
+    (("loggers",), "logger"),
+)
+"""Our key, and the Trainer's argument that says the same."""
+
+_PLACES = ("accelerator", "strategy", "devices", "num_nodes")
+
+
+def check_conflicts(
+    given: Mapping[str, Any], found: Mapping[str, Any], path: Path, report: Report
+) -> None:
+    """Check the keys of an ``init`` against each other.
+
+    Args:
+        given: what the file says.
+        found: the same, key by key as the shapes made it.
+        path: where it stands.
+        report: gets what is wrong.
+    """
+    given = {key: value for key, value in given.items() if value is not None}
+    for ours, lightnings in SAME:
+        if given.get(lightnings) is not None and _at(given, ours) is not None:
+            text = f"is given as {dotted(ours)} too, which says the same. Give one."
+            report.problem((*path, lightnings), text)
+    if given.get("checkpoint") is not None and given.get("enable_checkpointing") is False:
+        text = "false contradicts checkpoint, which is given too. Leave one of them out."
+        report.problem((*path, "enable_checkpointing"), text)
+    _check_schedulers(given, found, path, report)
+    if "device" in given and "backend" in given:
+        text = "backend and device are mutually exclusive arguments of Trainer. Please only provide"
+        report.problem((*path, "device"), f"{text} one or the other")
+    elif "device" not in given and "backend" not in given:
+        text = "names no device: a run needs device (CSX, CPU or GPU) or backend, or --device."
+        report.notes.append(Problem(path, text))
+    else:
+        _check_device(given, found, path, report)
+    # a value that its type refused already is told once
+    wrong = {p.path[len(path)] for p in report.problems if p.path[: len(path)] == path != p.path}
+    if not wrong & TRIED:
+        told = trainer_complaint({key: found[key] for key in given if key in found})
+        if told is not None:
+            report.problem((*path, *_named_in(told, given)), told)
+
+
+def _check_schedulers(
+    given: Mapping[str, Any], found: Mapping[str, Any], path: Path, report: Report
+) -> None:
+    """Schedulers set the numbers of the file's optimizer, and factors are read by schedulers."""
+    schedulers, optimizer = found.get("schedulers") or [], found.get("optimizer")
+    if schedulers and given.get("optimizer") is None:
+        report.problem(
+            (*path, "schedulers"),
+            "set numbers of the file's optimizer, and it has none. Give optimizer too, or leave"
+            " both to configure_optimizers.",
+        )
+    targets = [call.target for call in schedulers if call is not None]
+    known = all(target is not None for target in targets)
+    reads = any(is_program_scheduler(target) for target in targets)
+    if isinstance(optimizer, OptimizerCall) and optimizer.scales and known and not reads:
+        report.problem(
+            (*path, "optimizer"),
+            "adjust_learning_rate and adjust_val are factors of what a scheduler of fulgurite.optim"
+            " gives, and the file has none. Give schedulers: [ConstantLR: {learning_rate: 1e-3}],"
+            " or an lr of its own in each group.",
+        )
+
+
+def _at(given: Mapping[str, Any], path: Path) -> Any:
+    value: Any = given
+    for part in path:
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _check_device(
+    given: Mapping[str, Any], found: Mapping[str, Any], path: Path, report: Report
+) -> None:
+    """The device against what Lightning is told of machines, and against the precision."""
+    kind = found.get("device") or (found.get("backend") or {}).get("backend_type")
+    if not isinstance(kind, str):
+        return
+    kind = kind.upper()
+    said = f"device={kind!r}" if "device" in given else f"backend {kind}"
+    placed = {key: found[key] for key in _PLACES if key in given and key in found}
+    try:
+        check_placement(kind, said, **{k: v for k, v in placed.items() if not isinstance(v, Call)})
+    except MisconfigurationException as error:
+        report.problem((*path, *_named_in(str(error), placed)), str(error))
+    precision = found.get("precision")
+    if isinstance(precision, MixedPrecision):
+        only_csx = precision.enabled and precision.fp16_type == "cbfloat16"
+    else:
+        only_csx = precision == "cb16-mixed"
+    if only_csx and kind != "CSX":
+        report.problem((*path, "precision"), f"cbfloat16 exists on CSX only; got {said}.")
+
+
+def _named_in(text: str, given: Mapping[str, Any]) -> Path:
+    """The key that a text names, if it does."""
+    names = [key for key in given if key in text]
+    return (max(names, key=len),) if names else ()

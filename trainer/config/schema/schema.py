@@ -1,0 +1,261 @@
+"""The parameter file itself, as tables of shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fulgurite.config.document.problems import Path, Problem, listed, nearest, shown
+from fulgurite.config.schema.conflicts import check_conflicts
+from fulgurite.config.schema.data import DataShape
+from fulgurite.config.schema.loggers import LOGGER_NAMES
+from fulgurite.config.schema.optimizers import OptimizerShape
+from fulgurite.config.schema.schedulers import SchedulerShape
+from fulgurite.config.types.arguments import Call, names_of
+from fulgurite.config.types.classes import CATEGORIES, Named, imported, named
+from fulgurite.config.types.shapes import (
+    Keys,
+    OneClass,
+    Report,
+    Section,
+    Several,
+    Shape,
+    Value,
+    is_mapping,
+    place_of,
+    unknown_key,
+)
+from fulgurite.config.types.trials import backend_complaint
+from fulgurite.config.types.values import taken
+from fulgurite.precision import CB16_MIXED, known_name
+
+
+@dataclass(frozen=True)
+class Backend:
+    """``backend``: ``backend_type`` and the arguments of that backend. It stays a dict: making one
+    claims its type for the process.
+    """
+
+    def check(self, value: Any, path: Path, report: Report) -> dict[str, Any] | None:
+        """The backend's arguments."""
+        if not is_mapping(value, path, report):
+            return None
+        kinds = {"CSX": "CSXBackend", "CPU": "CPUBackend", "GPU": "GPUBackend"}
+        kind = value.get("backend_type")
+        if not isinstance(kind, str) or kind.upper() not in kinds:
+            text = f"expected one of CSX, CPU, GPU; got {shown(kind)}."
+            report.problem((*path, "backend_type"), text)
+            return None
+        target = imported(f"fulgurite.backends.{kinds[kind.upper()]}")
+        given = {
+            key: item
+            for key, item in value.items()
+            if key not in ("backend_type", "cluster_config") and not report.noted((*path, key))
+        }
+        tried = report.apart()
+        arguments = taken(target, given, path, tried, frozenset({"cluster_config"}))
+        report.add(tried)
+        wrong = None if tried.problems else backend_complaint(target, arguments)
+        if wrong is not None:
+            report.problem(place_of(wrong, given, path), wrong)
+        if "cluster_config" in value:
+            at = (*path, "cluster_config")
+            Section("fulgurite.backends.CSConfig").check(value["cluster_config"], at, report)
+        return dict(value)
+
+
+@dataclass(frozen=True)
+class EitherTextOr:
+    """A string, or another shape."""
+
+    shape: Shape
+
+    def check(self, value: Any, path: Path, report: Report) -> Any:
+        """The string, or the other shape's."""
+        return value if isinstance(value, str) else self.shape.check(value, path, report)
+
+
+DEFAULTS_ELSEWHERE = ("computenorm", "floputilization")
+"""Callbacks that are defaults of the system followed, and not here: they cost a step time."""
+
+
+@dataclass(frozen=True)
+class Precision:
+    """``precision``: a name of Lightning's or ours, or the keys of MixedPrecision."""
+
+    section: Section
+
+    def check(self, value: Any, path: Path, report: Report) -> Any:
+        """The name, or a MixedPrecision."""
+        if value is None or isinstance(value, Mapping):
+            return self.section.check(value, path, report)
+        names = (*PRECISIONS, CB16_MIXED)
+        try:
+            known = value == CB16_MIXED or bool(known_name(value))
+        except (ValueError, TypeError):
+            known = False
+        if not known:
+            text = f"expected {listed(names)}, or a mapping with fp16_type; got {shown(value)}."
+            report.problem(path, f"{text}{nearest(value, names)}")
+        return value
+
+
+@dataclass(frozen=True)
+class Removable:
+    """A class in one of its forms, or ``{Name: null}``, which takes a default away.
+
+    Args:
+        shape: of the class.
+        defaults: import path of the names that are there by default.
+    """
+
+    shape: OneClass
+    defaults: str
+
+    def check(self, value: Any, path: Path, report: Report) -> Call | Named | None:
+        """A call, or the name of the default that goes."""
+        found = named(value, path, CATEGORIES[self.shape.category].title)
+        if isinstance(found, Problem):
+            report.problems.append(found)
+            return None
+        if not found.removed:
+            return self.shape.called(found, report)
+        names = list(imported(self.defaults))
+        if found.name.lower() in DEFAULTS_ELSEWHERE:
+            report.notes.append(Problem(found.name_path, "is no default here: nothing goes away."))
+        elif found.name.lower() not in map(str.lower, names) and not report.noted(found.name_path):
+            report.problem(
+                found.name_path,
+                f"null takes a default {self.shape.category} away, and {found.name} is none."
+                f"{nearest(found.name, names)} Defaults: {', '.join(names)}.",
+            )
+            return None
+        return found
+
+
+@dataclass(frozen=True)
+class LoggerShape(OneClass):
+    """A logger, by Lightning's names of its arguments or those of files."""
+
+    def called(self, found: Named, report: Report) -> Call | None:
+        """The call; ``save_dir`` may be left out: it is ``model_dir`` then."""
+        others = LOGGER_NAMES.get(found.name.rpartition(".")[2].lower(), {})
+        given = {others.get(key, key): value for key, value in found.arguments.items()}
+        shape = self if "save_dir" in given else OneClass(self.category, ("save_dir",))
+        return OneClass.called(shape, replace(found, arguments=given), report)
+
+
+@dataclass(frozen=True)
+class Unbuilt:
+    """Anything, of a part that checks and does not run yet."""
+
+    note: str
+
+    def check(self, value: Any, path: Path, report: Report) -> Any:
+        """The value, noted if there is one."""
+        if value:
+            report.notes.append(Problem(path, self.note))
+        return value
+
+
+@dataclass(frozen=True)
+class Init:
+    """``init``: our keys, and any argument of the Trainer."""
+
+    shapes: Mapping[str, Shape]
+
+    def check(self, value: Any, path: Path, report: Report) -> dict[str, Any]:
+        """Ours as their shapes make them; the Trainer's own as one call, under ``trainer``."""
+        if not is_mapping(value, path, report):
+            return {}
+        trainer = imported("fulgurite.trainer.Trainer")
+        skip = frozenset(self.shapes)
+        takes = names_of(trainer, skip)
+        lightnings = {key: value[key] for key in value if key in takes}
+        arguments = taken(trainer, lightnings, path, report, skip)
+        ours = {key: item for key, item in value.items() if key not in lightnings}
+        for key in ("device", "backend", "model_dir", "optimizer"):
+            if key in ours and ours[key] is None:
+                del ours[key]
+        for key in [key for key in ours if key not in self.shapes]:
+            if not report.noted((*path, key)):
+                known = {**self.shapes, **dict.fromkeys(takes)}
+                text = self.belonging(key) or unknown_key(key, path, known)
+                report.problem((*path, key), text)
+            del ours[key]
+        found = Keys(self.shapes, required=("model",)).check(ours, path, report)
+        check_conflicts(value, {**found, **arguments}, path, report)
+        call = Call(path=path, name="Trainer", target=trainer, arguments=arguments, skip=skip)
+        return {**found, "trainer": call}
+
+    def belonging(self, key: object) -> str:
+        """The section that a misplaced key belongs to."""
+        for name, shape in self.shapes.items():
+            section = shape.section if isinstance(shape, Precision) else shape
+            if isinstance(section, Section) and key in section.names():
+                return f"no such key of init: it belongs under {name}:."
+        return "no such key of init: it belongs under trainer:." if key in STAGES else ""
+
+
+@dataclass(frozen=True)
+class Device:
+    """``device``."""
+
+    def check(self, value: Any, path: Path, report: Report) -> str | None:
+        """One of the three, in capitals."""
+        if isinstance(value, str) and value.upper() in ("CSX", "CPU", "GPU"):
+            return value.upper()
+        report.problem(path, f"expected one of CSX, CPU, GPU; got {shown(value)}.")
+        return None
+
+
+PRECISIONS = ("32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true", "64-true")
+"""Of Lightning's many spellings, those that its documentation uses."""
+
+DATA = DataShape("data", key="data_processor")
+CKPT_PATH = Value(str | None)
+CALLBACKS = "fulgurite.callbacks.DEFAULT_CALLBACKS"
+LOGGERS = "fulgurite.config.schema.loggers.DEFAULT_LOGGERS"
+
+INIT: dict[str, Shape] = {
+    "device": Device(),
+    "backend": Backend(),
+    "model": OneClass("model"),
+    "model_dir": Value(str),
+    "optimizer": OptimizerShape("optimizer", skip=("params",)),
+    "schedulers": Several(SchedulerShape("scheduler", skip=("optimizer",))),
+    "precision": Precision(Section("fulgurite.MixedPrecision")),
+    "loop": Section("fulgurite.config.schema.sections.Loop"),
+    "checkpoint": Section("fulgurite.callbacks.Checkpoint"),
+    "logging": Section("fulgurite.config.schema.sections.Logging"),
+    "callbacks": Several(Removable(OneClass("callback"), CALLBACKS)),
+    "loggers": Several(Removable(LoggerShape("logger"), LOGGERS)),
+    "seed": Value(int | None, bounds=(0, 2**32 - 1)),
+    "sparsity": Unbuilt("sparse training is not built: a run is refused."),
+    "autorestart": Section("fulgurite.config.schema.sections.AutoRestart"),
+}
+
+STAGES: dict[str, Shape] = {
+    "fit": Keys(
+        {"train_dataloader": DATA, "val_dataloader": Several(DATA), "ckpt_path": CKPT_PATH},
+        required=("train_dataloader",),
+    ),
+    "validate": Keys(
+        {"val_dataloader": Several(DATA), "ckpt_path": CKPT_PATH}, required=("val_dataloader",)
+    ),
+    "validate_all": Keys(
+        {"val_dataloaders": Several(DATA), "ckpt_paths": EitherTextOr(Several(Value(str)))},
+        required=("val_dataloaders",),
+    ),
+    "test": Keys(
+        {"test_dataloader": Several(DATA), "ckpt_path": CKPT_PATH}, required=("test_dataloader",)
+    ),
+    "predict": Keys(
+        {"predict_dataloader": Several(DATA), "ckpt_path": CKPT_PATH},
+        required=("predict_dataloader",),
+    ),
+}
+
+TRAINER = Keys({"init": Init(INIT), **STAGES}, required=("init",))
+TOP = ("imports", "trainer")

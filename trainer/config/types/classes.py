@@ -1,0 +1,308 @@
+"""Which class a name in a file stands for.
+
+A class is written in one of four forms:
+
+    AdamW                                       its name, without arguments
+    {AdamW: {lr: 1e-3}}                         its name and arguments
+    {name: AdamW, lr: 1e-3}                     the same, flat
+    {class_path: my.module.Net, init_args: {}}  any class or function, by its import path
+
+A name with dots is an import path. One without is found in any case; where several homes have it,
+the first counts: the modules that the file lists under ``imports``, in their order, then the homes
+of its category (``CATEGORIES``), ours before others'. Base classes, abstract and private ones are
+no choices.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from fulgurite.config.document.problems import Path, Problem, choices, nearest, shown, with_article
+from fulgurite.config.types.categories import CATEGORIES as CATEGORIES
+from fulgurite.config.types.categories import Category as Category
+
+
+def category_of(types: tuple[type, ...]) -> Category:
+    """The category of a parameter that takes instances of some classes."""
+    homes, no_choices = dict[str, None](), dict[str, None]()
+    title = " or ".join(kind.__name__ for kind in types)
+    for category in CATEGORIES.values():
+        # a class of a package that nobody imported has no subclasses yet
+        loaded = all(str(base).partition(".")[0] in sys.modules for base in category.bases)
+        if category.bases and category.homes and loaded:
+            bases = bases_of(category)
+            if all(issubclass(kind, bases) for kind in types):
+                title = category.title if set(types) & set(bases) else title
+                homes |= dict.fromkeys(category.homes)
+                no_choices |= dict.fromkeys(category.no_choices)
+    homes |= dict.fromkeys(kind.__module__ for kind in types if kind is not object)
+    return Category(title=title, bases=types, homes=tuple(homes), no_choices=tuple(no_choices))
+
+
+@functools.cache
+def bases_of(category: Category) -> tuple[type, ...]:
+    """The base classes of a category."""
+    return tuple(imported(base) if isinstance(base, str) else base for base in category.bases)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Named:
+    """A class as a file names it, whatever the form.
+
+    Args:
+        path: where it stands; ``arguments_path``: where its arguments do.
+        removed: it was written ``{Name: null}``.
+    """
+
+    path: Path
+    name: str
+    name_path: Path
+    arguments: dict[str, Any]
+    arguments_path: Path
+    removed: bool = False
+
+
+def named(value: Any, path: Path, title: str, key: str = "name") -> Named | Problem:
+    """Read one of the four forms, or say what is wrong with it."""
+    if isinstance(value, str) and value:
+        return Named(path=path, name=value, name_path=path, arguments={}, arguments_path=path)
+    if not isinstance(value, Mapping) or not value:
+        text = f"expected {with_article(title)}, as {{Name: {{arguments}}}}; got {shown(value)}."
+        return Problem(path, text)
+    for word in ("class_path", key, "name"):
+        if word in value:
+            return _flat(value, word, path, title)
+    first = next(iter(value.values()))
+    if key != "name" and (len(value) > 1 or not isinstance(first, (Mapping, type(None)))):
+        return Problem(path, f"{key}: required, and not given.")
+    if len(value) > 1:
+        return Problem(path, _two_names(value, title))
+    [(name, arguments)] = value.items()
+    at = (*path, name)
+    return _with_arguments(name, at, arguments, path, at, title)
+
+
+def _two_names(value: Mapping[Any, Any], title: str) -> str:
+    keys = [str(key) for key in value]
+    text = f"expected one {title}, as {{Name: {{arguments}}}}; got {len(keys)} keys:"
+    text = f"{text} {', '.join(keys[:8])}."
+    if not isinstance(next(iter(value.values())), (Mapping, type(None))):
+        return f"name: required beside these keys, and not given: {', '.join(keys[:8])}."
+    if next(iter(value.values())) is None:
+        text += f" Indent {', '.join(keys[1:8])} deeper, as the arguments of {keys[0]}."
+    return text
+
+
+def _flat(value: Mapping[Any, Any], word: str, path: Path, title: str) -> Named | Problem:
+    """A form that has the name under a key: ``class_path``, ``name`` or ``data_processor``."""
+    name, rest = value[word], {k: v for k, v in value.items() if k != word}
+    if word != "class_path":
+        return _with_arguments(name, (*path, word), rest, path, path, title)
+    for other in rest:
+        if other != "init_args":
+            near = nearest(other, ["init_args"])
+            text = f"stands beside class_path, which takes init_args: {{...}} only.{near}"
+            return Problem((*path, other), text)
+    arguments = {} if rest.get("init_args") is None else rest["init_args"]
+    return _with_arguments(name, (*path, word), arguments, path, (*path, "init_args"), title)
+
+
+def _with_arguments(
+    name: Any, name_path: Path, arguments: Any, path: Path, arguments_path: Path, title: str
+) -> Named | Problem:
+    if not isinstance(name, str) or not name:
+        return Problem(name_path, f"expected the name of {with_article(title)}; got {shown(name)}.")
+    if arguments is not None and not isinstance(arguments, Mapping):
+        text = f"expected the arguments of {name}, as {{key: value}}; got {shown(arguments)}."
+        return Problem(arguments_path, text)
+    return Named(
+        path=path,
+        name=name,
+        name_path=name_path,
+        arguments=dict(arguments or {}),
+        arguments_path=arguments_path,
+        removed=arguments is None,
+    )
+
+
+@dataclass(kw_only=True)
+class Classes:
+    """Finds classes by name.
+
+    Args:
+        modules: those that the file lists under ``imports``.
+        imports: whether classes of the user's are imported, or only named.
+        named_modules: with ``imports=False``, whether the file lists modules of the user's: a
+            short name that nobody knows may then be one of theirs.
+        folder: where the file lies; its modules can be named.
+    """
+
+    modules: tuple[ModuleType, ...] = ()
+    imports: bool = True
+    named_modules: bool = False
+    folder: str | None = None
+    _short: dict[Category, dict[str, Any]] = field(default_factory=dict)
+
+    def find(self, category: Category | str, name: str) -> Any:
+        """The class or function of a name; None where user classes are only named.
+
+        Args:
+            category: one, or its key in ``CATEGORIES``.
+            name: as the file has it.
+
+        Raises:
+            LookupError: there is none, or it is of another kind; the text says which names there
+                are like it.
+        """
+        if isinstance(category, str):
+            category = CATEGORIES[category]
+        if "." in name:
+            found = self.imported(name)
+        else:
+            known = self.short_names(category)
+            lower = {other.lower(): other for other in reversed(known)}
+            exact = name if name in known else lower.get(name.lower())
+            if exact is None:
+                if not self.imports and (self.named_modules or not category.homes):
+                    return None
+                raise LookupError(self._unknown(category, name))
+            found = known[exact]
+        if found is not None and not _fits(found, category):
+            bases = " or ".join(base.__name__ for base in bases_of(category))
+            a = "a module, not" if inspect.ismodule(found) else "not"
+            wanted = f": expected a subclass of {bases}" if bases else ""
+            raise LookupError(f"{name} is {a} {with_article(category.title)}{wanted}.")
+        return found
+
+    def short_names(self, category: Category) -> dict[str, Any]:
+        """The classes that can be named without a path; those of earlier homes first."""
+        if category not in self._short:
+            homes = [*self.modules, *(_home(name) for name in category.homes)]
+            found: dict[str, Any] = {}
+            for home in homes:
+                for name in getattr(home, "__all__", vars(home)):
+                    value = getattr(home, name, None)
+                    # torchmetrics' deprecated classes have public names for private ones
+                    names = (name, getattr(value, "__name__", "_"))
+                    private = any(other.startswith("_") for other in names)
+                    if not private and _fits(value, category):
+                        found.setdefault(name, value)
+            self._short[category] = found
+        return self._short[category]
+
+    def imported(self, name: str) -> Any:
+        """What an import path stands for; None where it is the user's and only named.
+
+        Raises:
+            LookupError: it cannot be imported; the text says why.
+        """
+        if not self.imports and name.partition(".")[0] not in LIBRARIES:
+            return None
+        try:
+            return imported(name)
+        except LookupError as error:
+            raise LookupError(f"{error}{self.missing(name)}") from None
+
+    def missing(self, name: str) -> str:
+        """Where modules are looked for, if the first part of a name is none at all."""
+        top = name.partition(".")[0]
+        if self.folder is None or top in sys.modules or _exists(top):
+            return ""
+        beside = [module.name for module in pkgutil.iter_modules([self.folder])]
+        return f"{nearest(top, beside)} It is looked for beside the file, and where Python does."
+
+    def _unknown(self, category: Category, name: str) -> str:
+        names = list(self.short_names(category))
+        return (
+            f"no {category.title} is named {shown(name)}.{choices(name, names)} One of your own is"
+            " named by the path it is imported from (my.module.Name), or its module is listed under"
+            " imports:."
+        )
+
+
+LIBRARIES = ("fulgurite", "lightning", "torch", "torchmetrics")
+
+
+@functools.cache
+def _home(name: str) -> ModuleType:
+    return importlib.import_module(name)
+
+
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def imported(name: str) -> Any:
+    """What an import path stands for: a class, a function, or one within a class.
+
+    Raises:
+        LookupError: it cannot be imported; the text says why.
+    """
+    parts = name.split(".")
+    if len(parts) < 2 or not all(part.isidentifier() for part in parts):
+        raise LookupError(f"{shown(name)} is no import path (my.module.Name).")
+    home, rest = _module_of(parts)
+    for i, part in enumerate(rest):
+        if not hasattr(home, part):
+            where = ".".join(parts[: len(parts) - len(rest) + i])
+            near = nearest(part, [other for other in vars(home) if not other.startswith("_")])
+            raise LookupError(f"{where} has no {part!r}.{near}")
+        home = getattr(home, part)
+    return home
+
+
+def _module_of(parts: list[str]) -> tuple[Any, list[str]]:
+    """The longest part of an import path that is a module, and what is left."""
+    for end in range(len(parts) - 1, 0, -1):
+        module = ".".join(parts[:end])
+        try:
+            return module_of(module), parts[end:]
+        except ModuleNotFoundError as error:
+            above = end > 1 and error.name is not None and f"{module}.".startswith(f"{error.name}.")
+            if not above:
+                raise LookupError(f"{'.'.join(parts)} cannot be imported: {error}.") from error
+        except ImportError as error:
+            raise LookupError(f"{'.'.join(parts)} cannot be imported: {error}.") from error
+    raise AssertionError
+
+
+def module_of(name: str) -> ModuleType:
+    """Import a module; what its own code raises becomes an ImportError that says so.
+
+    Raises:
+        ImportError: it cannot be imported.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise
+    except Exception as error:  # a module of the user's may raise anything
+        line = inspect.trace()[-1]
+        at = "" if isinstance(error, SyntaxError) else f" ({line.filename}:{line.lineno})"
+        raise ImportError(f"{type(error).__name__}: {error}{at}") from error
+
+
+def _fits(value: Any, category: Category) -> bool:
+    if not inspect.isclass(value):
+        return category.functions and inspect.isroutine(value)
+    if inspect.isabstract(value) or value in _no_choices(category):
+        return False
+    return not category.bases or issubclass(value, bases_of(category))
+
+
+@functools.cache
+def _no_choices(category: Category) -> frozenset[type]:
+    own = {base for base in category.bases if isinstance(base, str)}
+    return frozenset(imported(name) for name in (*own, *category.no_choices))

@@ -1,0 +1,44 @@
+"""What a check found so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from fulgurite.config.document.known import note_for
+from fulgurite.config.document.problems import Path, Problem
+from fulgurite.config.types.classes import Classes
+
+
+@dataclass
+class Report:
+    """What a check found so far.
+
+    Args:
+        classes: where names are looked up.
+        problems: mistakes.
+        notes: what the file says that has no effect here.
+    """
+
+    classes: Classes
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[Problem] = field(default_factory=list)
+
+    def problem(self, path: Path, text: str) -> None:
+        """Take down a mistake."""
+        self.problems.append(Problem(path, text))
+
+    def noted(self, path: Path) -> bool:
+        """Whether a key is one that has no meaning here; it is noted then."""
+        note = note_for(path)
+        if note is not None:
+            self.notes.append(Problem(path, note))
+        return note is not None
+
+    def apart(self) -> Report:
+        """An empty report of the same file: for what may be tried in several ways."""
+        return replace(self, problems=[], notes=[])
+
+    def add(self, other: Report) -> None:
+        """Take over what another one found."""
+        self.problems += other.problems
+        self.notes += other.notes

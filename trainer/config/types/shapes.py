@@ -1,0 +1,211 @@
+"""What may stand where in a parameter file: the few kinds of value that one is made of.
+
+``shape.check(value, path, report)`` judges a value and returns it as the later rooms want it: plain
+values of their type, sections as their dataclasses, classes as calls to be made. What is wrong goes
+to the report; then what is returned is not used. ``shape.described(schemas)`` is the same as a JSON
+Schema.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from fulgurite.config.document.problems import Path, Problem, choices, shown
+from fulgurite.config.types.arguments import Call, names_of
+from fulgurite.config.types.classes import CATEGORIES, Named, imported, named
+from fulgurite.config.types.report import Report as Report
+from fulgurite.config.types.trials import complaint
+from fulgurite.config.types.values import judged, taken
+
+
+class Shape(Protocol):
+    """A kind of value."""
+
+    def check(self, value: Any, path: Path, report: Report) -> Any:
+        """The value as the later rooms want it; what is wrong goes to the report."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """A plain value of a type, as annotations write it.
+
+    Args:
+        kind: the type.
+        bounds: the least and the largest number.
+    """
+
+    kind: Any
+    bounds: tuple[int, int] | None = None
+
+    def check(self, value: Any, path: Path, report: Report) -> Any:
+        """The value, of that type."""
+        found = judged(self.kind, value, path, report)
+        if self.bounds is not None and isinstance(found, int):
+            least, most = self.bounds
+            if not least <= found <= most:
+                report.problem(path, f"expected {least} to {most}; got {shown(found)}.")
+        return found
+
+
+@dataclass(frozen=True)
+class Keys:
+    """A mapping with these keys."""
+
+    shapes: Mapping[str, Shape]
+    required: tuple[str, ...] = ()
+
+    def check(self, value: Any, path: Path, report: Report) -> dict[str, Any]:
+        """Each key that is given, checked."""
+        if not is_mapping(value, path, report):
+            return {}
+        for key in self.required:
+            if key not in value:
+                report.problem(path, f"{key}: required, and not given.")
+        found = {}
+        for key, item in value.items():
+            at = (*path, key)
+            if key in self.shapes:
+                found[key] = self.shapes[key].check(item, at, report)
+            elif not report.noted(at):
+                report.problem(at, unknown_key(key, path, self.shapes))
+        return found
+
+
+def is_mapping(value: Any, path: Path, report: Report) -> bool:
+    """Whether a value is a mapping; it is a problem if not."""
+    if isinstance(value, Mapping):
+        return True
+    report.problem(path, f"expected keys and values; got {shown(value)}.")
+    return False
+
+
+def unknown_key(key: object, path: Path, known: Mapping[str, Any]) -> str:
+    """What to say of a key that is not known."""
+    where = f" of {path[-1]}" if path and isinstance(path[-1], str) else ""
+    return f"no such key{where}.{choices(key, known)}"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A mapping of a dataclass's fields; it becomes one.
+
+    Args:
+        target: import path of the dataclass.
+    """
+
+    target: str
+
+    def names(self) -> list[str]:
+        """The keys."""
+        try:
+            return names_of(imported(self.target))
+        except LookupError:
+            return []
+
+    def check(self, value: Any, path: Path, report: Report) -> Any:
+        """The dataclass, or None."""
+        if value is None or not is_mapping(value, path, report):
+            return None
+        target, tried = imported(self.target), report.apart()
+        given = {key: item for key, item in value.items() if not report.noted((*path, key))}
+        arguments = taken(target, given, path, tried, name=str(path[-1]) if path else None)
+        report.add(tried)
+        if tried.problems:
+            return None
+        try:
+            return Call(path=path, name=target.__name__, target=target, arguments=arguments)()
+        except (ValueError, TypeError) as error:
+            report.problem(place_of(str(error), given, path), str(error))
+            return None
+
+
+def place_of(text: str, given: Mapping[str, Any], path: Path) -> Path:
+    """The place of the argument that an error names first, if it names one."""
+    found = {key: re.search(rf"\b{re.escape(key)}\b", text) for key in given}
+    at = {key: match.start() for key, match in found.items() if match}
+    if not at:
+        told = [
+            key
+            for key, value in given.items()
+            if re.search(rf"(?<![\w.]){re.escape(str(value))}(?![\w.]\d)", text)
+        ]
+        return (*path, told[0]) if len(told) == 1 else path
+    return (*path, min(at, key=lambda key: at[key])) if at else path
+
+
+@dataclass(frozen=True)
+class OneClass:
+    """A class in one of the forms of ``classes``; it becomes a call.
+
+    Args:
+        category: of ``classes.CATEGORIES``.
+        skip: parameters that a file cannot give.
+        key: the word for the class's name in the flat form.
+    """
+
+    category: str
+    skip: tuple[str, ...] = ()
+    key: str = "name"
+
+    def check(self, value: Any, path: Path, report: Report) -> Call | None:
+        """The call, or None."""
+        found = named(value, path, CATEGORIES[self.category].title, self.key)
+        if isinstance(found, Problem):
+            report.problems.append(found)
+            return None
+        return self.called(found, report)
+
+    def called(self, found: Named, report: Report) -> Call | None:
+        """The call of a class that was named."""
+        try:
+            target = report.classes.find(self.category, found.name)
+        except LookupError as error:
+            if not report.noted(found.name_path):
+                report.problem(found.name_path, str(error))
+            return None
+        skip, arguments, tried = frozenset(self.skip), found.arguments, report.apart()
+        if target is not None:
+            arguments = taken(target, arguments, found.arguments_path, tried, skip)
+        report.add(tried)
+        call = Call(path=found.path, name=found.name, target=target, arguments=arguments, skip=skip)
+        if target is not None and not tried.problems:
+            wrong = complaint(call)
+            if wrong:
+                at = place_of(wrong, found.arguments, found.arguments_path)
+                report.problem(at, wrong)
+        return call
+
+
+@dataclass(frozen=True)
+class Several:
+    """A list of values of one shape; one alone stands for a list of it.
+
+    What has no meaning here, and is noted, is left out.
+    """
+
+    shape: Shape
+
+    def check(self, value: Any, path: Path, report: Report) -> list[Any]:
+        """Each item, checked."""
+        if value is None:
+            return []
+        if not isinstance(value, list):
+            if (
+                isinstance(value, Mapping)
+                and len(value) > 1
+                and all(map(_arguments, value.values()))
+            ):
+                text = f"expected a list, each item as '- Name: {{arguments}}'; got {shown(value)}."
+                report.problem(path, text)
+                return []
+            items = [self.shape.check(value, path, report)]
+        else:
+            items = [self.shape.check(item, (*path, i), report) for i, item in enumerate(value)]
+        return [item for item in items if item is not None]
+
+
+def _arguments(value: Any) -> bool:
+    return value is None or isinstance(value, Mapping)

@@ -1,0 +1,136 @@
+"""What a class or function takes, as jsonargparse reads it from the code.
+
+jsonargparse follows ``**kwargs`` through calls and base classes. Where it cannot (they are kept, or
+handed to something that it does not find), any further argument passes as it is.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import logging
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+# private, checked against jsonargparse 4.53: the public parser hides which arguments are open
+from jsonargparse._parameter_resolvers import get_signature_parameters
+
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parameter:
+    """A parameter that a file can give.
+
+    Args:
+        kind: its annotation; ``inspect.Parameter.empty`` if it has none.
+        default: ``inspect.Parameter.empty`` if it is required.
+        text: what the docstring says of it.
+    """
+
+    name: str
+    kind: Any
+    default: Any = inspect.Parameter.empty
+    text: str = ""
+
+    @property
+    def required(self) -> bool:
+        """Whether it must be given."""
+        return self.default is inspect.Parameter.empty
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Signature:
+    """The parameters of a class or function.
+
+    Args:
+        name: of the class or function.
+        open_ended: whether it takes others too, which cannot be known.
+    """
+
+    name: str
+    parameters: dict[str, Parameter] = field(default_factory=dict)
+    open_ended: bool = False
+
+
+@functools.cache
+def signature_of(target: Callable[..., Any]) -> Signature:
+    """What a class or function takes."""
+    name = getattr(target, "__name__", type(target).__name__)
+    own = _own(target)
+    found, unclear = _resolved(target)
+    parameters = {
+        item.name: Parameter(
+            name=item.name, kind=item.annotation, default=item.default, text=item.doc or ""
+        )
+        for item in found
+        if item.kind not in (*_VARIADIC, inspect.Parameter.POSITIONAL_ONLY)
+        and not item.name.startswith("_")
+    }
+    if own is None:
+        return Signature(name=name, parameters=parameters, open_ended=True)
+    any_more = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in own.values())
+    more_found = parameters.keys() - own.keys()
+    open_ended = any_more and (unclear or (not more_found and _reads_more(target)))
+    return Signature(name=name, parameters=parameters, open_ended=open_ended)
+
+
+def _own(target: Callable[..., Any]) -> dict[str, inspect.Parameter] | None:
+    """The parameters as Python has them; None of what is not written in Python."""
+    try:
+        return dict(inspect.signature(target).parameters)
+    except (ValueError, TypeError):
+        return None
+
+
+class _Complaints(logging.Handler):
+    """Whether jsonargparse met something that it could not follow."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.unclear = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.unclear |= "AST resolver" in record.getMessage() or "failed:" in record.getMessage()
+
+
+def _resolved(target: Callable[..., Any]) -> tuple[list[Any], bool]:
+    found: list[Any]
+    complaints = _Complaints()
+    log = logging.Logger("fulgurite.config.types.signatures", logging.DEBUG)
+    log.addHandler(complaints)
+    if inspect.isclass(target) or inspect.isfunction(target):
+        found = get_signature_parameters(target, None, log)
+    elif inspect.ismethod(target) and inspect.isclass(target.__self__):
+        found = get_signature_parameters(target.__self__, target.__name__, log)
+    else:
+        found = [
+            _Plain(p.name, p.annotation, p.default, p.kind) for p in (_own(target) or {}).values()
+        ]
+    return found, complaints.unclear
+
+
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    name: str
+    annotation: Any
+    default: Any
+    kind: Any
+    doc: str = ""
+
+
+def _reads_more(target: Callable[..., Any]) -> bool:
+    """Whether the code does anything with its ``**kwargs``."""
+    code = target.__init__ if inspect.isclass(target) else target
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
+    except (OSError, TypeError, SyntaxError):
+        return True
+    [function] = tree.body
+    if not isinstance(function, ast.FunctionDef) or function.args.kwarg is None:
+        return True
+    name = function.args.kwarg.arg
+    return any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(function))

@@ -1,0 +1,124 @@
+"""Ranges of values: libraries' classes are made once on the side, for what they complain about.
+
+Only such whose constructors do nothing but keep their arguments: optimizers and schedulers, on one
+parameter of one number; callbacks; metrics of numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import logging
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from fulgurite.config.types.calls import Call, Later
+from fulgurite.config.types.classes import LIBRARIES
+from fulgurite.config.types.signatures import signature_of
+
+_QUIET_METRICS = ("classification", "regression", "aggregation", "retrieval")
+
+
+def complaint(call: Call) -> str | None:
+    """What the class of a call says against its arguments; None if it has nothing to say."""
+    make = _maker(call)
+    return None if make is None else _said_by(make)
+
+
+def backend_complaint(target: Callable[..., Any], arguments: dict[str, Any]) -> str | None:
+    """What CSX says against its options; the others would look for their machine."""
+    from fulgurite.backends import CSXBackend
+    from fulgurite.backends.backend import current_backend, set_backend
+
+    if target is not CSXBackend:
+        return None
+    live = current_backend()
+    set_backend(None)
+    try:
+        return _said_by(lambda: target(**arguments))
+    finally:
+        set_backend(live)
+
+
+TRIED = frozenset(
+    (
+        *("max_epochs", "min_epochs", "max_steps", "min_steps", "max_time", "overfit_batches"),
+        *("limit_train_batches", "limit_val_batches", "limit_test_batches"),
+        *("limit_predict_batches", "val_check_interval", "check_val_every_n_epoch"),
+        *("num_sanity_val_steps", "accumulate_grad_batches", "reload_dataloaders_every_n_epochs"),
+        *("gradient_clip_val", "gradient_clip_algorithm", "profiler"),
+    )
+)
+"""Arguments of the Trainer that it judges when it is made, without effects on the process."""
+
+
+def trainer_complaint(arguments: dict[str, Any]) -> str | None:
+    """What Lightning's Trainer says against its arguments."""
+    import lightning.pytorch as pl
+
+    given = {key: value for key, value in arguments.items() if key in TRIED}
+    if not given or any(map(_has_calls, given.values())):
+        return None
+    quiet: dict[str, Any] = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+    )
+    return _said_by(lambda: pl.Trainer(accelerator="cpu", devices=1, **quiet, **given))
+
+
+def _said_by(make: Callable[[], Any]) -> str | None:
+    """The text of what making something raises, in one line."""
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            make()
+    except NotImplementedError:
+        return None  # known, and refused when the file is run
+    except Exception as error:  # a constructor may raise anything, and would when the file is run
+        text = " ".join(str(error).split()) or type(error).__name__
+        plain = isinstance(error, ValueError) or type(error).__name__.startswith("Misconfig")
+        text = text if plain else f"{type(error).__name__}: {text}"
+        return text if text.endswith((".", "!", "?")) else f"{text}."
+    finally:
+        logging.disable(level)
+    return None
+
+
+def _maker(call: Call) -> Callable[[], Any] | None:
+    """How to make one on the side, if that is without effects."""
+    import torch
+    from lightning.pytorch import Callback
+    from torchmetrics import Metric
+
+    target: Any = call.target
+    if not inspect.isclass(target) or target.__module__.partition(".")[0] not in LIBRARIES:
+        return None
+    if any(map(_has_calls, call.arguments.values())):
+        return None  # of other classes, and who knows what they do
+    parameters = signature_of(target).parameters.values()  # type: ignore[arg-type]
+    lacking = {item.name for item in parameters if item.required} - call.arguments.keys()
+    # without what asks for param groups of the model
+    kwargs = {key: value for key, value in call.arguments.items() if key != "param_group_tags"}
+    weight = torch.nn.Parameter(torch.zeros(1))
+    if issubclass(target, torch.optim.Optimizer):
+        return lambda: target([weight], **kwargs) if lacking == {"params"} else None
+    if issubclass(target, torch.optim.lr_scheduler.LRScheduler):
+        if lacking == {"optimizer"}:
+            return lambda: target(torch.optim.AdamW([weight]), **kwargs)
+        return None
+    module = target.__module__.split(".")
+    quiet = issubclass(target, Callback) or (
+        issubclass(target, Metric) and module[1:2] and module[1] in _QUIET_METRICS
+    )
+    return (lambda: target(**kwargs)) if quiet and not lacking else None
+
+
+def _has_calls(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_calls, value.values()))
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_calls, value))
+    return isinstance(value, (Call, Later))
