@@ -116,7 +116,7 @@ class ManualOptimization(_ManualOptimization):
         def trace(batch: Any) -> dict[str, Any]:
             before = self.optim_step_progress.total.completed
             with _Uncounted(self.optim_step_progress), self._backwards() as losses:
-                arguments = traced_arguments({**kwargs, "batch": batch})
+                arguments = traced_arguments({**kwargs, "batch": batch}, by_hand=True)
                 output = super(ManualOptimization, self).run(arguments)
                 steps = self.optim_step_progress.total.completed - before
             first = None if "loss" in output or not losses else losses[0].detach().clone()
@@ -145,11 +145,11 @@ class ManualOptimization(_ManualOptimization):
             yield losses
 
 
-def traced_arguments(kwargs: dict[str, Any]) -> OrderedDict[str, Any]:
+def traced_arguments(kwargs: dict[str, Any], by_hand: bool = False) -> OrderedDict[str, Any]:
     """The arguments of ``training_step`` for a trace: reading ``batch_idx`` warns."""
     arguments = OrderedDict(kwargs)
     if "batch_idx" in arguments:
-        arguments["batch_idx"] = frozen_index(arguments["batch_idx"])
+        arguments["batch_idx"] = frozen_index(arguments["batch_idx"], by_hand=by_hand)
     return arguments
 
 

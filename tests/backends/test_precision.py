@@ -8,6 +8,7 @@ have: losses, attention, LSTM. Largest differences measured over 50 steps are be
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,19 @@ def test_convnet_with_batchnorm_equals_stock(precision: str) -> None:
         lambda: Classifier(convnet()), lambda: (pictures(),), precision=precision, **TWENTY_STEPS
     )
     assert_same_run(ours, stock, CONV_NOISE, **tolerance(precision))
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm(16), nn.GroupNorm(4, 16)])
+def test_statistics_of_norms_are_not_rounded(norm: nn.Module) -> None:
+    """The gradient of what comes before a norm reads them."""
+
+    def module() -> Classifier:
+        net = mlp()
+        net[1] = nn.Sequential(copy.deepcopy(norm), nn.ReLU())
+        return Classifier(net, torch.optim.SGD)
+
+    ours, stock = both(module, lambda: (loader(),), precision="bf16-mixed", max_steps=1)
+    assert_close(ours.module.net[0].weight, stock.module.net[0].weight, 1e-7)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

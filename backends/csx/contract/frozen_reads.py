@@ -28,6 +28,10 @@ _COUNT = (
     "fulgurite.global_step(), a tensor that counts optimizer steps, with torch.where; or a host"
     " hook (on_train_batch_start, on_train_batch_end), which runs on every batch"
 )
+_BY_HAND = (
+    f"{_COUNT}; to step every n batches, automatic optimization with"
+    " Trainer(accumulate_grad_batches=n)"
+)
 _EVALUATED = (
     "on_{stage}_batch_end(self, outputs, batch, batch_idx), which runs on the host after every"
     " batch and is given what the step returned:\n"
@@ -120,15 +124,16 @@ def is_users(frame: FrameType) -> bool:
     return not is_library(frame)
 
 
-def frozen_index(batch_idx: int, stage: str = "") -> Any:
+def frozen_index(batch_idx: int, stage: str = "", by_hand: bool = False) -> Any:
     """``batch_idx`` for a step that is traced: a stand-in that warns when it is read.
 
     Args:
         batch_idx: of the first batch.
         stage: which hooks to advise where it is not training's.
+        by_hand: the step is that of manual optimization.
     """
     seen = told("batch_idx", batch_idx)
-    remedy = _EVALUATED.format(stage=stage) if stage else _COUNT
+    remedy = _EVALUATED.format(stage=stage) if stage else _BY_HAND if by_hand else _COUNT
 
     def note() -> None:
         warn_frozen("batch_idx", seen, remedy, line=refused_at(INDEX))

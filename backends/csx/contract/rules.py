@@ -62,7 +62,8 @@ MASKS = (
 )
 WINDOW = (
     "a mask over positions keeps the shape:\n"
-    "      torch.where(torch.arange(len(x), device=x.device) < n, x, 0)  # for x[:n], x [N]"
+    "      torch.where(torch.arange(len(x), device=x.device) < n, x, 0)  # for x[:n], x [N]\n"
+    "      x[n + torch.arange(4)]  # for x[n : n + 4], read or written"
 )
 DEVICE = "leave the device out, or take one that fits: device=x.device, device=self.device"
 SINGLE = "float32: x.float(), dtype=torch.float32, and in the dataset"
