@@ -22,7 +22,7 @@ from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.graph.graph import storage_of
 from fulgurite.backends.csx.state.places import Leftovers
-from fulgurite.backends.csx.state.storage import Entry, Held, Layout, Slot, Snapshot, brief
+from fulgurite.backends.csx.state.storage import Entry, Held, Slot, Snapshot, brief
 
 _IN_A_MODULE = (
     'self.register_buffer("kept", torch.zeros(4)) in __init__, and self.kept.copy_(x) in the step'
@@ -71,8 +71,7 @@ def sort_state(
         _check_replacement(held, now, line)
         if all(id(s.container) in own or isinstance(s.container, Inside) for s in held.slots):
             leftovers.rebound.append(held)
-            places = [(slot.container, slot.key) for slot in held.slots]
-            leftovers.set_after(places, laid_out_as(held.tensor, now[0]))
+            leftovers.set_after([(slot.container, slot.key) for slot in held.slots], now[0])
         else:
             aliased = storage_of(now[0]) in shared  # another state: read it before it is written
             writes.append((held.tensor, now[0].clone() if aliased else now[0]))
@@ -81,17 +80,6 @@ def sort_state(
     for tensor, value in writes:
         tensor.copy_(value)
     return known
-
-
-def laid_out_as(before: Tensor, now: Tensor) -> Tensor:
-    """A state's next value, which the program finds where it found the last one.
-
-    ``self.queue = torch.cat([self.queue, x])[-n:]`` does not begin where its memory does.
-    """
-    if Layout.of(now) == Layout.of(before):
-        return now
-    value = now.detach()
-    return value.new_empty_strided(before.shape, before.stride()).copy_(value)
 
 
 def _check_replacement(

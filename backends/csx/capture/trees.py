@@ -29,7 +29,6 @@ from fulgurite.backends.csx.capture.leaves import (
     refill,
     same,
 )
-from fulgurite.backends.csx.capture.side_effects import laid_out_as
 from fulgurite.backends.csx.contract.lists import may_collect
 from fulgurite.backends.csx.contract.watched import holds_traced, is_watched
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
@@ -264,19 +263,12 @@ class _Comparison:
             self._left.lists.append((Regrown(inside, path), None))
             self._left.list_values.append(list(now[len(before) :]))
         else:
-            replaced = {
-                key: held
+            self._left.set_after([(inside, path)], now)
+            self._left.rebound += [
+                held
                 for (container, key), held in self._held.items()
                 if container == id(inside) and key[: len(path)] == path
-            }
-            new, laid_out = Inside({0: now}, 0, ""), {}
-            for key, held in replaced.items():
-                value = new.get(key[len(path) :])
-                if isinstance(value, Tensor) and brief(value) == brief(held.tensor):
-                    laid_out[id(value)] = laid_out_as(held.tensor, value)
-            now = pytree.tree_map(lambda leaf: laid_out.get(id(leaf), leaf), now)
-            self._left.set_after([(inside, path)], now)
-            self._left.rebound += replaced.values()
+            ]
         if grows or _structure(before) != _structure(now):
             self._born(inside, path, before, now, grows)
 

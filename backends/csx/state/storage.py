@@ -298,12 +298,23 @@ def _check_held(held: Held, layout: Layout) -> None:
             remedy="tie them before fit, or leave them untied",
         )
     now = Layout.of(tensor)
-    if now != layout:
+    if now != layout and _may_be_laid_out(tensor, layout):
+        # self.queue = torch.cat([self.queue, x])[-n:] does not begin where its memory does
+        copied = torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype).copy_(tensor)
+        for slot in held.slots:
+            slot.container[slot.key] = copied
+    elif now != layout:
         raise StateChanged(
             f"{held.slots[0].name} was {layout} with strides {layout.stride} when the program was"
             f" built, and now is {now} with strides {now.stride}.",
             remedy="change values in place (tensor.copy_(...))",
         )
+
+
+def _may_be_laid_out(tensor: Tensor, layout: Layout) -> bool:
+    """Whether a copy of a tensor can stand in its place, laid out as the program expects."""
+    same = (tensor.shape, tensor.dtype) == (layout.shape, layout.dtype)
+    return same and not layout.offset and not tensor.requires_grad
 
 
 def parameter_replaced(name: str, when: str) -> str:
