@@ -180,9 +180,8 @@ class BatchSpec:
         """In words, how the shapes of a batch differ from the traced ones."""
         leaves, tree = pytree.tree_flatten(batch)
         if tree != self._tree:
-            return f"the batch is {_structure(tree)}, and the program was built for" + (
-                f" {_structure(self._tree)}"
-            )
+            built_for = _structure(self._tree)
+            return f"the batch is {_structure(tree)}, and the program was built for {built_for}"
         parts = [
             f"{self.leaves[i].name} has shape {list(leaves[i].shape)}, and the program was built"
             f" for {list(shape)}"

@@ -55,11 +55,13 @@ class Grown:
 
     def extend(self, values: list[Any]) -> None:
         """Put these at its end."""
-        if self._path not in self._inside:
+        held = self._inside.get(self._path, ABSENT)
+        if held is ABSENT:
             for i, made in enumerate(self._made, start=1):
                 if made is not None and self._path[:i] not in self._inside:
                     self._inside[self._path[:i]] = copy(made)
-        self._inside[self._path].extend(values)
+            held = self._inside[self._path]
+        held.extend(values)
 
     @property
     def place(self) -> Place:

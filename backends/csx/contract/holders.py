@@ -18,7 +18,7 @@ from collections.abc import Callable
 from types import CellType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from torch import Tensor, fx
+from torch import Tensor
 from torch._C import DisableTorchFunction
 
 from fulgurite.backends.csx.contract.leaks import KEEP, origin_of
@@ -27,7 +27,7 @@ from fulgurite.backends.csx.diagnostics.user_lines import belongs_to_library, us
 from fulgurite.backends.csx.state.fake_swap import swap
 
 _DEPTH, _SECONDS = 5, 1.0
-_OPAQUE = (ModuleType, MethodType, CodeType, fx.Node, fx.Proxy)  # a graph leads to all of itself
+_OPAQUE = (ModuleType, MethodType, CodeType)
 
 
 _ASKED = 3  # leaked tensors: the graph of one keeps many more

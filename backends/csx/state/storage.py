@@ -289,8 +289,7 @@ def _check_held(held: Held, layout: Layout) -> None:
     tensor = slot_tensor(held.slots[0])
     if tensor.is_inference() and not torch.is_inference_mode_enabled():
         tensor = tensor.clone()
-        for slot in held.slots:
-            slot.container[slot.key] = tensor
+        _put(held, tensor)
     if any(slot_tensor(slot) is not tensor for slot in held.slots):
         names = " and ".join(slot.name for slot in held.slots)
         raise StateChanged(
@@ -300,15 +299,19 @@ def _check_held(held: Held, layout: Layout) -> None:
     now = Layout.of(tensor)
     if now != layout and _may_be_laid_out(tensor, layout):
         # self.queue = torch.cat([self.queue, x])[-n:] does not begin where its memory does
-        copied = torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype).copy_(tensor)
-        for slot in held.slots:
-            slot.container[slot.key] = copied
+        copied = torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype)
+        _put(held, copied.copy_(tensor))
     elif now != layout:
         raise StateChanged(
             f"{held.slots[0].name} was {layout} with strides {layout.stride} when the program was"
             f" built, and now is {now} with strides {now.stride}.",
             remedy="change values in place (tensor.copy_(...))",
         )
+
+
+def _put(held: Held, tensor: Tensor) -> None:
+    for slot in held.slots:
+        slot.container[slot.key] = tensor
 
 
 def _may_be_laid_out(tensor: Tensor, layout: Layout) -> bool:
