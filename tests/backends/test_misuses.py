@@ -1,4 +1,4 @@
-"""Each row of the table of misuses: its error, the user's line, the text; and its twin runs."""
+"""Each row of the table of misuses: its error, the user's line, the text; corrected, it runs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_misuse_is_named_with_its_line_and_remedy(row: Misuse, tmp_path: Path)
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.good], ids=lambda row: row.name)
-def test_its_corrected_twin_runs_as_in_stock(row: Misuse, tmp_path: Path) -> None:
+def test_its_corrected_form_runs_as_in_stock(row: Misuse, tmp_path: Path) -> None:
     assert row.good is not None
     ours = run(row.good, tmp_path)
     assert ours.error is None

@@ -108,7 +108,7 @@ def test_a_group_that_is_added_needs_another_program(optimizer: Any, options: An
         fit(make, lambda: (loader(64),), static=True, **common)
 
 
-def test_unfreezing_gives_birth_to_the_state_that_was_missing() -> None:
+def test_unfreezing_makes_the_state_that_was_missing() -> None:
     class Late(pl.Callback):
         def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
             module.net[0].requires_grad_(trainer.current_epoch == 1)

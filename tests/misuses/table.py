@@ -25,9 +25,9 @@ def _row(name: str, title: str, error: str, step: str, good: str = "", **rest: A
         side: {part: rest.pop(f"{side}_{part}") for part in parts if f"{side}_{part}" in rest}
         for side in ("bad", "good")
     }
-    twin = Code(step=good, **{**both, **own["good"]}) if good or own["good"] else None
+    corrected = Code(step=good, **{**both, **own["good"]}) if good or own["good"] else None
     bad = Code(step=step, **{**both, **own["bad"]})
-    return Misuse(name=name, title=title, error=error, bad=bad, good=twin, **rest)
+    return Misuse(name=name, title=title, error=error, bad=bad, good=corrected, **rest)
 
 
 CONDITIONS = [

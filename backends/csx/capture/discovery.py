@@ -32,7 +32,7 @@ _ABSENT, _CELL = object(), object()
 
 
 @dataclass(slots=True)
-class Reached:
+class Discovered:
     """What was found, each under the shortest name."""
 
     modules: dict[str, nn.Module] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class _Attributes(dict[Any, Any]):
         return getattr(self._owner, key, None)
 
 
-def reach(function: Any, arguments: dict[str, Any]) -> Reached:
+def discover(function: Any, arguments: dict[str, Any]) -> Discovered:
     """Find what a function works on.
 
     Args:
@@ -114,7 +114,7 @@ class _Walk:
     """One search; breadth first, so that short names win."""
 
     def __init__(self) -> None:
-        self.found = Reached()
+        self.found = Discovered()
         self._queue: deque[tuple[str, Any, Any, Any]] = deque()
         self._seen: dict[int, Any] = {}  # the objects, so that no identity is used twice
         self._spaces: list[tuple[str, Any]] = []  # whose attributes are reached if code names them

@@ -30,7 +30,7 @@ from fulgurite.backends.csx.diagnostics.errors import GraphChanged, StateChanged
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_of
 from fulgurite.backends.csx.graph.graph import Input, Kind
 from fulgurite.backends.csx.graph.passes.rename import RENAMES
-from fulgurite.backends.csx.state.first_update import Unborn
+from fulgurite.backends.csx.state.first_update import DeferredState
 from fulgurite.backends.csx.state.storage import Layout, brief
 
 CONSTANT, OUTPUTS = "a constant", "the outputs"
@@ -66,7 +66,7 @@ class Recording:
         own: how many of them the step's code made; the rest brings results to their places.
         constants: sources of the tensors that were read from outside.
         outputs: where results go.
-        unborn: optimizer state that waited for the first gradient.
+        deferred: optimizer state that waited for the first gradient.
         states: each optimizer's state, and what was in it.
         filled: attributes that the program fills, and what was in them before, or MISSING.
         kept: other places where the step left tensors, what was in them before, and what it left.
@@ -83,7 +83,7 @@ class Recording:
     own: int
     constants: list[Source | Accumulator]
     outputs: Outputs
-    unborn: list[Unborn]
+    deferred: list[DeferredState]
     states: Sequence[tuple[dict[Any, Any], dict[Any, Any]]]
     filled: list[tuple[dict[Any, Any], Any, Any]]
     kept: list[tuple[dict[Any, Any], Any, Any, Any]]

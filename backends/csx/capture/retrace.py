@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fulgurite.backends.csx.capture.recording import Recording, check_same
-from fulgurite.backends.csx.capture.scope import World, undone_on_failure
+from fulgurite.backends.csx.capture.scope import Scope, undone_on_failure
 from fulgurite.backends.csx.capture.trace import Trace
 from fulgurite.backends.csx.contract.rules import explained
 from fulgurite.backends.csx.contract.watched import values_where_refused
@@ -20,7 +20,7 @@ from fulgurite.backends.patches import MISSING
 
 
 def retrace(
-    world: World,
+    scope: Scope,
     run: Callable[[Any], Any],
     batch: Any,
     first: Recording,
@@ -31,7 +31,7 @@ def retrace(
     """Trace ``run(batch)`` again; on failure all is as before.
 
     Args:
-        world: what the step works on.
+        scope: what the step works on.
         run: one step of Lightning's own code.
         batch: in the traced layout.
         first: the trace that the program was built from.
@@ -42,10 +42,10 @@ def retrace(
         GraphChanged: it is another program than ``first``.
         TraceError: the step is no longer static.
     """
-    with undone_on_failure(world), explained(), as_first_traced(first):
+    with undone_on_failure(scope), explained(), as_first_traced(first):
         return values_where_refused(
-            lambda: _recorded_again(Trace(world, run, batch, clears_gradients, first), step, first),
-            lambda: undone_on_failure(world),
+            lambda: _recorded_again(Trace(scope, run, batch, clears_gradients, first), step, first),
+            lambda: undone_on_failure(scope),
         )
 
 
@@ -74,8 +74,8 @@ def as_first_traced(first: Recording) -> Iterator[None]:
         _put(places)
         for one, before in first.lists:
             one[:] = before
-        for (state, now), (_, born) in zip(states, first.states, strict=True):
-            _refill(state, {key: now.get(key, value) for key, value in born.items()} | now)
+        for (state, now), (_, old) in zip(states, first.states, strict=True):
+            _refill(state, {key: now.get(key, value) for key, value in old.items()} | now)
         yield
     finally:
         _put(found)

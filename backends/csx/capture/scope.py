@@ -15,7 +15,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fulgurite.backends.csx.capture.discovery import reach
+from fulgurite.backends.csx.capture.discovery import discover
 from fulgurite.backends.csx.capture.host_reads import TRACED_HOOKS
 from fulgurite.backends.csx.capture.leaves import Trees, holders_in
 from fulgurite.backends.csx.capture.python_state import PythonState
@@ -25,10 +25,10 @@ from fulgurite.backends.csx.diagnostics.errors import StateChanged
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, belongs_to_library, line_naming
 from fulgurite.backends.csx.graph import rng
 from fulgurite.backends.csx.state.carried_gradients import Carried
-from fulgurite.backends.csx.state.first_update import Unborn
+from fulgurite.backends.csx.state.first_update import DeferredState
 from fulgurite.backends.csx.state.gradients import OtherPrograms
-from fulgurite.backends.csx.state.optimizer_init import Newborn, check_optimizer, give_birth
-from fulgurite.backends.csx.state.storage import Held, Slot, Snapshot
+from fulgurite.backends.csx.state.optimizer_init import NewState, check_optimizer, init_state
+from fulgurite.backends.csx.state.storage import Slot, Snapshot, StateTensor
 from fulgurite.backends.schedules import program_schedulers
 
 
@@ -38,7 +38,7 @@ def _counter() -> Tensor:
 
 
 @dataclass(slots=True, kw_only=True)
-class World(ABC):
+class Scope(ABC):
     """What a step works on; the base of Lightning's and of a plain function's.
 
     Evaluation stages have no optimizers.
@@ -49,7 +49,7 @@ class World(ABC):
     optimizers: list[Optimizer] = field(default_factory=list)
     schedulers: list[Any] = field(default_factory=list)
     trains: bool = False  # whether the step computes gradients
-    unborn: list[Unborn] = field(default_factory=list)
+    deferred: list[DeferredState] = field(default_factory=list)
     carried: dict[str, Carried] = field(default_factory=dict)  # gradients for the next step
     other_programs: OtherPrograms = field(default_factory=OtherPrograms)
     freezes: bool = True  # the step's Python runs once: the values that it reads stay
@@ -127,31 +127,31 @@ class World(ABC):
                         found[f"{owner}.param_groups[{g}]['params'][{i}]"] = p
         return found
 
-    def make_optimizer_state(self) -> list[Newborn]:
+    def make_optimizer_state(self) -> list[NewState]:
         """Make the optimizer state that there is not yet: once for all entry points of a program.
 
         Raises:
             UnsupportedState: an optimizer, or its state, cannot be a program's.
         """
-        made_at, newborn = self.line_of("configure_optimizers"), []
+        made_at, new_state = self.line_of("configure_optimizers"), []
         for optimizer in self.optimizers:
             check_optimizer(optimizer, made_at)
-            one = give_birth(optimizer, made_at)
-            newborn += [] if one is None else [one]
-        self.unborn = [one for one in self.unborn if one.waits()]
-        self.unborn += [Unborn(one) for one in newborn if one.of_gradient]
-        return newborn
+            one = init_state(optimizer, made_at)
+            new_state += [] if one is None else [one]
+        self.deferred = [one for one in self.deferred if one.waits()]
+        self.deferred += [DeferredState(one) for one in new_state if one.of_gradient]
+        return new_state
 
-    def forget_unused(self, newborn: list[Newborn], live: list[Held]) -> None:
-        """Delete newborn state that no entry point updates.
+    def forget_unused(self, new_state: list[NewState], live: list[StateTensor]) -> None:
+        """Delete new state that no entry point updates.
 
         Args:
-            newborn: what ``make_optimizer_state`` made.
+            new_state: what ``make_optimizer_state`` made.
             live: the tensors that the program works on.
         """
-        for one in newborn:
+        for one in new_state:
             one.forget_unused(live)
-        self.unborn = [one for one in self.unborn if one.state.keys() & set(one.newborn.keys)]
+        self.deferred = [one for one in self.deferred if one.state.keys() & set(one.new_state.keys)]
 
     def groups(self) -> list[dict[str, Any]]:
         """The param groups in which a trace puts numbers: a scheduler's optimizer need not step."""
@@ -209,7 +209,7 @@ class World(ABC):
 
 
 @dataclass(slots=True, kw_only=True)
-class LightningWorld(World):
+class LightningScope(Scope):
     """What a LightningModule's step works on."""
 
     root = "self"
@@ -247,7 +247,7 @@ class LightningWorld(World):
 
     def objects(self) -> Iterator[object]:
         """Whatever traced code may change on the host."""
-        yield from World.objects(self)
+        yield from Scope.objects(self)
         yield from self.trainer.callbacks  # type: ignore[attr-defined]
         yield self.trainer
         yield self.trainer._logger_connector
@@ -257,14 +257,14 @@ class LightningWorld(World):
 
     def holders(self) -> Iterator[tuple[str, object]]:
         """The modules, and callbacks of the user's with hooks inside the step."""
-        yield from World.holders(self)
+        yield from Scope.holders(self)
         for callback in self._traced_callbacks():
             if not belongs_to_library(type(callback)):
                 yield type(callback).__name__, callback
 
     def python_read(self) -> PythonState:
         """Those that are callbacks with hooks in the step, and no others."""
-        objects = [*World.objects(self), *self._traced_callbacks()]
+        objects = [*Scope.objects(self), *self._traced_callbacks()]
         return PythonState(self.module, self.root, [*self.functions(), *objects])
 
     def _traced_callbacks(self) -> Iterator[pl.Callback]:
@@ -284,7 +284,7 @@ class LightningWorld(World):
 
     def outside_tensors(self) -> list[Source]:
         """What the globals, closures and objects that the step's code names hold."""
-        return reach(getattr(self.module, self._step_name), {}).tensors
+        return discover(getattr(self.module, self._step_name), {}).tensors
 
     @property
     def _step_name(self) -> str:
@@ -354,9 +354,9 @@ class LightningWorld(World):
 class Before:
     """Module, optimizers, counters and random states as they are before a trace."""
 
-    def __init__(self, world: World) -> None:
-        self._world, self._unborn = world, world.unborn
-        self._snapshot, self._trees = Snapshot(world.objects()), world.trees()
+    def __init__(self, scope: Scope) -> None:
+        self._scope, self._deferred = scope, scope.deferred
+        self._snapshot, self._trees = Snapshot(scope.objects()), scope.trees()
         self._random_states = rng.collect()
 
     def restore(self) -> None:
@@ -364,13 +364,13 @@ class Before:
         self._snapshot.restore()
         self._trees.restore()
         rng.restore(self._random_states)
-        self._world.unborn = self._unborn
+        self._scope.deferred = self._deferred
 
 
 @contextlib.contextmanager
-def undone_on_failure(world: World) -> Iterator[None]:
+def undone_on_failure(scope: Scope) -> Iterator[None]:
     """If the block raises, put module, optimizers, counters and random states back as they were."""
-    before = Before(world)
+    before = Before(scope)
     try:
         yield
     except BaseException:
@@ -379,12 +379,12 @@ def undone_on_failure(world: World) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def undone(world: World) -> Iterator[PythonState]:
+def undone(scope: Scope) -> Iterator[PythonState]:
     """Put all that back in any case, and whatever Python state the step's code can reach.
 
     Yields that state as it was.
     """
-    state, before = world.python_state(), Before(world)
+    state, before = scope.python_state(), Before(scope)
     try:
         yield state
     finally:

@@ -21,8 +21,8 @@ from fulgurite.backends.csx.contract.watched import holds_traced
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.graph.graph import storage_of
-from fulgurite.backends.csx.state.places import Leftovers
-from fulgurite.backends.csx.state.storage import Entry, Held, Slot, Snapshot, brief
+from fulgurite.backends.csx.state.places import SideEffects
+from fulgurite.backends.csx.state.storage import Slot, Snapshot, StateInput, StateTensor, brief
 
 _IN_A_MODULE = (
     'self.register_buffer("kept", torch.zeros(4)) in __init__, and self.kept.copy_(x) in the step'
@@ -40,10 +40,10 @@ IN_PLACE = "change it in place (tensor.copy_(...)), or untie it before fit"
 
 
 def sort_state(
-    entries: Iterable[Entry],
+    state: Iterable[StateInput],
     module: nn.Module,
     shared: set[int],
-    leftovers: Leftovers,
+    effects: SideEffects,
     line: Callable[[Slot, Any], UserLine | None],
 ) -> set[tuple[int, Any]]:
     """Deal with slots that the step put another tensor into; returns all slots.
@@ -52,10 +52,10 @@ def sort_state(
     old one. Those of metrics and optimizers are written in place.
 
     Args:
-        entries: the state.
+        state: the state.
         module: its modules' attributes may be rebound.
         shared: memory that belongs to inputs of the program.
-        leftovers: receives the slots that are set after every step.
+        effects: receives the slots that are set after every step.
         line: the user's line that put a value into a slot.
     """
     own = {
@@ -63,15 +63,15 @@ def sort_state(
     }
     known: set[tuple[int, Any]] = set()
     writes: list[tuple[Tensor, Tensor]] = []
-    for held in [held for entry in entries for held in entry.held]:
+    for held in [held for item in state for held in item.tensors]:
         known |= {(id(slot.container), slot.key) for slot in held.slots}
         now: list[Any] = [slot.container.get(slot.key) for slot in held.slots]
         if all(value is held.tensor for value in now):
             continue
         _check_replacement(held, now, line)
         if all(id(s.container) in own or isinstance(s.container, Inside) for s in held.slots):
-            leftovers.rebound.append(held)
-            leftovers.set_after([(slot.container, slot.key) for slot in held.slots], now[0])
+            effects.rebound.append(held)
+            effects.set_after([(slot.container, slot.key) for slot in held.slots], now[0])
         else:
             aliased = storage_of(now[0]) in shared  # another state: read it before it is written
             writes.append((held.tensor, now[0].clone() if aliased else now[0]))
@@ -83,7 +83,7 @@ def sort_state(
 
 
 def _check_replacement(
-    held: Held, now: list[Any], line: Callable[[Slot, Any], UserLine | None]
+    held: StateTensor, now: list[Any], line: Callable[[Slot, Any], UserLine | None]
 ) -> None:
     value, name = now[0], held.slots[0].name
     if any(other is not value for other in now):
@@ -124,36 +124,36 @@ def _its_final_shape(key: Any, before: Tensor, now: Any) -> str:
 
 
 def release_rebound(
-    rebound: list[Held], entries: tuple[Entry, ...], nodes: dict[int, fx.Node]
-) -> tuple[Entry, ...]:
+    rebound: list[StateTensor], state: tuple[StateInput, ...], nodes: dict[int, fx.Node]
+) -> tuple[StateInput, ...]:
     """Take slots that get a new tensor after every step out of the memory they shared.
 
     Args:
         rebound: what is in these slots.
-        entries: the state; returned without those tensors where they shared memory.
+        state: the state; returned without those tensors where they shared memory.
         nodes: of each state tensor, by its identity.
 
     Raises:
         UnsupportedState: the step reads such a tensor before it replaces it.
     """
     for held in rebound:
-        [entry] = [entry for entry in entries if held in entry.held]
-        if len(entry.held) == 1:
+        [item] = [item for item in state if held in item.tensors]
+        if len(item.tensors) == 1:
             continue
         if any(user.op != "output" for user in nodes[id(held.tensor)].users):
-            others = [other.slots[0].name for other in entry.held if other is not held]
+            others = [other.slots[0].name for other in item.tensors if other is not held]
             raise UnsupportedState(
                 f"The step reads {held.slots[0].name}, which shares memory with"
                 f" {' and '.join(others)}, and then replaces it.",
                 remedy="give it memory of its own before fit (.clone())",
             )
-        rest = Entry(tuple(other for other in entry.held if other is not held), entry.whole)
-        entries = tuple(rest if one is entry else one for one in entries)
-    return entries
+        rest = StateInput(tuple(other for other in item.tensors if other is not held), item.whole)
+        state = tuple(rest if one is item else one for one in state)
+    return state
 
 
 def collect_outputs(
-    module: nn.Module, snapshot: Snapshot, known: set[tuple[int, Any]], leftovers: Leftovers
+    module: nn.Module, snapshot: Snapshot, known: set[tuple[int, Any]], effects: SideEffects
 ) -> None:
     """Find traced tensors in attributes of modules and at the ends of lists; undo their setting.
 
@@ -161,7 +161,7 @@ def collect_outputs(
         module: all modules are in it.
         snapshot: as they were.
         known: places that are dealt with already.
-        leftovers: receives the others.
+        effects: receives the others.
     """
     for one in module.modules():
         owner, is_metric = vars(one), isinstance(one, Metric)  # forward() makes lists anew
@@ -174,13 +174,13 @@ def collect_outputs(
             grows = value is old or (is_metric and type(value) is list)
             if grows and content is not None:
                 if not _begins_with(value, content):
-                    continue  # an element was replaced: refused with the other leftovers
-                leftovers.lists.append((owner, key))
-                leftovers.list_values.append(value[len(content) :])
+                    continue  # an element was replaced: refused with the other effects
+                effects.lists.append((owner, key))
+                effects.list_values.append(value[len(content) :])
                 old[:] = content
                 owner[key] = old
             elif value is not old:
-                leftovers.set_after([(owner, key)], value)
+                effects.set_after([(owner, key)], value)
                 if key in before:
                     owner[key] = old
                 else:

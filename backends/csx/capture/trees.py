@@ -1,9 +1,9 @@
 """What a step did to trees (see ``leaves``): which leaves it replaced, which it added.
 
-A leaf that another tensor took the place of is left to ``leftovers.sort_state``. A container that
-was replaced is made anew after every step, one that grew gets what was added. Where that gives a
-place tensors that it did not hold before, the step may have found it empty and may depend on that:
-a *birth*, which ``born`` looks into.
+A leaf that another tensor took the place of is left to ``side_effects.sort_state``. A container
+that was replaced is made anew after every step, one that grew gets what was added. Where that
+gives a place tensors that it did not hold before, the step may have found it empty and may depend
+on that: a *new place*, which ``created_state`` looks into.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from fulgurite.backends.csx.contract.lists import may_collect
 from fulgurite.backends.csx.contract.watched import holds_traced, is_watched
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
-from fulgurite.backends.csx.state.places import Birth, Leftovers, Place
-from fulgurite.backends.csx.state.storage import Entry, Held, brief
+from fulgurite.backends.csx.state.places import NewPlace, Place, SideEffects
+from fulgurite.backends.csx.state.storage import StateInput, StateTensor, brief
 
 Items = list[tuple[Step, Any]]
 
@@ -96,7 +96,7 @@ def where_put(place: Place) -> Place:
 class Untied(Exception):
     """A trace found that places which hold one tensor get several: it starts again with several."""
 
-    def __init__(self, held: list[Held]) -> None:
+    def __init__(self, held: list[StateTensor]) -> None:
         super().__init__()
         self._held = held
 
@@ -107,14 +107,14 @@ class Untied(Exception):
                 slot.container[slot.key] = held.tensor.detach().clone()
 
 
-def check_ties(entries: Iterable[Entry]) -> None:
+def check_ties(state: Iterable[StateInput]) -> None:
     """Find tensors that are in several places, of which a step rebinds some.
 
     Raises:
         Untied: there are such; what was changed in place too is left to others to refuse.
     """
     apart = []
-    for held in [held for entry in entries for held in entry.held]:
+    for held in [held for item in state for held in item.tensors]:
         inside = any(isinstance(slot.container, Inside) for slot in held.slots)
         if len(held.slots) > 1 and inside and not isinstance(held.tensor, nn.Parameter):
             now = [slot.container.get(slot.key) for slot in held.slots]
@@ -125,7 +125,7 @@ def check_ties(entries: Iterable[Entry]) -> None:
         raise Untied(apart)
 
 
-def _is_one_place(held: Held, now: list[Any]) -> bool:
+def _is_one_place(held: StateTensor, now: list[Any]) -> bool:
     """Whether all places of a tensor are one, in a container that several hold."""
     containers = [
         slot.container.get(slot.key[:-1]) if isinstance(slot.container, Inside) else slot.container
@@ -134,13 +134,13 @@ def _is_one_place(held: Held, now: list[Any]) -> bool:
     return all(map(is_, now, now[1:])) and all(map(is_, containers, containers[1:]))
 
 
-def check_gradients(entries: Iterable[Entry]) -> None:
+def check_gradients(state: Iterable[StateInput]) -> None:
     """Refuse a gradient that would be lost: of a leaf that no module or optimizer holds as well.
 
     Raises:
         UnsupportedState: the step computed one, and left it.
     """
-    for held in [held for entry in entries for held in entry.held]:
+    for held in [held for item in state for held in item.tensors]:
         inside = all(isinstance(slot.container, Inside) for slot in held.slots)
         if inside and isinstance(held.tensor.grad, FakeTensor):
             raise UnsupportedState(
@@ -153,8 +153,8 @@ def check_gradients(entries: Iterable[Entry]) -> None:
 
 def collect_trees(
     trees: Trees,
-    entries: Iterable[Entry],
-    left: Leftovers,
+    state: Iterable[StateInput],
+    left: SideEffects,
     is_constant: Callable[[Tensor], bool],
     line: Callable[[], UserLine | None],
     regrown: set[str],
@@ -163,7 +163,7 @@ def collect_trees(
 
     Args:
         trees: as they were.
-        entries: the state.
+        state: the state.
         left: receives what is to be done after every step.
         is_constant: whether a traced tensor follows from constants alone; it may be cached.
         line: the user's line that is to blame.
@@ -172,7 +172,7 @@ def collect_trees(
     Raises:
         UnsupportedState: the step takes tensors away.
     """
-    comparison = _Comparison(trees, entries, left, is_constant, line, regrown)
+    comparison = _Comparison(trees, state, left, is_constant, line, regrown)
     for inside, before in trees.roots:
         comparison.tree(before, inside.owner.get(inside.key, ABSENT), inside)
     return {(id(inside.owner), inside.key) for inside, _ in trees.roots}
@@ -182,18 +182,18 @@ class _Comparison:
     def __init__(
         self,
         trees: Trees,
-        entries: Iterable[Entry],
-        left: Leftovers,
+        state: Iterable[StateInput],
+        left: SideEffects,
         is_constant: Callable[[Tensor], bool],
         line: Callable[[], UserLine | None],
         regrown: set[str],
     ) -> None:
         self._trees, self._left = trees, left
         self._is_constant, self._line, self._regrown = is_constant, line, regrown
-        self._held: dict[tuple[int, Any], Held] = {
+        self._held: dict[tuple[int, Any], StateTensor] = {
             (id(slot.container), slot.key): held
-            for entry in entries
-            for held in entry.held
+            for item in state
+            for held in item.tensors
             for slot in held.slots
             if isinstance(slot.container, Inside)
         }
@@ -231,7 +231,7 @@ class _Comparison:
         rotates = isinstance(value, deque) and len(before) == value.maxlen
         watched = not path and type(value) is list and may_collect([item for _, item in before])
         if not rotates and not watched:
-            self._born(inside, path, value, added, grows=True)
+            self._new_place(inside, path, value, added, grows=True)
 
     def _changed(self, value: Any, before: Items, now: Items, inside: Inside, path: Path) -> None:
         was, is_now = dict(before), dict(now)
@@ -272,14 +272,16 @@ class _Comparison:
                 if container == id(inside) and key[: len(path)] == path
             ]
         if grows or _structure(before) != _structure(now):
-            self._born(inside, path, before, now, grows)
+            self._new_place(inside, path, before, now, grows)
 
-    def _born(self, inside: Inside, path: Path, before: Any, now: Any, grows: bool) -> None:
+    def _new_place(self, inside: Inside, path: Path, before: Any, now: Any, grows: bool) -> None:
         leaves = pytree.tree_leaves(now)
         traced = [leaf for leaf in leaves if isinstance(leaf, FakeTensor)]
         if any(map(is_watched, leaves)) or not all(map(self._is_constant, traced)):
             name, place = inside.place(path), (inside, path)
-            self._left.births.append(Birth(name=name, place=place, before=before, grows=grows))
+            self._left.new_places.append(
+                NewPlace(name=name, place=place, before=before, grows=grows)
+            )
 
 
 def order_of(place: Place, owners: dict[int, str], trees: dict[str, int]) -> tuple[int, str]:

@@ -50,7 +50,7 @@ Call = Callable[[list[Tensor]], Sequence[Tensor]]
 def compile_graph(graph: Graph, folder: Path) -> None:
     """Compile a graph into an existing, empty folder.
 
-    The graph is functional and decomposed already, so Inductor's inner entry takes it: its outer
+    The graph is functional and decomposed already, so Inductor's inner item takes it: its outer
     one would trace it a third time.
     """
     graph = lower(graph, COMPILER_PASSES)
@@ -69,7 +69,7 @@ def compile_graph(graph: Graph, folder: Path) -> None:
             _keep_draws_as_they_are()
             compiled: Any = compile_fx_inner(
                 graph.module,
-                [entry.example for entry in graph.inputs],
+                [item.example for item in graph.inputs],
                 cudagraphs=BoxedBool(False),
                 is_inference=True,
             )

@@ -44,7 +44,7 @@ from fulgurite.backends.csx.diagnostics.user_lines import (
     user_line,
     user_modules,
 )
-from fulgurite.backends.csx.state.places import Leftovers
+from fulgurite.backends.csx.state.places import SideEffects
 from fulgurite.backends.csx.state.storage import brief, copying_remedy, parameter_replaced
 from fulgurite.backends.patches import MISSING, patched
 
@@ -218,14 +218,14 @@ class Attributes:
         own = key[0] in self._paths and key not in self._written and name in vars(module)
         if not own or not may_collect(value):
             return value
-        twins = [watched for _, watched in self._lists.values() if watched.original is value]
-        watched = twins[0] if twins else WatchedList(value, self._line)
+        known = [watched for _, watched in self._lists.values() if watched.original is value]
+        watched = known[0] if known else WatchedList(value, self._line)
         self._lists[key] = (module, watched)
         return watched
 
     # -- when it has run -----------------------------------------------------------------------
 
-    def settle(self, left: Leftovers, is_constant: Callable[[Tensor], bool]) -> None:
+    def settle(self, left: SideEffects, is_constant: Callable[[Tensor], bool]) -> None:
         """Put lists back, and judge what the step found and left.
 
         Args:
@@ -250,12 +250,12 @@ class Attributes:
         for read in self._reads.values():
             now = read.now()
             if holds_traced(now) and not all(map(is_constant, pytree.tree_leaves(now))):
-                raise _born(read, now)
+                raise _made_of_data(read, now)
         for key, write in self._writes.items():
             _warn_of_change(write, was_read=key in self._reads)
 
     def _settle_list(
-        self, module: nn.Module, name: str, watched: WatchedList, left: Leftovers
+        self, module: nn.Module, name: str, watched: WatchedList, left: SideEffects
     ) -> None:
         content, original = watched.content(), watched.original
         if len(content) == len(original) and all(map(is_, content, original)):
@@ -291,7 +291,7 @@ class Attributes:
         return tuple(write for write in self._writes.values() if is_scalar(write.now()))
 
 
-def _born(read: Access, now: Any) -> StateBornInStep:
+def _made_of_data(read: Access, now: Any) -> StateBornInStep:
     found = "missing" if read.before is _ABSENT else repr(read.before)
     return StateBornInStep(
         f"{read.where} was {found} when the step read it, and the step left {_content(now)} there:"

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fulgurite.backends.csx.contract.default_dtype import with_explicit_dtype
-from fulgurite.backends.csx.contract.leaks import Born
+from fulgurite.backends.csx.contract.leaks import Created
 from fulgurite.backends.csx.diagnostics.errors import ForeignState, StateChanged, UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_of
 from fulgurite.backends.csx.hyperparams.torch_optim import TRACEABLE
@@ -40,12 +40,12 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         line: the user's line that runs now.
 
     Attributes:
-        born: every tensor that the trace made.
+        created: every tensor that the trace made.
     """
 
     def __init__(self, line: Callable[[], UserLine | None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._line, self.born = line, Born()
+        self._line, self.created = line, Created()
         self._foreign: set[int] = set()  # storages of fakes over tensors that no module holds
         self._values: Any = WeakIdKeyDictionary()
         self._spoiled: set[int] = set()  # storages
@@ -67,7 +67,7 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         for output in pytree.tree_leaves(result):
             if isinstance(output, FakeTensor):
-                self.born.add(output)
+                self.created.add(output)
                 if _is_view(func) and not all(isinstance(t, FakeTensor) for t in tensors):
                     storage = output.untyped_storage()
                     self._foreign.add(storage._cdata)

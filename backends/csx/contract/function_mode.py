@@ -3,7 +3,7 @@
 It is the single place where misuse is noticed, with the user's frame still on the stack; which
 functions are misuse, and what to write instead, is in ``rules``. It also gives the numbers of
 param groups to functions (torch_functions.py), and turns the few functions whose ordinary form is
-not static into their static twins. Checked against torch 2.13.
+not static into their static forms. Checked against torch 2.13.
 """
 
 from __future__ import annotations
@@ -174,9 +174,9 @@ class Contract(TorchFunctionMode):
             return None if result is None else result.to(STAND_IN)
         static = STATIC_TWINS.get(func)
         if static is not None:
-            twin = self._run(static, func, args, kwargs)
-            if twin is not NotImplemented:
-                return twin
+            override = self._run(static, func, args, kwargs)
+            if override is not NotImplemented:
+                return override
         run = functools.partial(call_with_numbers, func)
         result = self._run(run, func, args, kwargs)
         if isinstance(result, Tensor):

@@ -37,7 +37,7 @@ def tell_of_leaks(leaked: list[weakref.ref[Tensor]], trace: Callable[[], object]
     """Raise where the next step reads a tensor that leaked, or warn; nothing if nobody holds one.
 
     Args:
-        leaked: by ``Born.spoil_the_living``.
+        leaked: by ``Created.spoil_the_living``.
         trace: traces the step again, and puts back what that changed.
 
     Raises:

@@ -78,7 +78,7 @@ def _collect(value: Any, found: list[Leaked]) -> None:
         _collect(list(value.values()), found)
 
 
-class Born:
+class Created:
     """The tensors that a trace made, by weak references."""
 
     def __init__(self) -> None:

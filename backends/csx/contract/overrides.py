@@ -1,6 +1,6 @@
-"""Static twins of torch functions whose ordinary form looks at values.
+"""Static forms of torch functions whose ordinary form looks at values.
 
-A twin computes what torch does, or returns ``NotImplemented`` where it does not apply. Checked
+One computes what torch does, or returns ``NotImplemented`` where it does not apply. Checked
 against torch 2.13.
 """
 

@@ -13,23 +13,23 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_of
-from fulgurite.backends.csx.state.storage import Entry, brief
+from fulgurite.backends.csx.state.storage import StateInput, brief
 
 
 class Names:
     """The names of one trace's tensors.
 
     Args:
-        entries: the state.
+        state: the state.
 
     Attributes:
         tracker: which node of the graph each tensor is, as the tracer knows it.
         made_by: the torch function that each tensor came from.
     """
 
-    def __init__(self, entries: Iterable[Entry]) -> None:
+    def __init__(self, state: Iterable[StateInput]) -> None:
         self._given = {
-            id(held.tensor): held.slots[0].name for entry in entries for held in entry.held
+            id(held.tensor): held.slots[0].name for item in state for held in item.tensors
         }
         self.tracker: Any = {}
         self.made_by: Any = WeakIdKeyDictionary()

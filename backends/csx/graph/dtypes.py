@@ -63,7 +63,7 @@ class Facts:
     resolution: float = 0.01
 
 
-def stand_in_facts() -> Iterator[tuple[Any, str, Any]]:
+def cbfloat16_facts() -> Iterator[tuple[Any, str, Any]]:
     """Changes (see ``patches``) by which ``torch.finfo`` of the stand-in is cbfloat16's."""
     finfo, facts = torch.finfo, Facts()
 

@@ -86,8 +86,8 @@ def writes(node: fx.Node, target: fx.Node) -> bool:
 def used_numbers(graph: Graph) -> set[int]:
     """Positions in the vector of numbers that operations use."""
     used = set()
-    for entry, node in zip(graph.inputs, graph.placeholders(), strict=True):
-        if entry.kind is Kind.NUMBERS:
+    for item, node in zip(graph.inputs, graph.placeholders(), strict=True):
+        if item.kind is Kind.NUMBERS:
             used = {user.args[2] for user in node.users if len(user.args) > 2}
     return used  # type: ignore[return-value]  # select(numbers, dim, index)
 

@@ -247,7 +247,7 @@ def unused_guards(
     """Guards for numbers that no operation uses: they may have been read where nothing sees it.
 
     A C function that takes a float takes its value without asking it. (Rprop reads ``lr`` only for
-    the birth of its state.) None for groups of frozen parameters, which torch's and this package's
+    the making of its state.) None for groups of frozen parameters, which torch's and this package's
     optimizers pass by.
     """
     return [

@@ -45,7 +45,7 @@ def without_mkldnn() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def eager_formulas(optimizers: list[Optimizer]) -> Iterator[None]:
+def eager_updates(optimizers: list[Optimizer]) -> Iterator[None]:
     """Let torch's optimizers run their eager formulas on traced numbers.
 
     They read their step count with ``_get_value`` or ``.item()``, a host read (``host_value``). In

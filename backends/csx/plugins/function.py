@@ -25,8 +25,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fulgurite.backends.closures import Span, current_span
 from fulgurite.backends.csx.capture.batch_spec import CONSTANTS
-from fulgurite.backends.csx.capture.discovery import Reached, reach
-from fulgurite.backends.csx.capture.scope import World
+from fulgurite.backends.csx.capture.discovery import Discovered, discover
+from fulgurite.backends.csx.capture.scope import Scope
 from fulgurite.backends.csx.capture.trace import Trace
 from fulgurite.backends.csx.compile.fabric import HostFabric
 from fulgurite.backends.csx.config import CSXBackend
@@ -36,7 +36,7 @@ from fulgurite.backends.csx.diagnostics.user_lines import UserLine, user_line
 from fulgurite.backends.csx.program import report
 from fulgurite.backends.csx.program.offline import BuiltOnly
 from fulgurite.backends.csx.program.step_function import STEP, StepFunction
-from fulgurite.backends.csx.state.optimizer_init import giving_birth
+from fulgurite.backends.csx.state.optimizer_init import initializing_state
 
 compiled_names: Any = WeakIdKeyDictionary()
 """Modules that went through ``compile``, and the user's names of them."""
@@ -56,12 +56,12 @@ class Roots(nn.Module):
 
 
 @dataclass(slots=True, kw_only=True)
-class FunctionWorld(World):
+class FunctionScope(Scope):
     """What a function works on."""
 
     root = ""
     gradients_on_host = True
-    reached: Reached
+    discovered: Discovered
     line: UserLine | None
     parameter_names: Callable[[Any], str]
     calls: Callable[[], int]
@@ -73,7 +73,7 @@ class FunctionWorld(World):
 
     def named_optimizers(self) -> dict[str, Optimizer]:
         """The optimizers as the function's code calls them."""
-        return self.reached.optimizers if self.trains else {}
+        return self.discovered.optimizers if self.trains else {}
 
     def leaf_name(self, path: Any) -> str:
         """An argument, or what is in one."""
@@ -81,17 +81,17 @@ class FunctionWorld(World):
 
     def outside_tensors(self) -> list[Source]:
         """What the globals, closures and objects that the function's code names hold."""
-        return self.reached.tensors
+        return self.discovered.tensors
 
     def holders(self) -> Iterator[tuple[str, object]]:
         """The modules, and the user's objects that the function's code names."""
-        yield from World.holders(self)
-        yield from self.reached.objects.items()
+        yield from Scope.holders(self)
+        yield from self.discovered.objects.items()
 
     def objects(self) -> Iterator[object]:
         """Whatever traced code may change on the host."""
-        yield from World.objects(self)
-        yield from (item for item in self.reached.objects.values() if hasattr(item, "__dict__"))
+        yield from Scope.objects(self)
+        yield from (item for item in self.discovered.objects.values() if hasattr(item, "__dict__"))
 
     def steps_done(self) -> int:
         """How many steps the loop has done before this one; without a loop, how many calls."""
@@ -141,7 +141,7 @@ class FunctionPrograms:
             *[(i, id(value)) for i, value in statics],
         )
         step = self._steps.get(key)
-        if step is not None and step.world.reached.is_current():
+        if step is not None and step.scope.discovered.is_current():
             return step(data)
         step = self._make(given, bool(kwargs), statics)
         try:
@@ -160,17 +160,17 @@ class FunctionPrograms:
         for path, value in paths:
             _check_argument(name(path), value, line)
         arguments = {name(paths[i][0]): value for i, value in statics}
-        reached = reach(self._function, arguments)
+        discovered = discover(self._function, arguments)
         trains = torch.is_grad_enabled()
-        world = FunctionWorld(
-            module=Roots(_by_compiled_names(reached.modules)),
-            optimizers=list(reached.optimizers.values()) if trains else [],
-            schedulers=list(reached.schedulers.values()),
+        scope = FunctionScope(
+            module=Roots(_by_compiled_names(discovered.modules)),
+            optimizers=list(discovered.optimizers.values()) if trains else [],
+            schedulers=list(discovered.schedulers.values()),
             trains=trains,
             freezes=not self._backend.retrace_every_iteration,
             looks_again=self._backend.looks_again,
             function=self._function,
-            reached=reached,
+            discovered=discovered,
             line=line,
             parameter_names=name,
             calls=lambda: step.step.runs,
@@ -178,13 +178,13 @@ class FunctionPrograms:
         stage = getattr(self._function, "__name__", type(self._function).__name__)
         announce = functools.partial(report.announce, None, self._fabric, self._backend)
         step = _Step(
-            step=StepFunction(stage, world, self._backend, self._fabric, announce),
-            world=world,
+            step=StepFunction(stage, scope, self._backend, self._fabric, announce),
+            scope=scope,
             function=self._function,
             statics=statics,
             has_keywords=has_keywords,
         )
-        for optimizer in world.optimizers:
+        for optimizer in scope.optimizers:
             _refuse_useless_steps(optimizer)
         return step
 
@@ -194,7 +194,7 @@ class _Step:
     """A function with one set of static arguments."""
 
     step: StepFunction
-    world: FunctionWorld
+    scope: FunctionScope
     function: Callable[..., Any]
     statics: list[tuple[int, Any]]
     has_keywords: bool
@@ -221,7 +221,7 @@ class _Step:
         try:
             return self.step(data, lambda: {STEP: self._run})
         finally:
-            self.world.show_numbers()
+            self.scope.show_numbers()
 
     def _run(self, data: Any) -> Any:
         leaves, tree = pytree.tree_flatten(data)
@@ -235,13 +235,13 @@ class _Step:
     @contextlib.contextmanager
     def _known_optimizers(self) -> Iterator[None]:
         """Refuse an optimizer that was not found: its state would be lost."""
-        known = {id(optimizer) for optimizer in self.world.optimizers}
+        known = {id(optimizer) for optimizer in self.scope.optimizers}
 
         def check(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             if id(optimizer) in known:
                 return
             kind = type(optimizer).__name__
-            if not self.world.trains:
+            if not self.scope.trains:
                 raise UnsupportedState(
                     f"{kind}.step() was called in a function that runs under torch.no_grad().",
                     line=user_line(),
@@ -357,7 +357,7 @@ def _refuse_useless_steps(optimizer: Optimizer) -> None:
     _guarded[optimizer] = True
 
     def check(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        on_host = Trace.current is None and not giving_birth()
+        on_host = Trace.current is None and not initializing_state()
         if on_host and all(p.grad is None for g in optimizer.param_groups for p in g["params"]):
             raise UnsupportedState(
                 f"{type(optimizer).__name__}.step() was called on the host, where no parameter has"

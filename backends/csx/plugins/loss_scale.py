@@ -114,7 +114,7 @@ class LossScale:
             self.unscale_(optimizer)
         assert Trace.current is not None
         Trace.current.updates.trace_whole()
-        with skipped_where(self._overflows[id(optimizer)], Trace.current.state()):
+        with skipped_where(self._overflows[id(optimizer)], Trace.current.state_tensors()):
             return optimizer.step(**options)
 
     @torch.no_grad()

@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 from fulgurite.backends.backend import current_backend
 from fulgurite.backends.closures import checkpoint_written, watch_trainer
 from fulgurite.backends.csx.capture.host_reads import reads_gradients
-from fulgurite.backends.csx.capture.scope import LightningWorld
+from fulgurite.backends.csx.capture.scope import LightningScope
 from fulgurite.backends.csx.capture.trace import Trace
 from fulgurite.backends.csx.compile.fabric import HostFabric
 from fulgurite.backends.csx.config import CSXBackend
@@ -46,11 +46,11 @@ from fulgurite.backends.csx.plugins.precision import (
 )
 from fulgurite.backends.csx.program import offline, report
 from fulgurite.backends.csx.program.audit import Budget
-from fulgurite.backends.csx.program.step_function import STEP, Entries, HostCode, StepFunction
+from fulgurite.backends.csx.program.step_function import STEP, EntryPoints, HostCode, StepFunction
 from fulgurite.backends.csx.program.summary import Program
 from fulgurite.backends.csx.state.dropped_gradient import forget
 from fulgurite.backends.csx.state.first_update import hidden
-from fulgurite.backends.csx.state.optimizer_init import giving_birth
+from fulgurite.backends.csx.state.optimizer_init import initializing_state
 
 LOOPS = "fulgurite.loops:install"
 """Who puts the CSX loops into a Trainer: a room above this one, so it is named, not imported."""
@@ -140,7 +140,7 @@ class StaticGraph(Strategy):
         super().setup(trainer)
         watch_trainer(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
-            world = LightningWorld(
+            scope = LightningScope(
                 run_by=trainer,
                 strategy=self,
                 module=module,
@@ -150,20 +150,20 @@ class StaticGraph(Strategy):
                 gradients_read=reads_gradients(trainer, module),
                 looks_again=self.backend.looks_again,
             )
-            self.keeps_gradients = world.keeps_gradients
-            self._training = self._step_function("training", world)
+            self.keeps_gradients = scope.keeps_gradients
+            self._training = self._step_function("training", scope)
 
-    def _step_function(self, stage: str, world: LightningWorld) -> StepFunction:
-        trainer = world.trainer
+    def _step_function(self, stage: str, scope: LightningScope) -> StepFunction:
+        trainer = scope.trainer
 
         def settings() -> tuple[Any, ...]:
             clip = (trainer.gradient_clip_val, trainer.gradient_clip_algorithm)
-            return (trainer.accumulate_grad_batches, *clip) if world.trains else ()
+            return (trainer.accumulate_grad_batches, *clip) if scope.trains else ()
 
         announce = functools.partial(report.announce, trainer, self.fabric, self.backend)
         return StepFunction(
             stage,
-            world,
+            scope,
             self.backend,
             self.fabric,
             announce,
@@ -194,7 +194,7 @@ class StaticGraph(Strategy):
         self._handles.append(_Cleared(self._clear_gradients))
 
     def _clear_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        if Trace.current is None and not giving_birth() and self._training is not None:
+        if Trace.current is None and not initializing_state() and self._training is not None:
             self._training.clear_gradients(set(map(id, parameters)))
 
     def teardown(self) -> None:
@@ -214,7 +214,7 @@ class StaticGraph(Strategy):
     # -- steps ---------------------------------------------------------------------------------
 
     def train(
-        self, batch: Any, entries: Entries, entry: str = STEP, batch_idx: int | None = None
+        self, batch: Any, entries: EntryPoints, entry: str = STEP, batch_idx: int | None = None
     ) -> Any:
         """Run one training step (see ``StepFunction``)."""
         assert self._training is not None
@@ -249,14 +249,14 @@ class StaticGraph(Strategy):
         if step is None:
             name = stage if loader is None else f"{stage} {loader}"
             freezes = not self.backend.retrace_every_iteration
-            world = LightningWorld(
+            scope = LightningScope(
                 run_by=module.trainer,
                 strategy=self,
                 module=module,
                 freezes=freezes,
                 looks_again=self.backend.looks_again,
             )
-            step = self._step_function(name, world)
+            step = self._step_function(name, scope)
             self._evaluating[stage, loader] = step
 
         def trace(batch: Any) -> Any:
@@ -315,8 +315,8 @@ class StaticGraph(Strategy):
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """An optimizer's state, without what its first update is still to make."""
         self.schedulers.show_again()
-        unborn = self._training.unborn if self._training is not None else []
-        with hidden([one for one in unborn if one.newborn.optimizer is optimizer]):
+        deferred = self._training.deferred if self._training is not None else []
+        with hidden([one for one in deferred if one.new_state.optimizer is optimizer]):
             return super().optimizer_state(optimizer)
 
     def load_checkpoint(
@@ -329,7 +329,7 @@ class StaticGraph(Strategy):
 
 
 def _refuse_host_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    if Trace.current is None and not giving_birth():
+    if Trace.current is None and not initializing_state():
         raise UnsupportedState(
             f"{type(optimizer).__name__}.step() was called on the host during fit. Gradients live"
             " inside the program there, so it would do nothing.",

@@ -28,14 +28,14 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from fulgurite.backends.csx.capture.python_state import ELEMENTS, FRAMEWORKS, NOTHING, Change
 from fulgurite.backends.csx.capture.recording import Recording, check_results, check_same
 from fulgurite.backends.csx.capture.retrace import as_first_traced
-from fulgurite.backends.csx.capture.scope import World, undone
+from fulgurite.backends.csx.capture.scope import Scope, undone
 from fulgurite.backends.csx.capture.trace import Trace
 from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning, warn_of_audit
 from fulgurite.backends.csx.contract.rules import explained
 from fulgurite.backends.csx.contract.watched import values_where_refused
 from fulgurite.backends.csx.diagnostics.errors import LeakedTensor, TraceError
 from fulgurite.backends.csx.diagnostics.user_lines import LineFinder, UserLine, raised_at
-from fulgurite.backends.csx.program.executable import Ready
+from fulgurite.backends.csx.program.executable import Executable
 from fulgurite.backends.patches import patched
 
 SHARE = 0.02
@@ -72,24 +72,24 @@ class Audits:
 
     Args:
         stage: its name in messages.
-        world: what the step works on.
+        scope: what the step works on.
         budget: of the run.
 
     Attributes:
         due: whether the next step is to be looked at again.
     """
 
-    def __init__(self, stage: str, world: World, budget: Budget) -> None:
-        self._stage, self._world, self._budget = stage, world, budget
-        self._new: dict[Ready, int] = {}  # not looked at again yet, and the step they were built at
-        self._same_at: dict[Ready, int] = {}  # the step at which they were last the same
-        self._given_up: set[Ready] = set()
+    def __init__(self, stage: str, scope: Scope, budget: Budget) -> None:
+        self._stage, self._scope, self._budget = stage, scope, budget
+        self._new: dict[Executable, int] = {}  # to be looked at, and the step they were built at
+        self._same_at: dict[Executable, int] = {}  # the step at which they were last the same
+        self._given_up: set[Executable] = set()
         self._takes_s = 0.0
         self._compare_at = 0.0  # not before, by time.perf_counter
         self._changed: set[str] = set()  # names of values for which a step was looked at
         self.due = False
 
-    def built(self, ready: list[Ready], step: int) -> None:
+    def built(self, ready: list[Executable], step: int) -> None:
         """Entry points are new: each is looked at again the next time that it runs."""
         for one in ready:
             self._new[one] = self._same_at[one] = step
@@ -117,8 +117,8 @@ class Audits:
 
     def _remember(self) -> None:
         """Keep the Python values that the step can reach, as they are now."""
-        self._values = self._world.python_read()
-        modules = list(self._world.module.named_modules())
+        self._values = self._scope.python_read()
+        modules = list(self._scope.module.named_modules())
         self._hooks = [
             (path, hooks, [*hooks])
             for path, one in modules
@@ -147,7 +147,7 @@ class Audits:
                 yield f"{path}.{name}"
 
     def look(
-        self, ready: Ready, run: Callable[[Any], Any], batch: Any, step: int, clears: bool
+        self, ready: Executable, run: Callable[[Any], Any], batch: Any, step: int, clears: bool
     ) -> None:
         """Trace an entry point again.
 
@@ -173,7 +173,7 @@ class Audits:
         self.due = bool(self._new) or EVERY_STEP
 
     def _look(
-        self, ready: Ready, run: Callable[[Any], Any], batch: Any, step: int, clears: bool
+        self, ready: Executable, run: Callable[[Any], Any], batch: Any, step: int, clears: bool
     ) -> None:
         first = ready.recording
         assert first is not None
@@ -214,7 +214,7 @@ class Audits:
         finder: LineFinder | None = None,
     ) -> list[Change]:
         """Trace and compare; returns the Python values that it changed, which are put back."""
-        with _silence(self._world), explained():
+        with _silence(self._scope), explained():
             return values_where_refused(
                 lambda: self._trace_once(first, run, batch, clears, finder), contextlib.nullcontext
             )
@@ -227,8 +227,8 @@ class Audits:
         clears: bool,
         finder: LineFinder | None,
     ) -> list[Change]:
-        with undone(self._world) as state, as_first_traced(first):
-            trace = Trace(self._world, run, batch, clears, first, first.is_outline)
+        with undone(self._scope) as state, as_first_traced(first):
+            trace = Trace(self._scope, run, batch, clears, first, first.is_outline)
             with finder.watching(lambda: list(state.changes())) if finder else _NOTHING:
                 module = trace.trace()
             changes = list(state.changes())
@@ -250,11 +250,11 @@ class Audits:
         finder = LineFinder()
         self._trace(first, run, batch, clears, finder)
         for change in changes:
-            line = finder.found.get(change.name) or self._world.line_of(f"{self._stage}_step")
+            line = finder.found.get(change.name) or self._scope.line_of(f"{self._stage}_step")
             if line is not None:
                 warn_of_audit(change.name, str(change), line)
 
-    def _give_up(self, ready: Ready, error: Exception, line: UserLine | None) -> None:
+    def _give_up(self, ready: Executable, error: Exception, line: UserLine | None) -> None:
         self._given_up.add(ready)
         where = "" if line is None else f" (at {line})"
         text = f"{type(error).__name__}: {error}".strip().splitlines()[0]
@@ -284,13 +284,13 @@ def _dated(error: TraceError, when: str) -> TraceError:
 
 
 @contextlib.contextmanager
-def _silence(world: World) -> Iterator[None]:
+def _silence(scope: Scope) -> Iterator[None]:
     """Let what this thread prints, logs and warns go nowhere; it was said the first time."""
     changes: list[tuple[Any, str, Any]] = [
         (sys, name, _Mute(getattr(sys, name))) for name in ("stdout", "stderr")
     ]
-    if world.trainer is not None:
-        changes.append((world.trainer, "profiler", PassThroughProfiler()))
+    if scope.trainer is not None:
+        changes.append((scope.trainer, "profiler", PassThroughProfiler()))
     ignore: Any = ("ignore", None, Warning, None, 0)
     disabled = logging.root.manager.disable
     filters = warnings.filters

@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from fulgurite.backends.csx.capture.batch_changes import BatchChanges
+from fulgurite.backends.csx.capture.captured import Captured
 from fulgurite.backends.csx.capture.host_calls import ClosureCall
 from fulgurite.backends.csx.capture.logs import Accumulator, LogCall
 from fulgurite.backends.csx.capture.outputs import Outputs, builder
-from fulgurite.backends.csx.capture.trace import Captured
 from fulgurite.backends.csx.compile.fabric import HostFabric, Loaded
 from fulgurite.backends.csx.contract.constants import Source
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedInput
@@ -20,7 +20,7 @@ from fulgurite.backends.csx.state.kept_gradients import Unkept, held_gradients
 from fulgurite.backends.csx.state.storage import Binding
 
 
-class Ready:
+class Executable:
     """One entry point, loaded and bound to the tensors it works on."""
 
     def __init__(
@@ -35,8 +35,8 @@ class Ready:
         self.counted = captured.counted
         self._fabric, self._loaded = fabric, loaded
         state = [item for item in graph.inputs if item.kind is Kind.STATE]
-        entries = tuple(captured.entries[item.index] for item in state)
-        self._binding = Binding(entries, captured.trained)
+        inputs_of_state = tuple(captured.state[item.index] for item in state)
+        self._binding = Binding(inputs_of_state, captured.trained)
         self._gradients = held_gradients(graph, captured.gradients, gradients)
         self._unkept = Unkept(graph, captured.gradients)
         self.tells_unkept = True  # after the next run

@@ -18,11 +18,12 @@ from torch import Tensor
 
 from fulgurite.backends.csx.capture.batch_changes import Path, without
 from fulgurite.backends.csx.capture.batch_spec import BatchSpec
+from fulgurite.backends.csx.capture.captured import Captured
 from fulgurite.backends.csx.capture.logs import begin_step
 from fulgurite.backends.csx.capture.outputs import passed_on, result_of
 from fulgurite.backends.csx.capture.retrace import retrace
-from fulgurite.backends.csx.capture.scope import World, undone_on_failure
-from fulgurite.backends.csx.capture.trace import Captured, capture
+from fulgurite.backends.csx.capture.scope import Scope, undone_on_failure
+from fulgurite.backends.csx.capture.trace import capture
 from fulgurite.backends.csx.capture.trainer_state import Answers, hold
 from fulgurite.backends.csx.compile.fabric import HostFabric, Loaded
 from fulgurite.backends.csx.config import CSXBackend
@@ -43,16 +44,16 @@ from fulgurite.backends.csx.hyperparams.slots import (
 from fulgurite.backends.csx.hyperparams.traced_float import Guard
 from fulgurite.backends.csx.program.audit import Audits, Budget
 from fulgurite.backends.csx.program.conditions import Conditions
-from fulgurite.backends.csx.program.executable import Ready
+from fulgurite.backends.csx.program.executable import Executable
 from fulgurite.backends.csx.program.offline import BuiltOnly
 from fulgurite.backends.csx.program.summary import Program, make_program
 from fulgurite.backends.csx.program.waiting import shown
-from fulgurite.backends.csx.state.first_update import Unborn
+from fulgurite.backends.csx.state.first_update import DeferredState
 from fulgurite.backends.csx.state.gradients import Handover, broken_gradient
 from fulgurite.backends.schedules import ProgramScheduler, program_schedulers
 
 STEP, ACCUMULATE = "step", "accumulate"
-Entries = Callable[[], dict[str, Callable[[Any], Any]]]
+EntryPoints = Callable[[], dict[str, Callable[[Any], Any]]]
 """Makes Lightning's own code for each entry point, asked when it is traced."""
 _requires_grad, _training = attrgetter("requires_grad"), attrgetter("training")
 
@@ -66,7 +67,7 @@ class Built:
     batch: BatchSpec
     numbers: tuple[NumberSlot, ...]
     guards: tuple[Guard, ...]
-    ready: dict[str, Ready]
+    ready: dict[str, Executable]
     scalars: FrozenScalars
     computed_guards: tuple[Guard, ...]  # of numbers that the program computes
     states: list[Any]  # the optimizers': kept, so that no identity is used twice
@@ -92,7 +93,7 @@ class StepFunction:
 
     Args:
         stage: its name in messages.
-        world: what the step works on.
+        scope: what the step works on.
         backend: its options.
         fabric: what runs the programs.
         announce: called with each program and how its entry points were loaded, none of them
@@ -109,7 +110,7 @@ class StepFunction:
     def __init__(
         self,
         stage: str,
-        world: World,
+        scope: Scope,
         backend: CSXBackend,
         fabric: HostFabric,
         announce: Callable[[Program, list[Loaded]], None],
@@ -120,8 +121,8 @@ class StepFunction:
         self.stage, self.runs = stage, 0
         self._host_code = host_code or HostCode()
         self._compared_at = -1  # runs of host code when scalars were last compared
-        self._world, self._backend, self._fabric = world, backend, fabric
-        self._audits = Audits(stage, world, budget or Budget())
+        self._scope, self._backend, self._fabric = scope, backend, fabric
+        self._audits = Audits(stage, scope, budget or Budget())
         self._announce, self._settings = announce, settings
         self.programs: list[Program] = []
         self._built: list[Built] = []
@@ -138,12 +139,12 @@ class StepFunction:
         self._collect_conditions()
 
     @property
-    def unborn(self) -> list[Unborn]:
+    def deferred(self) -> list[DeferredState]:
         """Optimizer state that waits for the first gradient."""
-        return self._world.unborn
+        return self._scope.deferred
 
     def __call__(
-        self, batch: Any, entries: Entries, entry: str = STEP, batch_idx: int | None = None
+        self, batch: Any, entries: EntryPoints, entry: str = STEP, batch_idx: int | None = None
     ) -> Any:
         """Run the step on a batch.
 
@@ -159,8 +160,8 @@ class StepFunction:
         """
         try:
             if not self._built:
-                self._world.refresh()
-                self._schedulers = program_schedulers(self._world.schedulers)
+                self._scope.refresh()
+                self._schedulers = program_schedulers(self._scope.schedulers)
             if self._host_code.runs != self._compared_at:
                 if not all(map(is_, map(dict.get, *self._places), self._descendants)):
                     self.check_state()  # a hook replaced a module
@@ -193,8 +194,8 @@ class StepFunction:
             if built is not self._latest:
                 self._switch_to(built)
             given = built.batch.tensors(batch) if ready.writes_batch else tensors
-            if ready.logs and self._world.trainer is not None:
-                begin_step(self._world.trainer, ready.logs)
+            if ready.logs and self._scope.trainer is not None:
+                begin_step(self._scope.trainer, ready.logs)
             passed: Sequence[Any] = ()
             if ready.passed:
                 passed = passed_on(ready.passed, batch, whole, self._arguments(batch_idx))
@@ -202,7 +203,7 @@ class StepFunction:
         except TraceError as error:
             if error.line is not None:
                 raise
-            line = self._world.line_naming(error.named) if error.named else None
+            line = self._scope.line_naming(error.named) if error.named else None
             placed = type(error)(error.what, line=line or self._line(), remedy=error.remedy)
             for note in getattr(error, "__notes__", ()):
                 placed.add_note(note)
@@ -212,7 +213,7 @@ class StepFunction:
             scheduler.count_on(steps)
         if calls:
             if ready.runs_users_code:
-                self._world.show_numbers()
+                self._scope.show_numbers()
             for call, value in zip(calls, values, strict=True):
                 call(value)
         return result
@@ -229,18 +230,18 @@ class StepFunction:
         assert ready.recording is not None
         clears = self._clears_gradients(entry, built.ready)
         now = retrace(
-            self._world, run, batch, ready.recording, step=self.stage, clears_gradients=clears
+            self._scope, run, batch, ready.recording, step=self.stage, clears_gradients=clears
         )
         ready.follow(now.constants, now.outputs)
 
     def _arguments(self, batch_idx: int | None) -> dict[str, Any]:
         """The arguments of hooks in the step that it may pass on."""
-        trainer = self._world.trainer
+        trainer = self._scope.trainer
         return {INDEX: batch_idx, EPOCH: None if trainer is None else trainer.current_epoch}
 
     def _line(self) -> UserLine | None:
         """Where the user's step begins: the line of errors that no other line is to blame for."""
-        return self._world.line_of(f"{self.stage.partition(' ')[0]}_step")
+        return self._scope.line_of(f"{self.stage.partition(' ')[0]}_step")
 
     def clear_gradients(self, parameters: set[int]) -> None:
         """``zero_grad()`` on the host: gradients that the programs keep to themselves become zero.
@@ -251,7 +252,7 @@ class StepFunction:
         for built in self._built:
             for ready in built.ready.values():
                 ready.tells_unkept = True
-        for name, p in self._world.parameters().items():
+        for name, p in self._scope.parameters().items():
             kept = self._gradients.get(f"{name}.grad")
             if kept is not None and id(p) in parameters:
                 kept.zero_()
@@ -264,7 +265,7 @@ class StepFunction:
 
     def check_state(self) -> None:
         """Verify that modules and tensors are those the programs were built on."""
-        before, now = self._modules, list(self._world.module.modules())
+        before, now = self._modules, list(self._scope.module.modules())
         changed = [a for a, b in zip(before, now, strict=False) if a is not b]
         if self._built and (changed or len(before) != len(now)):
             name = type(changed[0]).__name__ if changed else "one more or less"
@@ -273,7 +274,7 @@ class StepFunction:
                 f" ({name}).",
                 remedy="replace modules before the first step, for instance in setup() or"
                 " configure_model()",
-                line=self._world.line_naming(self._changed_children(), stored=True),
+                line=self._scope.line_naming(self._changed_children(), stored=True),
             )
         self._collect_conditions()
         for built in self._built:
@@ -295,7 +296,7 @@ class StepFunction:
         Args:
             at_an_end: of an epoch, or its beginning: then whatever that takes.
         """
-        self._world.check()
+        self._scope.check()
         for built in self._built:
             built.scalars.check()
             for state, size in zip(built.states, built.state_sizes, strict=True):
@@ -315,20 +316,20 @@ class StepFunction:
 
     def _clears_gradients(self, entry: str, entries: Collection[str]) -> bool:
         """Whether an entry point ends an accumulation window, and the host does not look."""
-        return entry == STEP and ACCUMULATE in entries and not self._world.keeps_gradients
+        return entry == STEP and ACCUMULATE in entries and not self._scope.keeps_gradients
 
     # -- which program -----------------------------------------------------------------------
 
     def _collect_conditions(self) -> None:
-        self._modules = list(self._world.module.modules())
+        self._modules = list(self._scope.module.modules())
         self._children = [module._modules for module in self._modules if module._modules]
         self._descendants = [child for one in self._children for child in one.values()]
         pairs = [(one, name) for one in self._children for name, _ in one.items()]
         self._places = [one for one, _ in pairs], [name for _, name in pairs]
-        self._parameters = list(self._world.module.parameters()) if self._world.trains else []
+        self._parameters = list(self._scope.module.parameters()) if self._scope.trains else []
 
     def _conditions(self) -> Conditions:
-        groups = [group for o in self._world.optimizers for group in o.param_groups]
+        groups = [group for o in self._scope.optimizers for group in o.param_groups]
         values = [value for group in groups for value in group.values()]
         if self._schedulers and self._built:
             if self._shown is None or self._shown.length != len(values):
@@ -337,14 +338,14 @@ class StepFunction:
         if len(values) != len(self._group_values) or not all(map(is_, values, self._group_values)):
             # another object somewhere: a scheduler's new number, or an option
             self._group_values = values if are_fixed(groups) else []
-            self._options = tuple(group_options(self._world.optimizers))
+            self._options = tuple(group_options(self._scope.optimizers))
             self._numbers_are_read = False
         return Conditions(
             tuple(map(_requires_grad, self._parameters)),
             tuple(map(_training, self._modules)),
             tuple([len(group["params"]) for group in groups]),
             self._options,
-            tuple([id(o.state) for o in self._world.optimizers]),
+            tuple([id(o.state) for o in self._scope.optimizers]),
             self._settings(),
         )
 
@@ -353,7 +354,7 @@ class StepFunction:
         why, error = "", TraceError
         others = 0  # programs that are right when the trainer's state is another
         for built in self._built:
-            if built.answers and not hold(built.answers, self._world.trainer):
+            if built.answers and not hold(built.answers, self._scope.trainer):
                 others += 1
                 continue
             if built.conditions != conditions:
@@ -376,7 +377,7 @@ class StepFunction:
     def _changed(self, before: Conditions, now: Conditions) -> str:
         if before.states != now.states:
             self._refuse_lost_state()
-        names = [name for name, _ in self._world.module.named_parameters()]
+        names = [name for name, _ in self._scope.module.named_parameters()]
         return before.difference(now, self.stage, self._modules, names)
 
     def _refuse(self, error: type[TraceError], why: str) -> None:
@@ -398,7 +399,7 @@ class StepFunction:
             return None
         if self._numbers_are_read and self._vector is not None and built.held_for is self._numbers:
             return None
-        now = read_numbers(built.numbers, self._world.optimizers)
+        now = read_numbers(built.numbers, self._scope.optimizers)
         if built.held_for != now:
             for guard in built.guards:
                 broken = guard.broken(now)
@@ -414,16 +415,18 @@ class StepFunction:
     def _build(
         self, conditions: Conditions, batch: Any, entries: dict[str, Callable[[Any], Any]]
     ) -> Built:
-        modes, carried = conditions.training, len(self._world.carried)
-        with undone_on_failure(self._world):
-            newborn = self._world.make_optimizer_state()
+        modes, carried = conditions.training, len(self._scope.carried)
+        with undone_on_failure(self._scope):
+            new_state = self._scope.make_optimizer_state()
             captured: dict[str, Captured] = {}
             for name, run in entries.items():
                 for change in [change for one in captured.values() for change in one.changes]:
                     change.undo()  # Python's changes happen once, not once for each entry point
                 clears = self._clears_gradients(name, entries)
-                captured[name] = capture(self._world, run, batch, clears_gradients=clears)
-            self._world.forget_unused(newborn, [t for one in captured.values() for t in one.held()])
+                captured[name] = capture(self._scope, run, batch, clears_gradients=clears)
+            self._scope.forget_unused(
+                new_state, [t for one in captured.values() for t in one.state_tensors()]
+            )
             if self._conditions().training != modes:
                 self._changed(conditions, self._conditions())
             program = make_program(self.stage, captured)
@@ -434,23 +437,23 @@ class StepFunction:
                 raise BuiltOnly(_without_values(captured, batch))
         first = next(iter(captured.values()))
         used = frozenset().union(*(one.used_numbers for one in captured.values()))
-        now = read_numbers(first.numbers, self._world.optimizers)
+        now = read_numbers(first.numbers, self._scope.optimizers)
         guards = [guard for one in captured.values() for guard in one.guards]
-        unused = unused_guards(first.numbers, used, now, self._world.optimizers)
+        unused = unused_guards(first.numbers, used, now, self._scope.optimizers)
         built = Built(
             program=program,
             conditions=self._conditions(),  # the optimizers' state may be new
             batch=first.batch,
             numbers=first.numbers,
-            states=[optimizer.state for optimizer in self._world.optimizers],
-            state_sizes=[len(optimizer.state) for optimizer in self._world.optimizers],
+            states=[optimizer.state for optimizer in self._scope.optimizers],
+            state_sizes=[len(optimizer.state) for optimizer in self._scope.optimizers],
             gradients=[one.gradients for one in captured.values() if one.gradients.decided_by],
             answers={k: v for one in captured.values() for k, v in one.answers.items()},
             guards=(*guards, *unused),
             computed_guards=tuple(guard for guard in guards if of_computed(guard, now)),
             ready={
-                name: Ready(
-                    one, loads[name], self._fabric, self._gradients, self._world.global_step
+                name: Executable(
+                    one, loads[name], self._fabric, self._gradients, self._scope.global_step
                 )
                 for name, one in captured.items()
             },
@@ -463,7 +466,7 @@ class StepFunction:
         if self._backend.audits:
             self._audits.built(list(built.ready.values()), self.runs + 1)
         self._added += [place for ready in built.ready.values() for place in ready.added]
-        if len(self._world.carried) != carried:
+        if len(self._scope.carried) != carried:
             self._built.clear()  # those before keep too few gradients: built again when needed
         self._built.append(built)
         self._vector = None
@@ -473,7 +476,7 @@ class StepFunction:
         what = f"the {self.stage} program, {program.operations} operations"
         return {
             name: self._fabric.load(
-                one.graph, lambda doing: shown(self._world.trainer, f"{doing} {what}")
+                one.graph, lambda doing: shown(self._scope.trainer, f"{doing} {what}")
             )
             for name, one in captured.items()
         }

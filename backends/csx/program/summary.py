@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from fulgurite.backends.csx.capture.batch_spec import Leaf
-from fulgurite.backends.csx.capture.trace import Captured
+from fulgurite.backends.csx.capture.captured import Captured
 from fulgurite.backends.csx.graph.graph import Graph, Kind
 from fulgurite.backends.csx.state.storage import Layout
 

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
 from fulgurite.backends.csx.state.first_update import FLAG as UPDATED
-from fulgurite.backends.csx.state.first_update import Unborn
+from fulgurite.backends.csx.state.first_update import DeferredState
 from fulgurite.backends.csx.state.storage import Slot
 
 FLAG = "is there"
@@ -55,20 +55,20 @@ class Carried:
 @contextlib.contextmanager
 def skipping_without_gradient(
     optimizers: Iterable[Optimizer],
-    unborn: list[Unborn],
+    deferred: list[DeferredState],
     waiting: Waiting,
 ) -> Iterator[None]:
     """Let each optimizer's step leave parameters alone where they have no gradient.
 
     Args:
         optimizers: those of the step.
-        unborn: their state that waits for the first gradient.
+        deferred: their state that waits for the first gradient.
         waiting: of an optimizer, the parameters that no backward pass has reached in this step but
             perhaps in the one before, each with its flag.
     """
     with contextlib.ExitStack() as stack:
         for optimizer in optimizers:
-            own = [one for one in unborn if one.newborn.optimizer is optimizer]
+            own = [one for one in deferred if one.new_state.optimizer is optimizer]
             step = _Step(optimizer, own, waiting)
             before = optimizer.register_step_pre_hook(step.before)
             after = optimizer.register_step_post_hook(step.after)
@@ -85,10 +85,10 @@ class _Step:
     def __init__(
         self,
         optimizer: Optimizer,
-        unborn: list[Unborn],
+        deferred: list[DeferredState],
         waiting: Waiting,
     ) -> None:
-        self._optimizer, self._unborn, self._waiting = optimizer, unborn, waiting
+        self._optimizer, self._deferred, self._waiting = optimizer, deferred, waiting
         self._depth = 0  # a step may call its parent class's, which has hooks too
 
     def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -98,7 +98,7 @@ class _Step:
             return
         places = {p: self._places(p) for p in self._waiting(optimizer)}
         with torch.no_grad():
-            self._updated = [one.flag[UPDATED].clone() for one in self._unborn]
+            self._updated = [one.flag[UPDATED].clone() for one in self._deferred]
             self._before = {
                 p: (p.detach().clone(), [(c, key, c[key].detach().clone()) for c, key in found])
                 for p, found in places.items()
@@ -119,14 +119,14 @@ class _Step:
                     value = container.get(key)
                     if isinstance(value, Tensor) and value.shape == before.shape:
                         container[key] = torch.where(there, value, before)
-            for one, updated in zip(self._unborn, self._updated, strict=True):
+            for one, updated in zip(self._deferred, self._updated, strict=True):
                 self._take_back_update(one, updated, without)
 
     def _take_back_update(
-        self, one: Unborn, before: Tensor, without: dict[nn.Parameter, Tensor]
+        self, one: DeferredState, before: Tensor, without: dict[nn.Parameter, Tensor]
     ) -> None:
         """State that waits for the first gradient waits on where there was none."""
-        own: list[Any] = [p for p in one.newborn.parameters if p.grad is not None]
+        own: list[Any] = [p for p in one.new_state.parameters if p.grad is not None]
         flags = [without[p] for p in own if p in without]
         if flags and len(flags) < len(own):
             raise UnsupportedState(

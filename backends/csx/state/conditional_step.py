@@ -17,11 +17,11 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import get_innermost_proxy_mode
 
 from fulgurite.backends.csx.graph.graph import storage_of
-from fulgurite.backends.csx.state.storage import Held, Slot
+from fulgurite.backends.csx.state.storage import Slot, StateTensor
 
 
 @contextlib.contextmanager
-def skipped_where(skip: Tensor, state: Iterable[Held]) -> Iterator[None]:
+def skipped_where(skip: Tensor, state: Iterable[StateTensor]) -> Iterator[None]:
     """Let what the block writes hold only where ``skip``, a bool without dimensions, is False.
 
     Args:
@@ -76,7 +76,7 @@ def _drop_unused(first: fx.Node, last: fx.Node) -> None:
             node.graph.erase_node(node)
 
 
-def _choose_replacement(skip: Tensor, held: Held, before: Tensor) -> None:
+def _choose_replacement(skip: Tensor, held: StateTensor, before: Tensor) -> None:
     """The same for slots that the block put another tensor into."""
     chosen: dict[int, Tensor] = {}
     for slot in held.slots:

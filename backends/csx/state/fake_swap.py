@@ -8,20 +8,20 @@ import torch
 from torch import Tensor, nn
 
 
-def stand_in_for(real: Tensor, fake: Tensor) -> Tensor:
-    """A fake in the place of ``real``: a leaf of the same kind, with the user's hooks on it."""
-    stand_in: Tensor
+def fake_for(real: Tensor, value: Tensor) -> Tensor:
+    """``value``, a fake, as one to put in the place of ``real``: a leaf with the user's hooks."""
+    fake: Tensor
     if isinstance(real, nn.Parameter):
-        stand_in = nn.Parameter(fake.detach(), requires_grad=real.requires_grad)
+        fake = nn.Parameter(value.detach(), requires_grad=real.requires_grad)
     else:
-        stand_in = fake.detach().requires_grad_(real.requires_grad)
+        fake = value.detach().requires_grad_(real.requires_grad)
     for hook in (real._backward_hooks or {}).values():
-        stand_in.register_hook(hook)  # type: ignore[no-untyped-call]
+        fake.register_hook(hook)  # type: ignore[no-untyped-call]
     for hook in (getattr(real, "_post_accumulate_grad_hooks", None) or {}).values():
-        on_gradient(stand_in, hook)
+        on_gradient(fake, hook)
     for key, value in vars(real).items():
-        vars(stand_in).setdefault(key, value)
-    return stand_in
+        vars(fake).setdefault(key, value)
+    return fake
 
 
 def on_gradient(leaf: Tensor, hook: Callable[[Tensor], None]) -> None:

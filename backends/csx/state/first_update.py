@@ -4,7 +4,7 @@ SGD with dampening starts its buffer as the first gradient, and many a user's op
 "buf" not in state: state["buf"] = p.grad.clone()``. While such a step is traced it runs twice after
 one backward pass: as the first update, without that state, and as any later one, with it. A flag in
 the program's state, ``updated``, chooses between the two results. State from a checkpoint is not
-newborn, so it needs none of this.
+new, so it needs none of this.
 """
 
 from __future__ import annotations
@@ -20,27 +20,29 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
-from fulgurite.backends.csx.state.optimizer_init import Newborn
+from fulgurite.backends.csx.state.optimizer_init import NewState
 from fulgurite.backends.csx.state.storage import Slot, brief, remember
 
 FLAG = "updated"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Unborn:
-    """Newborn state whose values mean nothing until its optimizer's first update."""
+class DeferredState:
+    """New state whose values mean nothing until its optimizer's first update."""
 
-    newborn: Newborn
+    new_state: NewState
     flag: dict[str, Tensor] = field(default_factory=lambda: {FLAG: torch.tensor(False)})
 
     @property
     def state(self) -> dict[Any, Any]:
         """The state of its optimizer."""
-        return self.newborn.optimizer.state
+        return self.new_state.optimizer.state
 
     def slot(self) -> Slot:
         """Where the flag is kept."""
-        return Slot(self.flag, FLAG, f"whether {type(self.newborn.optimizer).__name__} has updated")
+        return Slot(
+            self.flag, FLAG, f"whether {type(self.new_state.optimizer).__name__} has updated"
+        )
 
     def waits(self) -> bool:
         """Whether the first update is still to come; asked on the host."""
@@ -48,12 +50,12 @@ class Unborn:
 
 
 @contextlib.contextmanager
-def hidden(unborn: list[Unborn]) -> Iterator[None]:
+def hidden(deferred: list[DeferredState]) -> Iterator[None]:
     """Keep state that still waits for the first gradient out of a checkpoint."""
-    before = [(one.state, dict(one.state)) for one in unborn if one.waits()]
+    before = [(one.state, dict(one.state)) for one in deferred if one.waits()]
     try:
-        for one in unborn:
-            for key in one.newborn.keys if one.waits() else ():
+        for one in deferred:
+            for key in one.new_state.keys if one.waits() else ():
                 one.state.pop(key, None)
         yield
     finally:
@@ -63,12 +65,12 @@ def hidden(unborn: list[Unborn]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def first_updates(unborn: list[Unborn]) -> Iterator[None]:
-    """Let the optimizers of ``unborn`` run their first update beside a later one."""
-    optimizers = {id(one.newborn.optimizer): one.newborn.optimizer for one in unborn}
+def first_updates(deferred: list[DeferredState]) -> Iterator[None]:
+    """Let the optimizers of ``deferred`` run their first update beside a later one."""
+    optimizers = {id(one.new_state.optimizer): one.new_state.optimizer for one in deferred}
     with contextlib.ExitStack() as stack:
         for optimizer in optimizers.values():
-            own = [one for one in unborn if one.newborn.optimizer is optimizer]
+            own = [one for one in deferred if one.new_state.optimizer is optimizer]
             both = _BothUpdates(optimizer, own)
             # around the step itself: inside the hooks of users
             before = optimizer.register_step_pre_hook(both.first)
@@ -83,10 +85,10 @@ def first_updates(unborn: list[Unborn]) -> Iterator[None]:
 class _BothUpdates:
     """The two updates of one optimizer's step."""
 
-    def __init__(self, optimizer: Optimizer, unborn: list[Unborn]) -> None:
-        self._optimizer, self._unborn = optimizer, unborn
-        self._keys = {key for one in unborn for key in one.newborn.keys}
-        self._parameters = [p for one in unborn for p in one.newborn.parameters]
+    def __init__(self, optimizer: Optimizer, deferred: list[DeferredState]) -> None:
+        self._optimizer, self._deferred = optimizer, deferred
+        self._keys = {key for one in deferred for key in one.new_state.keys}
+        self._parameters = [p for one in deferred for p in one.new_state.parameters]
         self._everyone = [p for group in optimizer.param_groups for p in group["params"]]
         self._depth = 0  # a step may call its parent class's, which has hooks too
 
@@ -116,11 +118,11 @@ class _BothUpdates:
         if self._depth:
             return
         with torch.no_grad():
-            for one in self._unborn:
+            for one in self._deferred:
                 updated = one.flag[FLAG]
-                for p in one.newborn.parameters:
+                for p in one.new_state.parameters:
                     p.copy_(torch.where(updated, p, self._weights[id(p)]))
-                for key in one.newborn.keys:
+                for key in one.new_state.keys:
                     if key in self._states:
                         self._choose(updated, optimizer.state, key, self._states[key])
                 updated.fill_(True)

@@ -26,7 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from fulgurite.backends.csx.graph.graph import Input, Kind
 from fulgurite.backends.csx.state.carried_gradients import FLAG, Carried, skipping_without_gradient
 from fulgurite.backends.csx.state.fake_swap import on_gradient
-from fulgurite.backends.csx.state.first_update import Unborn
+from fulgurite.backends.csx.state.first_update import DeferredState
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,8 +68,8 @@ class OtherPrograms:
     hidden: set[str] = field(default_factory=set)
 
 
-class World(Protocol):
-    """What is asked of a step's ``World``."""
+class Scope(Protocol):
+    """What is asked of a step's ``Scope``."""
 
     gradients_on_host: ClassVar[bool]
     carried: dict[str, Carried]
@@ -87,24 +87,24 @@ class Gradients:
 
     Args:
         parameters: all parameters by name; those that require no gradient are left out.
-        world: says which of them the host sees between steps.
+        scope: says which of them the host sees between steps.
 
     Attributes:
         missed: those that were found to be, too.
     """
 
-    def __init__(self, parameters: dict[str, nn.Parameter], world: World) -> None:
+    def __init__(self, parameters: dict[str, nn.Parameter], scope: Scope) -> None:
         self.parameters = {name: p for name, p in parameters.items() if p.requires_grad}
-        on_host = world.gradients_on_host
+        on_host = scope.gradients_on_host
         self.handover = Handover(
             parameters=self.parameters,
             on_host=on_host,
-            shown=world.shows_gradients,
-            all_kept=world.keeps_gradients,
-            carried=world.carried,
+            shown=scope.shows_gradients,
+            all_kept=scope.keeps_gradients,
+            carried=scope.carried,
         )
         self.missed: set[str] = set()
-        self._others = world.other_programs
+        self._others = scope.other_programs
         if on_host:
             none = (name for name, p in self.parameters.items() if p.grad is None)
             self.handover.was_none = frozenset(none)
@@ -115,8 +115,8 @@ class Gradients:
         self._as_found: set[str] = set()  # those of an optimizer, when its step begins
         self._copies: dict[str, Tensor | None] = {}  # which a first update puts in their place
 
-    def watch(self, parameter: Tensor, stand_in: Tensor) -> None:
-        """Note when a backward pass reaches a parameter, by its stand-in."""
+    def watch(self, parameter: Tensor, fake: Tensor) -> None:
+        """Note when a backward pass reaches a parameter, by the fake in its place."""
         name = self._names.get(id(parameter))
 
         def note(p: Tensor) -> None:
@@ -125,7 +125,7 @@ class Gradients:
             self.handover.unused.add(name)
 
         if name is not None:
-            on_gradient(stand_in, note)
+            on_gradient(fake, note)
 
     def put(self, inputs: list[Tensor]) -> None:
         """Make the inputs the parameters' gradients; one for each, in order."""
@@ -148,7 +148,7 @@ class Gradients:
 
     @contextlib.contextmanager
     def hidden_from_steps(
-        self, automatic: bool, optimizers: list[Optimizer], unborn: list[Unborn]
+        self, automatic: bool, optimizers: list[Optimizer], deferred: list[DeferredState]
     ) -> Iterator[None]:
         """Hide unreached gradients from each optimizer's step.
 
@@ -179,7 +179,7 @@ class Gradients:
         handle = register_optimizer_step_pre_hook(hide)
         carrying = optimizers if carried else []
         try:
-            with skipping_without_gradient(carrying, unborn, waiting):
+            with skipping_without_gradient(carrying, deferred, waiting):
                 yield
         finally:
             handle.remove()

@@ -18,7 +18,7 @@ from fulgurite.backends.csx.state.dropped_gradient import DroppedGradient
 from fulgurite.backends.csx.state.gradients import Handover
 
 
-class Held(Protocol):
+class StateTensor(Protocol):
     """The gradients that a program takes as inputs, in order."""
 
     def before(self) -> list[Tensor]:
@@ -150,7 +150,9 @@ def _zeros(example: Tensor) -> Tensor:
     return torch.empty_strided(example.shape, example.stride(), dtype=example.dtype).zero_()
 
 
-def held_gradients(graph: Graph, handover: Handover, known: dict[str, Tensor]) -> Held | None:
+def held_gradients(
+    graph: Graph, handover: Handover, known: dict[str, Tensor]
+) -> StateTensor | None:
     """The gradients among a program's inputs; None where there are none.
 
     Args:

@@ -1,11 +1,12 @@
 """Optimizer state before the first step.
 
 A program's state must exist before it is traced, and most optimizers make theirs in their first
-``step``. So that step is run on trial, with made-up gradients, each state tensor is kept with the
-value it had *at birth*, and everything else is put back. (Running the step and zeroing the state
-instead gives wrong weights: NAdam 2 %, Adagrad 8 %, Rprop 36 %; measured, torch 2.13.)
+``step``. So that step is run on trial, with made-up gradients, each state tensor is kept with its
+*initial value*, that of the moment it was made, and everything else is put back. (Running the step
+and zeroing the state instead gives wrong weights: NAdam 2 %, Adagrad 8 %, Rprop 36 %; measured,
+torch 2.13.)
 
-A value at birth that differs between two trials comes from the *first gradient*, and only the first
+An initial value that differs between two trials comes from the *first gradient*, and only the first
 update itself can tell it: first_update.py.
 """
 
@@ -25,21 +26,21 @@ from torch.optim import LBFGS, SGD, Optimizer, SparseAdam
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.graph.dtypes import wide
-from fulgurite.backends.csx.state.storage import Held, remember
+from fulgurite.backends.csx.state.storage import StateTensor, remember
 
 
-class _Births(dict[Any, Any]):
+class _InitialValues(dict[Any, Any]):
     """A state dict that remembers each value as it was when its key was first set."""
 
     happening: ClassVar[bool] = False
 
     def __init__(self, state: dict[Any, Any] | None = None) -> None:
         super().__init__()
-        self.born: dict[Any, Any] = {}
+        self.initial: dict[Any, Any] = {}
         self.update(state or {})
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self.born.setdefault(key, _copy(value))
+        self.initial.setdefault(key, _copy(value))
         super().__setitem__(key, value)
 
     def setdefault(self, key: Any, default: Any = None) -> Any:
@@ -53,10 +54,10 @@ class _Births(dict[Any, Any]):
 
 
 class _States(defaultdict[Any, Any]):
-    """``optimizer.state`` during a trial: what is made in it remembers its birth."""
+    """``optimizer.state`` during a trial: what is made in it keeps its initial values."""
 
     def __init__(self, states: dict[Any, Any]) -> None:
-        super().__init__(_Births)
+        super().__init__(_InitialValues)
         self.update(states)
         self.given: dict[Any, Any] = {}
 
@@ -64,18 +65,18 @@ class _States(defaultdict[Any, Any]):
         self.given.setdefault(key, _copy(value))
         super().__setitem__(key, value)
 
-    def born(self, known: dict[Any, Any]) -> tuple[dict[Any, Any], bool]:
-        """New states at birth, and whether all births were seen; others are as they are now."""
+    def initial(self, known: dict[Any, Any]) -> tuple[dict[Any, Any], bool]:
+        """Initial values of new states, and whether all were seen; others are as they are now."""
         values: dict[Any, Any] = {}
         seen = True
         for key, now in self.items():
             if key in known:
                 continue
-            born = now.born if isinstance(now, _Births) else self.given[key]
+            initial = now.initial if isinstance(now, _InitialValues) else self.given[key]
             if isinstance(now, dict):
-                seen = seen and born.keys() >= now.keys()
-                born = {name: born.get(name, value) for name, value in now.items()}
-            values[key] = born
+                seen = seen and initial.keys() >= now.keys()
+                initial = {name: initial.get(name, value) for name, value in now.items()}
+            values[key] = initial
         return values, seen
 
 
@@ -85,9 +86,9 @@ def _copy(value: Any) -> Any:
     return {key: _copy(item) for key, item in value.items()} if type(value) is dict else value
 
 
-def giving_birth() -> bool:
+def initializing_state() -> bool:
     """Whether an optimizer is run only to make its state."""
-    return _Births.happening
+    return _InitialValues.happening
 
 
 def check_optimizer(optimizer: Optimizer, line: UserLine | None = None) -> None:
@@ -121,8 +122,8 @@ def check_optimizer(optimizer: Optimizer, line: UserLine | None = None) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Newborn:
-    """What ``give_birth`` made.
+class NewState:
+    """What ``init_state`` made.
 
     Args:
         optimizer: whose state it is.
@@ -136,7 +137,7 @@ class Newborn:
     keys: list[Any]
     of_gradient: bool
 
-    def forget_unused(self, live: list[Held]) -> None:
+    def forget_unused(self, live: list[StateTensor]) -> None:
         """Delete the state of what no program updates.
 
         Args:
@@ -153,7 +154,7 @@ class Newborn:
                     del self.optimizer.state[key]
 
 
-def give_birth(optimizer: Optimizer, line: UserLine | None = None) -> Newborn | None:
+def init_state(optimizer: Optimizer, line: UserLine | None = None) -> NewState | None:
     """Make the state of every parameter that has none; None where there is no such parameter.
 
     Raises:
@@ -169,18 +170,18 @@ def give_birth(optimizer: Optimizer, line: UserLine | None = None) -> Newborn | 
         return None
     of_gradient = False
     if callable(getattr(optimizer, "preinitialize", None)):
-        born = _preinitialized(optimizer)
+        initial = _preinitialized(optimizer)
         line = UserLine.of_method(type(optimizer), "preinitialize") or line
     elif type(optimizer) is SGD and not any(g["dampening"] for g in optimizer.param_groups):
         # its first update is then the same from a buffer of zeros
-        born = dict(_buffers_of_zeros(optimizer, parameters))
+        initial = dict(_buffers_of_zeros(optimizer, parameters))
     else:
-        born, seen = _trial(optimizer, seed=1)
-        of_gradient = not seen or not _equal(born, _trial(optimizer, seed=2)[0])
-    for values in born.values():
+        initial, seen = _trial(optimizer, seed=1)
+        of_gradient = not seen or not _equal(initial, _trial(optimizer, seed=2)[0])
+    for values in initial.values():
         _check(optimizer, values, line)
-    optimizer.state.update(born)
-    return Newborn(optimizer, parameters, list(born), of_gradient)
+    optimizer.state.update(initial)
+    return NewState(optimizer, parameters, list(initial), of_gradient)
 
 
 def _known(optimizer: Optimizer) -> dict[Any, Any]:
@@ -206,9 +207,9 @@ def _preinitialized(optimizer: Any) -> dict[Any, Any]:
 
 
 def _buffers_of_zeros(
-    optimizer: Optimizer, newborn: list[Tensor]
+    optimizer: Optimizer, without: list[Tensor]
 ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-    wanted = {id(p) for p in newborn}
+    wanted = {id(p) for p in without}
     for group in optimizer.param_groups:
         if group["momentum"]:
             for p in group["params"]:
@@ -268,7 +269,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _trial(optimizer: Optimizer, seed: int) -> tuple[dict[Any, Any], bool]:
-    """New states as they were when the optimizer's first step made them (``_States.born``).
+    """New states as they were when the optimizer's first step made them (``_States.initial``).
 
     Everything else is put back.
     """
@@ -277,7 +278,7 @@ def _trial(optimizer: Optimizer, seed: int) -> tuple[dict[Any, Any], bool]:
     restore = remember(optimizer)
     known = _known(optimizer)
     generator = torch.Generator().manual_seed(seed)
-    _Births.happening = True
+    _InitialValues.happening = True
     try:
         for p in everyone:
             made_up = torch.randn(p.shape, generator=generator)
@@ -286,9 +287,9 @@ def _trial(optimizer: Optimizer, seed: int) -> tuple[dict[Any, Any], bool]:
         step = inspect.unwrap(type(optimizer).step)  # without hooks and the schedulers' counter
         with torch.random.fork_rng(devices=[]), torch.no_grad(), plain_options([optimizer]):
             step(optimizer, closure=lambda: torch.zeros(()))
-        return states.born(known)
+        return states.initial(known)
     finally:
-        _Births.happening = False
+        _InitialValues.happening = False
         restore()
         for p, gradient in zip(everyone, gradients, strict=True):
             p.grad = gradient

@@ -10,14 +10,14 @@ import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor
 
 from fulgurite.backends.csx.graph.graph import storage_of
-from fulgurite.backends.csx.state.storage import Held
+from fulgurite.backends.csx.state.storage import StateTensor
 
 Place = tuple[Any, Any]
 """A container (a dict, or ``leaves.Inside``) and a key of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Birth:
+class NewPlace:
     """A place inside a tree where the step left tensors, and was none of their shape before."""
 
     name: str
@@ -27,14 +27,14 @@ class Birth:
 
 
 @dataclass(slots=True)
-class Leftovers:
+class SideEffects:
     """Where values go after every step."""
 
     writes: list[tuple[list[Place], Any]] = field(default_factory=list)
     lists: list[Place] = field(default_factory=list)
     list_values: list[Any] = field(default_factory=list)
-    rebound: list[Held] = field(default_factory=list)
-    births: list[Birth] = field(default_factory=list)
+    rebound: list[StateTensor] = field(default_factory=list)
+    new_places: list[NewPlace] = field(default_factory=list)
 
     def set_after(self, places: list[Place], value: Any) -> None:
         """Every ``container[key]`` of ``places`` is ``value`` after every step; they share it."""

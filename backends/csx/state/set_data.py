@@ -15,17 +15,17 @@ from torch.fx.experimental.proxy_tensor import get_innermost_proxy_mode
 from fulgurite.backends.csx.graph.graph import storage_of
 
 
-class Moved:
-    """The inputs of one trace that moved."""
+class ReplacedData:
+    """The inputs of one trace whose ``.data`` was replaced."""
 
     def __init__(self) -> None:
         self._left: list[tuple[Tensor, Tensor]] = []  # (the tensor, the memory that it left)
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether a tensor has moved."""
-        return any(tensor is moved for moved, _ in self._left)
+        """Whether a tensor's data was replaced."""
+        return any(tensor is one for one, _ in self._left)
 
-    def move(self, tensor: Tensor, value: Tensor) -> None:
+    def replace(self, tensor: Tensor, value: Tensor) -> None:
         """``tensor.data = value``, of equal shape and dtype."""
         mode = get_innermost_proxy_mode()
         assert mode is not None

@@ -1,8 +1,8 @@
 """The state of a program: the tensors that modules and optimizers already hold, in place.
 
-Words: a *slot* is a place that holds a tensor, a key of a module's or an optimizer's dict. An
-*entry* is one storage: the input of the program that all tensors over it share. Tied weights (one
-tensor in several slots) and views of one buffer are one entry each.
+Words: a *slot* is a place that holds a tensor, a key of a module's or an optimizer's dict. A *state
+input* is one storage: the input of the program that all tensors over it share. Tied weights (one
+tensor in several slots) and views of one buffer are one input each.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Held:
+class StateTensor:
     """One tensor and all the slots that hold it (several: tied)."""
 
     tensor: Tensor
@@ -63,20 +63,20 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Entry:
-    """One storage and the tensors over it; ``held`` has one element unless tensors are views."""
+class StateInput:
+    """One storage and the tensors over it; ``tensors`` has one element unless they are views."""
 
-    held: tuple[Held, ...]
-    whole: bool = False  # the input is the whole storage, whatever ``held`` is
+    tensors: tuple[StateTensor, ...]
+    whole: bool = False  # the input is the whole storage, whatever ``tensors`` are
 
     @property
     def name(self) -> str:
         """The user's name of its first slot."""
-        return self.held[0].slots[0].name
+        return self.tensors[0].slots[0].name
 
     def base(self) -> Tensor:
         """The program's input: the tensor itself, or for views their whole storage, flat."""
-        tensors = [slot_tensor(held.slots[0]) for held in self.held]
+        tensors = [slot_tensor(held.slots[0]) for held in self.tensors]
         if not self.whole:
             return tensors[0]
         first = tensors[0].detach()
@@ -84,10 +84,10 @@ class Entry:
         return first.as_strided((length,), (1,), 0)
 
     def view(self, base: Tensor, i: int) -> Tensor:
-        """Tensor ``i`` of this entry over ``base``."""
+        """Tensor ``i`` of this input over ``base``."""
         if not self.whole:
             return base
-        tensor = self.held[i].tensor
+        tensor = self.tensors[i].tensor
         return base.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
@@ -174,13 +174,13 @@ def _state_slots(container: dict[Any, Any], key: Any, name: str) -> Iterator[Slo
             yield from _state_slots(value, inner, f"{name}[{inner!r}]")
 
 
-def entries_of(slots: Iterable[Slot]) -> tuple[Entry, ...]:
+def state_inputs(slots: Iterable[Slot]) -> tuple[StateInput, ...]:
     """Group slots by tensor, and tensors by storage."""
-    held: dict[int, Held] = {}
+    held: dict[int, StateTensor] = {}
     for slot in slots:
         tensor = slot.container[slot.key]
-        held.setdefault(id(tensor), Held(tensor)).slots.append(slot)
-    storages: dict[Any, list[Held]] = {}
+        held.setdefault(id(tensor), StateTensor(tensor)).slots.append(slot)
+    storages: dict[Any, list[StateTensor]] = {}
     for one in held.values():
         storages.setdefault(_storage_key(one.tensor), []).append(one)
     for group in storages.values():
@@ -190,7 +190,7 @@ def entries_of(slots: Iterable[Slot]) -> tuple[Entry, ...]:
                 f"{names} share memory under different dtypes.",
                 remedy="give each its own memory (.clone())",
             )
-    return tuple(Entry(tuple(group), whole=len(group) > 1) for group in storages.values())
+    return tuple(StateInput(tuple(group), whole=len(group) > 1) for group in storages.values())
 
 
 def _storage_key(tensor: Tensor) -> Any:
@@ -211,27 +211,29 @@ def brief(value: Any) -> str:
 
 
 class Binding:
-    """A program's entries and the tensors that are in their slots now.
+    """A program's state and the tensors that are in their slots now.
 
     Host code may put another tensor of the same layout into a slot (``Metric.reset`` does); the
     program then works on that one.
 
     Args:
-        entries: the program's.
+        state: the program's.
         trained: the identity of parameters that an optimizer holds too: they must stay.
     """
 
-    def __init__(self, entries: tuple[Entry, ...], trained: frozenset[int] = frozenset()) -> None:
-        self._entries, self._trained = entries, trained
-        self._layouts = [[Layout.of(held.tensor) for held in entry.held] for entry in entries]
+    def __init__(
+        self, state: tuple[StateInput, ...], trained: frozenset[int] = frozenset()
+    ) -> None:
+        self._state, self._trained = state, trained
+        self._layouts = [[Layout.of(held.tensor) for held in item.tensors] for item in state]
         self._places = [
             (slot.container, slot.key)
-            for entry in entries
-            for held in entry.held
+            for item in state
+            for held in item.tensors
             for slot in held.slots
         ]
-        self._entry_of_place = [
-            i for i, entry in enumerate(entries) for held in entry.held for _ in held.slots
+        self._input_of_place = [
+            i for i, item in enumerate(state) for held in item.tensors for _ in held.slots
         ]
         self._seen: list[Tensor] = []
         self._inputs: list[Tensor] = []
@@ -247,7 +249,7 @@ class Binding:
         if len(now) != len(self._seen):
             self.check()
         elif not all(map(is_, now, self._seen)):
-            pairs = zip(self._entry_of_place, now, self._seen, strict=True)
+            pairs = zip(self._input_of_place, now, self._seen, strict=True)
             self._rebind({i for i, tensor, seen in pairs if tensor is not seen})
         return self._inputs.copy()
 
@@ -257,35 +259,35 @@ class Binding:
         Raises:
             StateChanged: a slot is empty, another layout is in it, or tensors are tied otherwise.
         """
-        self._inputs = [entry.held[0].tensor for entry in self._entries]
-        self._pointers = [None] * len(self._entries)
-        self._rebind(range(len(self._entries)))
+        self._inputs = [item.tensors[0].tensor for item in self._state]
+        self._pointers = [None] * len(self._state)
+        self._rebind(range(len(self._state)))
 
     def _rebind(self, changed: Iterable[int]) -> None:
         for i in changed:
-            entry = self._entries[i]
-            for held, layout in zip(entry.held, self._layouts[i], strict=True):
+            item = self._state[i]
+            for held, layout in zip(item.tensors, self._layouts[i], strict=True):
                 _check_held(held, layout)
                 if id(held.tensor) in self._trained:
                     _check_trained(held)
-            self._inputs[i] = entry.base()
+            self._inputs[i] = item.base()
             self._pointers[i] = _storage_key(self._inputs[i])
         self.storages = frozenset(self._pointers)
         if len(self.storages) != len(self._pointers):
-            twins = [
-                entry.name
-                for entry, pointer in zip(self._entries, self._pointers, strict=True)
+            shared = [
+                item.name
+                for item, pointer in zip(self._state, self._pointers, strict=True)
                 if self._pointers.count(pointer) > 1
             ]
             raise StateChanged(
-                f"{' and '.join(twins)} share memory, which they did not when the program was"
+                f"{' and '.join(shared)} share memory, which they did not when the program was"
                 " built.",
                 remedy="tie them before fit, or give each its own memory (.clone())",
             )
         self._seen = [container[key] for container, key in self._places]
 
 
-def _check_held(held: Held, layout: Layout) -> None:
+def _check_held(held: StateTensor, layout: Layout) -> None:
     tensor = slot_tensor(held.slots[0])
     if tensor.is_inference() and not torch.is_inference_mode_enabled():
         tensor = tensor.clone()
@@ -309,7 +311,7 @@ def _check_held(held: Held, layout: Layout) -> None:
         )
 
 
-def _put(held: Held, tensor: Tensor) -> None:
+def _put(held: StateTensor, tensor: Tensor) -> None:
     for slot in held.slots:
         slot.container[slot.key] = tensor
 
@@ -333,7 +335,7 @@ def copying_remedy(name: str) -> str:
     return f"with torch.no_grad(): {name}.copy_(value)"
 
 
-def _check_trained(held: Held) -> None:
+def _check_trained(held: StateTensor) -> None:
     slot = held.slots[0]
     if slot_tensor(slot) is not held.tensor:
         raise StateChanged(

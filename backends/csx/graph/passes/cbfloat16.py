@@ -98,11 +98,11 @@ def to_cbfloat16(graph: Graph) -> Graph:
 
 
 def _check_inputs(graph: Graph) -> None:
-    for entry, node in zip(graph.inputs, graph.placeholders(), strict=True):
-        if entry.example.dtype in NARROW and node.users:
-            constant = entry.kind is Kind.CONSTANT
-            name = "A tensor that no module holds" if constant else entry.name
-            dtype = str(entry.example.dtype).removeprefix("torch.")
+    for item, node in zip(graph.inputs, graph.placeholders(), strict=True):
+        if item.example.dtype in NARROW and node.users:
+            constant = item.kind is Kind.CONSTANT
+            name = "A tensor that no module holds" if constant else item.name
+            dtype = str(item.example.dtype).removeprefix("torch.")
             raise UnsupportedDtype(
                 f"{name} is {dtype}. In a cbfloat16 run what the step is given is float32, and"
                 " rounded where the step computes in cbfloat16.",

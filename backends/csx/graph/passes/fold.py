@@ -15,11 +15,11 @@ def fold_zeros(graph: Graph) -> Graph:
 
     A loop that ends in ``zero_grad`` then needs no memory for gradients between steps.
     """
-    if not any(entry.zero for entry in graph.inputs):
+    if not any(item.zero for item in graph.inputs):
         return graph
     fresh = graph.copied()
-    for entry, node in zip(graph.inputs, list(fresh.find_nodes(op="placeholder")), strict=True):
-        for user in list(node.users) if entry.zero else ():
+    for item, node in zip(graph.inputs, list(fresh.find_nodes(op="placeholder")), strict=True):
+        for user in list(node.users) if item.zero else ():
             if user.target is _ADD and not user.kwargs:
                 [other] = [arg for arg in user.args if arg is not node]
                 if _alike(user, other):

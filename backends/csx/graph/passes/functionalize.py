@@ -64,7 +64,7 @@ def functionalize(graph: Graph) -> Graph:
     def run(*inputs: Tensor) -> Any:
         return fx.Interpreter(graph.module).run(*inputs)
 
-    examples = [entry.example for entry in graph.inputs]
+    examples = [item.example for item in graph.inputs]
     # the flag marks the operations that eagerly are kernels, after which the compiler then rounds
     rounding = inductor.patch(emulate_precision_casts=True)
     with graph.mode, torch.no_grad(), traceback.preserve_node_meta(), rounding:

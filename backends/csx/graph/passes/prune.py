@@ -14,14 +14,14 @@ def prune(graph: Graph) -> Graph:
     """Drop inputs without a reader; a gradient that is only ever overwritten is no state."""
     fresh = graph.copied()
     kept = []
-    for entry, node in zip(graph.inputs, list(fresh.find_nodes(op="placeholder")), strict=True):
+    for item, node in zip(graph.inputs, list(fresh.find_nodes(op="placeholder")), strict=True):
         only_written = all(_overwrites(user, node) for user in node.users)
-        if entry.kind is Kind.GRADIENT and only_written and not entry.kept:
+        if item.kind is Kind.GRADIENT and only_written and not item.kept:
             for user in sorted(node.users, reverse=True):
                 user.replace_all_uses_with(user.args[1])
                 fresh.erase_node(user)
         if node.users:
-            kept.append(entry)
+            kept.append(item)
         else:
             fresh.erase_node(node)
     fresh.eliminate_dead_code()

@@ -25,15 +25,15 @@ from fulgurite.backends.csx.contract.attributes import code_of_zeros
 from fulgurite.backends.csx.diagnostics.errors import StateBornInStep
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_of
 from fulgurite.backends.csx.graph.passes.rename import RENAMES
-from fulgurite.backends.csx.state.places import Birth, Place
+from fulgurite.backends.csx.state.places import NewPlace, Place
 from fulgurite.backends.csx.state.storage import brief
 
 
-class Born:
+class CreatedState:
     """What the first trace of a step left in places that held no such tensors.
 
     Args:
-        births: these places.
+        new_places: these places.
         recording: of that trace.
         examples: the graph's outputs.
         passed: what it passed on, of the batch that it was traced on.
@@ -41,12 +41,12 @@ class Born:
 
     def __init__(
         self,
-        births: list[Birth],
+        new_places: list[NewPlace],
         recording: Recording,
         examples: list[Tensor],
         passed: list[Any],
     ) -> None:
-        self._births, self._recording = births, recording
+        self._new_places, self._recording = new_places, recording
         outputs = recording.outputs
         self._examples, self._passed = examples, passed
         template = pytree.tree_unflatten(list(outputs.leaves), outputs.tree)
@@ -58,7 +58,7 @@ class Born:
             )
             for place, value in zip(places, values, strict=True)
         }
-        self._before = [(birth, _content(birth)) for birth in births]
+        self._before = [(place, _content(place)) for place in new_places]
 
     @contextlib.contextmanager
     def there(self) -> Iterator[None]:
@@ -70,10 +70,10 @@ class Born:
             self._take()
 
     def _put(self) -> None:
-        for birth in self._births:
-            value = pytree.tree_map(self._filled, self._values[birth.name])
-            container, key = birth.place
-            if birth.grows:
+        for place in self._new_places:
+            value = pytree.tree_map(self._filled, self._values[place.name])
+            container, key = place.place
+            if place.grows:
                 before = container[key]
                 if isinstance(before, tuple):
                     container[key] = before + type(before)(value)
@@ -83,15 +83,15 @@ class Born:
                 container[key] = value
 
     def _take(self) -> None:
-        for birth, content in self._before:
-            container, key = birth.place
-            if birth.before is ABSENT:
+        for place, content in self._before:
+            container, key = place.place
+            if place.before is ABSENT:
                 container.pop(key, None)
             else:
-                container[key] = birth.before
-            if birth.grows and not isinstance(birth.before, tuple):
-                birth.before.clear()
-                birth.before.extend(content)
+                container[key] = place.before
+            if place.grows and not isinstance(place.before, tuple):
+                place.before.clear()
+                place.before.extend(content)
 
     def _filled(self, leaf: Any) -> Any:
         if not isinstance(leaf, Output):
@@ -117,21 +117,21 @@ class Born:
         if same_operations(first, second) and _results(first) == _results(second):
             return
         read = dict(self._readers(graph, names))
-        birth = next((one for one in self._births if one.name in read), self._births[0])
-        leaves = pytree.tree_leaves(self._values[birth.name])
+        place = next((one for one in self._new_places if one.name in read), self._new_places[0])
+        leaves = pytree.tree_leaves(self._values[place.name])
         made = next((leaf for leaf in leaves if isinstance(leaf, Output)), None)
-        line = read.get(birth.name)
+        line = read.get(place.name)
         if line is None and made is not None:
             line = self._made_at(made)
-        raise self._error(birth, line)
+        raise self._error(place, line)
 
     def _readers(self, graph: fx.Graph, names: list[str]) -> Iterator[tuple[str, UserLine | None]]:
         """The places that the second trace read, and its first line that did."""
         for node, name in zip(graph.find_nodes(op="placeholder"), names, strict=True):
-            owners = [one for one in self._births if name.startswith(one.name)]
+            owners = [one for one in self._new_places if name.startswith(one.name)]
             users = list(_users(node)) if owners else []
-            for birth in owners if users else ():
-                yield birth.name, next((line for line in map(line_of, users) if line), None)
+            for place in owners if users else ():
+                yield place.name, next((line for line in map(line_of, users) if line), None)
 
     def _made_at(self, output: Output) -> UserLine | None:
         operand = _resolved(self._recording, output)
@@ -140,25 +140,25 @@ class Born:
             return line
         return None
 
-    def _error(self, birth: Birth, line: UserLine | None) -> StateBornInStep:
-        value = pytree.tree_map(self._filled, self._values[birth.name])
+    def _error(self, place: NewPlace, line: UserLine | None) -> StateBornInStep:
+        value = pytree.tree_map(self._filled, self._values[place.name])
         leaves = ", ".join(map(_shown, pytree.tree_leaves(value)))
-        if birth.grows or (isinstance(birth.before, (list, tuple)) and type(value) is list):
+        if place.grows or (isinstance(place.before, (list, tuple)) and type(value) is list):
             return StateBornInStep(
-                f"The step adds {leaves} to {birth.name}, and reads what is in it: it would be"
+                f"The step adds {leaves} to {place.name}, and reads what is in it: it would be"
                 " another program after every step.",
                 line=line,
-                remedy=f"read {birth.name} in a host hook such as on_train_epoch_end; or keep the"
+                remedy=f"read {place.name} in a host hook such as on_train_epoch_end; or keep the"
                 f" last n from the start: collections.deque([{code_of_zeros(value[0])}] * n,"
                 " maxlen=n)",
             )
-        found = "missing" if birth.before is ABSENT else _shown(birth.before)
+        found = "missing" if place.before is ABSENT else _shown(place.before)
         return StateBornInStep(
-            f"{birth.name} was {found} before the step, and the step left {leaves} there, which the"
+            f"{place.name} was {found} before the step, and the step left {leaves} there, which the"
             " next step would read: state that begins with data. A program has all of its state"
             " before its first step.",
             line=line,
-            remedy=_tensors_from_the_start(birth, value),
+            remedy=_tensors_from_the_start(place, value),
         )
 
 
@@ -171,15 +171,15 @@ def _users(node: fx.Node) -> Iterator[fx.Node]:
             yield user
 
 
-def _tensors_from_the_start(birth: Birth, value: Any) -> str:
-    if type(birth.before) in (int, float) and isinstance(value, Tensor) and not value.ndim:
-        return f"{birth.name} = torch.tensor({birth.before!r}) in __init__"
-    made = f"{birth.name} = {code_of_zeros(value)} in __init__"
-    if isinstance(value, Tensor) and (birth.before is None or birth.before is ABSENT):
+def _tensors_from_the_start(place: NewPlace, value: Any) -> str:
+    if type(place.before) in (int, float) and isinstance(value, Tensor) and not value.ndim:
+        return f"{place.name} = torch.tensor({place.before!r}) in __init__"
+    made = f"{place.name} = {code_of_zeros(value)} in __init__"
+    if isinstance(value, Tensor) and (place.before is None or place.before is ABSENT):
         known = 'self.register_buffer("known", torch.zeros(()))'
         return (
             f"{made}; where it begins with a value, beside it {known}, and in the step:\n"
-            f"      before = torch.where(self.known == 0, value, {birth.name})\n"
+            f"      before = torch.where(self.known == 0, value, {place.name})\n"
             f"      self.known.fill_(1)"
         )
     return made
@@ -190,8 +190,8 @@ def _shown(value: Any) -> str:
     return text if len(text) < 60 else f"a {type(value).__name__}"
 
 
-def _content(birth: Birth) -> list[Any]:
-    return list(birth.before) if birth.grows else []
+def _content(place: NewPlace) -> list[Any]:
+    return list(place.before) if place.grows else []
 
 
 def place_name(place: Place) -> Any:
