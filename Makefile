@@ -16,12 +16,12 @@ test: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 compiled: $(READY)
-	$(BIN)/python tests/compiled.py --workers $(WORKERS) $(ARGS)
+	$(BIN)/python tests/tools/compiled.py --workers $(WORKERS) $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python tests/check_types.py
+	$(BIN)/python tests/tools/check_types.py
 
 bench: $(READY)
 	$(BIN)/python -m pip install -q -c .ci/constraints.txt -e ".[bench]"

@@ -63,7 +63,7 @@ def fresh_process() -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options of ``tests/compiled.py``."""
+    """Options of ``tests/tools/compiled.py``."""
     parser.addoption("--compiled", action="store_true", help="compile what no test says more of")
     parser.addoption("--sample", type=int, default=1, metavar="N", help="one test in N")
     parser.addoption("--draw", default="", metavar="WORD", help="every word draws another sample")

@@ -1,6 +1,6 @@
 """Random modules: as many as fit in about 40 s of one core (measured: 0.45 s each).
 
-Compiled, one takes about 6 s: ``tests/compiled.py`` runs 500 of the proper ones.
+Compiled, one takes about 6 s: ``tests/tools/compiled.py`` runs 500 of the proper ones.
 """
 
 from __future__ import annotations
@@ -22,4 +22,5 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.mark.filterwarnings("ignore")  # of layers that a user would be warned of too
 def test_a_random_module_trains_as_stock_or_its_misuse_is_named(seed: int) -> None:
     wrong = finding(seed)
-    assert wrong is None, f"{recipe(seed)}\n{wrong}\n  repeat: python tests/fuzz.py --seed {seed}"
+    again = f"python tests/tools/fuzz.py --seed {seed}"
+    assert wrong is None, f"{recipe(seed)}\n{wrong}\n  repeat: {again}"

@@ -1,6 +1,6 @@
 """Programs as users write them, compiled: the results of stock Lightning, or the error that is due.
 
-Only with ``--compiled``: each takes some ten seconds (``tests/compiled.py``).
+Only with ``--compiled``: each takes some ten seconds (``tests/tools/compiled.py``).
 """
 
 from __future__ import annotations
@@ -18,4 +18,4 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.mark.filterwarnings("ignore")  # of what a user would be warned of too
 def test_a_program_gives_the_results_of_stock(name: str) -> None:
     wrong = difference(name)
-    assert wrong is None, f"{wrong}\n  repeat: python tests/programs {name}"
+    assert wrong is None, f"{wrong}\n  repeat: python tests/support/programs {name}"

@@ -1,6 +1,6 @@
 """Type-check the installed package, strictly: an editable install is invisible to type checkers.
 
-    python tests/check_types.py
+    python tests/tools/check_types.py
 
 Builds the wheel, unpacks it, and runs mypy on what users would import.
 """
@@ -15,7 +15,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def main() -> int:

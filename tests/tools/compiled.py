@@ -1,8 +1,8 @@
 """The tests of numbers, compiled: what users run. Some five hours on two cores.
 
-    python tests/compiled.py                    all of them
-    python tests/compiled.py --sample 80        one in 80; others on another day
-    python tests/compiled.py -k idiom -x        pytest's own options
+    python tests/tools/compiled.py               all of them
+    python tests/tools/compiled.py --sample 80   one in 80; others on another day
+    python tests/tools/compiled.py -k idiom -x   pytest's own options
 
 Elsewhere programs run operation by operation, but where a test says otherwise: compiling one takes
 seconds. Here the same tests let the default backend compile (``--compiled``, tests/conftest.py).
@@ -17,24 +17,26 @@ import subprocess
 import sys
 from pathlib import Path
 
-TESTS = Path(__file__).parent
-FILES = (
-    "test_programs.py",
-    *(
-        f"backends/test_{name}.py"
-        for name in (
-            *("idioms", "optimizers", "own_optimizers", "first_update", "preinitialize"),
-            *("numbers", "schedules", "program_schedules", "step_count", "gradient_norm"),
-            *("state", "leftovers", "attributes", "closures", "function", "tracing"),
-            *("precision", "cbfloat16_runs", "autocast", "loss_scale"),
-            *("containers", "changed_values", "gradients_between_steps", "passed_on", "random"),
-        )
+TESTS = Path(__file__).parents[1]
+ROOMS = {
+    "backends": ("step_count", "gradient_norm", "closures"),
+    "backends/csx/graph": ("draws",),
+    "backends/csx/state": ("storage", "optimizer_init", "first_update", "gradients"),
+    "backends/csx/hyperparams": (
+        *("torch_optim", "own_optimizers", "traced_float", "slots", "schedules"),
     ),
-    *("callbacks/test_traced.py", "trainer/test_mixed_precision.py", "trainer/test_checkpoints.py"),
-    *("loops/test_parity.py", "loops/test_logging.py"),
-    *("optim/test_optimizers.py", "optim/test_schedules_in_programs.py"),
-    "test_fuzz.py",
-)
+    "backends/csx/contract": ("idioms", "attributes"),
+    "backends/csx/capture": ("trace", "leaves", "side_effects", "passed_on"),
+    "backends/csx/program": ("changed_values",),
+    "backends/csx/plugins": (
+        *("precision", "cbfloat16_runs", "autocast", "loss_scale", "function"),
+    ),
+    "callbacks": ("traced",),
+    "loops": ("parity", "logging"),
+    "trainer": ("mixed_precision", "checkpoints"),
+    "trainer/optim": ("optimizers", "schedules_in_programs"),
+    ".": ("programs", "fuzz"),
+}
 """Everything that compares numbers with stock Lightning's."""
 
 
@@ -50,7 +52,9 @@ def main() -> int:
     given, options = parser.parse_known_args()
     print(f"one test in {given.sample}, drawn by {given.draw}", flush=True)
     arguments = [f"--sample={given.sample}", f"--draw={given.draw}", "-n", given.workers]
-    files = [str(TESTS / name) for name in FILES]
+    files = [
+        str(TESTS / room / f"test_{name}.py") for room, names in ROOMS.items() for name in names
+    ]
     command = [sys.executable, "-m", "pytest", "--compiled", *arguments, *options, *files]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=TESTS.parent, env=environment, check=False).returncode

@@ -1,6 +1,6 @@
 """Write ``docs/errors.md``: each misuse, what we say, what others say, and what to write instead.
 
-    python tests/document_errors.py
+    python tests/tools/document_errors.py
 
 It needs JAX (the extra ``bench``). A test holds the part that is ours to what the code says now.
 """
@@ -12,18 +12,20 @@ import io
 import logging
 import os
 import re
+import sys
 import tempfile
 import warnings
 from pathlib import Path
 
+from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
 from misuses.elsewhere import jax_jit, plain_pytorch, torch_compile
 from misuses.program import Misuse, Outcome, run
 from misuses.table import TABLE
 
-from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning
-
-PAGE = Path(__file__).parents[1] / "docs" / "errors.md"
-_HEAD = Path(__file__).with_name("misuses") / "head.md"
+PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
+_HEAD = Path(__file__).parents[1] / "support" / "misuses" / "head.md"
 
 
 def message(row: Misuse, outcome: Outcome) -> str:

@@ -1,24 +1,26 @@
 """Write docs/idioms.md from the tables of idioms.
 
-python tests/document_idioms.py
+python tests/tools/document_idioms.py
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1] / "support"))
 from idioms import IDIOMS
 from idioms.refused import refusals
 
-PAGE = Path(__file__).parents[1] / "docs" / "idioms.md"
+PAGE = Path(__file__).parents[2] / "docs" / "idioms.md"
 
 HEAD = """# Idioms: what works in a step, and what does not
 
-Made from `tests/idioms` by `tests/document_idioms.py`. Each idiom under "works" trains four steps
-on CSX and in stock Lightning on the CPU, with equal losses, logged values, weights and optimizer
-state (relative 1e-5, weights 2e-5, unless it says otherwise). Each under "does not work" is an
-error while tracing, before anything was trained.
+Made from `tests/support/idioms` by `tests/tools/document_idioms.py`. Each idiom under "works"
+trains four steps on CSX and in stock Lightning on the CPU, with equal losses, logged values,
+weights and optimizer state (relative 1e-5, weights 2e-5, unless it says otherwise). Each under
+"does not work" is an error while tracing, before anything was trained.
 
 How a step is traced, and what is frozen in it: [steps.md](steps.md).
 """

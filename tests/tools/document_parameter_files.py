@@ -1,6 +1,6 @@
 """Write the tables of docs/parameter_files.md: keys without a meaning here, and keys of old files.
 
-python tests/document_parameter_files.py
+python tests/tools/document_parameter_files.py
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fulgurite.config.document.known import KNOWN
 from fulgurite.config.legacy.optimizer import OLD_DEFAULTS
 from fulgurite.config.legacy.table import BY_FUNCTION, ROWS, WITHOUT_MEANING, Row
 
-PAGE = Path(__file__).parents[1] / "docs" / "parameter_files.md"
+PAGE = Path(__file__).parents[2] / "docs" / "parameter_files.md"
 
 
 def known_keys() -> list[str]:

@@ -1,6 +1,6 @@
 """Draw docs/precision.png: a GPT trained in float32, bfloat16 and cbfloat16 from one seed.
 
-    python tests/document_precision.py [--steps 500]
+    python tests/tools/document_precision.py [--steps 500]
 
 The model and the data of ``examples/gpt_bytes.py``. Prints what each run ended with.
 """
@@ -16,15 +16,16 @@ from typing import Any
 import lightning.pytorch as pl
 import matplotlib
 import torch
-from harness import QUIET
 from torch import Tensor
 
 import fulgurite
 
-sys.path.append(str(Path(__file__).parents[1] / "examples"))
+sys.path.append(str(Path(__file__).parents[2] / "examples"))
+sys.path.append(str(Path(__file__).parents[1] / "support"))
 from gpt_bytes import GPT, loaders  # examples/ is no package
+from harness import QUIET
 
-PICTURE = Path(__file__).parents[1] / "docs" / "precision.png"
+PICTURE = Path(__file__).parents[2] / "docs" / "precision.png"
 SMOOTHED_OVER = 20  # steps
 SHOWN_DIFFERENCE = 0.05  # bits per byte; the first steps of cbfloat16, which are skipped, are more
 

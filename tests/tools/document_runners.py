@@ -1,18 +1,17 @@
 """Write the parts of docs/runners.md that come from the code: flags, methods, the order of hooks.
 
-python tests/document_runners.py
+python tests/tools/document_runners.py
 """
 
 from __future__ import annotations
 
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from harness import QUIET
-from models import loader, mlp
 from torch import Tensor, nn
 
 from fulgurite.backends import reset_backend
@@ -21,7 +20,11 @@ from fulgurite.runners import PyTorchCSRunner
 from fulgurite.runners.flags import FLAGS
 from fulgurite.runners.runner import NOT_CALLED
 
-PAGE = Path(__file__).parents[1] / "docs" / "runners.md"
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+from harness import QUIET
+from models import loader, mlp
+
+PAGE = Path(__file__).parents[2] / "docs" / "runners.md"
 
 
 class Net(nn.Module):
@@ -108,7 +111,7 @@ PARTS: dict[str, Callable[[], Iterator[str]]] = {"hooks": hooks, "flags": flags,
 def page(text: str) -> str:
     """The page with its parts made anew."""
     for name, part in PARTS.items():
-        begin, end = f"<!-- {name}: tests/document_runners.py -->", f"<!-- {name} end -->"
+        begin, end = f"<!-- {name}: tests/tools/document_runners.py -->", f"<!-- {name} end -->"
         made = "\n".join([begin, *part(), end])
         text = re.sub(rf"{begin}.*?{end}", lambda _, made=made: made, text, flags=re.DOTALL)
     return text

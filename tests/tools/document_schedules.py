@@ -1,6 +1,6 @@
 """Draw docs/schedules.png: the learning rate of every class over 1,000 steps.
 
-python tests/document_schedules.py
+python tests/tools/document_schedules.py
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from fulgurite.optim import lr_scheduler as ours
 from fulgurite.optim.scheduler import Scheduler
 
-PICTURE = Path(__file__).parents[1] / "docs" / "schedules.png"
+PICTURE = Path(__file__).parents[2] / "docs" / "schedules.png"
 STEPS = 1000
 
 Make = Callable[[Optimizer], Scheduler]

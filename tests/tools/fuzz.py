@@ -1,8 +1,8 @@
 """Random small modules, trained three steps on CSX and in stock Lightning, or misused.
 
-    python tests/fuzz.py --seed 123      one of them: what it is, and what became of it
-    python tests/fuzz.py --count 500     many, and a summary
-    python tests/fuzz.py --compiled ...  the same, compiled
+    python tests/tools/fuzz.py --seed 123      one of them: what it is, and what became of it
+    python tests/tools/fuzz.py --count 500     many, and a summary
+    python tests/tools/fuzz.py --compiled ...  the same, compiled
 
 Two thirds are proper modules, whose losses must equal stock's; a third does something in its step
 that a static program cannot, and must end with that misuse's error at the line that does it.
@@ -23,10 +23,18 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from torchmetrics.classification import MulticlassAccuracy
+
+from fulgurite import TraceError
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
 from fuzz_parts import (
     CLASSES,
     LAYERS,
@@ -39,11 +47,6 @@ from fuzz_parts import (
     Shape,
 )
 from harness import defaults, fit
-from torch import Tensor, nn
-from torch.utils.data import DataLoader
-from torchmetrics.classification import MulticlassAccuracy
-
-from fulgurite import TraceError
 
 STEPS = 3
 TOLERANCE = 1e-4
@@ -261,7 +264,7 @@ def report(seeds: list[int], say: Callable[[str], None] = print) -> list[int]:
             say(str(recipe(seed)))
         if wrong is not None:
             found.append(seed)
-            say(f"{wrong}\n  repeat: python tests/fuzz.py --seed {seed}\n")
+            say(f"{wrong}\n  repeat: python tests/tools/fuzz.py --seed {seed}\n")
     misuses = sum(bool(recipe(seed).misuse) for seed in seeds)
     say(
         f"{len(seeds)} modules ({misuses} misused), {len(layers_seen)} kinds of layers,"

@@ -1,7 +1,7 @@
 """Random parameter files: each loads, or is refused with its places; nothing else may happen.
 
-    python tests/fuzz_files.py --seed 123        one of them, and what became of it
-    python tests/fuzz_files.py --examples 10000  many, and a summary
+    python tests/tools/fuzz_files.py --seed 123        one of them, and what became of it
+    python tests/tools/fuzz_files.py --examples 10000  many, and a summary
 
 Each begins as a good file or as one of the broken ones. Its text is mutated (lines, indentation,
 characters, what YAML treats specially) or what it says (keys and values dropped, misspelt, swapped,
@@ -28,13 +28,14 @@ from fulgurite.config.document.problems import ParameterFileError
 from fulgurite.config.document.reading import read
 from fulgurite.config.schema.checking import check
 
-HERE = Path(__file__).parent
-FOLDER = HERE / "config" / "valid"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+FOLDER = ROOT / "tests/trainer/config/schema/valid"
 LIMIT_S = 2.0
 
-GOOD = [*sorted(FOLDER.glob("*.yaml")), *sorted((HERE.parent / "examples").glob("*.yaml"))]
+GOOD = [*sorted(FOLDER.glob("*.yaml")), *sorted(EXAMPLES.glob("*.yaml"))]
 GOOD = [file for file in GOOD if file.stem != "runner"]  # its script has the model and the data
-BROKEN = sorted((HERE / "config" / "broken").glob("*.yaml"))
+BROKEN = sorted(FOLDER.with_name("broken").glob("*.yaml"))
 
 SPECIALS = (
     *("\t", "\n", "\r", " ", "  ", ": ", ":", "- ", "-", "? ", ", ", "#", " #", "---\n", "...\n"),
@@ -217,7 +218,7 @@ def main() -> int:
     options.add_argument("--examples", type=int, default=1000)
     given = options.parse_args()
     seeds = range(given.examples) if given.seed is None else [given.seed]
-    sys.path[:0] = [str(FOLDER), str(HERE.parent / "examples")]
+    sys.path[:0] = [str(FOLDER), str(EXAMPLES)]
     warnings.simplefilter("error")
     outcomes: Counter[str] = Counter()
     slowest_s, slowest, findings = 0.0, 0, 0
@@ -227,7 +228,7 @@ def main() -> int:
                 became, took_s = tried(random.Random(seed), Path(folder))
             except Exception:  # whatever it is, it is a finding
                 traceback.print_exc(limit=-4)
-                print(f"finding: python tests/fuzz_files.py --seed {seed}\n", file=sys.stderr)
+                print(f"finding: python tests/tools/fuzz_files.py --seed {seed}\n", file=sys.stderr)
                 findings += 1
                 continue
             outcomes[became] += 1

@@ -1,7 +1,7 @@
 """Small programs of five fields, as users of Lightning write them.
 
-    python tests/programs list                 their names
-    python tests/programs vision.NAME          one of them in a process of its own: stock, then CSX
+    python tests/support/programs list          their names
+    python tests/support/programs vision.NAME   one of them in a process of its own: stock, then CSX
 
 vision  generative  rl  text  tabular
 

@@ -390,7 +390,7 @@ def test_a_subclass_of_a_user_equals_eager() -> None:
 
 
 def test_the_optimizer_of_the_documentation_equals_eager() -> None:
-    text = Path(__file__).parents[2].joinpath("docs/optimizers.md").read_text(encoding="utf-8")
+    text = Path(__file__).parents[3].joinpath("docs/optimizers.md").read_text(encoding="utf-8")
     code = text.partition("from fulgurite.optim import Optimizer")[2].partition("```")[0]
     names: dict[str, Any] = {"Optimizer": optim.Optimizer, "torch": torch}
     exec(code, names)

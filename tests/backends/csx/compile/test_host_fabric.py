@@ -23,9 +23,10 @@ from fulgurite.backends.csx.compile import denormals, fabric
 from fulgurite.backends.csx.compile.fabric import Loaded, cpu_name
 from fulgurite.backends.csx.program.report import headline
 
+SUPPORT = str(Path(__file__).parents[3] / "support")
 SCRIPT = """
 import sys, torch, logging
-sys.path.insert(0, {tests!r})
+sys.path.insert(0, {support!r})
 from harness import fit
 from models import Classifier, loader, mlp
 logging.getLogger("lightning.pytorch").setLevel(logging.INFO)
@@ -37,7 +38,7 @@ print(len(run.losses), "steps")
 def run_script(tmp_path: Path, **environment: str) -> str:
     """What a script prints in its own process and with empty caches."""
     result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", SCRIPT.format(tests=str(Path(__file__).parents[1]))],
+        [sys.executable, "-W", "ignore", "-c", SCRIPT.format(support=SUPPORT)],
         env={**os.environ, "XDG_CACHE_HOME": str(tmp_path), **environment},
         capture_output=True,
         text=True,

@@ -51,4 +51,4 @@ def test_what_does_not_work_is_an_error_with_its_remedy(kind: type[Refused]) -> 
 
 
 def test_the_docs_list_every_idiom() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "run: python tests/document_idioms.py"
+    assert PAGE.read_text(encoding="utf-8") == page(), "run: python tests/tools/document_idioms.py"

@@ -41,7 +41,7 @@ def test_a_misuse_is_named_with_its_line_and_remedy(row: Misuse, tmp_path: Path)
     assert "model.py" in text
     assert ("Use " if row.warns else "Remedy: ") in text
     page = PAGE.read_text(encoding="utf-8")
-    assert ours(row, outcome) in page, "docs/errors.md is old: python tests/document_errors.py"
+    assert ours(row, outcome) in page, "run: python tests/tools/document_errors.py"
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.good], ids=lambda row: row.name)

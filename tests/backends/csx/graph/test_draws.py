@@ -139,7 +139,7 @@ class Transformer(pl.LightningModule):
 
 
 def test_attention_and_recurrent_layers_draw_stocks_masks() -> None:
-    """Compiled it takes two minutes: by ``tests/compiled.py`` alone."""
+    """Compiled it takes two minutes: by ``tests/tools/compiled.py`` alone."""
     ours, stock = both(Transformer, rows(6))
     assert_same_run(ours, stock)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "precision.md"
+DOCUMENT = Path(__file__).parents[4] / "docs" / "precision.md"
 LOW, FULL, WIDEST = "in the 16-bit type", "in float32", "in the widest type of their inputs"
 
 

@@ -49,4 +49,4 @@ def test_no_key_that_has_a_meaning_has_a_note() -> None:
 
 def test_the_documentation_has_the_tables_as_they_are() -> None:
     text = document.PAGE.read_text()
-    assert document.with_tables(text) == text, "run python tests/document_parameter_files.py"
+    assert document.with_tables(text) == text, "run python tests/tools/document_parameter_files.py"

@@ -337,6 +337,6 @@ def test_without_a_word_on_precision_there_is_none() -> None:
 
 
 def test_the_old_example_converts_without_a_note() -> None:
-    file = Path(__file__).parents[2] / "examples" / "digits_legacy.yaml"
+    file = Path(__file__).parents[4] / "examples" / "digits_legacy.yaml"
     converted = convert(read(file).data)
     assert (converted.problems, converted.notes) == ((), ())

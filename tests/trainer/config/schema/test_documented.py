@@ -13,7 +13,7 @@ from fulgurite.config.document.reading import parse
 from fulgurite.config.schema.checking import check
 from fulgurite.config.schema.json_schema import schema
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 PAGE = (ROOT / "docs/parameter_files.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```yaml\n(.*?)```", PAGE.partition("## Keys without a meaning")[0], re.DOTALL)
 SHOWN = [

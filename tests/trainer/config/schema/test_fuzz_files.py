@@ -7,11 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from fuzz_files import BROKEN, FOLDER, GOOD, refusal_of, tried
+from fuzz_files import BROKEN, EXAMPLES, FOLDER, GOOD, refusal_of, tried
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -16,7 +16,7 @@ jsonschema = pytest.importorskip("jsonschema", reason="jsonschema judges the sch
 
 HERE = Path(__file__).parent
 VALID = [HERE / "valid" / "everything.yaml", HERE / "valid" / "phases.yaml"]
-VALID += [HERE.parents[1] / "examples" / "digits.yaml"]
+VALID += [HERE.parents[3] / "examples" / "digits.yaml"]
 
 
 @pytest.fixture(scope="module")
