@@ -143,6 +143,21 @@ def test_a_folders_docstring_names_each_of_its_files(folder: str) -> None:
     assert {name for name in names if not re.search(rf"\b{name}\b", listing)} == set()
 
 
+@pytest.mark.parametrize("house", FLOORS)
+def test_the_tests_of_a_house_lie_in_the_folders_of_its_rooms(house: str) -> None:
+    folder = ROOT / "tests" / house
+    tests = {path.relative_to(folder) for path in folder.rglob("test_*.py")}
+    assert {path.parts[0] for path in tests} == set(FLOORS[house])
+    assert {path for path in tests if len(path.parts) != 2} == set()
+
+
+def test_beside_the_rooms_tests_are_helpers_commands_and_benchmarks() -> None:
+    folders = {path.parts[1] for path in files("tests") if len(path.parts) > 2}
+    assert folders - {*ROOMS, "support", "tools", "benchmarks"} == set()
+    loose = {path.name for path in files("tests") if len(path.parts) == 2}
+    assert {name for name in loose if not name.startswith("test_")} == {"conftest.py"}
+
+
 def test_only_the_agreed_files_and_folders_lie_at_the_top() -> None:
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         pytest.skip("not a git checkout: what is tracked cannot be known")
