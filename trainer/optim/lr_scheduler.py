@@ -8,22 +8,48 @@ own learning rate, before any scheduler set it. ``param_group_tags`` chooses gro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch.optim import Optimizer
 
 from fulgurite.optim import scheduler as generic
 from fulgurite.optim.scheduler.dual import Function
 
+_GENERIC_NAMES = {
+    "learning_rate": "val",
+    "learning_rates": "vals",
+    "initial_learning_rate": "initial_val",
+    "end_learning_rate": "end_val",
+    "base_lr": "base_val",
+    "max_lr": "max_val",
+    "lr_lambda": "val_lambda",
+}
+"""Arguments that ``fulgurite.optim.scheduler`` calls otherwise; all others have the same name."""
 
-class ConstantLR(generic.ConstantScheduler):
+
+def _generic(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The ``locals()`` of a constructor here, as the arguments of the class that it inherits from.
+
+    So a signature is written once, where editors and type checkers read it, and nothing forwards
+    its arguments one by one.
+    """
+    own = ("self", "__class__")
+    return {_GENERIC_NAMES.get(k, k): v for k, v in arguments.items() if k not in own}
+
+
+class _LearningRate:
+    """What the schedulers below set."""
+
+    param_group_key = "lr"
+
+
+class ConstantLR(_LearningRate, generic.ConstantScheduler):
     """The same learning rate always.
 
     ``total_iters`` is how long it lasts in a SequentialLR. Torch's ConstantLR, a factor for some
     steps, is a PiecewiseConstantLR here.
     """
-
-    param_group_key = "lr"
 
     def __init__(
         self,
@@ -32,17 +58,15 @@ class ConstantLR(generic.ConstantScheduler):
         total_iters: int | None = None,
         param_group_tags: str | Sequence[str | None] | None = None,
     ) -> None:
-        super().__init__(optimizer, learning_rate, total_iters, param_group_tags)
+        super().__init__(**_generic(locals()))
 
 
-class PolynomialLR(generic.PolynomialScheduler):
+class PolynomialLR(_LearningRate, generic.PolynomialScheduler):
     """end + (initial - end) (1 - t / total_iters) ** power, then end; torch's has end 0.
 
     With ``cycle`` it jumps up after each ``total_iters`` and falls again, as Keras'
     PolynomialDecay.
     """
-
-    param_group_key = "lr"
 
     def __init__(
         self,
@@ -55,24 +79,14 @@ class PolynomialLR(generic.PolynomialScheduler):
         cycle: bool = False,
         param_group_tags: str | Sequence[str | None] | None = None,
     ) -> None:
-        super().__init__(
-            optimizer,
-            initial_learning_rate,
-            end_val=end_learning_rate,
-            total_iters=total_iters,
-            power=power,
-            cycle=cycle,
-            param_group_tags=param_group_tags,
-        )
+        super().__init__(**_generic(locals()))
 
 
-class LinearLR(generic.LinearScheduler):
+class LinearLR(_LearningRate, generic.LinearScheduler):
     """A straight line from initial to end in ``total_iters`` steps, then end.
 
     Torch's with initial = lr * start_factor and end = lr * end_factor.
     """
-
-    param_group_key = "lr"
 
     def __init__(
         self,
@@ -84,23 +98,14 @@ class LinearLR(generic.LinearScheduler):
         cycle: bool = False,
         param_group_tags: str | Sequence[str | None] | None = None,
     ) -> None:
-        super().__init__(
-            optimizer,
-            initial_learning_rate,
-            end_val=end_learning_rate,
-            total_iters=total_iters,
-            cycle=cycle,
-            param_group_tags=param_group_tags,
-        )
+        super().__init__(**_generic(locals()))
 
 
-class ExponentialLR(generic.ExponentialScheduler):
+class ExponentialLR(_LearningRate, generic.ExponentialScheduler):
     """initial * decay_rate ** (t / total_iters), the exponent rounded down with ``staircase``.
 
     Torch's with total_iters = 1 and decay_rate = gamma.
     """
-
-    param_group_key = "lr"
 
     def __init__(
         self,
@@ -112,24 +117,15 @@ class ExponentialLR(generic.ExponentialScheduler):
         staircase: bool = False,
         param_group_tags: str | Sequence[str | None] | None = None,
     ) -> None:
-        super().__init__(
-            optimizer,
-            initial_learning_rate,
-            total_iters=total_iters,
-            decay_rate=decay_rate,
-            staircase=staircase,
-            param_group_tags=param_group_tags,
-        )
+        super().__init__(**_generic(locals()))
 
 
-class InverseExponentialTimeDecayLR(generic.InverseExponentialTimeDecayScheduler):
+class InverseExponentialTimeDecayLR(_LearningRate, generic.InverseExponentialTimeDecayScheduler):
     """initial / (1 + decay_rate * t ** step_exponent / total_iters).
 
     With ``staircase``, t ** step_exponent / total_iters is rounded down. Keras' InverseTimeDecay at
     step_exponent = 1.
     """
-
-    param_group_key = "lr"
 
     def __init__(
         self,
@@ -142,21 +138,11 @@ class InverseExponentialTimeDecayLR(generic.InverseExponentialTimeDecayScheduler
         staircase: bool = False,
         param_group_tags: str | Sequence[str | None] | None = None,
     ) -> None:
-        super().__init__(
-            optimizer,
-            initial_learning_rate,
-            step_exponent=step_exponent,
-            total_iters=total_iters,
-            decay_rate=decay_rate,
-            staircase=staircase,
-            param_group_tags=param_group_tags,
-        )
+        super().__init__(**_generic(locals()))
 
 
-class InverseSquareRootDecayLR(generic.InverseSquareRootDecayScheduler):
+class InverseSquareRootDecayLR(_LearningRate, generic.InverseSquareRootDecayScheduler):
     """initial * scale / sqrt(max(t, warmup_steps))."""
-
-    param_group_key = "lr"
 
     def __init__(
         self,
@@ -166,13 +152,11 @@ class InverseSquareRootDecayLR(generic.InverseSquareRootDecayScheduler):
         warmup_steps: int = 1,
         param_group_tags: str | Sequence[str | None] | None = None,
     ) -> None:
-        super().__init__(optimizer, initial_learning_rate, scale, warmup_steps, param_group_tags)
+        super().__init__(**_generic(locals()))
 
 
-class CosineDecayLR(generic.CosineDecayScheduler):
+class CosineDecayLR(_LearningRate, generic.CosineDecayScheduler):
     """Half a cosine from initial to end in ``total_iters`` steps, then end; Keras' CosineDecay."""
-
-    param_group_key = "lr"
 
     def __init__(
         self,
@@ -183,29 +167,19 @@ class CosineDecayLR(generic.CosineDecayScheduler):
         total_iters: int,
         param_group_tags: str | Sequence[str | None] | None = None,
     ) -> None:
-        super().__init__(
-            optimizer,
-            initial_learning_rate,
-            end_val=end_learning_rate,
-            total_iters=total_iters,
-            param_group_tags=param_group_tags,
-        )
+        super().__init__(**_generic(locals()))
 
 
-class SequentialLR(generic.SequentialScheduler):
+class SequentialLR(_LearningRate, generic.SequentialScheduler):
     """One scheduler after another, each counting from its own milestone.
 
     Without ``milestones``, each begins where the one before has arrived. It begins after the count
     ``last_epoch``.
     """
 
-    param_group_key = "lr"
 
-
-class PiecewiseConstantLR(generic.PiecewiseConstantScheduler):
+class PiecewiseConstantLR(_LearningRate, generic.PiecewiseConstantScheduler):
     """learning_rates[i] once i of the milestones have been reached."""
-
-    param_group_key = "lr"
 
     def __init__(
         self,
@@ -214,13 +188,11 @@ class PiecewiseConstantLR(generic.PiecewiseConstantScheduler):
         milestones: Sequence[int],
         param_group_tags: str | Sequence[str | None] | None = None,
     ) -> None:
-        super().__init__(optimizer, learning_rates, milestones, param_group_tags)
+        super().__init__(**_generic(locals()))
 
 
-class MultiStepLR(generic.MultiStepScheduler):
+class MultiStepLR(_LearningRate, generic.MultiStepScheduler):
     """initial * gamma ** (how many milestones have been reached)."""
-
-    param_group_key = "lr"
 
     def __init__(
         self,
@@ -231,19 +203,11 @@ class MultiStepLR(generic.MultiStepScheduler):
         milestones: Sequence[int],
         param_group_tags: str | Sequence[str | None] | None = None,
     ) -> None:
-        super().__init__(
-            optimizer,
-            initial_learning_rate,
-            gamma=gamma,
-            milestones=milestones,
-            param_group_tags=param_group_tags,
-        )
+        super().__init__(**_generic(locals()))
 
 
-class StepLR(generic.StepScheduler):
+class StepLR(_LearningRate, generic.StepScheduler):
     """initial * gamma ** floor(t / step_size)."""
-
-    param_group_key = "lr"
 
     def __init__(
         self,
@@ -254,19 +218,11 @@ class StepLR(generic.StepScheduler):
         gamma: float = 0.1,
         param_group_tags: str | Sequence[str | None] | None = None,
     ) -> None:
-        super().__init__(
-            optimizer,
-            initial_learning_rate,
-            step_size=step_size,
-            gamma=gamma,
-            param_group_tags=param_group_tags,
-        )
+        super().__init__(**_generic(locals()))
 
 
-class CosineAnnealingLR(generic.CosineAnnealingScheduler):
+class CosineAnnealingLR(_LearningRate, generic.CosineAnnealingScheduler):
     """A cosine from initial to ``eta_min`` at ``T_max``, and up again after it."""
-
-    param_group_key = "lr"
 
     def __init__(
         self,
@@ -277,22 +233,14 @@ class CosineAnnealingLR(generic.CosineAnnealingScheduler):
         eta_min: float = 0.0,
         param_group_tags: str | Sequence[str | None] | None = None,
     ) -> None:
-        super().__init__(
-            optimizer,
-            initial_learning_rate,
-            T_max=T_max,
-            eta_min=eta_min,
-            param_group_tags=param_group_tags,
-        )
+        super().__init__(**_generic(locals()))
 
 
-class LambdaLR(generic.LambdaScheduler):
+class LambdaLR(_LearningRate, generic.LambdaScheduler):
     """initial * lr_lambda(t), of tensors: a function, or a list with one per param group.
 
     ``lr_lambda`` gets the count as a float64 tensor [] on the host too.
     """
-
-    param_group_key = "lr"
 
     def __init__(
         self,
@@ -302,21 +250,14 @@ class LambdaLR(generic.LambdaScheduler):
         lr_lambda: Function | Sequence[Function],
         param_group_tags: str | Sequence[str | None] | None = None,
     ) -> None:
-        super().__init__(
-            optimizer,
-            initial_learning_rate,
-            val_lambda=lr_lambda,
-            param_group_tags=param_group_tags,
-        )
+        super().__init__(**_generic(locals()))
 
 
-class CosineAnnealingWarmRestarts(generic.CosineAnnealingWarmRestartsScheduler):
+class CosineAnnealingWarmRestarts(_LearningRate, generic.CosineAnnealingWarmRestartsScheduler):
     """Half a cosine from initial to ``eta_min``, again and again.
 
     The first takes ``T_0`` steps, each other ``T_mult`` times as many as the one before.
     """
-
-    param_group_key = "lr"
 
     def __init__(
         self,
@@ -328,24 +269,15 @@ class CosineAnnealingWarmRestarts(generic.CosineAnnealingWarmRestartsScheduler):
         eta_min: float = 0.0,
         param_group_tags: str | Sequence[str | None] | None = None,
     ) -> None:
-        super().__init__(
-            optimizer,
-            initial_learning_rate,
-            T_0=T_0,
-            T_mult=T_mult,
-            eta_min=eta_min,
-            param_group_tags=param_group_tags,
-        )
+        super().__init__(**_generic(locals()))
 
 
-class MultiplicativeLR(generic.MultiplicativeScheduler):
+class MultiplicativeLR(_LearningRate, generic.MultiplicativeScheduler):
     """initial * coefficient ** t; or initial * lr_lambda(1) * ... * lr_lambda(t), of tensors.
 
     ``lr_lambda`` is a function of the count as a float64 tensor [], or a list with one per param
     group.
     """
-
-    param_group_key = "lr"
 
     def __init__(
         self,
@@ -355,18 +287,14 @@ class MultiplicativeLR(generic.MultiplicativeScheduler):
         param_group_tags: str | Sequence[str | None] | None = None,
         lr_lambda: Function | Sequence[Function] | None = None,
     ) -> None:
-        super().__init__(
-            optimizer, initial_learning_rate, coefficient, param_group_tags, val_lambda=lr_lambda
-        )
+        super().__init__(**_generic(locals()))
 
 
-class CyclicLR(generic.CyclicScheduler):
+class CyclicLR(_LearningRate, generic.CyclicScheduler):
     """A triangle between ``base_lr`` and ``max_lr``, scaled by a mode or ``scale_fn``.
 
     Torch's with cycle_momentum=False: this one sets learning rates, and no momentum.
     """
-
-    param_group_key = "lr"
 
     def __init__(
         self,
@@ -381,28 +309,15 @@ class CyclicLR(generic.CyclicScheduler):
         param_group_tags: str | Sequence[str | None] | None = None,
         scale_fn: Function | None = None,
     ) -> None:
-        super().__init__(
-            optimizer,
-            base_lr,
-            max_lr,
-            step_size_up,
-            step_size_down,
-            mode,
-            gamma,
-            scale_mode,
-            param_group_tags,
-            scale_fn=scale_fn,
-        )
+        super().__init__(**_generic(locals()))
 
 
-class OneCycleLR(generic.OneCycleScheduler):
+class OneCycleLR(_LearningRate, generic.OneCycleScheduler):
     """Up to ``max_lr`` once, and down to initial / final_div_factor.
 
     Torch's with initial = max_lr / div_factor and cycle_momentum=False: this one sets learning
     rates, and no momentum. After ``total_steps`` the last one stays, where torch's raises.
     """
-
-    param_group_key = "lr"
 
     def __init__(
         self,
@@ -416,31 +331,18 @@ class OneCycleLR(generic.OneCycleScheduler):
         anneal_strategy: str = "cos",
         param_group_tags: str | Sequence[str | None] | None = None,
     ) -> None:
-        super().__init__(
-            optimizer,
-            initial_learning_rate,
-            max_lr,
-            total_steps,
-            pct_start,
-            final_div_factor,
-            three_phase,
-            anneal_strategy,
-            param_group_tags,
-        )
+        super().__init__(**_generic(locals()))
 
 
-class ChainedLR(generic.ChainedScheduler):
+class ChainedLR(_LearningRate, generic.ChainedScheduler):
     """The learning rate of the first, times each other's divided by its initial one."""
-
-    param_group_key = "lr"
 
 
 class ChainedScheduler(ChainedLR):
     """ChainedLR by torch's name; equals torch's for schedulers that multiply."""
 
 
-class ScalePerParamLR(generic.ScalePerParamScheduler):
+class ScalePerParamLR(_LearningRate, generic.ScalePerParamScheduler):
     """A scheduler's learning rate times ``group["adjust_learning_rate"]``, 1 without."""
 
-    param_group_key = "lr"
     adjust_keys = ("adjust_learning_rate", "adjust_val")

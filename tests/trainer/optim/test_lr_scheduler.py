@@ -119,6 +119,17 @@ def test_arguments_have_the_names_order_and_types_of_parameter_files(name: str) 
     assert typing.get_type_hints(kind.__init__).keys() >= set(taken)
 
 
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_arguments_are_those_of_the_generic_class_under_other_names(name: str) -> None:
+    def arguments(target: Any) -> list[tuple[str, Any, Any]]:
+        words = inspect.signature(target).parameters.values()
+        return [(ours._GENERIC_NAMES.get(w.name, w.name), w.kind, w.default) for w in words]
+
+    kind = getattr(ours, name)
+    [generic, *_] = [one for one in kind.__mro__ if ".optim.scheduler." in one.__module__]
+    assert arguments(kind) == arguments(generic)
+
+
 def test_far_counts_equal_those_of_pythons_integers() -> None:
     scheduler = made("lr", sgd(), ("CosineAnnealingWarmRestarts", {"T_0": 3, "T_mult": 2}))
     for restarts in range(1, 28):
