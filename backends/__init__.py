@@ -29,9 +29,10 @@ from fulgurite.backends.csx.plugins.accelerator import CSXAccelerator
 from fulgurite.backends.csx.plugins.strategy import CSXStrategy
 from fulgurite.backends.gpu import GPUBackend as GPUBackend
 
-_TYPES: dict[str, type[Backend]] = {
+BACKENDS: dict[str, type[Backend]] = {
     kind.backend_type: kind for kind in (CSXBackend, CPUBackend, GPUBackend)
 }
+"""The class of each ``backend_type``."""
 
 
 def backend(backend_type: str | None = None, **options: Any) -> Backend:
@@ -56,7 +57,7 @@ def backend(backend_type: str | None = None, **options: Any) -> Backend:
                 " fulgurite.backend('CSX'), or with Trainer(device='CSX')."
             )
         return live
-    kind = _TYPES[device_type(backend_type)]
+    kind = BACKENDS[device_type(backend_type)]
     check_backend_type(kind.backend_type)
     check_keys(options, kind, f"backend {kind.backend_type}")
     return kind(**options)

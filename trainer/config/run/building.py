@@ -17,6 +17,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 
+import fulgurite.callbacks
 from fulgurite.callbacks import DEFAULT_CALLBACKS, Checkpoint
 from fulgurite.config.document.problems import Path, dotted
 from fulgurite.config.run.eval_frequency import ARGUMENTS, EvalFrequency
@@ -28,7 +29,7 @@ from fulgurite.config.schema.data import FileData
 from fulgurite.config.schema.loggers import ProgressLogger
 from fulgurite.config.schema.sections import Logging, Loop
 from fulgurite.config.types.arguments import Call, names_of
-from fulgurite.config.types.classes import Named, imported
+from fulgurite.config.types.classes import Named
 from fulgurite.trainer import Trainer, default_logger
 
 MODEL_DIR = "model_dir"
@@ -203,7 +204,7 @@ def file_callbacks(plan: Plan, init: Mapping[str, Any]) -> list[pl.Callback]:
     listed: list[Call | Named] = init.get("callbacks", [])
     named = {one.name.rpartition(".")[2].lower() for one in listed}
     made_by_default = [
-        imported(f"fulgurite.callbacks.{name}")(**arguments)
+        getattr(fulgurite.callbacks, name)(**arguments)
         for name, arguments in DEFAULT_CALLBACKS.items()
         if name.lower() not in named
     ]

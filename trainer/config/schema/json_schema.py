@@ -21,14 +21,16 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Literal
 
+from fulgurite.backends import CSConfig, CSXBackend
 from fulgurite.config.document.known import KNOWN
 from fulgurite.config.schema import schema as tables
 from fulgurite.config.schema.loggers import LOGGER_NAMES
 from fulgurite.config.schema.schedulers import WHEN
-from fulgurite.config.types.classes import CATEGORIES, Classes, category_of, imported
+from fulgurite.config.types.classes import CATEGORIES, Classes, category_of
 from fulgurite.config.types.shapes import Keys, OneClass, Section, Several, Shape, Value
 from fulgurite.config.types.signatures import signature_of
 from fulgurite.config.types.values import alternatives, class_of, is_class, is_dataclass
+from fulgurite.trainer import Trainer
 
 Schema = dict[str, Any]
 
@@ -122,13 +124,12 @@ class _Writer:
         return {}
 
     def section(self, shape: Section, path: str = "") -> Schema:
-        found = self.arguments(imported(shape.target), frozenset(), 0)
+        found = self.arguments(shape.target, frozenset(), 0)
         found["properties"] |= _without_meaning(path)
         return {"anyOf": [found, {"type": "null"}]}
 
     def init(self, shape: tables.Init) -> Schema:
-        trainer = imported("fulgurite.trainer.Trainer")
-        found = self.arguments(trainer, frozenset(shape.shapes), 0)
+        found = self.arguments(Trainer, frozenset(shape.shapes), 0)
         for key, item in shape.shapes.items():
             path = f"trainer.init.{key}."
             found["properties"][key] = (
@@ -142,10 +143,9 @@ class _Writer:
         }
 
     def backend(self) -> Schema:
-        csx, config = imported("fulgurite.backends.CSXBackend"), "fulgurite.backends.CSConfig"
-        found = self.arguments(csx, frozenset({"cluster_config"}), 0)
+        found = self.arguments(CSXBackend, frozenset({"cluster_config"}), 0)
         found["properties"]["backend_type"] = _names(("CSX", "CPU", "GPU"))
-        cluster = self.section(Section(config), "trainer.init.backend.cluster_config.")
+        cluster = self.section(Section(CSConfig), "trainer.init.backend.cluster_config.")
         found["properties"] |= _without_meaning("trainer.init.backend.")
         found["properties"]["cluster_config"] = cluster
         found["patternProperties"] = {r"^csx\.debug\.": {}}

@@ -6,14 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fulgurite.backends import BACKENDS, CSConfig
+from fulgurite.callbacks import DEFAULT_CALLBACKS, Checkpoint
 from fulgurite.config.document.problems import Path, Problem, listed, nearest, shown
 from fulgurite.config.schema.conflicts import check_conflicts
 from fulgurite.config.schema.data import DataShape
-from fulgurite.config.schema.loggers import LOGGER_NAMES
+from fulgurite.config.schema.loggers import DEFAULT_LOGGERS, LOGGER_NAMES
 from fulgurite.config.schema.optimizers import OptimizerShape
 from fulgurite.config.schema.schedulers import SchedulerShape
+from fulgurite.config.schema.sections import AutoRestart, Logging, Loop
 from fulgurite.config.types.arguments import Call, names_of
-from fulgurite.config.types.classes import CATEGORIES, Named, imported, named
+from fulgurite.config.types.classes import CATEGORIES, Named, named
 from fulgurite.config.types.shapes import (
     Keys,
     OneClass,
@@ -28,7 +31,9 @@ from fulgurite.config.types.shapes import (
 )
 from fulgurite.config.types.trials import backend_complaint
 from fulgurite.config.types.values import taken
+from fulgurite.mixed_precision import MixedPrecision
 from fulgurite.precision import CB16_MIXED, known_name
+from fulgurite.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -41,13 +46,12 @@ class Backend:
         """The backend's arguments."""
         if not is_mapping(value, path, report):
             return None
-        kinds = {"CSX": "CSXBackend", "CPU": "CPUBackend", "GPU": "GPUBackend"}
         kind = value.get("backend_type")
-        if not isinstance(kind, str) or kind.upper() not in kinds:
+        if not isinstance(kind, str) or kind.upper() not in BACKENDS:
             text = f"expected one of CSX, CPU, GPU; got {shown(kind)}."
             report.problem((*path, "backend_type"), text)
             return None
-        target = imported(f"fulgurite.backends.{kinds[kind.upper()]}")
+        target = BACKENDS[kind.upper()]
         given = {
             key: item
             for key, item in value.items()
@@ -61,7 +65,7 @@ class Backend:
             report.problem(place_of(wrong, given, path), wrong)
         if "cluster_config" in value:
             at = (*path, "cluster_config")
-            Section("fulgurite.backends.CSConfig").check(value["cluster_config"], at, report)
+            Section(CSConfig).check(value["cluster_config"], at, report)
         return dict(value)
 
 
@@ -107,11 +111,11 @@ class Removable:
 
     Args:
         shape: of the class.
-        defaults: import path of the names that are there by default.
+        defaults: the names that are there by default.
     """
 
     shape: OneClass
-    defaults: str
+    defaults: tuple[str, ...]
 
     def check(self, value: Any, path: Path, report: Report) -> Call | Named | None:
         """A call, or the name of the default that goes."""
@@ -121,14 +125,15 @@ class Removable:
             return None
         if not found.removed:
             return self.shape.called(found, report)
-        names = list(imported(self.defaults))
         if found.name.lower() in DEFAULTS_ELSEWHERE:
             report.notes.append(Problem(found.name_path, "is no default here: nothing goes away."))
-        elif found.name.lower() not in map(str.lower, names) and not report.noted(found.name_path):
+        elif found.name.lower() not in map(str.lower, self.defaults) and not report.noted(
+            found.name_path
+        ):
             report.problem(
                 found.name_path,
                 f"null takes a default {self.shape.category} away, and {found.name} is none."
-                f"{nearest(found.name, names)} Defaults: {', '.join(names)}.",
+                f"{nearest(found.name, self.defaults)} Defaults: {', '.join(self.defaults)}.",
             )
             return None
         return found
@@ -169,11 +174,10 @@ class Init:
         """Ours as their shapes make them; the Trainer's own as one call, under ``trainer``."""
         if not is_mapping(value, path, report):
             return {}
-        trainer = imported("fulgurite.trainer.Trainer")
         skip = frozenset(self.shapes)
-        takes = names_of(trainer, skip)
+        takes = names_of(Trainer, skip)
         lightnings = {key: value[key] for key in value if key in takes}
-        arguments = taken(trainer, lightnings, path, report, skip)
+        arguments = taken(Trainer, lightnings, path, report, skip)
         ours = {key: item for key, item in value.items() if key not in lightnings}
         for key in ("device", "backend", "model_dir", "optimizer"):
             if key in ours and ours[key] is None:
@@ -186,7 +190,7 @@ class Init:
             del ours[key]
         found = Keys(self.shapes, required=("model",)).check(ours, path, report)
         check_conflicts(value, {**found, **arguments}, path, report)
-        call = Call(path=path, name="Trainer", target=trainer, arguments=arguments, skip=skip)
+        call = Call(path=path, name="Trainer", target=Trainer, arguments=arguments, skip=skip)
         return {**found, "trainer": call}
 
     def belonging(self, key: object) -> str:
@@ -215,8 +219,6 @@ PRECISIONS = ("32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true", "64-t
 
 DATA = DataShape("data", key="data_processor")
 CKPT_PATH = Value(str | None)
-CALLBACKS = "fulgurite.callbacks.DEFAULT_CALLBACKS"
-LOGGERS = "fulgurite.config.schema.loggers.DEFAULT_LOGGERS"
 
 INIT: dict[str, Shape] = {
     "device": Device(),
@@ -225,15 +227,15 @@ INIT: dict[str, Shape] = {
     "model_dir": Value(str),
     "optimizer": OptimizerShape("optimizer", skip=("params",)),
     "schedulers": Several(SchedulerShape("scheduler", skip=("optimizer",))),
-    "precision": Precision(Section("fulgurite.MixedPrecision")),
-    "loop": Section("fulgurite.config.schema.sections.Loop"),
-    "checkpoint": Section("fulgurite.callbacks.Checkpoint"),
-    "logging": Section("fulgurite.config.schema.sections.Logging"),
-    "callbacks": Several(Removable(OneClass("callback"), CALLBACKS)),
-    "loggers": Several(Removable(LoggerShape("logger"), LOGGERS)),
+    "precision": Precision(Section(MixedPrecision)),
+    "loop": Section(Loop),
+    "checkpoint": Section(Checkpoint),
+    "logging": Section(Logging),
+    "callbacks": Several(Removable(OneClass("callback"), tuple(DEFAULT_CALLBACKS))),
+    "loggers": Several(Removable(LoggerShape("logger"), DEFAULT_LOGGERS)),
     "seed": Value(int | None, bounds=(0, 2**32 - 1)),
     "sparsity": Unbuilt("sparse training is not built: a run is refused."),
-    "autorestart": Section("fulgurite.config.schema.sections.AutoRestart"),
+    "autorestart": Section(AutoRestart),
 }
 
 STAGES: dict[str, Shape] = {

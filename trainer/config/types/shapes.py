@@ -15,7 +15,8 @@ from typing import Any, Protocol
 
 from fulgurite.config.document.problems import Path, Problem, choices, shown
 from fulgurite.config.types.arguments import Call, names_of
-from fulgurite.config.types.classes import CATEGORIES, Named, imported, named
+from fulgurite.config.types.calls import made
+from fulgurite.config.types.classes import CATEGORIES, Named, named
 from fulgurite.config.types.report import Report as Report
 from fulgurite.config.types.trials import complaint
 from fulgurite.config.types.values import judged, taken
@@ -90,33 +91,26 @@ def unknown_key(key: object, path: Path, known: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Section:
-    """A mapping of a dataclass's fields; it becomes one.
+    """A mapping with the arguments of a class, a dataclass mostly; it becomes an instance."""
 
-    Args:
-        target: import path of the dataclass.
-    """
-
-    target: str
+    target: type[Any]
 
     def names(self) -> list[str]:
         """The keys."""
-        try:
-            return names_of(imported(self.target))
-        except LookupError:
-            return []
+        return names_of(self.target)
 
     def check(self, value: Any, path: Path, report: Report) -> Any:
-        """The dataclass, or None."""
+        """The instance, or None."""
         if value is None or not is_mapping(value, path, report):
             return None
-        target, tried = imported(self.target), report.apart()
+        tried = report.apart()
         given = {key: item for key, item in value.items() if not report.noted((*path, key))}
-        arguments = taken(target, given, path, tried, name=str(path[-1]) if path else None)
+        arguments = taken(self.target, given, path, tried, name=str(path[-1]) if path else None)
         report.add(tried)
         if tried.problems:
             return None
         try:
-            return Call(path=path, name=target.__name__, target=target, arguments=arguments)()
+            return self.target(**made(arguments))
         except (ValueError, TypeError) as error:
             report.problem(place_of(str(error), given, path), str(error))
             return None

@@ -32,7 +32,7 @@ def told(**init: Any) -> list[tuple[str, str]]:
 
 def test_a_section_becomes_its_class() -> None:
     report = Report(Classes())
-    section = Section("fulgurite.config.schema.sections.Loop")
+    section = Section(Loop)
     assert section.check({"max_steps": 3}, ("loop",), report) == Loop(max_steps=3)
     assert section.check(None, ("loop",), report) is None
     assert report.problems == []
