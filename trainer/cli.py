@@ -202,14 +202,14 @@ def _going_on(options: argparse.Namespace, phase: Phase, checkpoint: FilePath) -
     for flag in ("device", "model_dir"):
         if getattr(options, flag):
             command += [f"--{flag}", getattr(options, flag)]
-    for call in phase.init.get("callbacks", []):
+    for call in phase.init.own_callbacks:
         if call.target is LoadCheckpointStates:  # the checkpoint of a stopped run counts whole
             key = ".".join(map(str, call.path))
             command += ["--set", f"{key}={{LoadCheckpointStates: {{}}}}"]
     stage = phase.stages[options.command]
     if "ckpt_path" not in stage and newest_of(phase) == str(checkpoint):
         return shlex.join(command)
-    at, loop = ".".join(map(str, phase.path)), phase.init.get("loop")
+    at, loop = ".".join(map(str, phase.path)), phase.init.loop
     command += ["--set", f"{at}.{options.command}.ckpt_path={checkpoint}"]
     if loop is not None and loop.num_steps is not None:
         begun = steps_of(stage.get("ckpt_path"))

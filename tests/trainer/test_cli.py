@@ -261,7 +261,7 @@ def test_the_command_that_goes_on_loads_a_checkpoint_whole(
         os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr("fulgurite.callbacks.CheckLoss.on_train_batch_end", stopped)
-    partly = "trainer.init.callbacks=[{LoadCheckpointStates: {load_checkpoint_states: model}}]"
-    assert cli.main(["fit", params, "--set", partly]) == 143
+    partly = "{LoadCheckpointStates: {load_checkpoint_states: model}}, {RateProfiler: null}"
+    assert cli.main(["fit", params, "--set", f"trainer.init.callbacks=[{partly}]"]) == 143
     *_, command = capsys.readouterr().err.strip().splitlines()
     assert command.endswith("--set 'trainer.init.callbacks.0={LoadCheckpointStates: {}}'")

@@ -113,7 +113,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
 
     def placement(self: PyTorchBaseRunner) -> dict[str, Any]:
         init = self._phase.init
-        backend = init.get("backend") or {"backend_type": init["device"]}
+        backend = init.backend or {"backend_type": init.device}
         if str(backend["backend_type"]).upper() == "CSX":
             backend = {"autogen_policy": "disabled", **backend}
         return {"device": None, "backend": backend}

@@ -97,9 +97,9 @@ class PyTorchBaseRunner(Runner):
         Those of the old form mean after every epoch where they say nothing.
         """
         if self.params.legacy and self.params.runconfig.get("eval_frequency") is None:
-            call = self._phase.init["trainer"]
+            call = self._phase.init.trainer
             often = replace(call, arguments={**call.arguments, "check_val_every_n_epoch": 1})
-            self._phase = replace(self._phase, init={**self._phase.init, "trainer": often})
+            self._phase = replace(self._phase, init=replace(self._phase.init, trainer=often))
         self._fit(train_dataloader, eval_dataloader)
 
     def evaluate(self, eval_dataloader: Any) -> None:
@@ -132,7 +132,7 @@ class PyTorchBaseRunner(Runner):
         if path is not None and self.params.runconfig.get("is_pretrained_checkpoint"):
             self._load_weights(path)
             path = None
-        loop, named = self._phase.init.get("loop"), "ckpt_path" in self._phase.stages["fit"]
+        loop, named = self._phase.init.loop, "ckpt_path" in self._phase.stages["fit"]
         self._begin(steps_of(path) if named and loop and loop.num_steps else 0)
         if not is_overridden("configure_optimizers", self.module, pl.LightningModule):
             raise ValueError(
@@ -158,14 +158,14 @@ class PyTorchBaseRunner(Runner):
             done: the step that ``num_steps`` counts from.
         """
         model = _Made(path=(), name=type(self.model).__name__, target=None, script=self.module)
-        init = {**self._phase.init, **self._placement(), "model": model}
+        init = replace(self._phase.init, model=model, **self._placement())
         own = is_overridden("configure_optimizers", self.module, pl.LightningModule)
-        if own and not isinstance(self.model, pl.LightningModule) and init.get("optimizer"):
+        if own and not isinstance(self.model, pl.LightningModule) and init.optimizer:
             rank_zero_info(
                 f"{type(self.model).__name__}.get_optimizer makes the optimizer; the parameters'"
-                f" {init['optimizer'].name} is not used."
+                f" {init.optimizer.name} is not used."
             )
-            init |= {"optimizer": None, "schedulers": []}
+            init = replace(init, optimizer=None, schedulers=())
         self.trainer = built(self._plan, replace(self._phase, init=init, stages={}), done).trainer
         callbacks = [one for one in self.trainer.callbacks if not isinstance(one, SaveParams)]
         self.trainer.callbacks[:] = [RunnerHooks(self), *callbacks, *self.callbacks]
@@ -207,7 +207,7 @@ class PyTorchCSCompiler(PyTorchBaseRunner):
     devices = ("CSX",)
 
     def _placement(self) -> dict[str, Any]:
-        backend = self._phase.init.get("backend") or {"backend_type": "CSX"}
+        backend = self._phase.init.backend or {"backend_type": "CSX"}
         if not backend.get("validate_only"):
             backend = {**backend, "compile_only": True}
         return {"device": None, "backend": backend}

@@ -63,8 +63,8 @@ def run(
     _refuse_mode_without(given, train_data_fn, eval_data_fn)
     without_noise()
     [phase] = plan.phases
-    if phase.init.get("seed") is not None:
-        pl.seed_everything(phase.init["seed"], workers=True, verbose=False)
+    if phase.init.seed is not None:
+        pl.seed_everything(phase.init.seed, workers=True, verbose=False)
     made = (runner or _runner_of(phase))(module_of(model_fn, params, device_of(phase)), params)
     functions = {"train": train_data_fn, "eval": eval_data_fn}
     stages = _MODES[given.mode][1]
@@ -73,11 +73,10 @@ def run(
         made.callbacks.append(stop)
         getattr(made, _MODES[given.mode][0])(*loaders)
     if stop.signal is not None:
-        loop = phase.init.get("loop")
+        loop = phase.init.loop
         counts = loop is not None and loop.num_steps is not None
         left = made.trainer.max_steps - made.trainer.global_step if counts else None
-        calls = phase.init.get("callbacks", [])
-        partly = any(call.target is LoadCheckpointStates for call in calls)
+        partly = any(call.target is LoadCheckpointStates for call in phase.init.own_callbacks)
         _say_how_to_go_on(stop, script, left, partly)
         raise SystemExit(stop.exit_status)
 
@@ -117,7 +116,7 @@ def _refuse_mode_without(
 
 
 def _runner_of(phase: Phase) -> type[PyTorchBaseRunner]:
-    backend = phase.init.get("backend") or {}
+    backend = phase.init.backend or {}
     if backend.get("compile_only") or backend.get("validate_only"):
         return PyTorchCSCompiler
     return RUNNERS[device_of(phase)]

@@ -26,8 +26,9 @@ from fulgurite.config.run.refusing import refuse_unbuilt
 from fulgurite.config.run.resolved import SaveParams
 from fulgurite.config.schema.checking import Phase, Plan, check
 from fulgurite.config.schema.data import FileData
+from fulgurite.config.schema.init import Init
 from fulgurite.config.schema.loggers import ProgressLogger
-from fulgurite.config.schema.sections import Logging, Loop
+from fulgurite.config.schema.sections import Loop
 from fulgurite.config.types.arguments import Call, names_of
 from fulgurite.config.types.classes import Named
 from fulgurite.trainer import Trainer, default_logger
@@ -95,18 +96,16 @@ def built(
     """
     init, refuse = phase.init, plan.document.refuse
     _set_log_level(init)
-    if init.get("seed") is not None:
-        pl.seed_everything(init["seed"], workers=True, verbose=False)
+    if init.seed is not None:
+        pl.seed_everything(init.seed, workers=True, verbose=False)
     callbacks = [*callbacks, *file_callbacks(plan, init), SaveParams(plan)]
     with noted(plan, (*phase.path, "init"), "the Trainer"):
         trainer = Trainer(**trainer_arguments(plan, init, callbacks, begin))
-    model = made(plan, init["model"])
+    model = made(plan, init.model)
     module = as_lightning(model)
     with_optimizer(module, init, refuse)
-    loop = init.get("loop")
-    return Loaded(
-        trainer, module, FileData(phase.stages, loop is None or bool(loop.eval_frequency))
-    )
+    validates = init.loop is None or bool(init.loop.eval_frequency)
+    return Loaded(trainer, module, FileData(phase.stages, validates))
 
 
 def made(plan: Plan, call: Call, **more: Any) -> Any:
@@ -125,22 +124,21 @@ def noted(plan: Plan, path: Path, name: str) -> Iterator[None]:
         raise
 
 
-def _set_log_level(init: Mapping[str, Any]) -> None:
-    section: Logging | None = init.get("logging")
-    if section is not None:
+def _set_log_level(init: Init) -> None:
+    if init.logging is not None:
         for name in ("fulgurite", "lightning"):
-            logging.getLogger(name).setLevel(section.log_level.upper())
+            logging.getLogger(name).setLevel(init.logging.log_level.upper())
 
 
-def model_dir(init: Mapping[str, Any]) -> str:
+def model_dir(init: Init) -> str:
     """Where a run leaves what it makes."""
-    return init.get("model_dir") or init["trainer"].arguments.get("default_root_dir") or MODEL_DIR
+    return init.model_dir or init.trainer.arguments.get("default_root_dir") or MODEL_DIR
 
 
 def trainer_arguments(
-    plan: Plan, init: Mapping[str, Any], callbacks: list[pl.Callback], begin: int = 0
+    plan: Plan, init: Init, callbacks: list[pl.Callback], begin: int = 0
 ) -> dict[str, Any]:
-    """The Trainer's arguments for what ``init`` says, key by key as its shapes made it.
+    """The Trainer's arguments for what ``init`` says.
 
     Args:
         plan: the file.
@@ -148,19 +146,16 @@ def trainer_arguments(
         callbacks: made before.
         begin: the step that ``loop.num_steps`` counts from.
     """
-    lightnings = init["trainer"].made()
-    places = {key: init[key] for key in ("device", "backend") if init.get(key) is not None}
-    loop: Loop | None = init.get("loop")
-    schedule = validation(loop, lightnings, begin)
-    section: Logging | None = init.get("logging")
+    lightnings = init.trainer.made()
+    ours = {"device": init.device, "backend": init.backend, "precision": init.precision}
+    schedule = validation(init.loop, lightnings, begin)
     given = {
-        **places,
-        **({} if init.get("precision") is None else {"precision": init["precision"]}),
+        **{key: value for key, value in ours.items() if value is not None},
         "default_root_dir": model_dir(init),
-        **_loop_arguments(loop or Loop(), lightnings, begin),
+        **_loop_arguments(init.loop or Loop(), lightnings, begin),
         **(ARGUMENTS if schedule and not LIGHTNINGS_VALIDATION & lightnings.keys() else {}),
         **_loggers(plan, init, lightnings),
-        **({} if section is None else {"log_every_n_steps": section.log_steps}),
+        **({} if init.logging is None else {"log_every_n_steps": init.logging.log_steps}),
         **lightnings,
     }
     return {**given, "callbacks": [*callbacks, *([schedule] if schedule else [])]}
@@ -197,36 +192,34 @@ def _loop_arguments(loop: Loop, lightnings: Mapping[str, Any], begin: int) -> di
     return made
 
 
-def file_callbacks(plan: Plan, init: Mapping[str, Any]) -> list[pl.Callback]:
+def file_callbacks(plan: Plan, init: Init) -> list[pl.Callback]:
     """The defaults that a file neither names nor removes, its own, and Checkpoint."""
-    if init["trainer"].arguments.get("barebones"):
+    if init.trainer.arguments.get("barebones"):
         return []
-    listed: list[Call | Named] = init.get("callbacks", [])
-    named = {one.name.rpartition(".")[2].lower() for one in listed}
+    named = {one.name.rpartition(".")[2].lower() for one in init.callbacks}
     made_by_default = [
         getattr(fulgurite.callbacks, name)(**arguments)
         for name, arguments in DEFAULT_CALLBACKS.items()
         if name.lower() not in named
     ]
-    own = [made(plan, one) for one in listed if isinstance(one, Call)]
-    checkpoint = init.get("checkpoint")
+    own = [made(plan, call) for call in init.own_callbacks]
+    checkpoint = init.checkpoint
     if checkpoint is None and _makes_checkpoints(init, own):
         checkpoint = Checkpoint()
     return [*made_by_default, *own, *([checkpoint] if checkpoint is not None else [])]
 
 
-def _makes_checkpoints(init: Mapping[str, Any], callbacks: list[pl.Callback]) -> bool:
-    wanted = init["trainer"].arguments.get("enable_checkpointing") is not False
+def _makes_checkpoints(init: Init, callbacks: list[pl.Callback]) -> bool:
+    wanted = init.trainer.arguments.get("enable_checkpointing") is not False
     return wanted and not any(isinstance(one, ModelCheckpoint) for one in callbacks)
 
 
-def _loggers(plan: Plan, init: Mapping[str, Any], lightnings: Mapping[str, Any]) -> dict[str, Any]:
+def _loggers(plan: Plan, init: Init, lightnings: Mapping[str, Any]) -> dict[str, Any]:
     """The Trainer's arguments for the loggers of a file, and the default one."""
-    listed: list[Call | Named] | None = init.get("loggers")
-    if not listed or lightnings.get("barebones"):
+    if not init.loggers or lightnings.get("barebones"):
         return {}
-    removed = {one.name.lower() for one in listed if isinstance(one, Named)}
-    calls = [one for one in listed if isinstance(one, Call)]
+    removed = {one.name.lower() for one in init.loggers if isinstance(one, Named)}
+    calls = [one for one in init.loggers if isinstance(one, Call)]
     folder = model_dir(init)
     own = [_logger(plan, call, folder) for call in calls if call.target is not ProgressLogger]
     default = default_logger(folder)

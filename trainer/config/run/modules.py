@@ -10,6 +10,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor, nn
 
+from fulgurite.config.schema.init import Init
 from fulgurite.config.schema.optimizers import OptimizerCall, Refuse, param_groups
 from fulgurite.config.schema.schedulers import scheduler_configs
 
@@ -94,18 +95,18 @@ def as_lightning(model: nn.Module) -> pl.LightningModule:
     return model if isinstance(model, pl.LightningModule) else FileModule(model)
 
 
-def with_optimizer(module: pl.LightningModule, init: dict[str, Any], refuse: Refuse) -> None:
+def with_optimizer(module: pl.LightningModule, init: Init, refuse: Refuse) -> None:
     """Make ``configure_optimizers`` give what the file says, if it says anything.
 
     Args:
         module: the model of the file.
-        init: its ``init``, as ``checking.Phase`` has it.
+        init: its ``init``.
         refuse: raises what is wrong with a file.
 
     Raises:
         ParameterFileError: an entry of ``optimizer.params`` has no parameters.
     """
-    optimizer, schedulers = init.get("optimizer"), init.get("schedulers") or []
+    optimizer = init.optimizer
     if optimizer is None:
         return
     named = module.model if isinstance(module, FileModule) else module
@@ -121,6 +122,6 @@ def with_optimizer(module: pl.LightningModule, init: dict[str, Any], refuse: Ref
                 f" {type(module).__name__}.configure_optimizers is not."
             )
         made = optimizer(param_groups(optimizer, named, refuse))
-        return [made], scheduler_configs(schedulers, made, scaled)
+        return [made], scheduler_configs(init.schedulers, made, scaled)
 
     module.configure_optimizers = configure_optimizers  # type: ignore[method-assign]

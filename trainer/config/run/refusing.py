@@ -7,7 +7,6 @@ import inspect
 import os
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import lightning.pytorch as pl
 
@@ -47,22 +46,21 @@ def refuse_unbuilt(plan: Plan, mode: str | None = None) -> None:
 
 def _unbuilt(phase: Phase) -> Iterator[Problem]:
     init, at = phase.init, (*phase.path, "init")
-    if init.get("device") is None and init.get("backend") is None:
+    if init.device is None and init.backend is None:
         yield Problem(at, "device (CSX, CPU or GPU) or backend: required, and not given.")
-    restart = init.get("autorestart")
-    if restart is not None and restart.max_num_restarts is not None:
+    if init.autorestart is not None and init.autorestart.max_num_restarts is not None:
         yield Problem(
             (*at, "autorestart"),
             "restarting after a failure is not built yet. Leave it out; a run that is started again"
             " goes on from its newest checkpoint.",
         )
-    cluster = (init.get("backend") or {}).get("cluster_config") or {}
+    cluster = (init.backend or {}).get("cluster_config") or {}
     if cluster.get("num_csx", 1) != 1:
         yield Problem(
             (*at, "backend", "cluster_config", "num_csx"),
             f"{cluster['num_csx']} systems: only 1 is built yet. Leave it out.",
         )
-    if init.get("sparsity"):
+    if init.sparsity:
         yield Problem(
             (*at, "sparsity"),
             "sparse training is not built; a dense run would give other numbers. Leave it out.",
@@ -83,8 +81,8 @@ def _other_devices(plan: Plan) -> Iterator[Problem]:
 
 def device_of(phase: Phase) -> str:
     """CSX, CPU or GPU."""
-    backend = phase.init.get("backend") or {}
-    return str(phase.init.get("device") or backend.get("backend_type")).upper()
+    backend = phase.init.backend or {}
+    return str(phase.init.device or backend.get("backend_type")).upper()
 
 
 def _missing(phase: Phase, mode: str) -> Iterator[Problem]:
@@ -94,16 +92,15 @@ def _missing(phase: Phase, mode: str) -> Iterator[Problem]:
             f"{mode} requested, but the file has no {mode} section. Add"
             f" {mode}: {{{_EXAMPLE[mode]}: ...}} beside init.",
         )
-    init: dict[str, Any] = phase.init
-    target = init["model"].target
+    target = phase.init.model.target
     plain = inspect.isclass(target) and not issubclass(target, pl.LightningModule)
-    if mode == "fit" and plain and init.get("optimizer") is None:
+    if mode == "fit" and plain and phase.init.optimizer is None:
         yield no_optimizer(phase)
 
 
 def no_optimizer(phase: Phase) -> Problem:
     """A plain module that shall be trained, and nothing to train it."""
-    name = phase.init["model"].name
+    name = phase.init.model.name
     return Problem(
         (*phase.path, "init", "model"),
         f"{name} is a plain nn.Module, and the file has no optimizer to train it with. Add"

@@ -50,17 +50,17 @@ def _with_defaults(said: dict[str, Any], phase: Phase) -> dict[str, Any]:
     full = {**said}
     if not {"model_dir", "default_root_dir"} & full.keys():
         full["model_dir"] = "model_dir"
-    if init.get("loop") is not None:
-        full["loop"] = {**_apart(asdict(init["loop"]), "loop", said), **said["loop"]}
+    if init.loop is not None:
+        full["loop"] = {**_apart(asdict(init.loop), "loop", said), **said["loop"]}
     elif not {"max_epochs", "max_steps", "max_time"} & full.keys():
         full["max_epochs"] = 1
-    logging = _apart(asdict(init.get("logging") or Logging()), "logging", said)
+    logging = _apart(asdict(init.logging or Logging()), "logging", said)
     full["logging"] = {**logging, **(said.get("logging") or {})}
     if "checkpoint" in said and isinstance(said["checkpoint"], Mapping):
         full["checkpoint"] = {**_signature(Checkpoint), **said["checkpoint"]}
     own = said.get("callbacks") or []
     own = own if isinstance(own, list) else [own]
-    listed = {one.name.rpartition(".")[2].lower() for one in init.get("callbacks", [])}
+    listed = {one.name.rpartition(".")[2].lower() for one in init.callbacks}
     if not said.get("barebones"):
         default = [{k: v} for k, v in DEFAULT_CALLBACKS.items() if k.lower() not in listed]
         full["callbacks"] = [*default, *own]
@@ -98,8 +98,7 @@ class SaveParams(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Write it."""
-        inits = [phase.init for phase in self._plan.phases]
-        backends = [init.get("backend") or {} for init in inits]
+        backends = [phase.init.backend or {} for phase in self._plan.phases]
         dry = any(one.get("compile_only") or one.get("validate_only") for one in backends)
         if stage == "fit" and trainer.is_global_zero and not (dry or trainer.fast_dev_run):  # type: ignore[attr-defined]
             save(self._plan, Path(trainer.default_root_dir))

@@ -25,7 +25,6 @@ from fulgurite.config.run.refusing import (
     refuse_unbuilt,
 )
 from fulgurite.config.schema.checking import Phase, Plan, check
-from fulgurite.config.types.calls import Call
 
 Callbacks = Sequence[pl.Callback]
 
@@ -84,7 +83,7 @@ def _fit(plan: Plan, phase: Phase, callbacks: Callbacks) -> dict[str, float]:
     ckpt_path = checkpoint(plan, phase, "fit")
     with _told_of(phase, "fit", ckpt_path):
         done, epochs = _progress(ckpt_path) if _loads_steps(phase) else (0, 0)
-    loop = phase.init.get("loop")
+    loop = phase.init.loop
     named = phase.stages["fit"].get("ckpt_path") is not None
     begin = done if named and loop and loop.num_steps else 0
     loaded = built(plan, phase, begin, callbacks)
@@ -246,14 +245,13 @@ def all_of(phase: Phase) -> list[str]:
 def _saves(phase: Phase) -> Checkpoint | None:
     """The Checkpoint of a trainer, or one like it."""
     init = phase.init
-    if init.get("checkpoint") is not None:
-        section: Checkpoint = init["checkpoint"]
-        return section
-    for call in init.get("callbacks", []):
-        target = getattr(call, "target", None)
-        if target is not None and issubclass(target, AnyCheckpoint):
+    if init.checkpoint is not None:
+        return init.checkpoint
+    for call in init.own_callbacks:
+        target: Any = call.target
+        if issubclass(target, AnyCheckpoint):
             return call() if issubclass(target, Checkpoint) else None
-    wanted = init["trainer"].arguments.get("enable_checkpointing") is not False
+    wanted = init.trainer.arguments.get("enable_checkpointing") is not False
     return Checkpoint() if wanted else None
 
 
@@ -273,8 +271,8 @@ def _checkpoints(plan: Plan, phase: Phase) -> list[str | None]:
 
 def _loads_steps(phase: Phase) -> bool:
     """Whether a run counts on from its checkpoint's step."""
-    calls = [one for one in phase.init.get("callbacks", []) if isinstance(one, Call)]
-    loads = [one() for one in calls if one.target is LoadCheckpointStates]
+    calls = phase.init.own_callbacks
+    loads = [call() for call in calls if call.target is LoadCheckpointStates]
     return all("global_step" in one.states for one in loads)
 
 

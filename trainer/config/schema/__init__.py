@@ -6,6 +6,7 @@ schedulers    ``schedulers``: their arguments, and when they are stepped
 data          loaders of a file, and all of them as a LightningDataModule
 loggers       which loggers are there by default
 conflicts     keys that say the same thing twice, or contradict each other
+init          what ``trainer.init`` says, as one typed object
 schema        the file itself, as tables of shapes
 json_schema   the same for editors
 checking      a file against the tables: a plan, or all its mistakes; nothing is built

@@ -11,6 +11,7 @@ from typing import Any
 from fulgurite.config.document.problems import Path, Problem, nearest, shown
 from fulgurite.config.document.reading import Document, read, with_environment, with_overrides
 from fulgurite.config.legacy.converting import convert, is_legacy
+from fulgurite.config.schema.init import Init
 from fulgurite.config.schema.schema import INIT, TOP, TRAINER
 from fulgurite.config.types.classes import Classes, module_of
 from fulgurite.config.types.shapes import Report
@@ -22,13 +23,13 @@ class Phase:
 
     Args:
         path: where it stands.
-        init: what ``init`` says, key by key as its shapes made it; ``trainer`` is the call of the
-            Trainer with Lightning's own arguments.
-        stages: the same for ``fit``, ``validate``, ``validate_all``, ``test`` and ``predict``.
+        init: what ``init`` says.
+        stages: what ``fit``, ``validate``, ``validate_all``, ``test`` and ``predict`` say, key by
+            key as their shapes made it.
     """
 
     path: Path
-    init: dict[str, Any]
+    init: Init
     stages: dict[str, dict[str, Any]]
 
 
@@ -157,4 +158,4 @@ def trainers(document: Document) -> list[tuple[Path, Any]]:
 
 def _phase(path: Path, value: Any, report: Report) -> Phase:
     found = TRAINER.check(value, path, report)
-    return Phase(path=path, init=found.pop("init", {}), stages=found)
+    return Phase(path=path, init=found.pop("init", None), stages=found)

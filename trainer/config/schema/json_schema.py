@@ -93,7 +93,7 @@ class _Writer:
     def shape(self, shape: Shape) -> Schema:
         """The schema of a shape; anything, of a shape that is not known here."""
         match shape:
-            case tables.Init():
+            case tables.InitShape():
                 return self.init(shape)
             case Keys():
                 properties = {key: self.shape(item) for key, item in shape.shapes.items()}
@@ -110,16 +110,16 @@ class _Writer:
                 return self.category(shape)
             case tables.EitherTextOr():
                 return {"if": {"type": "string"}, "else": self.shape(shape.shape)}
-            case tables.Precision():
+            case tables.PrecisionShape():
                 names = {"type": ["string", "integer"], "examples": list(tables.PRECISIONS)}
                 return {
                     "if": {"type": "object"},
                     "then": self.section(shape.section),
                     "else": names,
                 }
-            case tables.Device():
+            case tables.DeviceShape():
                 return _names(("CSX", "CPU", "GPU"))
-            case tables.Backend():
+            case tables.BackendShape():
                 return self.backend()
         return {}
 
@@ -128,7 +128,7 @@ class _Writer:
         found["properties"] |= _without_meaning(path)
         return {"anyOf": [found, {"type": "null"}]}
 
-    def init(self, shape: tables.Init) -> Schema:
+    def init(self, shape: tables.InitShape) -> Schema:
         found = self.arguments(Trainer, frozenset(shape.shapes), 0)
         for key, item in shape.shapes.items():
             path = f"trainer.init.{key}."

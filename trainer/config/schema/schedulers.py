@@ -8,6 +8,7 @@ otherwise.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -87,7 +88,7 @@ class SchedulerShape(OneClass):
 
 
 def scheduler_configs(
-    calls: list[SchedulerCall], optimizer: Optimizer, scaled: bool
+    calls: Sequence[SchedulerCall], optimizer: Optimizer, scaled: bool
 ) -> list[dict[str, Any]]:
     """What ``configure_optimizers`` returns for the schedulers of a file.
 

@@ -11,6 +11,7 @@ from fulgurite.callbacks import DEFAULT_CALLBACKS, Checkpoint
 from fulgurite.config.document.problems import Path, Problem, listed, nearest, shown
 from fulgurite.config.schema.conflicts import check_conflicts
 from fulgurite.config.schema.data import DataShape
+from fulgurite.config.schema.init import Init
 from fulgurite.config.schema.loggers import DEFAULT_LOGGERS, LOGGER_NAMES
 from fulgurite.config.schema.optimizers import OptimizerShape
 from fulgurite.config.schema.schedulers import SchedulerShape
@@ -37,7 +38,7 @@ from fulgurite.trainer import Trainer
 
 
 @dataclass(frozen=True)
-class Backend:
+class BackendShape:
     """``backend``: ``backend_type`` and the arguments of that backend. It stays a dict: making one
     claims its type for the process.
     """
@@ -85,7 +86,7 @@ DEFAULTS_ELSEWHERE = ("computenorm", "floputilization")
 
 
 @dataclass(frozen=True)
-class Precision:
+class PrecisionShape:
     """``precision``: a name of Lightning's or ours, or the keys of MixedPrecision."""
 
     section: Section
@@ -165,15 +166,15 @@ class Unbuilt:
 
 
 @dataclass(frozen=True)
-class Init:
+class InitShape:
     """``init``: our keys, and any argument of the Trainer."""
 
     shapes: Mapping[str, Shape]
 
-    def check(self, value: Any, path: Path, report: Report) -> dict[str, Any]:
-        """Ours as their shapes make them; the Trainer's own as one call, under ``trainer``."""
+    def check(self, value: Any, path: Path, report: Report) -> Init | None:
+        """Ours as their shapes make them; the Trainer's own as one call."""
         if not is_mapping(value, path, report):
-            return {}
+            return None
         skip = frozenset(self.shapes)
         takes = names_of(Trainer, skip)
         lightnings = {key: value[key] for key in value if key in takes}
@@ -191,19 +192,19 @@ class Init:
         found = Keys(self.shapes, required=("model",)).check(ours, path, report)
         check_conflicts(value, {**found, **arguments}, path, report)
         call = Call(path=path, name="Trainer", target=Trainer, arguments=arguments, skip=skip)
-        return {**found, "trainer": call}
+        return Init(trainer=call, **found) if "model" in found else None
 
     def belonging(self, key: object) -> str:
         """The section that a misplaced key belongs to."""
         for name, shape in self.shapes.items():
-            section = shape.section if isinstance(shape, Precision) else shape
+            section = shape.section if isinstance(shape, PrecisionShape) else shape
             if isinstance(section, Section) and key in section.names():
                 return f"no such key of init: it belongs under {name}:."
         return "no such key of init: it belongs under trainer:." if key in STAGES else ""
 
 
 @dataclass(frozen=True)
-class Device:
+class DeviceShape:
     """``device``."""
 
     def check(self, value: Any, path: Path, report: Report) -> str | None:
@@ -221,13 +222,13 @@ DATA = DataShape("data", key="data_processor")
 CKPT_PATH = Value(str | None)
 
 INIT: dict[str, Shape] = {
-    "device": Device(),
-    "backend": Backend(),
+    "device": DeviceShape(),
+    "backend": BackendShape(),
     "model": OneClass("model"),
     "model_dir": Value(str),
     "optimizer": OptimizerShape("optimizer", skip=("params",)),
     "schedulers": Several(SchedulerShape("scheduler", skip=("optimizer",))),
-    "precision": Precision(Section(MixedPrecision)),
+    "precision": PrecisionShape(Section(MixedPrecision)),
     "loop": Section(Loop),
     "checkpoint": Section(Checkpoint),
     "logging": Section(Logging),
@@ -259,5 +260,5 @@ STAGES: dict[str, Shape] = {
     ),
 }
 
-TRAINER = Keys({"init": Init(INIT), **STAGES}, required=("init",))
+TRAINER = Keys({"init": InitShape(INIT), **STAGES}, required=("init",))
 TOP = ("imports", "trainer")

@@ -302,7 +302,7 @@ def test_a_group_may_be_of_classes_of_modules_and_empty(tmp_path: Path) -> None:
     net = nn.Sequential(OrderedDict(first=nn.Linear(4, 4), scale=Norm(4), batch=nn.BatchNorm1d(4)))
     entry = {"params": "*bias*", "modules": ["LayerNorm", "Batch*"], "weight_decay": 0.0}
     plan = check(described(tmp_path, optimizer={"SGD": {"weight_decay": 0.1, "params": [entry]}}))
-    call, refuse = plan.phases[0].init["optimizer"], plan.document.refuse
+    call, refuse = plan.phases[0].init.optimizer, plan.document.refuse
     names = {parameter: name for name, parameter in net.named_parameters()}
     found = [[names[one] for one in group["params"]] for group in param_groups(call, net, refuse)]
     assert found == [

@@ -130,7 +130,7 @@ def test_a_file_may_leave_the_device_to_the_command_line() -> None:
     plan = check({"trainer": {"init": {"model": MODEL}}})
     [note] = plan.notes
     assert note.text.startswith("names no device: a run needs device")
-    assert plan.phases[0].init.get("device") is None
+    assert plan.phases[0].init.device is None
 
 
 def test_a_check_claims_no_backend() -> None:
