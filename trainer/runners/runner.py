@@ -24,7 +24,7 @@ from fulgurite.config.run.building import built, model_dir
 from fulgurite.config.run.refusing import device_of
 from fulgurite.config.run.resolved import SaveParams
 from fulgurite.config.run.running import all_of, checkpoint, say_if_done, steps_of
-from fulgurite.config.types.arguments import Call
+from fulgurite.config.types.calls import Call
 from fulgurite.runners.flags import DEVICES
 from fulgurite.runners.models import lightning_module
 from fulgurite.runners.parameters import Parameters, plan_of

@@ -20,10 +20,11 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import DataLoader, Dataset
 
 from fulgurite.config.document.problems import Path
-from fulgurite.config.types.arguments import Call, names_of
+from fulgurite.config.types.calls import Call
 from fulgurite.config.types.classes import Named
 from fulgurite.config.types.shapes import OneClass, Report
-from fulgurite.config.types.values import taken
+from fulgurite.config.types.signatures import names_of
+from fulgurite.config.types.values import check_arguments
 
 _DATASET = frozenset({"dataset"})
 
@@ -67,7 +68,7 @@ class DataShape(OneClass):
     def _loader(self, given: dict[str, Any], path: Path, report: Report) -> Call | None:
         if not given:
             return None
-        arguments = taken(DataLoader, given, path, report, _DATASET)
+        arguments = check_arguments(DataLoader, given, path, report, _DATASET)
         return Call(
             path=path, name="DataLoader", target=DataLoader, arguments=arguments, skip=_DATASET
         )

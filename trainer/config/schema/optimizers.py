@@ -21,10 +21,10 @@ from typing import Any
 from torch import nn
 
 from fulgurite.config.document.problems import Path, Problem, nearest
-from fulgurite.config.types.arguments import Call
+from fulgurite.config.types.calls import Call
 from fulgurite.config.types.classes import Named
 from fulgurite.config.types.shapes import OneClass, Report, is_mapping
-from fulgurite.config.types.values import taken
+from fulgurite.config.types.values import check_arguments
 
 LR_GROUPS: dict[str, tuple[str, ...]] = {
     "embedding": ("*embedding*weight",),
@@ -145,7 +145,7 @@ def _options_of(call: Call, options: dict[str, Any], path: Path, report: Report)
     beside = {key: options[key] for key in ("tags", *_FACTORS) if key in options}
     own = {key: value for key, value in options.items() if key not in beside}
     tried = report.apart()
-    found = taken(call.target, own, path, tried, call.skip)
+    found = check_arguments(call.target, own, path, tried, call.skip)
     report.notes += tried.notes
     # what the optimizer needs besides, it has from its own arguments
     report.problems += [problem for problem in tried.problems if len(problem.path) > len(path)]

@@ -16,9 +16,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fulgurite.backends.schedules import ProgramScheduler
-from fulgurite.config.types.arguments import Call, names_of
+from fulgurite.config.types.calls import Call
 from fulgurite.config.types.classes import Named
 from fulgurite.config.types.shapes import OneClass, Report, Several, Shape, Value
+from fulgurite.config.types.signatures import names_of
 from fulgurite.optim.lr_scheduler import ScalePerParamLR
 
 _TAGS = "param_group_tags"

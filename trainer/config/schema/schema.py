@@ -16,7 +16,7 @@ from fulgurite.config.schema.loggers import DEFAULT_LOGGERS, LOGGER_NAMES
 from fulgurite.config.schema.optimizers import OptimizerShape
 from fulgurite.config.schema.schedulers import SchedulerShape
 from fulgurite.config.schema.sections import AutoRestart, Logging, Loop
-from fulgurite.config.types.arguments import Call, names_of
+from fulgurite.config.types.calls import Call
 from fulgurite.config.types.classes import CATEGORIES, Named, named
 from fulgurite.config.types.shapes import (
     Keys,
@@ -30,8 +30,9 @@ from fulgurite.config.types.shapes import (
     place_of,
     unknown_key,
 )
+from fulgurite.config.types.signatures import names_of
 from fulgurite.config.types.trials import backend_complaint
-from fulgurite.config.types.values import taken
+from fulgurite.config.types.values import check_arguments
 from fulgurite.mixed_precision import MixedPrecision
 from fulgurite.precision import CB16_MIXED, known_name
 from fulgurite.trainer import Trainer
@@ -59,7 +60,7 @@ class BackendShape:
             if key not in ("backend_type", "cluster_config") and not report.noted((*path, key))
         }
         tried = report.apart()
-        arguments = taken(target, given, path, tried, frozenset({"cluster_config"}))
+        arguments = check_arguments(target, given, path, tried, frozenset({"cluster_config"}))
         report.add(tried)
         wrong = None if tried.problems else backend_complaint(target, arguments)
         if wrong is not None:
@@ -178,7 +179,7 @@ class InitShape:
         skip = frozenset(self.shapes)
         takes = names_of(Trainer, skip)
         lightnings = {key: value[key] for key in value if key in takes}
-        arguments = taken(Trainer, lightnings, path, report, skip)
+        arguments = check_arguments(Trainer, lightnings, path, report, skip)
         ours = {key: item for key, item in value.items() if key not in lightnings}
         for key in ("device", "backend", "model_dir", "optimizer"):
             if key in ours and ours[key] is None:

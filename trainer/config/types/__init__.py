@@ -4,9 +4,9 @@ categories   the kinds of class that a file names
 classes      which class a name in a file stands for
 report       what a check found so far
 signatures   what a class or function takes, by jsonargparse
+annotations  a type annotation taken apart, and its name in errors
 values       a value against a type: classes at any depth; the rest by jsonargparse
 calls        objects to be made when the file is built
-arguments    a class's arguments: their names, and all that is wrong with them
 trials       ranges of values: what libraries' classes say when they are made on the side
 shapes       what may stand where: the few kinds of value that a file is made of
 """

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fulgurite.config.document.problems import Path, Problem, choices, shown
-from fulgurite.config.types.arguments import Call, names_of
-from fulgurite.config.types.calls import made
+from fulgurite.config.types.calls import Call, made
 from fulgurite.config.types.classes import CATEGORIES, Named, named
 from fulgurite.config.types.report import Report as Report
+from fulgurite.config.types.signatures import names_of
 from fulgurite.config.types.trials import complaint
-from fulgurite.config.types.values import judged, taken
+from fulgurite.config.types.values import check_arguments, check_value
 
 
 class Shape(Protocol):
@@ -43,7 +43,7 @@ class Value:
 
     def check(self, value: Any, path: Path, report: Report) -> Any:
         """The value, of that type."""
-        found = judged(self.kind, value, path, report)
+        found = check_value(self.kind, value, path, report)
         if self.bounds is not None and isinstance(found, int):
             least, most = self.bounds
             if not least <= found <= most:
@@ -105,7 +105,9 @@ class Section:
             return None
         tried = report.apart()
         given = {key: item for key, item in value.items() if not report.noted((*path, key))}
-        arguments = taken(self.target, given, path, tried, name=str(path[-1]) if path else None)
+        arguments = check_arguments(
+            self.target, given, path, tried, name=str(path[-1]) if path else None
+        )
         report.add(tried)
         if tried.problems:
             return None
@@ -162,7 +164,7 @@ class OneClass:
             return None
         skip, arguments, tried = frozenset(self.skip), found.arguments, report.apart()
         if target is not None:
-            arguments = taken(target, arguments, found.arguments_path, tried, skip)
+            arguments = check_arguments(target, arguments, found.arguments_path, tried, skip)
         report.add(tried)
         call = Call(path=found.path, name=found.name, target=target, arguments=arguments, skip=skip)
         if target is not None and not tried.problems:

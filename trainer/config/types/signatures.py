@@ -11,7 +11,7 @@ import functools
 import inspect
 import logging
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -134,3 +134,8 @@ def _reads_more(target: Callable[..., Any]) -> bool:
         return True
     name = function.args.kwarg.arg
     return any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(function))
+
+
+def names_of(target: Callable[..., Any], skip: Iterable[str] = ()) -> list[str]:
+    """The arguments of a class or function that a file can give."""
+    return [name for name in signature_of(target).parameters if name not in skip]

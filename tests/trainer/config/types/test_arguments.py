@@ -15,22 +15,29 @@ import torchmetrics
 from lightning.pytorch.profilers import Profiler, SimpleProfiler
 from torch import nn
 
-from fulgurite.config.types.arguments import Call, check_arguments, names_of
+from fulgurite.config.document.problems import Path, Problem
+from fulgurite.config.types.calls import Call
 from fulgurite.config.types.classes import Classes
 from fulgurite.config.types.report import Report
-from fulgurite.config.types.signatures import signature_of
-from fulgurite.config.types.values import judged, taken
+from fulgurite.config.types.signatures import names_of, signature_of
+from fulgurite.config.types.values import check_arguments, check_value
 
 
 def problems(kind: Any, value: Any) -> list[tuple[str, str]]:
     report = Report(Classes())
-    judged(kind, value, (), report)
+    check_value(kind, value, (), report)
     return [(".".join(map(str, problem.path)), problem.text) for problem in report.problems]
+
+
+def wrong_arguments(target: Any, given: dict[Any, Any], path: Path) -> list[Problem]:
+    report = Report(Classes())
+    check_arguments(target, given, path, report)
+    return report.problems
 
 
 def good(kind: Any, value: Any) -> Any:
     report = Report(Classes())
-    found = judged(kind, value, (), report)
+    found = check_value(kind, value, (), report)
     assert report.problems == []
     return found
 
@@ -163,7 +170,7 @@ class Net(nn.Module):
 
 def test_classes_in_arguments_are_made_with_the_object() -> None:
     report = Report(Classes())
-    arguments = taken(
+    arguments = check_arguments(
         Net,
         {
             "metric": {"multiclassaccuracy": {"num_classes": 3}},
@@ -243,16 +250,16 @@ def test_further_arguments_are_followed_as_far_as_the_code_says(
 
 
 def test_unknown_arguments_pass_only_where_nothing_can_be_known() -> None:
-    assert check_arguments(Kept, {"anything": [1]}, ()) == []
-    [problem] = check_arguments(Resolved, {"widht": 1}, ("m",))
+    assert wrong_arguments(Kept, {"anything": [1]}, ()) == []
+    [problem] = wrong_arguments(Resolved, {"widht": 1}, ("m",))
     assert problem.path == ("m", "widht")
     assert problem.text.startswith("Resolved takes no 'widht'. Did you mean 'width'?")
-    [problem] = check_arguments(Kept, {1: 2}, ())
+    [problem] = wrong_arguments(Kept, {1: 2}, ())
     assert problem.text.startswith("Kept takes no 1.")
 
 
 def test_all_mistakes_come_at_once() -> None:
-    found = check_arguments(Net, {"layers": 3, "sizes": {"depth": "d"}, "extra": 1}, ("m",))
+    found = wrong_arguments(Net, {"layers": 3, "sizes": {"depth": "d"}, "extra": 1}, ("m",))
     assert [".".join(map(str, problem.path)) for problem in found] == [
         *("m.layers", "m.sizes.depth", "m.sizes", "m.extra", "m"),
     ]
@@ -266,7 +273,7 @@ def test_without_imports_nothing_of_the_users_is_imported() -> None:
         "optimizer": "no_such_package.make",
         "free": {"class_path": "no_such_package.Thing"},
     }
-    taken(Net, given, (), report)
+    check_arguments(Net, given, (), report)
     assert report.problems == []
-    taken(Net, {"metric": "torchmetrics.MeanMetri"}, (), report)
+    check_arguments(Net, {"metric": "torchmetrics.MeanMetri"}, (), report)
     assert len(report.problems) == 1
