@@ -275,7 +275,7 @@ def _check(options: argparse.Namespace) -> int:
 def _convert(options: argparse.Namespace) -> int:
     from fulgurite.config.document.reading import read
     from fulgurite.config.legacy.converting import convert, is_legacy
-    from fulgurite.config.legacy.written import written
+    from fulgurite.config.legacy.yaml_text import to_yaml
 
     document = read(options.file)
     if not isinstance(document.data, Mapping) or not is_legacy(document.data):
@@ -284,9 +284,9 @@ def _convert(options: argparse.Namespace) -> int:
     new = convert(document.data)
     document.refuse(new.problems)
     if options.output is None:
-        print(written(new), end="")
+        print(to_yaml(new), end="")
     else:
-        FilePath(options.output).write_text(written(new), encoding="utf-8")
+        FilePath(options.output).write_text(to_yaml(new), encoding="utf-8")
     return 0
 
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from fulgurite.config.document.known import KNOWN
+from fulgurite.config.document.ignored import IGNORED_KEYS
 from fulgurite.config.legacy.optimizer import OLD_DEFAULTS
 from fulgurite.config.legacy.table import BY_FUNCTION, ROWS, WITHOUT_MEANING, Row
 
@@ -19,8 +19,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "parameter_files.md"
 def known_keys() -> list[str]:
     """A line for each note, with the keys that have it."""
     keys: dict[str, list[str]] = {}
-    for known in KNOWN:
-        keys.setdefault(known.note, []).append(known.where.removeprefix("trainer."))
+    for key, note in IGNORED_KEYS.items():
+        keys.setdefault(note, []).append(key.removeprefix("trainer."))
     rows = ((", ".join(f"`{key}`" for key in same), note) for note, same in keys.items())
     return table(("key", "it"), rows)
 

@@ -3,5 +3,5 @@
 problems   what is wrong with a file: every mistake at once, each with its line and key
 nodes      YAML, read safely, with the place of every key
 reading    files and dicts as documents; overrides; ${NAME} of the environment
-known      keys that files have and that mean nothing here, with a note each
+ignored    keys that files have and that are ignored here, with a note each
 """

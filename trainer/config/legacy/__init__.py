@@ -5,5 +5,5 @@ draft        a new file in the making, with the old key of each value
 schedules    old schedules as schedulers
 optimizer    old optimizers
 converting   a whole file
-written      a file as YAML text, with notes on what changed
+yaml_text    a file as YAML text, with notes on what changed
 """

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fulgurite.config.document.known import note_for
+from fulgurite.config.document.ignored import note_for
 from fulgurite.config.document.problems import Path
 
 SECTIONS = ("runconfig", "model", "optimizer", "train_input", "eval_input", "sparsity", "wandb")

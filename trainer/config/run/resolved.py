@@ -13,7 +13,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 
 from fulgurite.callbacks import DEFAULT_CALLBACKS, Checkpoint
 from fulgurite.config.legacy.converting import Converted
-from fulgurite.config.legacy.written import written
+from fulgurite.config.legacy.yaml_text import to_yaml
 from fulgurite.config.schema.checking import Phase, Plan
 from fulgurite.config.schema.conflicts import SAME
 from fulgurite.config.schema.sections import Logging
@@ -33,7 +33,7 @@ def as_yaml(plan: Plan) -> str:
         for part in phase.path:
             place = place[part]
         place["init"] = _with_defaults(place["init"], phase)
-    return written(Converted(params=data, origins={}, notes=(), problems=()))
+    return to_yaml(Converted(params=data, origins={}, notes=(), problems=()))
 
 
 def _escaped(value: Any) -> Any:

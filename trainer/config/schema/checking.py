@@ -98,7 +98,7 @@ def check_document(document: Document, *, imports: bool = True) -> Plan:
         text = f"expected keys and values (trainer: ...); got {shown(document.data)}."
         document.refuse([Problem((), text)])
     for key in document.data:
-        if key not in TOP and not report.noted((key,)):
+        if key not in TOP and not report.note_ignored((key,)):
             report.problem((key,), _unknown_top(key))
     report.classes = _with_imports(document, report)
     phases = [_phase(path, value, report) for path, value in trainers(document)]

@@ -11,8 +11,8 @@ from fulgurite.config.document.problems import Path, Problem, dotted
 from fulgurite.config.schema.optimizers import OptimizerCall
 from fulgurite.config.schema.schedulers import is_program_scheduler
 from fulgurite.config.types.calls import Call
+from fulgurite.config.types.constructor_checks import TRAINER_CHECKS, trainer_error
 from fulgurite.config.types.report import Report
-from fulgurite.config.types.trials import TRIED, trainer_complaint
 from fulgurite.mixed_precision import MixedPrecision
 from fulgurite.trainer import check_placement
 
@@ -68,8 +68,8 @@ def check_conflicts(
         _check_device(given, found, path, report)
     # a value that its type refused already is told once
     wrong = {p.path[len(path)] for p in report.problems if p.path[: len(path)] == path != p.path}
-    if not wrong & TRIED:
-        told = trainer_complaint({key: found[key] for key in given if key in found})
+    if not wrong & TRAINER_CHECKS:
+        told = trainer_error({key: found[key] for key in given if key in found})
         if told is not None:
             report.problem((*path, *_named_in(told, given)), told)
 

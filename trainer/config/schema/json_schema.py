@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any, Literal
 
 from fulgurite.backends import CSConfig, CSXBackend
-from fulgurite.config.document.known import KNOWN
+from fulgurite.config.document.ignored import IGNORED_KEYS
 from fulgurite.config.schema import schema as tables
 from fulgurite.config.schema.loggers import LOGGER_NAMES
 from fulgurite.config.schema.schedulers import WHEN
@@ -125,7 +125,7 @@ class _Writer:
 
     def section(self, shape: Section, path: str = "") -> Schema:
         found = self.arguments(shape.target, frozenset(), 0)
-        found["properties"] |= _without_meaning(path)
+        found["properties"] |= _ignored(path)
         return {"anyOf": [found, {"type": "null"}]}
 
     def init(self, shape: tables.InitShape) -> Schema:
@@ -135,7 +135,7 @@ class _Writer:
             found["properties"][key] = (
                 self.section(item, path) if isinstance(item, Section) else self.shape(item)
             )
-        found["properties"] |= _without_meaning("trainer.init.")
+        found["properties"] |= _ignored("trainer.init.")
         return {
             **found,
             "required": ["model"],
@@ -146,7 +146,7 @@ class _Writer:
         found = self.arguments(CSXBackend, frozenset({"cluster_config"}), 0)
         found["properties"]["backend_type"] = _names(("CSX", "CPU", "GPU"))
         cluster = self.section(Section(CSConfig), "trainer.init.backend.cluster_config.")
-        found["properties"] |= _without_meaning("trainer.init.backend.")
+        found["properties"] |= _ignored("trainer.init.backend.")
         found["properties"]["cluster_config"] = cluster
         found["patternProperties"] = {r"^csx\.debug\.": {}}
         return {**found, "required": ["backend_type"]}
@@ -171,7 +171,7 @@ class _Writer:
             for choice, target in choices.items()
             for spelt in dict.fromkeys((choice, choice.lower()))
         }
-        properties |= _without_meaning(f"trainer.init.{name}s.")
+        properties |= _ignored(f"trainer.init.{name}s.")
         others = {r"\.": {"type": ["object", "null"]}}
         one = {"type": "object", "properties": properties, "minProperties": 1, "maxProperties": 1}
         by_name = {**one, "patternProperties": others, "additionalProperties": not choices}
@@ -259,9 +259,9 @@ class _Writer:
         return self.define(name, partial(self._forms, name, choices, frozenset(), "name", depth))
 
 
-def _without_meaning(path: str) -> Schema:
-    """The known keys of a mapping that have no meaning here."""
-    keys = {known.where.removeprefix(path): known.note for known in KNOWN if path in known.where}
+def _ignored(path: str) -> Schema:
+    """The keys of a mapping that are ignored here."""
+    keys = {key.removeprefix(path): note for key, note in IGNORED_KEYS.items() if path in key}
     return {
         key: {"description": note, "deprecated": True}
         for key, note in keys.items()

@@ -144,7 +144,7 @@ def _options_of(call: Call, options: dict[str, Any], path: Path, report: Report)
     assert call.target is not None
     beside = {key: options[key] for key in ("tags", *_FACTORS) if key in options}
     own = {key: value for key, value in options.items() if key not in beside}
-    tried = report.apart()
+    tried = report.fork()
     found = check_arguments(call.target, own, path, tried, call.skip)
     report.notes += tried.notes
     # what the optimizer needs besides, it has from its own arguments

@@ -18,6 +18,7 @@ from fulgurite.config.schema.schedulers import SchedulerShape
 from fulgurite.config.schema.sections import AutoRestart, Logging, Loop
 from fulgurite.config.types.calls import Call
 from fulgurite.config.types.classes import CATEGORIES, Named, named
+from fulgurite.config.types.constructor_checks import backend_error
 from fulgurite.config.types.shapes import (
     Keys,
     OneClass,
@@ -31,7 +32,6 @@ from fulgurite.config.types.shapes import (
     unknown_key,
 )
 from fulgurite.config.types.signatures import names_of
-from fulgurite.config.types.trials import backend_complaint
 from fulgurite.config.types.values import check_arguments
 from fulgurite.mixed_precision import MixedPrecision
 from fulgurite.precision import CB16_MIXED, known_name
@@ -57,12 +57,13 @@ class BackendShape:
         given = {
             key: item
             for key, item in value.items()
-            if key not in ("backend_type", "cluster_config") and not report.noted((*path, key))
+            if key not in ("backend_type", "cluster_config")
+            and not report.note_ignored((*path, key))
         }
-        tried = report.apart()
+        tried = report.fork()
         arguments = check_arguments(target, given, path, tried, frozenset({"cluster_config"}))
-        report.add(tried)
-        wrong = None if tried.problems else backend_complaint(target, arguments)
+        report.merge(tried)
+        wrong = None if tried.problems else backend_error(target, arguments)
         if wrong is not None:
             report.problem(place_of(wrong, given, path), wrong)
         if "cluster_config" in value:
@@ -129,7 +130,7 @@ class Removable:
             return self.shape.called(found, report)
         if found.name.lower() in DEFAULTS_ELSEWHERE:
             report.notes.append(Problem(found.name_path, "is no default here: nothing goes away."))
-        elif found.name.lower() not in map(str.lower, self.defaults) and not report.noted(
+        elif found.name.lower() not in map(str.lower, self.defaults) and not report.note_ignored(
             found.name_path
         ):
             report.problem(
@@ -185,7 +186,7 @@ class InitShape:
             if key in ours and ours[key] is None:
                 del ours[key]
         for key in [key for key in ours if key not in self.shapes]:
-            if not report.noted((*path, key)):
+            if not report.note_ignored((*path, key)):
                 known = {**self.shapes, **dict.fromkeys(takes)}
                 text = self.belonging(key) or unknown_key(key, path, known)
                 report.problem((*path, key), text)

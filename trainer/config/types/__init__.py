@@ -7,6 +7,6 @@ signatures   what a class or function takes, by jsonargparse
 annotations  a type annotation taken apart, and its name in errors
 values       a value against a type: classes at any depth; the rest by jsonargparse
 calls        objects to be made when the file is built
-trials       ranges of values: what libraries' classes say when they are made on the side
+constructor_checks   ranges of values: what constructors of libraries' classes raise
 shapes       what may stand where: the few kinds of value that a file is made of
 """

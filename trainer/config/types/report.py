@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from fulgurite.config.document.known import note_for
+from fulgurite.config.document.ignored import note_for
 from fulgurite.config.document.problems import Path, Problem
 from fulgurite.config.types.classes import Classes
 
@@ -27,18 +27,18 @@ class Report:
         """Take down a mistake."""
         self.problems.append(Problem(path, text))
 
-    def noted(self, path: Path) -> bool:
-        """Whether a key is one that has no meaning here; it is noted then."""
+    def note_ignored(self, path: Path) -> bool:
+        """Note a key that is ignored here; returns whether it is one."""
         note = note_for(path)
         if note is not None:
             self.notes.append(Problem(path, note))
         return note is not None
 
-    def apart(self) -> Report:
+    def fork(self) -> Report:
         """An empty report of the same file: for what may be tried in several ways."""
         return replace(self, problems=[], notes=[])
 
-    def add(self, other: Report) -> None:
+    def merge(self, other: Report) -> None:
         """Take over what another one found."""
         self.problems += other.problems
         self.notes += other.notes

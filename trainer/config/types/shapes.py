@@ -16,9 +16,9 @@ from typing import Any, Protocol
 from fulgurite.config.document.problems import Path, Problem, choices, shown
 from fulgurite.config.types.calls import Call, made
 from fulgurite.config.types.classes import CATEGORIES, Named, named
+from fulgurite.config.types.constructor_checks import constructor_error
 from fulgurite.config.types.report import Report as Report
 from fulgurite.config.types.signatures import names_of
-from fulgurite.config.types.trials import complaint
 from fulgurite.config.types.values import check_arguments, check_value
 
 
@@ -70,7 +70,7 @@ class Keys:
             at = (*path, key)
             if key in self.shapes:
                 found[key] = self.shapes[key].check(item, at, report)
-            elif not report.noted(at):
+            elif not report.note_ignored(at):
                 report.problem(at, unknown_key(key, path, self.shapes))
         return found
 
@@ -103,12 +103,12 @@ class Section:
         """The instance, or None."""
         if value is None or not is_mapping(value, path, report):
             return None
-        tried = report.apart()
-        given = {key: item for key, item in value.items() if not report.noted((*path, key))}
+        tried = report.fork()
+        given = {key: item for key, item in value.items() if not report.note_ignored((*path, key))}
         arguments = check_arguments(
             self.target, given, path, tried, name=str(path[-1]) if path else None
         )
-        report.add(tried)
+        report.merge(tried)
         if tried.problems:
             return None
         try:
@@ -159,16 +159,16 @@ class OneClass:
         try:
             target = report.classes.find(self.category, found.name)
         except LookupError as error:
-            if not report.noted(found.name_path):
+            if not report.note_ignored(found.name_path):
                 report.problem(found.name_path, str(error))
             return None
-        skip, arguments, tried = frozenset(self.skip), found.arguments, report.apart()
+        skip, arguments, tried = frozenset(self.skip), found.arguments, report.fork()
         if target is not None:
             arguments = check_arguments(target, arguments, found.arguments_path, tried, skip)
-        report.add(tried)
+        report.merge(tried)
         call = Call(path=found.path, name=found.name, target=target, arguments=arguments, skip=skip)
         if target is not None and not tried.problems:
-            wrong = complaint(call)
+            wrong = constructor_error(call)
             if wrong:
                 at = place_of(wrong, found.arguments, found.arguments_path)
                 report.problem(at, wrong)
@@ -179,7 +179,7 @@ class OneClass:
 class Several:
     """A list of values of one shape; one alone stands for a list of it.
 
-    What has no meaning here, and is noted, is left out.
+    What is ignored here, and noted, is left out.
     """
 
     shape: Shape

@@ -111,7 +111,7 @@ def check_arguments(
             found[key] = None if is_default else check_value(item.kind, value, at, report)
         elif isinstance(key, str) and signature.open_ended and key not in skip:
             found[key] = check_untyped(value, at, report)
-        elif not report.noted(at):
+        elif not report.note_ignored(at):
             report.problem(at, _unknown(name, key, list(known)))
     for key, item in known.items():
         if item.required and key not in given:
@@ -197,7 +197,7 @@ def _scalar(kinds: tuple[Any, ...], value: Any, path: Path, report: Report) -> A
     )
     plain = () if value is None else plain
     classes = tuple(class_of(kind) for kind in kinds if is_class(kind))
-    tried = report.apart()
+    tried = report.fork()
     found = _by_jsonargparse(plain, value, path, tried) if plain else None
     if plain and not tried.problems:
         return found
@@ -232,13 +232,13 @@ def _first_without_problems(
         return None
     tries = []
     for way in ways:
-        tried = report.apart()
+        tried = report.fork()
         made = way(tried)
         if not tried.problems:
-            report.add(tried)
+            report.merge(tried)
             return made
         tries.append(tried)
-    report.add(tries[0])
+    report.merge(tries[0])
     return None
 
 

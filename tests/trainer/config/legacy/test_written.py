@@ -12,7 +12,7 @@ from old_files import SGD, old_file
 from fulgurite.config.document.reading import parse
 from fulgurite.config.legacy.converting import convert
 from fulgurite.config.legacy.table import ROWS
-from fulgurite.config.legacy.written import written
+from fulgurite.config.legacy.yaml_text import to_yaml
 
 
 def test_a_file_is_written_with_comments_where_keys_would_be() -> None:
@@ -27,7 +27,7 @@ def test_a_file_is_written_with_comments_where_keys_would_be() -> None:
         "optimizer": {**SGD, "max_gradient_norm": 1.0, "max_loss_scale": 8.0},
         "eval_input": {"data_processor": "my.data.val", "sizes": {"a": {"b": [1, 2]}}},
     }
-    assert written(convert(params)) == TEXT
+    assert to_yaml(convert(params)) == TEXT
 
 
 TEXT = """\
@@ -61,7 +61,7 @@ trainer:
 
 def test_the_loader_of_validation_is_written_once() -> None:
     data = {"data_processor": "my.data.val"}
-    text = written(convert(old_file(train_input=data, eval_input=data)))
+    text = to_yaml(convert(old_file(train_input=data, eval_input=data)))
     assert text.endswith(
         "  fit:\n"
         "    train_dataloader: {data_processor: my.data.val}\n"
@@ -116,7 +116,7 @@ old_files = st.fixed_dictionaries(
 @settings(max_examples=100, deadline=None)
 def test_what_is_written_reads_as_what_was_converted(old: dict[str, Any]) -> None:
     converted = convert(old)
-    text = written(converted)
+    text = to_yaml(converted)
     assert typed(parse(text, "<text>").data) == typed(converted.params)
     assert typed(yaml.safe_load(text)) == typed(converted.params)
 

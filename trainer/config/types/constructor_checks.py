@@ -21,13 +21,13 @@ from fulgurite.config.types.signatures import signature_of
 _QUIET_METRICS = ("classification", "regression", "aggregation", "retrieval")
 
 
-def complaint(call: Call) -> str | None:
+def constructor_error(call: Call) -> str | None:
     """What the class of a call says against its arguments; None if it has nothing to say."""
     make = _maker(call)
     return None if make is None else _said_by(make)
 
 
-def backend_complaint(target: Callable[..., Any], arguments: dict[str, Any]) -> str | None:
+def backend_error(target: Callable[..., Any], arguments: dict[str, Any]) -> str | None:
     """What CSX says against its options; the others would look for their machine."""
     from fulgurite.backends import CSXBackend
     from fulgurite.backends.backend import current_backend, set_backend
@@ -42,7 +42,7 @@ def backend_complaint(target: Callable[..., Any], arguments: dict[str, Any]) -> 
         set_backend(live)
 
 
-TRIED = frozenset(
+TRAINER_CHECKS = frozenset(
     (
         *("max_epochs", "min_epochs", "max_steps", "min_steps", "max_time", "overfit_batches"),
         *("limit_train_batches", "limit_val_batches", "limit_test_batches"),
@@ -54,11 +54,11 @@ TRIED = frozenset(
 """Arguments of the Trainer that it judges when it is made, without effects on the process."""
 
 
-def trainer_complaint(arguments: dict[str, Any]) -> str | None:
+def trainer_error(arguments: dict[str, Any]) -> str | None:
     """What Lightning's Trainer says against its arguments."""
     import lightning.pytorch as pl
 
-    given = {key: value for key, value in arguments.items() if key in TRIED}
+    given = {key: value for key, value in arguments.items() if key in TRAINER_CHECKS}
     if not given or any(map(_has_calls, given.values())):
         return None
     quiet: dict[str, Any] = dict.fromkeys(

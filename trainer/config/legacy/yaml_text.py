@@ -31,7 +31,7 @@ _SAME_LOADER = (
 )
 
 
-def written(converted: Converted) -> str:
+def to_yaml(converted: Converted) -> str:
     """A YAML text; read again, it is ``converted.params``."""
     return "\n".join(_Writer(converted).lines()) + "\n"
 
