@@ -22,6 +22,7 @@ from lightning.pytorch.trainer.states import TrainerStatus
 from torch import Tensor
 
 from fulgurite.backends.backend import current_backend
+from fulgurite.backends.step_context import running, step_context
 
 _Arguments = ParamSpec("_Arguments")
 
@@ -40,10 +41,7 @@ class Span(Protocol):
         """Whether checkpoint closures run."""
 
 
-Note = Callable[["Closure", tuple[Any, ...], dict[str, Any]], None]
-
 _spans: list[Span] = []
-_notes: list[Note] = []
 _MARK = "_fulgurite_closure"
 _trainers: WeakSet[pl.Trainer] = WeakSet()
 _remembered: WeakKeyDictionary[pl.Trainer, dict[Any, Callable[[], Any]]] = WeakKeyDictionary()
@@ -62,8 +60,9 @@ class Closure:
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """What the user's call does: take note inside a step, run outside."""
-        if _notes:
-            _notes[-1](self, args, kwargs)
+        note = step_context.get().note
+        if note is not None:
+            note(self, args, kwargs)
         elif not getattr(current_backend(), "only_builds", False):  # else there are no values
             self.run(*pytree.tree_map(_detached, (args, kwargs)))
 
@@ -168,16 +167,6 @@ def is_closure(function: Any) -> bool:
     return isinstance(vars(function).get(_MARK), Closure)
 
 
-@contextlib.contextmanager
-def noted(note: Note) -> Iterator[None]:
-    """While the block runs, hand calls of closures to ``note`` instead of running them."""
-    _notes.append(note)
-    try:
-        yield
-    finally:
-        _notes.pop()
-
-
 def call_and_run(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Call a function eagerly, and then run the closures that it called."""
     calls: list[tuple[Closure, Any]] = []
@@ -186,16 +175,11 @@ def call_and_run(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         closure.check(None)
         calls.append((closure, pytree.tree_map(_copied, (args, kwargs))))
 
-    with noted(note):
+    with running(note=note):
         result = function(*args, **kwargs)
     for closure, values in calls:
         closure.run(*values)
     return result
-
-
-def in_step() -> bool:
-    """Whether a step runs now, or is traced."""
-    return bool(_notes)
 
 
 @contextlib.contextmanager

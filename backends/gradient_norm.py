@@ -6,16 +6,12 @@ clips by norm tells them.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from contextvars import ContextVar
-
 import torch
 from lightning.pytorch.plugins.precision import Precision
 from torch import Tensor
 from torch.optim import Optimizer
 
-_norms: ContextVar[list[Tensor] | None] = ContextVar("gradient_norms", default=None)
+from fulgurite.backends.step_context import step_context
 
 
 def gradient_norm() -> Tensor:
@@ -33,7 +29,7 @@ def gradient_norm() -> Tensor:
     Raises:
         RuntimeError: nothing was clipped by norm in this step.
     """
-    norms = _norms.get()
+    norms = step_context.get().norms
     if not norms:
         where = "in this step" if norms is not None else "yet: no training step runs"
         raise RuntimeError(
@@ -45,20 +41,9 @@ def gradient_norm() -> Tensor:
     return norms[-1]
 
 
-@contextlib.contextmanager
-def norms_kept() -> Iterator[list[Tensor]]:
-    """Keep the norms of clipping while the block runs; clear the list where a step begins."""
-    norms: list[Tensor] = []
-    token = _norms.set(norms)
-    try:
-        yield norms
-    finally:
-        _norms.reset(token)
-
-
 def clip_by_norm(plugin: Precision, optimizer: Optimizer, clip_val: float) -> None:
     """What ``Precision.clip_grad_by_norm`` does, and keep the norm."""
     norm = torch.nn.utils.clip_grad_norm_(plugin.main_params(optimizer), clip_val)
-    norms = _norms.get()
+    norms = step_context.get().norms
     if norms is not None:
         norms[:] = [norm]

@@ -13,7 +13,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from numbers import Real
 from typing import Any, Protocol
 
@@ -23,6 +22,8 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+
+from fulgurite.backends.step_context import step_context
 
 Number = float | Tensor
 AHEAD = 256  # steps that the host looks ahead
@@ -42,9 +43,6 @@ class Traced(Protocol):
 
     def in_double(self) -> AbstractContextManager[None]:
         """Let formulas compute in float64."""
-
-
-_trace: ContextVar[Traced | None] = ContextVar("schedules", default=None)
 
 
 class ProgramScheduler(LRScheduler):
@@ -117,7 +115,7 @@ class ProgramScheduler(LRScheduler):
         """Count one step, and set the numbers of the next."""
         if epoch is not None:
             raise ValueError(f"{type(self).__name__}.step() counts by itself; got epoch={epoch}.")
-        trace = _trace.get()
+        trace: Traced | None = step_context.get().schedules
         with torch.no_grad(), contextlib.nullcontext() if trace is None else trace.in_double():
             self.resident["count"].add_(1)
             self.advance(self._count())
@@ -132,7 +130,7 @@ class ProgramScheduler(LRScheduler):
         self._counted += steps
 
     def _count(self) -> Number:
-        count, trace = self.resident["count"], _trace.get()
+        count, trace = self.resident["count"], step_context.get().schedules
         return int(count) if trace is None else trace.count(count)
 
     def show(self) -> None:
@@ -140,7 +138,7 @@ class ProgramScheduler(LRScheduler):
 
         Hosts ask for it on every step, so it does little.
         """
-        trace, count = _trace.get(), self._counted
+        trace, count = step_context.get().schedules, self._counted
         if trace is not None:
             self._place(trace)
         elif count != self._shown:
@@ -251,16 +249,6 @@ def _is_number(value: object) -> bool:
 def _own(number: Any) -> Any:
     """A tensor of one group's own: torch gives all groups the same one, and each is filled."""
     return number.clone() if isinstance(number, Tensor) else number
-
-
-@contextlib.contextmanager
-def traced_by(trace: Traced) -> Iterator[None]:
-    """Let schedulers compute with tensors while the block runs."""
-    token = _trace.set(trace)
-    try:
-        yield
-    finally:
-        _trace.reset(token)
 
 
 def program_schedulers(schedulers: Iterable[Any]) -> list[ProgramScheduler]:

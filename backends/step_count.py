@@ -6,13 +6,9 @@ gives an input of its program, a Trainer that runs eagerly gives a tensor of its
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
-
 from torch import Tensor
 
-_counter: ContextVar[Callable[[], Tensor] | None] = ContextVar("global_step", default=None)
+from fulgurite.backends.step_context import step_context
 
 
 def global_step() -> Tensor:
@@ -24,20 +20,10 @@ def global_step() -> Tensor:
     Raises:
         RuntimeError: nothing runs that has steps.
     """
-    count = _counter.get()
+    count = step_context.get().global_step
     if count is None:
         raise RuntimeError(
             "fulgurite.global_step() was called outside of a run. Call it in a step or a hook while"
             " a fulgurite.Trainer runs, or in a function under fulgurite.trace."
         )
     return count()
-
-
-@contextlib.contextmanager
-def counted_by(count: Callable[[], Tensor]) -> Iterator[None]:
-    """Let ``global_step()`` return what ``count()`` does while the block runs."""
-    token = _counter.set(count)
-    try:
-        yield
-    finally:
-        _counter.reset(token)

@@ -18,12 +18,11 @@ from torch._dynamo import OptimizedModule
 from fulgurite.backends import Backend, CSXBackend, backend_from
 from fulgurite.backends import backend as live_or_new_backend
 from fulgurite.backends.backend import check_backend_type, current_backend
-from fulgurite.backends.closures import call_and_run, current_span, in_step
-from fulgurite.backends.csx.capture.trace import Trace
+from fulgurite.backends.closures import call_and_run, current_span
 from fulgurite.backends.csx.diagnostics.errors import UsersFramesAlone
 from fulgurite.backends.csx.plugins.function import FunctionPrograms, compiled_names
 from fulgurite.backends.gpu import gpu_device
-from fulgurite.backends.step_count import counted_by
+from fulgurite.backends.step_context import running, step_context
 
 _Module = TypeVar("_Module", bound=nn.Module)
 _Arguments = ParamSpec("_Arguments")
@@ -106,13 +105,14 @@ def trace(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Resu
     @functools.wraps(function)
     def traced(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
         nonlocal programs, built_for, calls
-        if Trace.current is not None or in_step():
+        now = step_context.get()
+        if now.trace is not None or now.note is not None:
             return function(*args, **kwargs)
         backend = live_or_new_backend()
         if not isinstance(backend, CSXBackend):
             span = current_span()
             done = torch.tensor(calls if span is None else span.step - 1)
-            with counted_by(lambda: done):
+            with running(global_step=lambda: done):
                 result: _Result = call_and_run(function, args, kwargs)
             calls += 1
             return result

@@ -32,10 +32,10 @@ from fulgurite.backends.closures import checkpoint_written, watch_trainer
 from fulgurite.backends.csx.diagnostics.errors import UsersFramesAlone
 from fulgurite.backends.csx.plugins.accelerator import CSXAccelerator
 from fulgurite.backends.csx.plugins.strategy import CSXStrategy
-from fulgurite.backends.gradient_norm import clip_by_norm, norms_kept
+from fulgurite.backends.gradient_norm import clip_by_norm
 from fulgurite.backends.patches import patched
 from fulgurite.backends.schedules import check_schedulers
-from fulgurite.backends.step_count import counted_by
+from fulgurite.backends.step_context import running
 from fulgurite.mixed_precision import MixedPrecision
 from fulgurite.precision import precision_arguments
 
@@ -182,7 +182,7 @@ class Trainer(pl.Trainer):
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         """Lightning's run of a stage; ``global_step()`` and ``gradient_norm()`` are its own."""
-        with norms_kept() as norms, _counting(self, norms):
+        with _counting(self):
             return super()._run(*args, **kwargs)
 
     fit = _with_short_traceback(pl.Trainer.fit)
@@ -195,7 +195,7 @@ _OURS = ("device", "backend", "model_dir")
 
 
 @contextlib.contextmanager
-def _counting(trainer: pl.Trainer, norms: list[Tensor]) -> Iterator[None]:
+def _counting(trainer: pl.Trainer) -> Iterator[None]:
     """Let ``global_step()`` give a Trainer's counter, keep the norms of an eager step, and let
     schedulers that count steps do so.
 
@@ -203,6 +203,7 @@ def _counting(trainer: pl.Trainer, norms: list[Tensor]) -> Iterator[None]:
     manual optimization Lightning's own goes on inside.
     """
     strategy, begun = trainer.strategy, []
+    norms: list[Tensor] = []
     step, plugin = strategy.training_step, strategy.precision_plugin
 
     def training_step(*args: Any, **kwargs: Any) -> Any:
@@ -227,7 +228,7 @@ def _counting(trainer: pl.Trainer, norms: list[Tensor]) -> Iterator[None]:
         changes.append((strategy, "setup_optimizers", setup_optimizers))
     if type(plugin).clip_grad_by_norm is Precision.clip_grad_by_norm:  # sharded ones compute others
         changes.append((plugin, "clip_grad_by_norm", functools.partial(clip_by_norm, plugin)))
-    with patched(changes), counted_by(count):
+    with patched(changes), running(global_step=count, norms=norms):
         yield
 
 

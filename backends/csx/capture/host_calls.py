@@ -20,11 +20,12 @@ from torchmetrics import MaxMetric, Metric, MetricCollection, MinMetric
 from torchmetrics.aggregation import BaseAggregator
 from torchmetrics.utilities.data import dim_zero_mean
 
-from fulgurite.backends.closures import Closure, noted
+from fulgurite.backends.closures import Closure
 from fulgurite.backends.csx.capture.logs import record_log
 from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber
 from fulgurite.backends.patches import patched
 from fulgurite.backends.schedules import ProgramScheduler
+from fulgurite.backends.step_context import running
 
 
 class HostCall(Protocol):
@@ -127,7 +128,7 @@ def record_host_calls(trainer: pl.Trainer | None, schedulers: list[Any]) -> Iter
     ]
     if trainer is not None:
         changes.append((pl.LightningModule, "log", log))
-    with patched(changes), noted(note):
+    with patched(changes), running(note=note):
         yield calls
     calls += closures
 

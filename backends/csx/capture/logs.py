@@ -26,7 +26,7 @@ from torch import Tensor
 from torch._C import DisableTorchFunction
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fulgurite.backends.csx.contract.replay import Reads
+from fulgurite.backends.csx.contract.replay import told_again
 from fulgurite.backends.csx.contract.watched import unwatched
 from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber
 
@@ -193,7 +193,7 @@ def _register(
         finally:
             owner._results, connector._current_fx = results, current_fx
         known = pending.get(key, results.get(key))
-        if known is None or (Reads.again and key not in pending):  # as in the first trace
+        if known is None or (told_again() and key not in pending):  # as in the first trace
             result = _ResultMetric(result.meta, result.is_tensor)
         elif known.meta == result.meta:
             result = known

@@ -14,7 +14,7 @@ import io
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
@@ -112,10 +112,9 @@ from fulgurite.backends.csx.state.storage import (
     optimizer_slots,
     state_inputs,
 )
-from fulgurite.backends.gradient_norm import norms_kept
 from fulgurite.backends.patches import MISSING, patched
-from fulgurite.backends.schedules import program_schedulers, traced_by
-from fulgurite.backends.step_count import counted_by
+from fulgurite.backends.schedules import program_schedulers
+from fulgurite.backends.step_context import running
 
 
 def capture(
@@ -194,8 +193,6 @@ def _printed_once() -> contextlib.AbstractContextManager[Any]:
 
 class Trace:
     """One capture while it runs."""
-
-    current: ClassVar[Trace | None] = None
 
     def __init__(
         self,
@@ -431,11 +428,11 @@ class Trace:
     def _traced(self) -> fx.GraphModule:
         """The step as a graph, with everything changed that keeps it from being one."""
         boundary = Trace._step.__code__
-        Trace.current = self
+        self._reads.begin(again=self._first is not None)
+        reads = self._reads if self._scope.freezes else None
         try:
             with contextlib.ExitStack() as stack:
-                if self._scope.freezes:
-                    stack.enter_context(self._reads.used(again=self._first is not None))
+                stack.enter_context(running(trace=self, reads=reads))
                 stack.enter_context(traceable(self._scope, self._fallback_line))
                 stack.enter_context(noted_answers(self._answers))
                 stack.enter_context(self._mode)
@@ -460,8 +457,6 @@ class Trace:
                 line=raised_at(error) or self._scope.line_now(),  # the step is off the stack by now
                 remedy=MASKS,
             ) from None
-        finally:
-            Trace.current = None
 
     def _count_before_batch(self) -> int:
         return sum(item.kind is not Kind.BATCH for item in self._inputs)
@@ -488,7 +483,7 @@ class Trace:
         leaves = zip(given[Kind.BATCH], self._batch_spec.tensor_leaves(), strict=True)
         self._names.give({id(tensor): leaf.name for tensor, leaf in leaves})
         [steps] = given[Kind.STEPS]
-        with self._inputs_in_place(given), counted_by(steps.clone), norms_kept():
+        with self._inputs_in_place(given), running(global_step=steps.clone, norms=[]):
             batch = self._batch_spec.rebuild(given[Kind.BATCH])
             before = copied(batch)
             with (
@@ -535,7 +530,7 @@ class Trace:
             for vector in given[Kind.NUMBERS]:
                 self._guards = install(self._number_slots, vector, self._scope.optimizers)
             self._scheduled = Scheduled(self._guards, self._contract.in_double)
-            with traced_by(self._scheduled):
+            with running(schedules=self._scheduled):
                 for scheduler in self._schedulers:
                     scheduler.show()
                 with noted_groups(self._scope.optimizers) as self._noted:

@@ -18,7 +18,7 @@ from typing import Any
 import lightning.pytorch as pl
 from torch.optim.lr_scheduler import LRScheduler
 
-from fulgurite.backends.csx.contract.replay import Reads, told
+from fulgurite.backends.csx.contract.replay import told, told_again
 from fulgurite.backends.csx.contract.watched import EPOCH, INDEX, refused_at, watch
 from fulgurite.backends.csx.diagnostics.errors import PUBLIC
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, is_library, user_line
@@ -85,7 +85,7 @@ def warned_in(code: CodeType) -> bool:
 
 def warn(name: str, text: str, line: UserLine | None, remedy: str) -> None:
     """Warn once of ``name`` on a line; nothing where no trace wants warnings, or has no line."""
-    if _thread != threading.get_ident() or line is None or Reads.again:
+    if _thread != threading.get_ident() or line is None or told_again():
         return
     key = (name, line.file, line.line)
     if key not in _SHOWN:

@@ -7,39 +7,31 @@ these again, so that only what nobody was warned of can make another program.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import random
-from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any
 
 from lightning.pytorch.loggers.logger import DummyLogger
+
+from fulgurite.backends.step_context import step_context
 
 
 class Reads:
     """The frozen values that a trace read, in order."""
 
-    current: ClassVar[Reads | None] = None  # of the trace that runs
-    again: ClassVar[bool] = False  # whether it is told the values of an earlier one
-
     def __init__(self) -> None:
         self._kept: dict[str, list[Any]] = {}
-        self._told: dict[str, int] = {}
+        self.begin(again=False)
 
-    @contextlib.contextmanager
-    def used(self, *, again: bool) -> Iterator[None]:
-        """Keep what is read while the block runs; ``again``: tell it once more."""
-        before = Reads.current, Reads.again
-        Reads.current, Reads.again = self, again
-        self._told = {}
-        try:
-            yield
-        finally:
-            Reads.current, Reads.again = before
+    def begin(self, *, again: bool) -> None:
+        """A trace begins, whose reads are kept; ``again``: it is told what is kept, in order."""
+        self.again = again
+        self._told: dict[str, int] = {}
 
     def value(self, name: str, value: Any) -> Any:
         """What the step is told for ``value``, which it reads now."""
-        if Reads.again and name in ("logger", "loggers"):  # what it writes is written
+        if self.again and name in ("logger", "loggers"):  # what it writes is written
             quiet = DummyLogger()
             return value and ([quiet] * len(value) if name == "loggers" else quiet)
         return self._next(name, lambda: value)
@@ -50,9 +42,9 @@ class Reads:
         states = _STATES.get(_kind(generator))
         if states is None:
             value = self._next(name, lambda: function(*args, **kwargs))
-            if not Reads.again:  # the step may change what it got: a generator
+            if not self.again:  # the step may change what it got: a generator
                 self._kept[name][-1] = copy.deepcopy(value)
-            return copy.deepcopy(value) if Reads.again else value
+            return copy.deepcopy(value) if self.again else value
         get, put = (getattr(generator, method) for method in states)
         now = get()
         before = self._next(name, lambda: now)
@@ -63,7 +55,7 @@ class Reads:
 
     def _next(self, name: str, now: Callable[[], Any]) -> Any:
         kept, i = self._kept.setdefault(name, []), self._told.get(name, 0)
-        if not Reads.again:
+        if not self.again:
             value = now()
             kept.append(dict(value) if isinstance(value, dict) else value)
             return value
@@ -82,11 +74,17 @@ def _kind(generator: Any) -> str:
 
 def told(name: str, value: Any) -> Any:
     """What a step that is traced is told for ``value``."""
-    return value if Reads.current is None else Reads.current.value(name, value)
+    reads: Reads | None = step_context.get().reads
+    return value if reads is None else reads.value(name, value)
+
+
+def told_again() -> bool:
+    """Whether a step is traced that is told what an earlier trace of it was told."""
+    reads: Reads | None = step_context.get().reads
+    return reads is not None and reads.again
 
 
 def call_told(name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """What a step that is traced is told by an impure function."""
-    if Reads.current is None:
-        return function(*args, **kwargs)
-    return Reads.current.call(name, function, args, kwargs)
+    reads: Reads | None = step_context.get().reads
+    return function(*args, **kwargs) if reads is None else reads.call(name, function, args, kwargs)

@@ -27,7 +27,6 @@ from fulgurite.backends.closures import Span, current_span
 from fulgurite.backends.csx.capture.batch_spec import CONSTANTS
 from fulgurite.backends.csx.capture.discovery import Discovered, discover
 from fulgurite.backends.csx.capture.scope import Scope
-from fulgurite.backends.csx.capture.trace import Trace
 from fulgurite.backends.csx.compile.fabric import HostFabric
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.contract.constants import Source
@@ -36,7 +35,7 @@ from fulgurite.backends.csx.diagnostics.user_lines import UserLine, user_line
 from fulgurite.backends.csx.program import report
 from fulgurite.backends.csx.program.offline import BuiltOnly
 from fulgurite.backends.csx.program.step_function import STEP, StepFunction
-from fulgurite.backends.csx.state.optimizer_init import initializing_state
+from fulgurite.backends.step_context import step_context
 
 compiled_names: Any = WeakIdKeyDictionary()
 """Modules that went through ``compile``, and the user's names of them."""
@@ -357,7 +356,7 @@ def _refuse_useless_steps(optimizer: Optimizer) -> None:
     _guarded[optimizer] = True
 
     def check(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        on_host = Trace.current is None and not initializing_state()
+        on_host = step_context.get().is_on_host
         if on_host and all(p.grad is None for g in optimizer.param_groups for p in g["params"]):
             raise UnsupportedState(
                 f"{type(optimizer).__name__}.step() was called on the host, where no parameter has"

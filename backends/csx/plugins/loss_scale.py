@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fulgurite.backends.csx.capture.trace import Trace
 from fulgurite.backends.csx.diagnostics.errors import NoLoss
 from fulgurite.backends.csx.diagnostics.user_lines import user_line
 from fulgurite.backends.csx.state.conditional_step import skipped_where
 from fulgurite.backends.csx.state.storage import Slot
+from fulgurite.backends.step_context import step_context
 
 
 class LossScale:
@@ -97,9 +97,8 @@ class LossScale:
                 remedy="self.manual_backward(loss) in place of loss.backward(); or a precision"
                 ' without loss scaling, such as "bf16-mixed"',
             )
-        assert Trace.current is not None
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        Trace.current.gradients.hide_unreached(parameters)
+        step_context.get().trace.gradients.hide_unreached(parameters)
         gradients = [p.grad for p in parameters if p.grad is not None]
         if any(gradient.dtype is torch.float16 for gradient in gradients):
             raise ValueError("Attempting to unscale FP16 gradients.")
@@ -112,9 +111,9 @@ class LossScale:
         """``optimizer.step()``, of which nothing remains where a gradient is not finite."""
         if id(optimizer) not in self._overflows:  # Lightning leaves it to fused optimizers
             self.unscale_(optimizer)
-        assert Trace.current is not None
-        Trace.current.updates.trace_whole()
-        with skipped_where(self._overflows[id(optimizer)], Trace.current.state_tensors()):
+        trace = step_context.get().trace
+        trace.updates.trace_whole()
+        with skipped_where(self._overflows[id(optimizer)], trace.state_tensors()):
             return optimizer.step(**options)
 
     @torch.no_grad()

@@ -19,11 +19,11 @@ from lightning.pytorch.trainer.connectors.accelerator_connector import _Accelera
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fulgurite.backends.csx.capture.trace import Trace
 from fulgurite.backends.csx.diagnostics.errors import NoLoss
 from fulgurite.backends.csx.plugins.loss_scale import LossScale
 from fulgurite.backends.gradient_norm import clip_by_norm
 from fulgurite.backends.mixed import NAMES, LoggedScale
+from fulgurite.backends.step_context import step_context
 
 
 class CSXPrecision(Precision):
@@ -48,7 +48,8 @@ class CSXPrecision(Precision):
         **kwargs: Any,
     ) -> None:
         """Differentiate; parameters that it does not reach keep ``grad`` None, as eagerly."""
-        automatic = Trace.current is not None and model.automatic_optimization
+        trace = step_context.get().trace
+        automatic = trace is not None and model.automatic_optimization
         if automatic and not tensor.requires_grad:
             raise NoLoss(
                 "training_step returned a loss that no gradient goes through: it was detached, or"
@@ -58,8 +59,7 @@ class CSXPrecision(Precision):
             )
         super().backward(tensor, model, optimizer, *args, **kwargs)
         if automatic:
-            assert Trace.current is not None
-            Trace.current.gradients.hide_unreached()
+            trace.gradients.hide_unreached()
 
 
 class CSXMixedPrecision(CSXPrecision, LoggedScale):

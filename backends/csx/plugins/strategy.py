@@ -30,7 +30,6 @@ from fulgurite.backends.backend import current_backend
 from fulgurite.backends.closures import checkpoint_written, watch_trainer
 from fulgurite.backends.csx.capture.host_reads import reads_gradients
 from fulgurite.backends.csx.capture.scope import LightningScope
-from fulgurite.backends.csx.capture.trace import Trace
 from fulgurite.backends.csx.compile.fabric import HostFabric
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.contract.frozen_reads import forget_shown, frozen_index
@@ -50,7 +49,7 @@ from fulgurite.backends.csx.program.step_function import STEP, EntryPoints, Host
 from fulgurite.backends.csx.program.summary import Program
 from fulgurite.backends.csx.state.dropped_gradient import forget
 from fulgurite.backends.csx.state.first_update import hidden
-from fulgurite.backends.csx.state.optimizer_init import initializing_state
+from fulgurite.backends.step_context import step_context
 
 LOOPS = "fulgurite.loops:install"
 """Who puts the CSX loops into a Trainer: a room above this one, so it is named, not imported."""
@@ -194,7 +193,7 @@ class StaticGraph(Strategy):
         self._handles.append(_Cleared(self._clear_gradients))
 
     def _clear_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        if Trace.current is None and not initializing_state() and self._training is not None:
+        if step_context.get().is_on_host and self._training is not None:
             self._training.clear_gradients(set(map(id, parameters)))
 
     def teardown(self) -> None:
@@ -329,7 +328,7 @@ class StaticGraph(Strategy):
 
 
 def _refuse_host_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    if Trace.current is None and not initializing_state():
+    if step_context.get().is_on_host:
         raise UnsupportedState(
             f"{type(optimizer).__name__}.step() was called on the host during fit. Gradients live"
             " inside the program there, so it would do nothing.",

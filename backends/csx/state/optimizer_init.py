@@ -17,7 +17,7 @@ import inspect
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,12 +27,11 @@ from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.graph.dtypes import wide
 from fulgurite.backends.csx.state.storage import StateTensor, remember
+from fulgurite.backends.step_context import running
 
 
 class _InitialValues(dict[Any, Any]):
     """A state dict that remembers each value as it was when its key was first set."""
-
-    happening: ClassVar[bool] = False
 
     def __init__(self, state: dict[Any, Any] | None = None) -> None:
         super().__init__()
@@ -84,11 +83,6 @@ def _copy(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().clone()
     return {key: _copy(item) for key, item in value.items()} if type(value) is dict else value
-
-
-def initializing_state() -> bool:
-    """Whether an optimizer is run only to make its state."""
-    return _InitialValues.happening
 
 
 def check_optimizer(optimizer: Optimizer, line: UserLine | None = None) -> None:
@@ -278,18 +272,17 @@ def _trial(optimizer: Optimizer, seed: int) -> tuple[dict[Any, Any], bool]:
     restore = remember(optimizer)
     known = _known(optimizer)
     generator = torch.Generator().manual_seed(seed)
-    _InitialValues.happening = True
     try:
         for p in everyone:
             made_up = torch.randn(p.shape, generator=generator)
             p.grad = torch.empty_like(p).copy_(made_up).detach() if p.requires_grad else None
         optimizer.state = states = _States(known)
         step = inspect.unwrap(type(optimizer).step)  # without hooks and the schedulers' counter
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), plain_options([optimizer]):
+        alone = torch.random.fork_rng(devices=[])
+        with alone, running(initializes=True), torch.no_grad(), plain_options([optimizer]):
             step(optimizer, closure=lambda: torch.zeros(()))
         return states.initial(known)
     finally:
-        _InitialValues.happening = False
         restore()
         for p, gradient in zip(everyone, gradients, strict=True):
             p.grad = gradient

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.optim import lr_scheduler as theirs
 
-from fulgurite.backends.schedules import ProgramScheduler, traced_by
+from fulgurite.backends.schedules import ProgramScheduler
+from fulgurite.backends.step_context import running
 from fulgurite.optim import lr_scheduler as ours
 from fulgurite.optim.scheduler import LinearScheduler, Scheduler
 
@@ -68,7 +69,7 @@ class Placed(list[Tensor]):
 def as_a_program(scheduler: Scheduler) -> list[float]:
     """The numbers of each step, from tensors as a traced step computes them."""
     placed = Placed()
-    with traced_by(placed):
+    with running(schedules=placed):
         scheduler.show()
         for _ in range(STEPS - 1):
             scheduler.step()
