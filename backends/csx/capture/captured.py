@@ -15,7 +15,8 @@ from fulgurite.backends.csx.graph.graph import Graph, Kind
 from fulgurite.backends.csx.hyperparams.slots import NumberSlot
 from fulgurite.backends.csx.hyperparams.traced_float import Guard
 from fulgurite.backends.csx.state.gradients import Handover
-from fulgurite.backends.csx.state.storage import StateInput, StateTensor
+from fulgurite.backends.csx.state.places import StateTensor
+from fulgurite.backends.csx.state.storage import StateInput
 from fulgurite.backends.schedules import ProgramScheduler
 
 

@@ -11,22 +11,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, fx
 
-from fulgurite.backends.csx.capture.leaves import ABSENT, Inside
 from fulgurite.backends.csx.capture.outputs import Output
 from fulgurite.backends.csx.capture.recording import Operand, Recording, same_operations
-from fulgurite.backends.csx.capture.trees import Grown
 from fulgurite.backends.csx.contract.attributes import code_of_zeros
 from fulgurite.backends.csx.diagnostics.errors import StateBornInStep
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_of
 from fulgurite.backends.csx.graph.passes.rename import RENAMES
-from fulgurite.backends.csx.state.places import NewPlace, Place
+from fulgurite.backends.csx.state.places import NewPlace
 from fulgurite.backends.csx.state.storage import brief
+from fulgurite.backends.patches import MISSING
 
 
 class CreatedState:
@@ -47,18 +47,11 @@ class CreatedState:
         passed: list[Any],
     ) -> None:
         self._new_places, self._recording = new_places, recording
-        outputs = recording.outputs
         self._examples, self._passed = examples, passed
-        template = pytree.tree_unflatten(list(outputs.leaves), outputs.tree)
-        self._values = {
-            place_name(place): value
-            for places, values in (
-                (outputs.attributes, template["attributes"]),
-                (outputs.lists, template["lists"]),
-            )
-            for place, value in zip(places, values, strict=True)
-        }
-        self._before = [(place, _content(place)) for place in new_places]
+        outputs = recording.outputs
+        filled = chain(*outputs.filled(outputs.template()))
+        self._values = {place.name or place: value for place, value in filled}
+        self._content = [list(one.before) if one.grows else [] for one in new_places]
 
     @contextlib.contextmanager
     def there(self) -> Iterator[None]:
@@ -70,28 +63,24 @@ class CreatedState:
             self._take()
 
     def _put(self) -> None:
-        for place in self._new_places:
-            value = pytree.tree_map(self._filled, self._values[place.name])
-            container, key = place.place
-            if place.grows:
-                before = container[key]
-                if isinstance(before, tuple):
-                    container[key] = before + type(before)(value)
-                else:
-                    before.extend(value)
+        for new in self._new_places:
+            value = self._value(new)
+            before = new.place.get()
+            if new.grows and not isinstance(before, tuple):
+                before.extend(value)
             else:
-                container[key] = value
+                new.place.put(before + type(before)(value) if new.grows else value)
 
     def _take(self) -> None:
-        for place, content in self._before:
-            container, key = place.place
-            if place.before is ABSENT:
-                container.pop(key, None)
-            else:
-                container[key] = place.before
-            if place.grows and not isinstance(place.before, tuple):
-                place.before.clear()
-                place.before.extend(content)
+        for new, content in zip(self._new_places, self._content, strict=True):
+            new.place.put(new.before)
+            if new.grows and not isinstance(new.before, tuple):
+                new.before.clear()
+                new.before.extend(content)
+
+    def _value(self, new: NewPlace) -> Any:
+        """What the first trace left there, with tensors of zeros."""
+        return pytree.tree_map(self._filled, self._values[new.place.name])
 
     def _filled(self, leaf: Any) -> Any:
         if not isinstance(leaf, Output):
@@ -117,18 +106,18 @@ class CreatedState:
         if same_operations(first, second) and _results(first) == _results(second):
             return
         read = dict(self._readers(graph, names))
-        place = next((one for one in self._new_places if one.name in read), self._new_places[0])
-        leaves = pytree.tree_leaves(self._values[place.name])
+        new = next((one for one in self._new_places if one.place.name in read), self._new_places[0])
+        leaves = pytree.tree_leaves(self._values[new.place.name])
         made = next((leaf for leaf in leaves if isinstance(leaf, Output)), None)
-        line = read.get(place.name)
+        line = read.get(new.place.name)
         if line is None and made is not None:
             line = self._made_at(made)
-        raise self._error(place, line)
+        raise self._error(new, line)
 
     def _readers(self, graph: fx.Graph, names: list[str]) -> Iterator[tuple[str, UserLine | None]]:
         """The places that the second trace read, and its first line that did."""
         for node, name in zip(graph.find_nodes(op="placeholder"), names, strict=True):
-            owners = [one for one in self._new_places if name.startswith(one.name)]
+            owners = [one.place for one in self._new_places if name.startswith(one.place.name)]
             users = list(_users(node)) if owners else []
             for place in owners if users else ():
                 yield place.name, next((line for line in map(line_of, users) if line), None)
@@ -140,25 +129,25 @@ class CreatedState:
             return line
         return None
 
-    def _error(self, place: NewPlace, line: UserLine | None) -> StateBornInStep:
-        value = pytree.tree_map(self._filled, self._values[place.name])
+    def _error(self, new: NewPlace, line: UserLine | None) -> StateBornInStep:
+        value, name = self._value(new), new.place.name
         leaves = ", ".join(map(_shown, pytree.tree_leaves(value)))
-        if place.grows or (isinstance(place.before, (list, tuple)) and type(value) is list):
+        if new.grows or (isinstance(new.before, (list, tuple)) and type(value) is list):
             return StateBornInStep(
-                f"The step adds {leaves} to {place.name}, and reads what is in it: it would be"
+                f"The step adds {leaves} to {name}, and reads what is in it: it would be"
                 " another program after every step.",
                 line=line,
-                remedy=f"read {place.name} in a host hook such as on_train_epoch_end; or keep the"
+                remedy=f"read {name} in a host hook such as on_train_epoch_end; or keep the"
                 f" last n from the start: collections.deque([{code_of_zeros(value[0])}] * n,"
                 " maxlen=n)",
             )
-        found = "missing" if place.before is ABSENT else _shown(place.before)
+        found = "missing" if new.before is MISSING else _shown(new.before)
         return StateBornInStep(
-            f"{place.name} was {found} before the step, and the step left {leaves} there, which the"
+            f"{name} was {found} before the step, and the step left {leaves} there, which the"
             " next step would read: state that begins with data. A program has all of its state"
             " before its first step.",
             line=line,
-            remedy=_tensors_from_the_start(place, value),
+            remedy=_tensors_from_the_start(name, new.before, value),
         )
 
 
@@ -171,15 +160,15 @@ def _users(node: fx.Node) -> Iterator[fx.Node]:
             yield user
 
 
-def _tensors_from_the_start(place: NewPlace, value: Any) -> str:
-    if type(place.before) in (int, float) and isinstance(value, Tensor) and not value.ndim:
-        return f"{place.name} = torch.tensor({place.before!r}) in __init__"
-    made = f"{place.name} = {code_of_zeros(value)} in __init__"
-    if isinstance(value, Tensor) and (place.before is None or place.before is ABSENT):
+def _tensors_from_the_start(name: str, before: Any, value: Any) -> str:
+    if type(before) in (int, float) and isinstance(value, Tensor) and not value.ndim:
+        return f"{name} = torch.tensor({before!r}) in __init__"
+    made = f"{name} = {code_of_zeros(value)} in __init__"
+    if isinstance(value, Tensor) and (before is None or before is MISSING):
         known = 'self.register_buffer("known", torch.zeros(()))'
         return (
             f"{made}; where it begins with a value, beside it {known}, and in the step:\n"
-            f"      before = torch.where(self.known == 0, value, {place.name})\n"
+            f"      before = torch.where(self.known == 0, value, {name})\n"
             f"      self.known.fill_(1)"
         )
     return made
@@ -190,30 +179,14 @@ def _shown(value: Any) -> str:
     return text if len(text) < 60 else f"a {type(value).__name__}"
 
 
-def _content(place: NewPlace) -> list[Any]:
-    return list(place.before) if place.grows else []
-
-
-def place_name(place: Place) -> Any:
-    """What a place is called in two traces of one step."""
-    container, key = place
-    if isinstance(container, Inside):
-        return container.place(key)
-    return container.name if isinstance(container, Grown) else (id(container), key)
-
-
 def _results(recording: Recording) -> dict[Any, Any]:
     """What becomes of the results; a list that is made anew from nothing has grown."""
     outputs = recording.outputs
-    template = pytree.tree_unflatten(list(outputs.leaves), outputs.tree)
+    template = outputs.template()
     found: dict[Any, Any] = {"result": template["result"], "calls": template["calls"]}
-    for places, values in (
-        (outputs.attributes, template["attributes"]),
-        (outputs.lists, template["lists"]),
-    ):
-        for place, value in zip(places, values, strict=True):
-            for name, one in _spread(place_name(place), value):
-                found[name] = list(one) if isinstance(one, tuple) else one
+    for place, value in chain(*outputs.filled(template)):
+        for name, one in _spread(place.name or place, value):
+            found[name] = list(one) if isinstance(one, tuple) else one
     return {
         key: [_resolved(recording, leaf) for leaf in pytree.tree_leaves(value)]
         for key, value in found.items()

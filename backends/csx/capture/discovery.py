@@ -25,10 +25,11 @@ from fulgurite.backends.closures import is_closure
 from fulgurite.backends.csx.contract.constants import Source
 from fulgurite.backends.csx.diagnostics.user_lines import belongs_to_library
 from fulgurite.backends.csx.state.storage import member
+from fulgurite.backends.patches import MISSING
 
 _CALLED_BY_SYNTAX = ("forward", "__call__")
 _WRAPPERS = (MethodType, functools.partial, property, staticmethod, classmethod)
-_ABSENT, _CELL = object(), object()
+_CONTENT = "cell_contents"
 
 
 @dataclass(slots=True)
@@ -46,8 +47,7 @@ class Discovered:
         """Whether each still is where it was found: in a dict, a list or a closure's cell."""
         try:
             for container, key, value in self.places:
-                now = container.cell_contents if key is _CELL else container[key]
-                if now is not value:
+                if container[key] is not value:
                     return False
         except (LookupError, ValueError):  # gone; an empty cell
             return False
@@ -124,8 +124,7 @@ class _Walk:
     def visit(self, name: str, value: Any, container: Any = None, key: Any = None) -> None:
         """Put a value into the queue, once, with the place where it is."""
         if isinstance(value, Tensor) and container is not None:
-            owner = _Cell(container) if key is _CELL else container
-            self.found.tensors.append(Source(value, name, owner, (key,)))
+            self.found.tensors.append(Source(value, name, container, (key,)))
         if id(value) not in self._seen and not isinstance(value, (Tensor, str, int, float)):
             self._seen[id(value)] = value
             self._queue.append((name, value, container, key))
@@ -189,7 +188,7 @@ class _Walk:
         code = function.__code__
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             try:
-                self.visit(name, cell.cell_contents, cell, _CELL)
+                self.visit(name, cell.cell_contents, _Cell(cell), _CONTENT)
             except ValueError:  # not filled yet
                 continue
         defaults = function.__defaults__ or ()
@@ -202,8 +201,8 @@ class _Walk:
         for one in _codes(code):
             for instruction in dis.get_instructions(one):
                 if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-                    value = function.__globals__.get(instruction.argval, _ABSENT)
-                    if value is not _ABSENT:
+                    value = function.__globals__.get(instruction.argval, MISSING)
+                    if value is not MISSING:
                         name = instruction.argval
                         self.visit(name, value, function.__globals__, name)
 
@@ -248,8 +247,8 @@ def _named_attributes(space: Any, names: set[str]) -> Iterator[tuple[str, Any]]:
     kind = space if isinstance(space, type) else type(space)
     for name in sorted(names):
         for owner in (space, *kind.__mro__):
-            value = getattr(owner, "__dict__", {}).get(name, _ABSENT)
+            value = getattr(owner, "__dict__", {}).get(name, MISSING)
             if inspect.ismemberdescriptor(value):  # of __slots__
-                value = getattr(space, name, _ABSENT)
-            if value is not _ABSENT:
+                value = getattr(space, name, MISSING)
+            if value is not MISSING:
                 yield name, value

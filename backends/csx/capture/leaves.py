@@ -24,10 +24,10 @@ from torchmetrics import Metric
 from fulgurite.backends.csx.contract.leaks import Leaked
 from fulgurite.backends.csx.diagnostics.errors import StateChanged
 from fulgurite.backends.csx.diagnostics.user_lines import belongs_to_library
-from fulgurite.backends.csx.state.storage import Slot, member
+from fulgurite.backends.csx.state.places import Place
+from fulgurite.backends.csx.state.storage import member
+from fulgurite.backends.patches import MISSING
 
-ABSENT: Any = object()
-"""What is in a place that is not there."""
 Step = tuple[bool, Any]  # (whether it is an item, its key; else an attribute, its name)
 Path = tuple[Step, ...]
 
@@ -58,7 +58,7 @@ def children(value: Any) -> list[tuple[Step, Any]] | None:
         slots = vars(owner).get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
             if name not in ("__dict__", "__weakref__"):
-                found.append(((False, name), getattr(value, name, ABSENT)))
+                found.append(((False, name), getattr(value, name, MISSING)))
     return found
 
 
@@ -73,19 +73,17 @@ class Inside:
     """The tree in one attribute, as if it were a dict of its places by their paths.
 
     Args:
-        owner: the holder's ``__dict__``.
-        key: the attribute.
-        name: how the user reaches it.
+        root: the attribute, in the holder's ``__dict__``.
     """
 
-    __slots__ = ("key", "name", "owner")
+    __slots__ = ("root",)
 
-    def __init__(self, owner: dict[Any, Any], key: Any, name: str) -> None:
-        self.owner, self.key, self.name = owner, key, name
+    def __init__(self, root: Place) -> None:
+        self.root = root
 
     def __getitem__(self, path: Path) -> Any:
         """What is there now; KeyError where the path leads nowhere."""
-        value = self.owner[self.key]
+        value = self.root.container[self.root.key]
         try:
             for is_item, key in path:
                 value = value[key] if is_item else getattr(value, key)
@@ -103,7 +101,7 @@ class Inside:
     def __setitem__(self, path: Path, value: Any) -> None:
         """Put a value there; a tuple on the way is made anew."""
         if not path:
-            self.owner[self.key] = value
+            self.root.put(value)
             return
         (is_item, key), parent = path[-1], path[:-1]
         try:
@@ -118,8 +116,8 @@ class Inside:
                 object.__setattr__(holder, key, value)
         except (LookupError, AttributeError, TypeError):
             raise StateChanged(
-                f"{self.place(path)} is filled after every step, and has no place any more: what"
-                f" holds it was changed after the step was traced.",
+                f"{self.place(path).name} is filled after every step, and has no place any more:"
+                " what holds it was changed after the step was traced.",
                 remedy="keep the lists, dicts and objects that hold it as they were",
             ) from None
 
@@ -127,7 +125,7 @@ class Inside:
         """Take a value out."""
         value = self.get(path, default)
         if not path:
-            self.owner.pop(self.key, None)
+            self.root.put(MISSING)
         elif path in self:
             (is_item, key), holder = path[-1], self[path[:-1]]
             if is_item:
@@ -137,11 +135,11 @@ class Inside:
         return value
 
     def __contains__(self, path: Path) -> bool:
-        return self.get(path, ABSENT) is not ABSENT
+        return self.get(path, MISSING) is not MISSING
 
-    def place(self, path: Path) -> str:
-        """The user's name of a place."""
-        text = self.name
+    def place(self, path: Path) -> Place:
+        """A place in the tree, with the user's name of it."""
+        text = self.root.name
         of_module = ""
         for is_item, key in path:
             if not is_item and key in _OF_MODULES:
@@ -150,7 +148,7 @@ class Inside:
                 text, of_module = f"{text}.{key}", ""
             else:
                 text = f"{text}[{key!r}]"
-        return text
+        return Place(self, path, text)
 
 
 class Trees:
@@ -166,7 +164,7 @@ class Trees:
         self._registered = registered
         self.content: dict[int, tuple[Any, list[tuple[Step, Any]]]] = {}  # of each container
         self.roots: list[tuple[Inside, Any]] = []
-        self.slots: list[Slot] = []
+        self.places: list[Place] = []
         self.holders = list(holders)
         for name, holder in self.holders:
             if isinstance(holder, nn.Module):
@@ -179,7 +177,7 @@ class Trees:
 
     def _search_root(self, owner: dict[Any, Any], key: Any, name: str, value: Any) -> None:
         if self.enters(value) is not None:
-            inside = Inside(owner, key, name)
+            inside = Inside(Place(owner, key, name))
             self.roots.append((inside, value))
             self._left = _MOST
             self._search(value, inside, (), [])
@@ -193,8 +191,7 @@ class Trees:
             return
         if isinstance(value, Tensor):
             if value.layout is torch.strided and id(value) not in self._registered:
-                place: Any = inside
-                self.slots.append(Slot(place, path, inside.place(path)))
+                self.places.append(inside.place(path))
             return
         if id(value) in above:
             return
@@ -214,13 +211,13 @@ class Trees:
         def visit(value: Any, inside: Inside, path: Path) -> None:
             items = None if len(path) >= DEEPEST else self.enters(value)
             for step, item in items or () if len(items or ()) <= _WIDEST else ():
-                names.setdefault(inside.place((*path, step)), len(names))
+                names.setdefault(inside.place((*path, step)).name, len(names))
                 if len(names) < _MOST:
                     visit(item, inside, (*path, step))
 
         for inside, _ in self.roots:
-            names.setdefault(inside.place(()), len(names))
-            visit(inside.owner.get(inside.key), inside, ())
+            names.setdefault(inside.root.name, len(names))
+            visit(inside.root.get(), inside, ())
         return names
 
     def restore(self) -> None:
@@ -253,7 +250,7 @@ def refill(value: Any, items: list[tuple[Step, Any]]) -> None:
             if all(step[1] != name for step, _ in items):
                 object.__delattr__(value, name)
         for (_, name), item in items:
-            if item is ABSENT:
+            if item is MISSING:
                 if hasattr(value, name):
                     object.__delattr__(value, name)
             else:

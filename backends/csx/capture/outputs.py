@@ -15,6 +15,7 @@ from fulgurite.backends.csx.capture.host_calls import HostCall
 from fulgurite.backends.csx.contract.watched import Source, is_watched, source_of, unwatched
 from fulgurite.backends.csx.graph.graph import storage_of
 from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber
+from fulgurite.backends.csx.state.places import Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +25,20 @@ class Outputs:
     tree: pytree.TreeSpec
     leaves: tuple[Any, ...]  # an ``Output``, or a constant
     passed: tuple[Source, ...]  # what the step only passed on: outputs after the program's own
-    attributes: tuple[tuple[dict[Any, Any], Any], ...]  # places, set after every step
-    lists: tuple[tuple[dict[Any, Any], Any], ...]  # places of lists, grown after every step
+    attributes: tuple[Place, ...]  # set after every step
+    lists: tuple[Place, ...]  # of lists, grown after every step
     calls: tuple[HostCall, ...]
+
+    def template(self) -> Any:
+        """The tree with its leaves: {"result", "attributes", "lists", "calls"}."""
+        return pytree.tree_unflatten(list(self.leaves), self.tree)
+
+    def filled(self, template: Any) -> tuple[list[tuple[Place, Any]], list[tuple[Place, Any]]]:
+        """The places that are set, and those of lists, each with what it is given."""
+        return (
+            list(zip(self.attributes, template["attributes"], strict=True)),
+            list(zip(self.lists, template["lists"], strict=True)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +100,13 @@ def _has_watched_keys(value: Any) -> bool:
 
 def builder(outputs: Outputs) -> Callable[[Sequence[Tensor]], tuple[Any, Any, Any]]:
     """A function that puts a program's outputs where they go; returns (result, calls, values)."""
-    template = pytree.tree_unflatten(list(outputs.leaves), outputs.tree)
+    template = outputs.template()
     result = _filler(template["result"])
     values = [_filler(value) for value in template["calls"]]
-    attributes = [
-        (owner, key, _filler(value))
-        for (owner, key), value in zip(outputs.attributes, template["attributes"], strict=True)
-    ]
-    lists = [
-        (owner, key, _filler(value))
-        for (owner, key), value in zip(outputs.lists, template["lists"], strict=True)
-    ]
+    attributes, lists = (
+        [(place.container, place.key, _filler(value)) for place, value in filled]
+        for filled in outputs.filled(template)
+    )
     calls = outputs.calls
 
     def build(tensors: Sequence[Tensor]) -> tuple[Any, Any, Any]:
@@ -134,7 +142,7 @@ def passed_on(
 
 def result_of(outputs: Outputs) -> Callable[[Sequence[Tensor]], Any]:
     """A function that makes the step's result of a program's outputs, and does nothing else."""
-    return _filler(pytree.tree_unflatten(list(outputs.leaves), outputs.tree)["result"])
+    return _filler(outputs.template()["result"])
 
 
 def _filler(template: Any) -> Callable[[Sequence[Tensor]], Any]:

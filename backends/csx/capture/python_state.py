@@ -26,6 +26,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from fulgurite.backends.csx.contract.attributes import is_scalar
 from fulgurite.backends.csx.diagnostics.user_lines import LIBRARIES, belongs_to_library
+from fulgurite.backends.csx.state.places import Place
 from fulgurite.backends.csx.state.storage import member
 from fulgurite.backends.patches import MISSING
 
@@ -101,16 +102,14 @@ class PythonState:
             if kept.told:
                 yield from _changes(kept)
 
-    def traced(
-        self, holds: Callable[[Any], bool]
-    ) -> Iterator[tuple[dict[Any, Any], Any, Any, Any]]:
-        """Places in dicts where there now is what ``holds`` says: (dict, key, before, now)."""
+    def traced(self, holds: Callable[[Any], bool]) -> Iterator[tuple[Place, Any, Any]]:
+        """Places in dicts where there now is what ``holds`` says: (place, before, now)."""
         for kept in self._kept.values():
             if isinstance(kept.item, dict):
                 for key, value in list(kept.item.items()):
                     before = kept.before.get(key, MISSING)
                     if value is not before and holds(value):
-                        yield kept.item, key, before, value
+                        yield Place(kept.item, key), before, value
 
     # -- looking -------------------------------------------------------------------------------
 

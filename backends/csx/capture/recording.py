@@ -31,6 +31,7 @@ from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_of
 from fulgurite.backends.csx.graph.graph import Input, Kind
 from fulgurite.backends.csx.graph.passes.rename import RENAMES
 from fulgurite.backends.csx.state.first_update import DeferredState
+from fulgurite.backends.csx.state.places import Place
 from fulgurite.backends.csx.state.storage import Layout, brief
 
 CONSTANT, OUTPUTS = "a constant", "the outputs"
@@ -85,8 +86,8 @@ class Recording:
     outputs: Outputs
     deferred: list[DeferredState]
     states: Sequence[tuple[dict[Any, Any], dict[Any, Any]]]
-    filled: list[tuple[dict[Any, Any], Any, Any]]
-    kept: list[tuple[dict[Any, Any], Any, Any, Any]]
+    filled: list[tuple[Place, Any]]
+    kept: list[tuple[Place, Any, Any]]
     changes: tuple[Access, ...]
     lists: list[tuple[list[Any], list[Any]]]
     reads: Reads
@@ -466,6 +467,6 @@ def _describe_results(outputs: Outputs) -> str:
     result = str(template["result"]).replace("'*'", "*")
     parts = [f"returned {result}"]
     for verb, places in (("set", outputs.attributes), ("appended to", outputs.lists)):
-        names = sorted(str(key) for _, key in places)
+        names = sorted(str(place.key) for place in places)
         parts += [f"{verb} {', '.join(names)}"] * bool(names)
     return ", ".join(parts)

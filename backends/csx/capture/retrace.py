@@ -16,6 +16,7 @@ from fulgurite.backends.csx.capture.scope import Scope, undone_on_failure
 from fulgurite.backends.csx.capture.trace import Trace
 from fulgurite.backends.csx.contract.rules import explained
 from fulgurite.backends.csx.contract.watched import values_where_refused
+from fulgurite.backends.csx.state.places import Place
 from fulgurite.backends.patches import MISSING
 
 
@@ -64,33 +65,27 @@ def as_first_traced(first: Recording) -> Iterator[None]:
     with scalars that the step changed, as the user was told, and with tensors of the first trace
     that are still where it left them.
     """
-    kept = [(owner, key, was) for owner, key, was, left in first.kept if owner.get(key) is left]
-    changed = [(one.container, one.name, one.before) for one in first.changes]
+    kept = [(place, was) for place, was, left in first.kept if place.get() is left]
+    changed = [(Place(one.container, one.name), one.before) for one in first.changes]
     places = [*first.filled, *kept, *changed]
-    found = [(owner, key, owner.get(key, MISSING)) for owner, key, _ in places]
+    found = [(place, place.get(MISSING)) for place, _ in places]
     states = [(state, dict(state)) for state, _ in first.states]
     lists = [(one, list(one)) for one, _ in first.lists]
     try:
-        _put(places)
+        for place, value in places:
+            place.put(value)
         for one, before in first.lists:
             one[:] = before
         for (state, now), (_, old) in zip(states, first.states, strict=True):
             _refill(state, {key: now.get(key, value) for key, value in old.items()} | now)
         yield
     finally:
-        _put(found)
+        for place, value in found:
+            place.put(value)
         for one, content in lists:
             one[:] = content
         for state, now in states:
             _refill(state, now)
-
-
-def _put(places: list[tuple[dict[Any, Any], Any, Any]]) -> None:
-    for owner, key, value in places:
-        if value is MISSING:
-            owner.pop(key, None)
-        else:
-            owner[key] = value
 
 
 def _refill(state: dict[Any, Any], items: dict[Any, Any]) -> None:

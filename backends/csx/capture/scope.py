@@ -28,7 +28,8 @@ from fulgurite.backends.csx.state.carried_gradients import Carried
 from fulgurite.backends.csx.state.first_update import DeferredState
 from fulgurite.backends.csx.state.gradients import OtherPrograms
 from fulgurite.backends.csx.state.optimizer_init import NewState, check_optimizer, init_state
-from fulgurite.backends.csx.state.storage import Slot, Snapshot, StateTensor
+from fulgurite.backends.csx.state.places import Place, StateTensor
+from fulgurite.backends.csx.state.snapshot import Snapshot
 from fulgurite.backends.schedules import program_schedulers
 
 
@@ -94,7 +95,7 @@ class Scope(ABC):
         """Tensors that no module holds, and the places where the step's code finds them."""
         return []
 
-    def outside_state(self) -> Iterator[Slot]:
+    def outside_state(self) -> Iterator[Place]:
         """Places of state that neither modules nor optimizers hold."""
         return iter(())
 
@@ -277,10 +278,10 @@ class LightningScope(Scope):
     def _loss_scale(self) -> Any:
         return getattr(self.strategy.precision_plugin, "scaler", None)
 
-    def outside_state(self) -> Iterator[Slot]:
+    def outside_state(self) -> Iterator[Place]:
         """The loss scale, where the step has one."""
         if self.trains and self._loss_scale is not None:
-            yield from self._loss_scale.slots()
+            yield from self._loss_scale.places()
 
     def outside_tensors(self) -> list[Source]:
         """What the globals, closures and objects that the step's code names hold."""

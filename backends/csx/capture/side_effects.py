@@ -1,6 +1,6 @@
 """What a step left behind on the host while it was traced, and what becomes of it.
 
-A tensor in a slot (a place that held one before) is state. A tensor in another attribute of a
+A tensor in a place that held one before is state. A tensor in another attribute of a
 module is an output, set after every step; tensors appended to a list are appended after every step.
 ``trees`` says the same of what attributes hold. Anything else that holds a traced tensor, or a
 Python value that an optimizer changed, would be frozen: an error.
@@ -21,8 +21,10 @@ from fulgurite.backends.csx.contract.watched import holds_traced
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.graph.graph import storage_of
-from fulgurite.backends.csx.state.places import SideEffects
-from fulgurite.backends.csx.state.storage import Slot, Snapshot, StateInput, StateTensor, brief
+from fulgurite.backends.csx.state.places import Place, SideEffects, StateTensor
+from fulgurite.backends.csx.state.snapshot import Snapshot
+from fulgurite.backends.csx.state.storage import StateInput, brief
+from fulgurite.backends.patches import MISSING
 
 _IN_A_MODULE = (
     'self.register_buffer("kept", torch.zeros(4)) in __init__, and self.kept.copy_(x) in the step'
@@ -44,60 +46,59 @@ def sort_state(
     module: nn.Module,
     shared: set[int],
     effects: SideEffects,
-    line: Callable[[Slot, Any], UserLine | None],
-) -> set[tuple[int, Any]]:
-    """Deal with slots that the step put another tensor into; returns all slots.
+    line: Callable[[Place, Any], UserLine | None],
+) -> set[Place]:
+    """Deal with places of state that the step put another tensor into; returns all of them.
 
-    The slots of modules get a new tensor after every step, as eagerly, for host code may keep the
+    The places of modules get a new tensor after every step, as eagerly, for host code may keep the
     old one. Those of metrics and optimizers are written in place.
 
     Args:
         state: the state.
         module: its modules' attributes may be rebound.
         shared: memory that belongs to inputs of the program.
-        effects: receives the slots that are set after every step.
-        line: the user's line that put a value into a slot.
+        effects: receives the places that are set after every step.
+        line: the user's line that put a value into a place.
     """
     own = {
         id(c) for m in module.modules() if not isinstance(m, Metric) for c in (vars(m), m._buffers)
     }
-    known: set[tuple[int, Any]] = set()
+    known: set[Place] = set()
     writes: list[tuple[Tensor, Tensor]] = []
     for held in [held for item in state for held in item.tensors]:
-        known |= {(id(slot.container), slot.key) for slot in held.slots}
-        now: list[Any] = [slot.container.get(slot.key) for slot in held.slots]
+        known.update(held.places)
+        now: list[Any] = [place.get() for place in held.places]
         if all(value is held.tensor for value in now):
             continue
         _check_replacement(held, now, line)
-        if all(id(s.container) in own or isinstance(s.container, Inside) for s in held.slots):
+        if all(id(p.container) in own or isinstance(p.container, Inside) for p in held.places):
             effects.rebound.append(held)
-            effects.set_after([(slot.container, slot.key) for slot in held.slots], now[0])
+            effects.set_after(held.places, now[0])
         else:
             aliased = storage_of(now[0]) in shared  # another state: read it before it is written
             writes.append((held.tensor, now[0].clone() if aliased else now[0]))
-        for slot in held.slots:
-            slot.container[slot.key] = held.tensor
+        held.put(held.tensor)
     for tensor, value in writes:
         tensor.copy_(value)
     return known
 
 
 def _check_replacement(
-    held: StateTensor, now: list[Any], line: Callable[[Slot, Any], UserLine | None]
+    held: StateTensor, now: list[Any], line: Callable[[Place, Any], UserLine | None]
 ) -> None:
-    value, name = now[0], held.slots[0].name
+    value, name = now[0], held.places[0].name
     if any(other is not value for other in now):
-        names = " and ".join(slot.name for slot in held.slots)
+        names = " and ".join(place.name for place in held.places)
         changed = next(i for i, other in enumerate(now) if other is not held.tensor)
         raise UnsupportedState(
             f"The step changed only some of {names}, which are one tensor.",
-            line=line(held.slots[changed], now[changed]),
+            line=line(held.places[changed], now[changed]),
             remedy=IN_PLACE,
         )
     if value is None:
         raise UnsupportedState(
             f"The step took {name}, {brief(held.tensor)}, away.",
-            line=line(held.slots[0], value),
+            line=line(held.places[0], value),
             remedy=EARLY,
         )
     same = isinstance(value, Tensor) and (value.shape, value.dtype) == (
@@ -108,8 +109,8 @@ def _check_replacement(
         raise UnsupportedState(
             f"The step replaced {name}, {brief(held.tensor)}, by {brief(value)}. State keeps its"
             " shape and dtype.",
-            line=line(held.slots[0], value),
-            remedy=_its_final_shape(held.slots[0].key, held.tensor, value),
+            line=line(held.places[0], value),
+            remedy=_its_final_shape(held.places[0].key, held.tensor, value),
         )
 
 
@@ -126,10 +127,10 @@ def _its_final_shape(key: Any, before: Tensor, now: Any) -> str:
 def release_rebound(
     rebound: list[StateTensor], state: tuple[StateInput, ...], nodes: dict[int, fx.Node]
 ) -> tuple[StateInput, ...]:
-    """Take slots that get a new tensor after every step out of the memory they shared.
+    """Take places that get a new tensor after every step out of the memory they shared.
 
     Args:
-        rebound: what is in these slots.
+        rebound: what is in these places.
         state: the state; returned without those tensors where they shared memory.
         nodes: of each state tensor, by its identity.
 
@@ -141,9 +142,9 @@ def release_rebound(
         if len(item.tensors) == 1:
             continue
         if any(user.op != "output" for user in nodes[id(held.tensor)].users):
-            others = [other.slots[0].name for other in item.tensors if other is not held]
+            others = [other.places[0].name for other in item.tensors if other is not held]
             raise UnsupportedState(
-                f"The step reads {held.slots[0].name}, which shares memory with"
+                f"The step reads {held.places[0].name}, which shares memory with"
                 f" {' and '.join(others)}, and then replaces it.",
                 remedy="give it memory of its own before fit (.clone())",
             )
@@ -153,7 +154,7 @@ def release_rebound(
 
 
 def collect_outputs(
-    module: nn.Module, snapshot: Snapshot, known: set[tuple[int, Any]], effects: SideEffects
+    module: nn.Module, snapshot: Snapshot, known: set[Place], effects: SideEffects
 ) -> None:
     """Find traced tensors in attributes of modules and at the ends of lists; undo their setting.
 
@@ -167,7 +168,8 @@ def collect_outputs(
         owner, is_metric = vars(one), isinstance(one, Metric)  # forward() makes lists anew
         before = snapshot.before(owner) or {}
         for key, value in list(owner.items()):
-            if (id(owner), key) in known or not holds_traced(value):
+            place = Place(owner, key)
+            if place in known or not holds_traced(value):
                 continue
             old: Any = before.get(key)
             content = snapshot.before(old) if type(old) is list else None
@@ -175,16 +177,12 @@ def collect_outputs(
             if grows and content is not None:
                 if not _begins_with(value, content):
                     continue  # an element was replaced: refused with the other effects
-                effects.lists.append((owner, key))
-                effects.list_values.append(value[len(content) :])
+                effects.append_after(place, value[len(content) :])
                 old[:] = content
-                owner[key] = old
+                place.put(old)
             elif value is not old:
-                effects.set_after([(owner, key)], value)
-                if key in before:
-                    owner[key] = old
-                else:
-                    del owner[key]
+                effects.set_after([place], value)
+                place.put(before.get(key, MISSING))
 
 
 def _begins_with(values: list[Any], start: list[Any]) -> bool:

@@ -2,7 +2,7 @@
 
 The tensors of module, optimizers and metrics are swapped for fakes *in place* (the objects stay, so
 optimizers, ties and user references hold), Lightning's loop runs under ``make_fx``, and everything
-is put back. What the step left behind is sorted: tensors updated in place or put into a slot are
+is put back. What the step left behind is sorted: tensors updated in place or put into a place are
 state; tensors in other attributes are outputs; logging and the like are host calls.
 """
 
@@ -86,7 +86,7 @@ from fulgurite.backends.csx.diagnostics.user_lines import (
 )
 from fulgurite.backends.csx.graph.graph import Graph, Input, Kind, storage_of, used_numbers
 from fulgurite.backends.csx.graph.passes import CBFLOAT16_PASSES, PASSES, lower
-from fulgurite.backends.csx.hyperparams.schedules import Scheduled, scheduler_slots
+from fulgurite.backends.csx.hyperparams.schedules import Scheduled, scheduler_places
 from fulgurite.backends.csx.hyperparams.slots import (
     NotedGroup,
     as_vector,
@@ -102,16 +102,10 @@ from fulgurite.backends.csx.state.carried_gradients import Carried
 from fulgurite.backends.csx.state.fake_swap import fake_for, swap
 from fulgurite.backends.csx.state.first_update import first_updates
 from fulgurite.backends.csx.state.gradients import Gradients
-from fulgurite.backends.csx.state.places import NewPlace, SideEffects
+from fulgurite.backends.csx.state.places import NewPlace, Place, SideEffects, StateTensor
 from fulgurite.backends.csx.state.set_data import ReplacedData
-from fulgurite.backends.csx.state.storage import (
-    Slot,
-    Snapshot,
-    StateTensor,
-    module_slots,
-    optimizer_slots,
-    state_inputs,
-)
+from fulgurite.backends.csx.state.snapshot import Snapshot
+from fulgurite.backends.csx.state.storage import module_places, optimizer_places, state_inputs
 from fulgurite.backends.patches import MISSING, patched
 from fulgurite.backends.schedules import program_schedulers
 from fulgurite.backends.step_context import running
@@ -215,7 +209,7 @@ class Trace:
         self._states = [(optimizer.state, dict(optimizer.state)) for optimizer in scope.optimizers]
         self._deferred = scope.deferred if first is None else first.deferred
         lists = () if first is None else first.outputs.lists
-        self._regrown = {place.name for place, _ in lists if isinstance(place, Regrown)}
+        self._regrown = {one.name for one in lists if isinstance(one.container, Regrown)}
         self.new_places: list[NewPlace] = []
         self._outside = scope.outside_tensors()
         self._parameters = scope.parameters()
@@ -223,7 +217,7 @@ class Trace:
         if first is not None and scope.freezes:
             self.gradients.handover.was_none = first.was_none
         self._schedulers = program_schedulers(scope.schedulers)
-        self._state = state_inputs(self._slots())
+        self._state = state_inputs(self._places())
         self._names = Names(self._state)
         self._number_slots = number_slots(scope.named_optimizers(), self._schedulers)
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -246,28 +240,25 @@ class Trace:
         self._noted: list[NotedGroup] = []
         self._answers: Answers = {}
 
-    def _slots(self) -> Iterator[Slot]:
+    def _places(self) -> Iterator[Place]:
         first = self._first
-        for slot in self._all_slots():
-            if first is None or not self._scope.freezes or slot.name in first.places:
-                yield slot  # what the host put elsewhere since is no state of the program
+        for place in self._all_places():
+            if first is None or not self._scope.freezes or place.name in first.places:
+                yield place  # what the host put elsewhere since is no state of the program
 
-    def _all_slots(self) -> Iterator[Slot]:
-        yield from module_slots(self._scope.module, self._scope.root)
+    def _all_places(self) -> Iterator[Place]:
+        yield from module_places(self._scope.module, self._scope.root)
         known = {id(p) for p in self._scope.module.parameters()}
         for name, p in self._parameters.items():
             if id(p) not in known:
-                yield Slot({0: p}, 0, name)
+                yield Place({0: p}, 0, name)
         names = {id(p): name for name, p in self._parameters.items()}
-        yield from optimizer_slots(self._scope.named_optimizers(), names)
-        yield from (one.slot() for one in self._deferred)
-        yield from (one.slot() for one in self._scope.carried.values())
-        yield from scheduler_slots(self._schedulers)
+        yield from optimizer_places(self._scope.named_optimizers(), names)
+        yield from (one.place() for one in self._deferred)
+        yield from (one.place() for one in self._scope.carried.values())
+        yield from scheduler_places(self._schedulers)
         yield from self._scope.outside_state()
-        yield from self._trees.slots
-
-    def _slots_held(self) -> Iterator[Slot]:
-        return (slot for held in self.state_tensors() for slot in held.slots)
+        yield from self._trees.places
 
     def state_tensors(self) -> list[StateTensor]:
         """The tensors of the program's state."""
@@ -316,9 +307,8 @@ class Trace:
         record = functools.partial(record_operations, module, self._inputs, self._last)
         updates = self.updates.noted
         operations, own, constants = record(updates if self.updates.left_out else ())
-        filled = [(owner, key, owner.get(key, MISSING)) for owner, key in self._outputs.attributes]
-        shared = {s.name for e in self._state if e.whole for h in e.tensors for s in h.slots}
-        names = {(id(s.container), s.key): s.name for s in self._slots_held()}
+        shared = {p for e in self._state if e.whole for held in e.tensors for p in held.places}
+        own_places = {place for held in self.state_tensors() for place in held.places}
         once = self._scope.freezes  # what Python does happens once
         recording = Recording(
             operations=operations,
@@ -328,18 +318,16 @@ class Trace:
             deferred=self._deferred,
             states=self._states,
             filled=[
-                (owner, key, was)
-                for owner, key, was in filled
-                if not isinstance(was, Tensor) or names.get((id(owner), key)) in shared
+                (place, was)
+                for place, was in ((one, one.get(MISSING)) for one in self._outputs.attributes)
+                if not isinstance(was, Tensor) or place in shared
             ]
-            + [
-                (owner, key, copy(owner[key])) for owner, key in map(where_put, self._outputs.lists)
-            ],
+            + [(place, copy(place.get())) for place in map(where_put, self._outputs.lists)],
             kept=[] if self._python is None else list(self._python.traced(holds_traced)),
             changes=self._attributes.changes() if once else (),
             lists=self._attributes.changed_lists if once else [],
             reads=self._reads,
-            places=frozenset(names.values()),
+            places=frozenset(place.name for place in own_places),
             was_none=self.gradients.handover.was_none,
         )
         if self._first is None and updates and can_leave_out(module.graph, updates):
@@ -600,10 +588,10 @@ class Trace:
 
     # -- after the trace --------------------------------------------------------------------
 
-    def _line_of_change(self, slot: Slot, value: Any) -> UserLine | None:
-        """Where the user put a value into a slot, or else where they made it."""
+    def _line_of_change(self, place: Place, value: Any) -> UserLine | None:
+        """Where the user put a value into a place, or else where they made it."""
         made = self._names.origin(value)[1] if isinstance(value, Tensor) else None
-        return self._changes.line_of(slot.container, slot.key) or made or self._fallback_line()
+        return self._changes.line_of(place.container, place.key) or made or self._fallback_line()
 
     def _fallback_line(self) -> UserLine | None:
         """The user's line that runs now, or where they wrote the hook that does."""

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from fulgurite.backends.csx.capture.leaves import (
-    ABSENT,
     DEEPEST,
     Inside,
     Path,
@@ -33,8 +32,9 @@ from fulgurite.backends.csx.contract.lists import may_collect
 from fulgurite.backends.csx.contract.watched import holds_traced, is_watched
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
-from fulgurite.backends.csx.state.places import NewPlace, Place, SideEffects
-from fulgurite.backends.csx.state.storage import StateInput, StateTensor, brief
+from fulgurite.backends.csx.state.places import NewPlace, Place, SideEffects, StateTensor
+from fulgurite.backends.csx.state.storage import StateInput, brief
+from fulgurite.backends.patches import MISSING
 
 Items = list[tuple[Step, Any]]
 
@@ -46,7 +46,7 @@ class Grown:
     """
 
     def __init__(self, inside: Inside, path: Path) -> None:
-        self.name = inside.place(path)
+        self.place = inside.place(path)
         self._inside, self._path = inside, path
         self._made = [_emptied(inside[path[: i + 1]]) for i in range(len(path))]
 
@@ -55,18 +55,13 @@ class Grown:
 
     def extend(self, values: list[Any]) -> None:
         """Put these at its end."""
-        held = self._inside.get(self._path, ABSENT)
-        if held is ABSENT:
+        held = self.place.get(MISSING)
+        if held is MISSING:
             for i, made in enumerate(self._made, start=1):
                 if made is not None and self._path[:i] not in self._inside:
                     self._inside[self._path[:i]] = copy(made)
             held = self._inside[self._path]
         held.extend(values)
-
-    @property
-    def place(self) -> Place:
-        """Where it is."""
-        return self._inside, self._path
 
 
 class Regrown(Grown):
@@ -74,8 +69,8 @@ class Regrown(Grown):
 
     def extend(self, values: list[Any]) -> None:
         """Put another one there, with these at its end."""
-        before = self._inside[self._path]
-        self._inside[self._path] = before + type(before)(values)
+        before = self.place.get()
+        self.place.put(before + type(before)(values))
 
 
 def _emptied(value: Any) -> Any:
@@ -89,8 +84,7 @@ def _emptied(value: Any) -> Any:
 
 def where_put(place: Place) -> Place:
     """The place of a list, also of one that is made anew."""
-    container, _ = place
-    return container.place if isinstance(container, Grown) else place
+    return place.container.place if isinstance(place.container, Grown) else place
 
 
 class Untied(Exception):
@@ -103,8 +97,8 @@ class Untied(Exception):
     def untie(self) -> None:
         """Give each place memory of its own; no step has written that of the one tensor."""
         for held in self._held:
-            for slot in held.slots[1:]:
-                slot.container[slot.key] = held.tensor.detach().clone()
+            for place in held.places[1:]:
+                place.put(held.tensor.detach().clone())
 
 
 def check_ties(state: Iterable[StateInput]) -> None:
@@ -115,9 +109,9 @@ def check_ties(state: Iterable[StateInput]) -> None:
     """
     apart = []
     for held in [held for item in state for held in item.tensors]:
-        inside = any(isinstance(slot.container, Inside) for slot in held.slots)
-        if len(held.slots) > 1 and inside and not isinstance(held.tensor, nn.Parameter):
-            now = [slot.container.get(slot.key) for slot in held.slots]
+        inside = any(isinstance(place.container, Inside) for place in held.places)
+        if len(held.places) > 1 and inside and not isinstance(held.tensor, nn.Parameter):
+            now = [place.get() for place in held.places]
             stays = all(value is held.tensor for value in now)
             if not stays and not _is_one_place(held, now) and not held.tensor._version:
                 apart.append(held)
@@ -128,8 +122,8 @@ def check_ties(state: Iterable[StateInput]) -> None:
 def _is_one_place(held: StateTensor, now: list[Any]) -> bool:
     """Whether all places of a tensor are one, in a container that several hold."""
     containers = [
-        slot.container.get(slot.key[:-1]) if isinstance(slot.container, Inside) else slot.container
-        for slot in held.slots
+        p.container.get(p.key[:-1]) if isinstance(p.container, Inside) else p.container
+        for p in held.places
     ]
     return all(map(is_, now, now[1:])) and all(map(is_, containers, containers[1:]))
 
@@ -141,10 +135,10 @@ def check_gradients(state: Iterable[StateInput]) -> None:
         UnsupportedState: the step computed one, and left it.
     """
     for held in [held for item in state for held in item.tensors]:
-        inside = all(isinstance(slot.container, Inside) for slot in held.slots)
+        inside = all(isinstance(place.container, Inside) for place in held.places)
         if inside and isinstance(held.tensor.grad, FakeTensor):
             raise UnsupportedState(
-                f"{held.slots[0].name} requires a gradient, but is no parameter of a module or an"
+                f"{held.places[0].name} requires a gradient, but is no parameter of a module or an"
                 " optimizer.",
                 remedy="nn.ParameterList, nn.ParameterDict, or an attribute of the module; where"
                 " none is wanted .requires_grad_(False)",
@@ -158,7 +152,7 @@ def collect_trees(
     is_constant: Callable[[Tensor], bool],
     line: Callable[[], UserLine | None],
     regrown: set[str],
-) -> set[tuple[int, Any]]:
+) -> set[Place]:
     """Find what a step changed in trees, and undo it; returns the attributes that were looked at.
 
     Args:
@@ -174,8 +168,8 @@ def collect_trees(
     """
     comparison = _Comparison(trees, state, left, is_constant, line, regrown)
     for inside, before in trees.roots:
-        comparison.tree(before, inside.owner.get(inside.key, ABSENT), inside)
-    return {(id(inside.owner), inside.key) for inside, _ in trees.roots}
+        comparison.tree(before, inside.root.get(MISSING), inside)
+    return {inside.root for inside, _ in trees.roots}
 
 
 class _Comparison:
@@ -190,12 +184,12 @@ class _Comparison:
     ) -> None:
         self._trees, self._left = trees, left
         self._is_constant, self._line, self._regrown = is_constant, line, regrown
-        self._held: dict[tuple[int, Any], StateTensor] = {
-            (id(slot.container), slot.key): held
+        self._held = {
+            place: held
             for item in state
             for held in item.tensors
-            for slot in held.slots
-            if isinstance(slot.container, Inside)
+            for place in held.places
+            if isinstance(place.container, Inside)
         }
         self._seen: set[int] = set()
 
@@ -225,63 +219,61 @@ class _Comparison:
     def _grown(
         self, value: Any, before: Items, added: list[Any], inside: Inside, path: Path
     ) -> None:
-        self._left.lists.append((Grown(inside, path), None))
-        self._left.list_values.append(added)
+        place = inside.place(path)
+        self._left.append_after(Place(Grown(inside, path), None, place.name), added)
         refill(value, before)
         rotates = isinstance(value, deque) and len(before) == value.maxlen
         watched = not path and type(value) is list and may_collect([item for _, item in before])
         if not rotates and not watched:
-            self._new_place(inside, path, value, added, grows=True)
+            self._new_place(place, value, added, grows=True)
 
     def _changed(self, value: Any, before: Items, now: Items, inside: Inside, path: Path) -> None:
         was, is_now = dict(before), dict(now)
         for step, item in before:
             if step not in is_now and _has_tensors(item):
                 raise UnsupportedState(
-                    f"The step takes {inside.place((*path, step))} away, where the next step would"
-                    " look for it.",
+                    f"The step takes {inside.place((*path, step)).name} away, where the next step"
+                    " would look for it.",
                     line=self._line(),
                     remedy="keep its place filled, and change its value",
                 )
         for step, item in now:
-            old = was.get(step, ABSENT)
+            old = was.get(step, MISSING)
             if item is not old and holds_traced(item):
                 self._replaced(inside, (*path, step), old, item)
 
     def _replaced(self, inside: Inside, path: Path, before: Any, now: Any) -> None:
-        if isinstance(now, Tensor) and (id(inside), path) in self._held:
+        place = inside.place(path)
+        if isinstance(now, Tensor) and place in self._held:
             return
         if isinstance(before, Tensor):
             raise UnsupportedState(
-                f"The step replaced {inside.place(path)}, which is a parameter or a buffer of a"
+                f"The step replaced {place.name}, which is a parameter or a buffer of a"
                 " module too, or one of a great many.",
                 line=self._line(),
                 remedy="change it in place (tensor.copy_(...)), or give it memory of its own before"
                 " fit (.clone())",
             )
-        _put_back(inside, path, before)
-        grows = _begins_with(now, before) or inside.place(path) in self._regrown
+        place.put(before)
+        grows = _begins_with(now, before) or place.name in self._regrown
         if grows:
-            self._left.lists.append((Regrown(inside, path), None))
-            self._left.list_values.append(list(now[len(before) :]))
+            regrown = Place(Regrown(inside, path), None, place.name)
+            self._left.append_after(regrown, list(now[len(before) :]))
         else:
-            self._left.set_after([(inside, path)], now)
+            self._left.set_after([place], now)
             self._left.rebound += [
                 held
-                for (container, key), held in self._held.items()
-                if container == id(inside) and key[: len(path)] == path
+                for other, held in self._held.items()
+                if other.container is inside and other.key[: len(path)] == path
             ]
         if grows or _structure(before) != _structure(now):
-            self._new_place(inside, path, before, now, grows)
+            self._new_place(place, before, now, grows)
 
-    def _new_place(self, inside: Inside, path: Path, before: Any, now: Any, grows: bool) -> None:
+    def _new_place(self, place: Place, before: Any, now: Any, grows: bool) -> None:
         leaves = pytree.tree_leaves(now)
         traced = [leaf for leaf in leaves if isinstance(leaf, FakeTensor)]
         if any(map(is_watched, leaves)) or not all(map(self._is_constant, traced)):
-            name, place = inside.place(path), (inside, path)
-            self._left.new_places.append(
-                NewPlace(name=name, place=place, before=before, grows=grows)
-            )
+            self._left.new_places.append(NewPlace(place=place, before=before, grows=grows))
 
 
 def order_of(place: Place, owners: dict[int, str], trees: dict[str, int]) -> tuple[int, str]:
@@ -292,11 +284,9 @@ def order_of(place: Place, owners: dict[int, str], trees: dict[str, int]) -> tup
         owners: paths of modules by the identity of their attributes.
         trees: the places in trees, in order.
     """
-    container, key = place
-    if isinstance(container, Inside):
-        name = container.place(key)
-        return trees.get(name, len(trees)), name
-    return -1, f"{owners.get(id(container), '')}.{key}"
+    if isinstance(place.container, Inside):
+        return trees.get(place.name, len(trees)), place.name
+    return -1, f"{owners.get(id(place.container), '')}.{place.key}"
 
 
 def _added(value: Any, before: Items, now: Items) -> list[Any] | None:
@@ -320,13 +310,6 @@ def _begins_with(now: Any, before: Any) -> bool:
         and 0 < len(before) < len(now)
         and all(map(is_, now, before))
     )
-
-
-def _put_back(inside: Inside, path: Path, before: Any) -> None:
-    if before is not ABSENT:
-        inside[path] = before
-    else:
-        inside.pop(path)
 
 
 def _has_tensors(value: Any) -> bool:

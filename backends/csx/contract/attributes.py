@@ -44,7 +44,7 @@ from fulgurite.backends.csx.diagnostics.user_lines import (
     user_line,
     user_modules,
 )
-from fulgurite.backends.csx.state.places import SideEffects
+from fulgurite.backends.csx.state.places import Place, SideEffects
 from fulgurite.backends.csx.state.storage import brief, copying_remedy, parameter_replaced
 from fulgurite.backends.patches import MISSING, patched
 
@@ -274,7 +274,7 @@ class Attributes:
                 f' a buffer: self.register_buffer("{name}", torch.zeros([n, ...])) in __init__',
             )
         elif watched.cleared:
-            left.set_after([(vars(module), name)], content)
+            left.set_after([Place(vars(module), name)], content)
             return
         original[:] = content
 

@@ -29,7 +29,7 @@ class Names:
 
     def __init__(self, state: Iterable[StateInput]) -> None:
         self._given = {
-            id(held.tensor): held.slots[0].name for item in state for held in item.tensors
+            id(held.tensor): held.places[0].name for item in state for held in item.tensors
         }
         self.tracker: Any = {}
         self.made_by: Any = WeakIdKeyDictionary()

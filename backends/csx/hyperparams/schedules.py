@@ -21,7 +21,7 @@ from torch import Tensor
 from fulgurite.backends.csx.diagnostics.errors import FrozenNumber, StateChanged
 from fulgurite.backends.csx.hyperparams.slots import NotedGroup
 from fulgurite.backends.csx.hyperparams.traced_float import Guard, Numbers, TracedNumber, as_number
-from fulgurite.backends.csx.state.storage import Slot
+from fulgurite.backends.csx.state.places import Place
 from fulgurite.backends.schedules import ProgramScheduler, check_schedulers, program_schedulers
 
 
@@ -66,11 +66,11 @@ def _is_zero(value: object) -> bool:
     return type(value) in (int, float) and value == 0
 
 
-def scheduler_slots(schedulers: Iterable[ProgramScheduler]) -> Iterator[Slot]:
+def scheduler_places(schedulers: Iterable[ProgramScheduler]) -> Iterator[Place]:
     """What they count in."""
     for scheduler in schedulers:
         for name in scheduler.resident:
-            yield Slot(scheduler.resident, name, f"{type(scheduler).__name__}.{name}")
+            yield Place(scheduler.resident, name, f"{type(scheduler).__name__}.{name}")
 
 
 class Scheduled:

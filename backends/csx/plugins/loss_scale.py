@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from fulgurite.backends.csx.diagnostics.errors import NoLoss
 from fulgurite.backends.csx.diagnostics.user_lines import user_line
 from fulgurite.backends.csx.state.conditional_step import skipped_where
-from fulgurite.backends.csx.state.storage import Slot
+from fulgurite.backends.csx.state.places import Place
 from fulgurite.backends.step_context import step_context
 
 
@@ -57,10 +57,10 @@ class LossScale:
         self._overflows: dict[int, Tensor] = {}  # by optimizer, from unscale_ to update
         self._has_scaled = False
 
-    def slots(self) -> Iterator[Slot]:
+    def places(self) -> Iterator[Place]:
         """Where its tensors are."""
         for name in self._state:
-            yield Slot(self._state, name, f"loss_scale[{name!r}]")
+            yield Place(self._state, name, f"loss_scale[{name!r}]")
 
     @property
     def skipped_steps(self) -> int:

@@ -16,8 +16,8 @@ from fulgurite.backends.csx.compile.fabric import HostFabric, Loaded
 from fulgurite.backends.csx.contract.constants import Source
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedInput
 from fulgurite.backends.csx.graph.graph import Kind
+from fulgurite.backends.csx.state.binding import Binding
 from fulgurite.backends.csx.state.kept_gradients import Unkept, held_gradients
-from fulgurite.backends.csx.state.storage import Binding
 
 
 class Executable:

@@ -19,7 +19,8 @@ from torch.optim import Optimizer
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
 from fulgurite.backends.csx.state.first_update import FLAG as UPDATED
 from fulgurite.backends.csx.state.first_update import DeferredState
-from fulgurite.backends.csx.state.storage import Slot
+from fulgurite.backends.csx.state.places import Place
+from fulgurite.backends.csx.state.storage import tensors_in
 
 FLAG = "is there"
 Waiting = Callable[[Optimizer], dict[nn.Parameter, Tensor]]
@@ -37,9 +38,9 @@ class Carried:
         self._name, self._there = name, there
         self.flag = {FLAG: torch.tensor(there)}
 
-    def slot(self) -> Slot:
+    def place(self) -> Place:
         """Where the flag is kept."""
-        return Slot(self.flag, FLAG, f"whether {self._name}.grad is there")
+        return Place(self.flag, FLAG, f"whether {self._name}.grad is there")
 
     def is_now(self, there: bool) -> None:
         """Tell the program what the host made of the gradient."""
@@ -96,11 +97,11 @@ class _Step:
         self._depth += 1
         if self._depth > 1:
             return
-        places = {p: self._places(p) for p in self._waiting(optimizer)}
+        places = {p: list(tensors_in(optimizer.state, p)) for p in self._waiting(optimizer)}
         with torch.no_grad():
             self._updated = [one.flag[UPDATED].clone() for one in self._deferred]
             self._before = {
-                p: (p.detach().clone(), [(c, key, c[key].detach().clone()) for c, key in found])
+                p: (p.detach().clone(), [(place, place.get().detach().clone()) for place in found])
                 for p, found in places.items()
             }
 
@@ -115,10 +116,10 @@ class _Step:
             for p, there in without.items():
                 weight, places = self._before[p]
                 p.copy_(torch.where(there, p, weight))
-                for container, key, before in places:
-                    value = container.get(key)
+                for place, before in places:
+                    value = place.get()
                     if isinstance(value, Tensor) and value.shape == before.shape:
-                        container[key] = torch.where(there, value, before)
+                        place.put(torch.where(there, value, before))
             for one, updated in zip(self._deferred, self._updated, strict=True):
                 self._take_back_update(one, updated, without)
 
@@ -137,15 +138,3 @@ class _Step:
         if flags:
             updated = one.flag[UPDATED]
             updated.copy_(torch.where(torch.stack(flags).any(), updated, before))
-
-    def _places(self, p: nn.Parameter) -> list[tuple[dict[Any, Any], Any]]:
-        """Where the optimizer's state of a parameter has tensors."""
-        return list(_tensors_in(self._optimizer.state.get(p, {})))
-
-
-def _tensors_in(container: dict[Any, Any]) -> Iterator[tuple[dict[Any, Any], Any]]:
-    for key, value in container.items():
-        if isinstance(value, Tensor):
-            yield container, key
-        elif isinstance(value, dict):
-            yield from _tensors_in(value)

@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import get_innermost_proxy_mode
 
 from fulgurite.backends.csx.graph.graph import storage_of
-from fulgurite.backends.csx.state.storage import Slot, StateTensor
+from fulgurite.backends.csx.state.places import Place, StateTensor
 
 
 @contextlib.contextmanager
@@ -32,9 +32,11 @@ def skipped_where(skip: Tensor, state: Iterable[StateTensor]) -> Iterator[None]:
     assert mode is not None
     graph = mode.tracer.graph
     first = next(reversed(graph.nodes))
-    # the forward pass may have put another tensor into a slot: that one counts
-    slots = [(slot, slot.container.get(slot.key), h.tensor) for h in state for slot in h.slots]
-    found = [now if isinstance(now, Tensor) else tensor for _, now, tensor in slots]
+    # the forward pass may have put another tensor into a place: that one counts
+    places = [place for held in state for place in held.places]
+    tensors = [held.tensor for held in state for _ in held.places]
+    values = [place.get() for place in places]
+    found = [v if isinstance(v, Tensor) else t for v, t in zip(values, tensors, strict=True)]
     with torch.no_grad():
         before = {id(t): (t, t.detach().clone(), storage_of(t)) for t in found}
     last = next(reversed(graph.nodes))
@@ -45,27 +47,27 @@ def skipped_where(skip: Tensor, state: Iterable[StateTensor]) -> Iterator[None]:
             if storage in written or storage_of(tensor) != storage:
                 tensor.copy_(torch.where(skip, value, tensor))
         _choose_replacements(
-            skip, [(slot, t, before[id(t)][1]) for (slot, *_), t in zip(slots, found, strict=True)]
+            skip, [(place, t, before[id(t)][1]) for place, t in zip(places, found, strict=True)]
         )
     _drop_unused(first, last)
 
 
-def _choose_replacements(skip: Tensor, slots: list[tuple[Slot, Tensor, Tensor]]) -> None:
-    """The same for slots that the block put another tensor into.
+def _choose_replacements(skip: Tensor, places: list[tuple[Place, Tensor, Tensor]]) -> None:
+    """The same for places that the block put another tensor into.
 
     Args:
         skip: whether the block does not count.
-        slots: each with its tensor before the block, and a copy of that.
+        places: each with its tensor before the block, and a copy of that.
     """
     chosen: dict[int, Tensor] = {}
-    for slot, tensor, before in slots:
-        now = slot.container.get(slot.key)
+    for place, tensor, before in places:
+        now = place.get()
         if now is tensor or not isinstance(now, Tensor):
             continue
         if (now.shape, now.dtype) == (before.shape, before.dtype):  # else an error, at the end
             if id(now) not in chosen:
                 chosen[id(now)] = torch.where(skip, before, now)
-            slot.container[slot.key] = chosen[id(now)]
+            place.put(chosen[id(now)])
 
 
 def _drop_unused(first: fx.Node, last: fx.Node) -> None:
@@ -74,19 +76,6 @@ def _drop_unused(first: fx.Node, last: fx.Node) -> None:
         node, last = last, last.prev
         if not node.users:
             node.graph.erase_node(node)
-
-
-def _choose_replacement(skip: Tensor, held: StateTensor, before: Tensor) -> None:
-    """The same for slots that the block put another tensor into."""
-    chosen: dict[int, Tensor] = {}
-    for slot in held.slots:
-        now = slot.container.get(slot.key)
-        if now is held.tensor or not isinstance(now, Tensor):
-            continue
-        if (now.shape, now.dtype) == (before.shape, before.dtype):  # else an error, at the end
-            if id(now) not in chosen:
-                chosen[id(now)] = torch.where(skip, before, now)
-            slot.container[slot.key] = chosen[id(now)]
 
 
 def _written_after(node: fx.Node) -> set[int]:

@@ -21,7 +21,9 @@ from torch.optim import Optimizer
 
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
 from fulgurite.backends.csx.state.optimizer_init import NewState
-from fulgurite.backends.csx.state.storage import Slot, brief, remember
+from fulgurite.backends.csx.state.places import Place
+from fulgurite.backends.csx.state.snapshot import remember
+from fulgurite.backends.csx.state.storage import brief
 
 FLAG = "updated"
 
@@ -38,9 +40,9 @@ class DeferredState:
         """The state of its optimizer."""
         return self.new_state.optimizer.state
 
-    def slot(self) -> Slot:
+    def place(self) -> Place:
         """Where the flag is kept."""
-        return Slot(
+        return Place(
             self.flag, FLAG, f"whether {type(self.new_state.optimizer).__name__} has updated"
         )
 

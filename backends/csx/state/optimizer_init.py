@@ -26,7 +26,8 @@ from torch.optim import LBFGS, SGD, Optimizer, SparseAdam
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.graph.dtypes import wide
-from fulgurite.backends.csx.state.storage import StateTensor, remember
+from fulgurite.backends.csx.state.places import StateTensor
+from fulgurite.backends.csx.state.snapshot import remember
 from fulgurite.backends.step_context import running
 
 
@@ -137,7 +138,7 @@ class NewState:
         Args:
             live: the tensors that a program works on.
         """
-        places = {id(slot.container) for held in live for slot in held.slots}
+        places = {id(place.container) for held in live for place in held.places}
         tensors = {id(held.tensor) for held in live}
         for key in self.keys:
             values = self.optimizer.state.get(key)

@@ -1,4 +1,4 @@
-"""Places on the host, and what goes there after every step."""
+"""Places on the host: where a step finds tensors, and what goes where after every step."""
 
 from __future__ import annotations
 
@@ -7,20 +7,68 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch.utils._pytree as pytree
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from fulgurite.backends.csx.graph.graph import storage_of
-from fulgurite.backends.csx.state.storage import StateTensor
+from fulgurite.backends.patches import MISSING
 
-Place = tuple[Any, Any]
-"""A container (a dict, or ``leaves.Inside``) and a key of it."""
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """A key of a dict, or of something that is used like one (``leaves.Inside``).
+
+    Places are equal if they are the same key of the same object.
+
+    Args:
+        container: the dict.
+        key: of the dict.
+        name: how the user reaches it, where a message may say so.
+    """
+
+    container: Any
+    key: Any
+    name: str = ""
+
+    def get(self, default: Any = None) -> Any:
+        """What is there now."""
+        return self.container.get(self.key, default)
+
+    def put(self, value: Any) -> None:
+        """Put a value there; MISSING empties the place."""
+        if value is MISSING:
+            self.container.pop(self.key, None)
+        else:
+            self.container[self.key] = value
+
+    def __eq__(self, other: object) -> bool:
+        # of tuples, which compare by identity first: a key may be a tensor
+        return isinstance(other, Place) and (id(self.container), self.key) == (
+            id(other.container),
+            other.key,
+        )
+
+    def __hash__(self) -> int:
+        return hash((id(self.container), self.key))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateTensor:
+    """One tensor of a program's state, and all the places that hold it (several: tied)."""
+
+    tensor: Tensor
+    places: list[Place] = field(default_factory=list)
+
+    def put(self, tensor: Tensor) -> None:
+        """Let all the places hold another tensor."""
+        for place in self.places:
+            place.put(tensor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewPlace:
     """A place inside a tree where the step left tensors, and was none of their shape before."""
 
-    name: str
     place: Place
     before: Any
     grows: bool = False  # the place holds a list, and the tensors were added to it
@@ -37,8 +85,13 @@ class SideEffects:
     new_places: list[NewPlace] = field(default_factory=list)
 
     def set_after(self, places: list[Place], value: Any) -> None:
-        """Every ``container[key]`` of ``places`` is ``value`` after every step; they share it."""
+        """Every one of ``places`` holds ``value`` after every step; they share it."""
         self.writes.append((places, value))
+
+    def append_after(self, place: Place, values: list[Any]) -> None:
+        """The list in a place is extended by ``values`` after every step."""
+        self.lists.append(place)
+        self.list_values.append(values)
 
     def written(self, order: Callable[[Place], Any]) -> tuple[list[Place], list[Any]]:
         """The places that are set after every step, sorted by ``order``, and their values.

@@ -1,0 +1,137 @@
+"""The state of a program while it runs: the tensors that are in its places now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fulgurite.backends.csx.diagnostics.errors import StateChanged
+from fulgurite.backends.csx.state.places import StateTensor
+from fulgurite.backends.csx.state.storage import (
+    Layout,
+    StateInput,
+    copying_remedy,
+    parameter_replaced,
+    storage_key,
+    tensor_at,
+)
+
+
+class Binding:
+    """A program's state and the tensors that are in their places now.
+
+    Host code may put another tensor of the same layout into a place (``Metric.reset`` does); the
+    program then works on that one.
+
+    Args:
+        state: the program's.
+        trained: the identity of parameters that an optimizer holds too: they must stay.
+    """
+
+    def __init__(
+        self, state: tuple[StateInput, ...], trained: frozenset[int] = frozenset()
+    ) -> None:
+        self._state, self._trained = state, trained
+        self._layouts = [[Layout.of(held.tensor) for held in item.tensors] for item in state]
+        self._places = [
+            (place.container, place.key)
+            for item in state
+            for held in item.tensors
+            for place in held.places
+        ]
+        self._input_of_place = [
+            i for i, item in enumerate(state) for held in item.tensors for _ in held.places
+        ]
+        self._seen: list[Tensor] = []
+        self._inputs: list[Tensor] = []
+        self._pointers: list[Any] = []
+        self.storages: frozenset[Any] = frozenset()
+
+    def inputs(self) -> list[Tensor]:
+        """The program's state inputs, in order."""
+        try:
+            now = [container[key] for container, key in self._places]
+        except KeyError:
+            now = []
+        if len(now) != len(self._seen):
+            self.check()
+        elif not all(map(is_, now, self._seen)):
+            pairs = zip(self._input_of_place, now, self._seen, strict=True)
+            self._rebind({i for i, tensor, seen in pairs if tensor is not seen})
+        return self._inputs.copy()
+
+    def check(self) -> None:
+        """Verify every place and bind anew.
+
+        Raises:
+            StateChanged: a place is empty, another layout is in it, or tensors are tied otherwise.
+        """
+        self._inputs = [item.tensors[0].tensor for item in self._state]
+        self._pointers = [None] * len(self._state)
+        self._rebind(range(len(self._state)))
+
+    def _rebind(self, changed: Iterable[int]) -> None:
+        for i in changed:
+            item = self._state[i]
+            for held, layout in zip(item.tensors, self._layouts[i], strict=True):
+                _check_held(held, layout)
+                if id(held.tensor) in self._trained:
+                    _check_trained(held)
+            self._inputs[i] = item.base()
+            self._pointers[i] = storage_key(self._inputs[i])
+        self.storages = frozenset(self._pointers)
+        if len(self.storages) != len(self._pointers):
+            shared = [
+                item.name
+                for item, pointer in zip(self._state, self._pointers, strict=True)
+                if self._pointers.count(pointer) > 1
+            ]
+            raise StateChanged(
+                f"{' and '.join(shared)} share memory, which they did not when the program was"
+                " built.",
+                remedy="tie them before fit, or give each its own memory (.clone())",
+            )
+        self._seen = [container[key] for container, key in self._places]
+
+
+def _check_held(held: StateTensor, layout: Layout) -> None:
+    tensor = tensor_at(held.places[0])
+    if tensor.is_inference() and not torch.is_inference_mode_enabled():
+        tensor = tensor.clone()
+        held.put(tensor)
+    if any(tensor_at(place) is not tensor for place in held.places):
+        names = " and ".join(place.name for place in held.places)
+        raise StateChanged(
+            f"{names} were one tensor when the program was built, and no longer are.",
+            remedy="tie them before fit, or leave them untied",
+        )
+    now = Layout.of(tensor)
+    if now != layout and _may_be_laid_out(tensor, layout):
+        # self.queue = torch.cat([self.queue, x])[-n:] does not begin where its memory does
+        copied = torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype)
+        held.put(copied.copy_(tensor))
+    elif now != layout:
+        raise StateChanged(
+            f"{held.places[0].name} was {layout} with strides {layout.stride} when the program was"
+            f" built, and now is {now} with strides {now.stride}.",
+            remedy="change values in place (tensor.copy_(...))",
+        )
+
+
+def _may_be_laid_out(tensor: Tensor, layout: Layout) -> bool:
+    """Whether a copy of a tensor can stand in its place, laid out as the program expects."""
+    same = (tensor.shape, tensor.dtype) == (layout.shape, layout.dtype)
+    return same and not layout.offset and not tensor.requires_grad
+
+
+def _check_trained(held: StateTensor) -> None:
+    place = held.places[0]
+    if tensor_at(place) is not held.tensor:
+        raise StateChanged(
+            parameter_replaced(place.name, "after the program was built"),
+            remedy=copying_remedy(place.name),
+        )
