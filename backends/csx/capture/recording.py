@@ -29,6 +29,7 @@ from fulgurite.backends.csx.contract.replay import Reads
 from fulgurite.backends.csx.diagnostics.errors import GraphChanged, StateChanged
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_of
 from fulgurite.backends.csx.graph.graph import Input, Kind
+from fulgurite.backends.csx.graph.op_schema import is_mutable, is_random
 from fulgurite.backends.csx.graph.passes.rename import RENAMES
 from fulgurite.backends.csx.state.first_update import DeferredState
 from fulgurite.backends.csx.state.places import Place
@@ -127,7 +128,7 @@ def record_operations(
             item = next(names)
             operands[node] = Operand(item.kind, item.name)
         elif node in inside:
-            written = node.args[0] if _acts(node) else None
+            written = node.args[0] if is_mutable(node.target) else None
             if isinstance(written, fx.Node) and written in operands:
                 operands[node] = operands[written]  # which is what later operations read
         elif node in live and node.target in RENAMES:
@@ -155,7 +156,7 @@ def _inside(updates: Sequence[Update]) -> frozenset[fx.Node]:
 def _is_written(node: fx.Node, inside: frozenset[fx.Node]) -> bool:
     """Whether a node of an update is what it wrote into something that was there before."""
     while node in inside:
-        if not _acts(node) or not isinstance(node.args[0], fx.Node):
+        if not is_mutable(node.target) or not isinstance(node.args[0], fx.Node):
             return False
         node = node.args[0]
     return True
@@ -176,17 +177,10 @@ def _live(graph: fx.Graph, updates: Sequence[Update]) -> set[fx.Node]:
     for node in reversed(graph.nodes):
         if node in inside:
             continue
-        acts = _acts(node)
-        acts = acts or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        acts = is_mutable(node.target) or is_random(node.target)
         if node.op == "output" or acts or not live.isdisjoint(node.users):
             live.add(node)
     return live
-
-
-def _acts(node: fx.Node) -> bool:
-    """Whether an operation writes into what it is given."""
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and bool(schema.is_mutable)
 
 
 def _operation(

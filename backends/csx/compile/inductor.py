@@ -26,6 +26,7 @@ from torch._inductor.virtualized import V
 
 from fulgurite.backends.csx.compile.static_wrapper import make_static
 from fulgurite.backends.csx.graph.graph import Graph, storage_of
+from fulgurite.backends.csx.graph.op_schema import is_random
 from fulgurite.backends.csx.graph.passes import COMPILER_PASSES, lower
 from fulgurite.backends.patches import patched
 
@@ -146,7 +147,7 @@ def _keep_draws_as_they_are() -> None:
         if namespace != "aten":
             continue
         operation = getattr(getattr(torch.ops.aten, base), overload or "default", None)
-        if torch.Tag.nondeterministic_seeded not in getattr(operation, "tags", ()):
+        if not is_random(operation):
             continue
         if operation not in lowering.lowerings:
             make_fallback(operation, constraint, warn=False, override_decomp=True)

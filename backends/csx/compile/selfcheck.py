@@ -27,8 +27,8 @@ from torch import Tensor, fx
 from fulgurite.backends.csx.compile.sensitivity import Noisy
 from fulgurite.backends.csx.diagnostics.errors import PUBLIC
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_of
-from fulgurite.backends.csx.graph.graph import Graph, writes
-from fulgurite.backends.csx.graph.passes.cbfloat16 import operation_name
+from fulgurite.backends.csx.graph.graph import Graph
+from fulgurite.backends.csx.graph.op_schema import is_random, operation_name, written_nodes
 
 Call = Callable[[list[Tensor]], Sequence[Tensor]]
 
@@ -149,11 +149,7 @@ class SelfCheck:
             what = f"{value.name} is {apart[first].words()}{others}"
             return Difference(what, line_of(value.maker))
         if not torch.equal(tried.random_state, right.random_state):
-            draws = [
-                node
-                for node in self._graph.operations()
-                if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-            ]
+            draws = [node for node in self._graph.operations() if is_random(node.target)]
             line = line_of(draws[0]) if draws else None
             return Difference("another number of random numbers was drawn", line)
         return None
@@ -296,7 +292,8 @@ def _values(graph: Graph, written: list[int]) -> Iterator[Value]:
         yield Value("what the step returns", maker, positions[maker])
     placeholders = graph.placeholders()
     for i in written:
-        last = [user for user in placeholders[i].users if writes(user, placeholders[i])][-1]
+        state = placeholders[i]
+        last = [user for user in state.users if state in written_nodes(user)][-1]
         copied = last.args[1] if last.target is torch.ops.aten.copy_.default else last
         assert isinstance(copied, fx.Node)
         maker = _origin(copied)
@@ -305,7 +302,7 @@ def _values(graph: Graph, written: list[int]) -> Iterator[Value]:
 
 def _origin(node: fx.Node) -> fx.Node:
     """The operation that computed a value: Lightning copies a loss, and divides it by a number."""
-    while operation_name(node) in ("clone", "detach", "alias", "_to_copy", "div"):
+    while operation_name(node.target) in ("clone", "detach", "alias", "_to_copy", "div"):
         if len(node.all_input_nodes) != 1:
             break
         [node] = node.all_input_nodes

@@ -14,7 +14,8 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, fx
 
-from fulgurite.backends.csx.graph.passes.cbfloat16 import EXACT, operation_name, rounding
+from fulgurite.backends.csx.graph.op_schema import is_alias, is_random, operation_name
+from fulgurite.backends.csx.graph.passes.cbfloat16 import EXACT, rounding
 
 _MOVES = {torch.float64: 1e-15, torch.float32: 3e-7}  # relative: some units in the last place
 _STEPS = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}  # one unit in the last place
@@ -66,7 +67,7 @@ class Noisy(fx.Interpreter):
             moved = x.double() * (1 + step * draw.sign() * (draw.abs() < self._scale * _MOVED))
         else:
             size = x.double().abs()
-            if any(part in operation_name(node) for part in _SUMS):
+            if any(part in operation_name(node.target) for part in _SUMS):
                 size = size + size.square().mean().sqrt()
             moved = x.double() + size * draw * self._scale * _MOVES[x.dtype]
         return torch.empty_like(x).copy_(moved)
@@ -74,13 +75,13 @@ class Noisy(fx.Interpreter):
 
 def _is_exact(node: fx.Node) -> bool:
     """Whether a result is moved data, a choice, a draw, a constant, or memory of an argument."""
-    schema, name = getattr(node.target, "_schema", None), operation_name(node)
+    name = operation_name(node.target)
     if name in ("_to_copy", "convert_element_type"):
         return node.meta["val"].dtype not in _STEPS
     return (
-        schema is None
+        not name
         or not node.all_input_nodes
         or name in EXACT
-        or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-        or any(value.alias_info is not None for value in schema.returns)
+        or is_random(node.target)
+        or is_alias(node.target)
     )

@@ -22,6 +22,13 @@ from fulgurite.backends.csx.contract.default_dtype import with_explicit_dtype
 from fulgurite.backends.csx.contract.leaks import Created
 from fulgurite.backends.csx.diagnostics.errors import ForeignState, StateChanged, UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_of
+from fulgurite.backends.csx.graph.op_schema import (
+    is_alias,
+    is_mutable,
+    is_random,
+    is_uninitialized,
+    written,
+)
 from fulgurite.backends.csx.hyperparams.torch_optim import TRACEABLE
 from fulgurite.backends.csx.state.storage import Layout, member
 
@@ -62,7 +69,8 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         func = TRACEABLE.get(func, func)
         args, kwargs = with_explicit_dtype(func, args, kwargs or {})
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        self._check_writes(func, args, kwargs)
+        changed = written(func, args, kwargs)
+        self._check_writes(changed)
         known = all(self._value(t) is not None for t in tensors)
         result = func(*args, **kwargs)
         for output in pytree.tree_leaves(result):
@@ -74,15 +82,15 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self._alive.append(storage)
         if known and self._follows(func, result):
             self._compute(func, args, kwargs, result)
-        elif func._schema.is_mutable:
-            for tensor in _written(func, args, kwargs):
+        else:
+            for tensor in changed:
                 value = self._values.get(tensor)
                 if value is not None:
                     self._spoiled.add(value.untyped_storage()._cdata)
         return result
 
-    def _check_writes(self, func: Any, args: Any, kwargs: Any) -> None:
-        for tensor in _written(func, args, kwargs):
+    def _check_writes(self, changed: list[Tensor]) -> None:
+        for tensor in changed:
             foreign = not isinstance(tensor, FakeTensor)
             if foreign or tensor.untyped_storage()._cdata in self._foreign:
                 raise ForeignState(
@@ -101,8 +109,8 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return (
             bool(outputs)
             and all(t.numel() <= LARGEST for t in outputs)
-            and torch.Tag.nondeterministic_seeded not in func.tags
-            and "empty" not in func._schema.name
+            and not is_random(func)
+            and not is_uninitialized(func)
         )
 
     def _compute(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
@@ -122,21 +130,8 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _is_view(func: Any) -> bool:
     """Whether an operation's result shares the memory of an argument; not so a literal's."""
-    returns = func._schema.returns
-    shares = bool(returns) and returns[0].alias_info is not None
-    return shares and not func._schema.is_mutable and func is not torch.ops.aten.lift_fresh.default
-
-
-def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
-    """The tensors that an operation writes, among its arguments."""
-    arguments = func._schema.arguments
-    given = dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs
-    values = [
-        given.get(argument.name)
-        for argument in arguments
-        if argument.alias_info is not None and argument.alias_info.is_write
-    ]
-    return [tensor for tensor in pytree.tree_leaves(values) if isinstance(tensor, Tensor)]
+    literal = func is torch.ops.aten.lift_fresh.default
+    return is_alias(func) and not is_mutable(func) and not literal
 
 
 def constants_as_inputs(module: fx.GraphModule, position: int) -> list[Tensor]:

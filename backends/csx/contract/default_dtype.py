@@ -14,6 +14,8 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fulgurite.backends.csx.graph.op_schema import arguments_of, is_mutable
+
 
 def with_explicit_dtype(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """The arguments of an ATen operation such that its result does not rest on the default."""
@@ -22,7 +24,7 @@ def with_explicit_dtype(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         return args, kwargs
     tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
     if not tensors:
-        names = [argument.name for argument in func._schema.arguments]
+        names = [argument.name for argument in arguments_of(func)]
         if "dtype" in names and kwargs.get("dtype") is None:
             return args, {**kwargs, "dtype": _dtype_of_factory(func, args, kwargs)}
     elif _promotes(func, tensors) and _result_dtype(func, args, kwargs) is default:
@@ -40,7 +42,7 @@ def _dtype_of_factory(func: Any, args: Any, kwargs: Any) -> torch.dtype:
 
 def _promotes(func: Any, tensors: list[Tensor]) -> bool:
     """Whether a floating result can come of integers alone, by torch's rules for promotion."""
-    elementwise = torch.Tag.pointwise in func.tags and not func._schema.is_mutable
+    elementwise = torch.Tag.pointwise in func.tags and not is_mutable(func)
     return elementwise and not any(t.is_floating_point() or t.is_complex() for t in tensors)
 
 

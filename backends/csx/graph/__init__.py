@@ -1,6 +1,7 @@
 """Operations, and passes over them.
 
 graph         a traced step: its operations, and what each of its inputs is
+op_schema     what is known of an operation without running it: what it writes, whether it draws
 passes        pure functions Graph -> Graph
 dtypes        narrow floats, wide ones, and cbfloat16, which torch does not have
 rng           the random states of a process

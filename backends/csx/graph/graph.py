@@ -11,6 +11,8 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
+from fulgurite.backends.csx.graph.op_schema import written_nodes
+
 
 class Kind(Enum):
     """What an input of a graph is."""
@@ -65,22 +67,8 @@ class Graph:
 
     def written(self) -> frozenset[int]:
         """Positions of the inputs that the graph updates in place."""
-        written = set()
-        for i, node in enumerate(self.placeholders()):
-            if any(writes(user, node) for user in node.users):
-                written.add(i)
-        return frozenset(written)
-
-
-def writes(node: fx.Node, target: fx.Node) -> bool:
-    """Whether an operation changes its argument ``target`` in place."""
-    schema = getattr(node.target, "_schema", None)
-    if node.op != "call_function" or schema is None:
-        return False
-    for argument, value in zip(schema.arguments, node.args, strict=False):
-        if value is target and argument.alias_info is not None and argument.alias_info.is_write:
-            return True
-    return False
+        changed = {node for operation in self.operations() for node in written_nodes(operation)}
+        return frozenset(i for i, node in enumerate(self.placeholders()) if node in changed)
 
 
 def used_numbers(graph: Graph) -> set[int]:

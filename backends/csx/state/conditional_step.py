@@ -12,11 +12,11 @@ import contextlib
 from collections.abc import Iterable, Iterator
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import get_innermost_proxy_mode
 
 from fulgurite.backends.csx.graph.graph import storage_of
+from fulgurite.backends.csx.graph.op_schema import written_nodes
 from fulgurite.backends.csx.state.places import Place, StateTensor
 
 
@@ -80,16 +80,8 @@ def _drop_unused(first: fx.Node, last: fx.Node) -> None:
 
 def _written_after(node: fx.Node) -> set[int]:
     """The memory that operations after ``node`` write."""
-    written: set[int] = set()
+    memory: set[int] = set()
     while (node := node.next).op != "root":
-        schema = getattr(node.target, "_schema", None)
-        if schema is None or not schema.is_mutable:
-            continue
-        given = dict(zip((a.name for a in schema.arguments), node.args, strict=False))
-        given.update(node.kwargs)
-        for argument in schema.arguments:
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                nodes = pytree.tree_leaves(given.get(argument.name))
-                values = [n.meta.get("val") for n in nodes if isinstance(n, fx.Node)]
-                written |= {storage_of(value) for value in values if isinstance(value, Tensor)}
-    return written
+        values = [written.meta.get("val") for written in written_nodes(node)]
+        memory |= {storage_of(value) for value in values if isinstance(value, Tensor)}
+    return memory

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor, fx
 from torch._inductor.lowering import make_pointwise, register_lowering
 from torch._inductor.virtualized import ops
@@ -26,6 +25,12 @@ from fulgurite.backends.csx.diagnostics.user_lines import line_of
 from fulgurite.backends.csx.graph import dtypes as fmt
 from fulgurite.backends.csx.graph.dtypes import NARROW, STAND_IN, Facts, representable
 from fulgurite.backends.csx.graph.graph import Graph, Kind
+from fulgurite.backends.csx.graph.op_schema import (
+    arguments_of,
+    is_alias,
+    operation_name,
+    written_nodes,
+)
 
 _aten: Any = torch.ops.aten
 
@@ -118,13 +123,13 @@ def _replace(graph: fx.Graph, node: fx.Node) -> None:
     if result and _is_cast(node):
         node.target, node.kwargs = rounding(), {}
         return
-    if operation_name(node) == "nan_to_num" and _is_narrow(node):
+    if operation_name(node.target) == "nan_to_num" and _is_narrow(node):
         node.args = _with_limits(*node.args)
     node.args, node.kwargs = map_aggregate((node.args, node.kwargs), _widened)
     if exact:
         return
     with graph.inserting_before(node.next):
-        for written in filter(_is_narrow, _written(node)):
+        for written in filter(_is_narrow, written_nodes(node)):
             _call(graph, _aten.copy_.default, (written, _rounded(graph, written, node)), node)
         if result:
             users = list(node.users)
@@ -142,7 +147,7 @@ def _call(graph: fx.Graph, target: Any, args: tuple[Any, ...], source: fx.Node) 
 
 def _rounded(graph: fx.Graph, value: fx.Node, source: fx.Node) -> fx.Node:
     once = _call(graph, rounding(), (value,), source)
-    name = operation_name(source)
+    name = operation_name(source.target)
     if name == "rand" or (name == "uniform" and source.args[-1] == 1):
         once = _call(graph, _aten.clamp_max.default, (once, _BELOW_ONE), source)
     return once
@@ -170,25 +175,11 @@ def _is_narrow(node: fx.Node) -> bool:
     return isinstance(value, Tensor) and value.dtype is STAND_IN
 
 
-def operation_name(node: fx.Node) -> str:
-    """An operation's name without namespace, overload and final underscore; of its kin the same."""
-    schema = getattr(node.target, "_schema", None)
-    return "" if schema is None else schema.name.partition("::")[2].removesuffix("_")
-
-
 def _given(node: fx.Node) -> Iterator[tuple[Any, Any]]:
     """The arguments of an operation: what its schema says of each, and the value."""
-    arguments = node.target._schema.arguments  # type: ignore[union-attr]
+    arguments = arguments_of(node.target)
     yield from zip(arguments, node.args, strict=False)
     yield from ((argument, node.kwargs.get(argument.name)) for argument in arguments)
-
-
-def _written(node: fx.Node) -> Iterator[fx.Node]:
-    """The tensors that an operation changes in place."""
-    if isinstance(node.target, OpOverload):
-        for argument, value in _given(node):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                yield from (leaf for leaf in pytree.tree_leaves(value) if leaf is not None)
 
 
 def _part(node: fx.Node) -> tuple[fx.Node, int]:
@@ -204,14 +195,13 @@ def _part(node: fx.Node) -> tuple[fx.Node, int]:
 def _is_alias(node: fx.Node) -> bool:
     """Whether a result is memory of an argument: a view, or what was changed in place."""
     operation, index = _part(node)
-    returns = operation.target._schema.returns  # type: ignore[union-attr]
-    return returns[index if index < len(returns) else 0].alias_info is not None
+    return is_alias(operation.target, index)
 
 
 def _is_exact(node: fx.Node) -> bool:
     """Whether what an operation makes of numbers on the grid is on the grid."""
     node, _ = _part(node)
-    name = operation_name(node)
+    name = operation_name(node.target)
     adds = "reduce" in str(node.target) or (name == "index_put" and node.args[3:] == (True,))
     if name not in EXACT or adds:
         return False

@@ -19,6 +19,7 @@ from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fulgurite.backends.csx.graph.graph import Graph
+from fulgurite.backends.csx.graph.op_schema import is_random
 
 
 def _decompositions() -> dict[Any, Any]:
@@ -26,7 +27,7 @@ def _decompositions() -> dict[Any, Any]:
     table = {
         operation: decomposition
         for operation, decomposition in select_decomp_table().items()
-        if torch.Tag.nondeterministic_seeded not in getattr(operation, "tags", ())
+        if not is_random(operation)
     }
     for operation in _NORMS:
         table[operation] = _with_full_statistics(table[operation])

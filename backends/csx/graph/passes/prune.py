@@ -7,7 +7,8 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from fulgurite.backends.csx.graph.graph import Graph, Kind, writes
+from fulgurite.backends.csx.graph.graph import Graph, Kind
+from fulgurite.backends.csx.graph.op_schema import written_nodes
 
 
 def prune(graph: Graph) -> Graph:
@@ -31,7 +32,7 @@ def prune(graph: Graph) -> Graph:
 def _overwrites(user: fx.Node, node: fx.Node) -> bool:
     """Whether ``user`` replaces the values of ``node`` without reading them."""
     copies = user.target is torch.ops.aten.copy.default and user.args[1] is not node
-    return writes(user, node) or copies
+    return node in written_nodes(user) or copies
 
 
 def read_inputs(graph: Graph) -> set[int]:

@@ -6,6 +6,7 @@ import torch
 from torch import fx
 
 from fulgurite.backends.csx.graph.graph import Graph
+from fulgurite.backends.csx.graph.op_schema import is_mutable, is_random, is_uninitialized
 
 
 def simplify(graph: Graph) -> Graph:
@@ -44,9 +45,9 @@ def _merge_repeated(graph: fx.Graph) -> None:
         target = node.target
         if (
             not isinstance(target, torch._ops.OpOverload)
-            or target._schema.is_mutable
-            or torch.Tag.nondeterministic_seeded in target.tags
-            or "empty" in target._schema.name
+            or is_mutable(target)
+            or is_random(target)
+            or is_uninitialized(target)
             or node in returned
         ):
             continue

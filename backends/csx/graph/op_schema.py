@@ -1,0 +1,74 @@
+"""What is known of an operation without running it: its name, what it writes, whether it draws.
+
+torch declares these facts in an operation's schema and tags. Every room asks here. Whatever else
+stands in a graph (``getitem``, a subgraph) has no schema: it writes nothing and has no name.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import fx
+
+
+@functools.cache
+def _written_arguments(operation: object) -> tuple[tuple[int, str], ...]:
+    """Position and name of each argument that an operation changes in place."""
+    return tuple(
+        (i, argument.name)
+        for i, argument in enumerate(arguments_of(operation))
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+
+
+def arguments_of(operation: object) -> Sequence[Any]:
+    """What the schema says of each argument, in order."""
+    schema: Any = getattr(operation, "_schema", None)
+    return () if schema is None else schema.arguments
+
+
+def written(operation: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The tensors (in a graph: nodes) among its arguments that an operation changes in place."""
+    values = [
+        args[i] if i < len(args) else kwargs.get(name) for i, name in _written_arguments(operation)
+    ]
+    return [leaf for leaf in pytree.tree_leaves(values) if leaf is not None] if values else values
+
+
+def written_nodes(node: fx.Node) -> list[fx.Node]:
+    """The nodes whose tensors a node changes in place."""
+    return written(node.target, node.args, node.kwargs)
+
+
+def is_mutable(operation: object) -> bool:
+    """Whether an operation changes an argument in place."""
+    return bool(_written_arguments(operation))
+
+
+def is_alias(operation: object, result: int = 0) -> bool:
+    """Whether a result is memory of an argument: a view, or what was changed in place."""
+    returns: Any = operation._schema.returns  # type: ignore[attr-defined]
+    return bool(returns) and returns[min(result, len(returns) - 1)].alias_info is not None
+
+
+def is_random(operation: object) -> bool:
+    """Whether an operation draws random numbers, which moves the process's random state."""
+    return torch.Tag.nondeterministic_seeded in getattr(operation, "tags", ())
+
+
+def is_uninitialized(operation: object) -> bool:
+    """Whether a result holds whatever was in its memory before: ``empty`` and its kin."""
+    return "empty" in operation_name(operation)
+
+
+def operation_name(operation: object) -> str:
+    """The name without namespace, overload and final underscore: ``add`` of ``aten::add_.Tensor``.
+
+    Empty for what has no schema.
+    """
+    schema: Any = getattr(operation, "_schema", None)
+    return "" if schema is None else schema.name.partition("::")[2].removesuffix("_")
