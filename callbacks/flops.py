@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.plugins.strategy import strategy_of
-from fulgurite.backends.csx.program.step_function import STEP
+from fulgurite.backends.csx.program.summary import STEP
 from fulgurite.callbacks.profiler import Profiler
 from fulgurite.callbacks.sparse import is_static
 

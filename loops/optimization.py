@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from fulgurite.backends.csx.contract.frozen_reads import frozen_hook_arguments, frozen_index
 from fulgurite.backends.csx.diagnostics.errors import NoLoss
 from fulgurite.backends.csx.plugins.strategy import refuse_zero_grad_hooks, strategy_of
-from fulgurite.backends.csx.program.step_function import ACCUMULATE, STEP
+from fulgurite.backends.csx.program.summary import ACCUMULATE, STEP
 from fulgurite.backends.patches import patched
 from fulgurite.loops.finite import Losses
 

@@ -19,7 +19,6 @@ from turns import Contender, FitInTurns, timed
 
 import fulgurite
 from fulgurite.backends.csx.config import CSXBackend
-from fulgurite.backends.csx.program.step_function import STEP
 
 FLOAT32 = "32-true"
 QUIET: dict[str, Any] = {
@@ -160,7 +159,7 @@ def bare(model: Model, schedule: Schedule | None = None, precision: str = FLOAT3
     check_compiled(trainer)
     step = trainer.strategy.step_functions["training"]
     batches = [list(batch) for batch in model.batches]  # as the loader gives them
-    return timed(lambda i: step(batches[i % len(batches)], dict, STEP))
+    return timed(lambda i: step(batches[i % len(batches)], dict))
 
 
 class Span(pl.Callback):
@@ -193,6 +192,5 @@ def validation(model: Model, *, ours: bool, logs: str) -> Contender:
 def check_compiled(trainer: pl.Trainer) -> None:
     """Fail where a program ran operation by operation: its time would mean nothing."""
     for step in trainer.strategy.step_functions.values():
-        for built in step._built:
-            if not all(ready._loaded.compiled for ready in built.ready.values()):
-                sys.exit("a program was not compiled: the figures would mean nothing")
+        if not all(executable.loaded.compiled for executable in step.executables()):
+            sys.exit("a program was not compiled: the figures would mean nothing")

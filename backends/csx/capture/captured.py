@@ -1,4 +1,4 @@
-"""What a trace of one entry point gives: its graph, and all that running it needs to know."""
+"""What a trace of one entry point gives: a graph, and all that is needed to run it."""
 
 from __future__ import annotations
 
@@ -21,26 +21,38 @@ from fulgurite.backends.schedules import ProgramScheduler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Captured:
-    """One captured item point."""
+class InputSources:
+    """Where a graph's inputs come from: each kind in the order of ``Input.index``."""
 
-    graph: Graph
-    state: tuple[StateInput, ...]  # state, by ``Input.index``
+    state: tuple[StateInput, ...]
+    gradients: Handover
     numbers: tuple[NumberSlot, ...]
-    guards: tuple[Guard, ...]
-    used_numbers: frozenset[int]
     constants: tuple[Source | Accumulator, ...]
     batch: BatchSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumptions:
+    """What the traced Python read on the host: the graph is right while it would read the same."""
+
+    numbers: tuple[Guard, ...]  # of param groups
+    scalars: tuple[Access, ...]  # of modules
+    answers: Answers  # of the trainer, about its state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    """One captured entry point."""
+
+    graph: Graph
+    sources: InputSources
     outputs: Outputs
-    reads: tuple[Access, ...]  # scalars of modules that the step's Python read
-    changes: tuple[Access, ...]  # and those that it changed
-    recording: Recording | None  # for later traces to be compared with
-    gradients: Handover
-    answers: Answers  # what the step asked of the trainer's state
+    assumptions: Assumptions
+    changes: tuple[Access, ...]  # scalars of modules that the step changed
     counted: tuple[tuple[ProgramScheduler, int], ...]  # schedulers, and how often it steps each
-    trained: frozenset[int]  # the identity of the optimizers' parameters
+    recording: Recording | None  # for later traces to be compared with
 
     def state_tensors(self) -> list[StateTensor]:
-        """The tensors of its state."""
+        """The tensors that the graph works on."""
         used = [item.index for item in self.graph.inputs if item.kind is Kind.STATE]
-        return [held for i in used for held in self.state[i].tensors]
+        return [held for i in used for held in self.sources.state[i].tensors]

@@ -29,7 +29,7 @@ from torch.fx.experimental.proxy_tensor import get_innermost_proxy_mode, make_fx
 
 from fulgurite.backends.csx.capture.batch_changes import BatchChanges, copied
 from fulgurite.backends.csx.capture.batch_spec import BatchSpec
-from fulgurite.backends.csx.capture.captured import Captured
+from fulgurite.backends.csx.capture.captured import Assumptions, Captured, InputSources
 from fulgurite.backends.csx.capture.created_state import CreatedState
 from fulgurite.backends.csx.capture.host_calls import record_host_calls
 from fulgurite.backends.csx.capture.logs import Accumulator, LogCall
@@ -84,7 +84,7 @@ from fulgurite.backends.csx.diagnostics.user_lines import (
     record_lines,
     user_line,
 )
-from fulgurite.backends.csx.graph.graph import Graph, Input, Kind, storage_of, used_numbers
+from fulgurite.backends.csx.graph.graph import Graph, Input, Kind, storage_of
 from fulgurite.backends.csx.graph.passes import CBFLOAT16_PASSES, PASSES, lower
 from fulgurite.backends.csx.hyperparams.schedules import Scheduled, scheduler_places
 from fulgurite.backends.csx.hyperparams.slots import (
@@ -380,20 +380,22 @@ class Trace:
         graph = lower(Graph(module=module, inputs=tuple(self._inputs), mode=self._mode), passes)
         return Captured(
             graph=graph,
-            state=self._state,
-            numbers=tuple(self._number_slots),
-            guards=tuple(self._guards),
-            used_numbers=frozenset(used_numbers(graph)),
-            constants=tuple(sources),
-            batch=self._batch_spec,
+            sources=InputSources(
+                state=self._state,
+                gradients=self.gradients.handover,
+                numbers=tuple(self._number_slots),
+                constants=tuple(sources),
+                batch=self._batch_spec,
+            ),
             outputs=self._outputs,
-            reads=self._attributes.reads() if self._scope.freezes else (),
+            assumptions=Assumptions(
+                numbers=tuple(self._guards),
+                scalars=self._attributes.reads() if self._scope.freezes else (),
+                answers=self._answers,
+            ),
             changes=self._attributes.changes(),
-            recording=recording,
-            gradients=self.gradients.handover,
-            answers=self._answers,
             counted=tuple(self._scheduled.counted.items()),
-            trained=frozenset(id(p) for group in self._scope.groups() for p in group["params"]),
+            recording=recording,
         )
 
     def _sources(self, constants: list[Tensor]) -> list[Source | Accumulator]:

@@ -32,9 +32,9 @@ from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.contract.constants import Source
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedInput, UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, user_line
-from fulgurite.backends.csx.program import report
 from fulgurite.backends.csx.program.offline import BuiltOnly
 from fulgurite.backends.csx.program.step_function import STEP, StepFunction
+from fulgurite.backends.csx.program.summary import STEP
 from fulgurite.backends.step_context import step_context
 
 compiled_names: Any = WeakIdKeyDictionary()
@@ -175,9 +175,8 @@ class FunctionPrograms:
             calls=lambda: step.step.runs,
         )
         stage = getattr(self._function, "__name__", type(self._function).__name__)
-        announce = functools.partial(report.announce, None, self._fabric, self._backend)
         step = _Step(
-            step=StepFunction(stage, scope, self._backend, self._fabric, announce),
+            step=StepFunction(stage, scope, self._backend, self._fabric),
             scope=scope,
             function=self._function,
             statics=statics,

@@ -7,7 +7,6 @@ does not depend on how many processes there are; it goes over Lightning's own st
 from __future__ import annotations
 
 import contextlib
-import functools
 import pkgutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -43,10 +42,11 @@ from fulgurite.backends.csx.plugins.precision import (
     csx_precision,
     refuse_replaced_precision,
 )
-from fulgurite.backends.csx.program import offline, report
+from fulgurite.backends.csx.program import offline
 from fulgurite.backends.csx.program.audit import Budget
-from fulgurite.backends.csx.program.step_function import STEP, EntryPoints, HostCode, StepFunction
-from fulgurite.backends.csx.program.summary import Program
+from fulgurite.backends.csx.program.build import EntryPoints
+from fulgurite.backends.csx.program.step_function import HostCode, StepFunction
+from fulgurite.backends.csx.program.summary import STEP, Program
 from fulgurite.backends.csx.state.dropped_gradient import forget
 from fulgurite.backends.csx.state.first_update import hidden
 from fulgurite.backends.step_context import step_context
@@ -153,22 +153,8 @@ class StaticGraph(Strategy):
             self._training = self._step_function("training", scope)
 
     def _step_function(self, stage: str, scope: LightningScope) -> StepFunction:
-        trainer = scope.trainer
-
-        def settings() -> tuple[Any, ...]:
-            clip = (trainer.gradient_clip_val, trainer.gradient_clip_algorithm)
-            return (trainer.accumulate_grad_batches, *clip) if scope.trains else ()
-
-        announce = functools.partial(report.announce, trainer, self.fabric, self.backend)
         return StepFunction(
-            stage,
-            scope,
-            self.backend,
-            self.fabric,
-            announce,
-            settings,
-            self.host_code,
-            self.audit_budget,
+            stage, scope, self.backend, self.fabric, self.host_code, self.audit_budget
         )
 
     @property
@@ -213,7 +199,11 @@ class StaticGraph(Strategy):
     # -- steps ---------------------------------------------------------------------------------
 
     def train(
-        self, batch: Any, entries: EntryPoints, entry: str = STEP, batch_idx: int | None = None
+        self,
+        batch: Any,
+        entries: Callable[[], EntryPoints],
+        entry: str = STEP,
+        batch_idx: int | None = None,
     ) -> Any:
         """Run one training step (see ``StepFunction``)."""
         assert self._training is not None

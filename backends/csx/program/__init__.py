@@ -1,7 +1,11 @@
 """Choose a program, build it, run it.
 
-step_function   the step of one stage: which program fits the batch, built where none does, then fed
-conditions      what a program was built on besides the batch
+step_function   the step of one stage: select a program, build it where none fits, run it
+selection       the programs of one stage, and which of them fits a step
+guards          what a program relies on: whether it fits, and if not, why
+modules         the modules of a model, to be compared with later ones
+param_groups    options and numbers of param groups, kept up to date
+build           entry points are traced, described, loaded and bound
 executable      an entry point, loaded and bound to its tensors
 audit           now and then a step is traced again and compared
 summary         a program as plain data

@@ -47,6 +47,9 @@ COMPARING = 0.01
 EVERY_STEP = False
 """Whether every step is looked at again, whatever it takes; for tests."""
 
+_Again = Callable[[Recording, bool], Trace]
+"""Makes a second trace, to be compared with a recording; the bool leaves out updates."""
+
 
 class Budget:
     """The time that the audits of one run take."""
@@ -146,9 +149,7 @@ class Audits:
             if held.get(name) is not value:
                 yield f"{path}.{name}"
 
-    def look(
-        self, ready: Executable, run: Callable[[Any], Any], batch: Any, step: int, clears: bool
-    ) -> None:
+    def look(self, ready: Executable, run: Callable[[Any], Any], batch: Any, step: int) -> None:
         """Trace an entry point again.
 
         Args:
@@ -156,7 +157,6 @@ class Audits:
             run: its code.
             batch: in the traced layout.
             step: the number of the step that is about to run, from 1.
-            clears: see ``capture.trace``.
 
         Raises:
             GraphChanged: it is another program now.
@@ -165,22 +165,21 @@ class Audits:
         if ready in self._new or EVERY_STEP or self._budget.allows(self._takes_s):
             began = time.perf_counter()
             if ready not in self._given_up:
-                self._look(ready, run, batch, step, clears)
+                traced = functools.partial(Trace, self._scope, run, batch, ready.clears_gradients)
+                self._look(ready, traced, step)
             self._new.pop(ready, None)
             self._remember()
             self._takes_s = time.perf_counter() - began
             self._budget.spend(self._takes_s)
         self.due = bool(self._new) or EVERY_STEP
 
-    def _look(
-        self, ready: Executable, run: Callable[[Any], Any], batch: Any, step: int, clears: bool
-    ) -> None:
+    def _look(self, ready: Executable, again: _Again, step: int) -> None:
         first = ready.recording
         assert first is not None
         ready.check()  # another tensor than the program's is its own error
         when = f"between step {self._same_at[ready]} and step {step}"
         try:
-            changes = self._changes(first, run, batch, clears)
+            changes = self._changes(first, again)
         except LeakedTensor as error:
             if not error.is_constant:
                 raise _dated(error, when) from None
@@ -192,43 +191,31 @@ class Audits:
         else:
             self._same_at[ready] = step
             if changes:
-                self._tell(first, run, batch, clears, changes)
+                self._tell(first, again, changes)
 
-    def _changes(
-        self, first: Recording, run: Callable[[Any], Any], batch: Any, clears: bool
-    ) -> list[Change]:
+    def _changes(self, first: Recording, again: _Again) -> list[Change]:
         """The Python values that the step changes, where it is the same program."""
         if first.outline is not None:
             try:
-                return self._trace(first.outline, run, batch, clears)
+                return self._trace(first.outline, again)
             except TraceError:
                 pass  # the whole trace tells what it is
-        return self._trace(first, run, batch, clears)
+        return self._trace(first, again)
 
     def _trace(
-        self,
-        first: Recording,
-        run: Callable[[Any], Any],
-        batch: Any,
-        clears: bool,
-        finder: LineFinder | None = None,
+        self, first: Recording, again: _Again, finder: LineFinder | None = None
     ) -> list[Change]:
         """Trace and compare; returns the Python values that it changed, which are put back."""
         with _silence(self._scope), explained():
             return values_where_refused(
-                lambda: self._trace_once(first, run, batch, clears, finder), contextlib.nullcontext
+                lambda: self._trace_once(first, again, finder), contextlib.nullcontext
             )
 
     def _trace_once(
-        self,
-        first: Recording,
-        run: Callable[[Any], Any],
-        batch: Any,
-        clears: bool,
-        finder: LineFinder | None,
+        self, first: Recording, again: _Again, finder: LineFinder | None
     ) -> list[Change]:
         with undone(self._scope) as state, as_first_traced(first):
-            trace = Trace(self._scope, run, batch, clears, first, first.is_outline)
+            trace = again(first, first.is_outline)
             with finder.watching(lambda: list(state.changes())) if finder else _NOTHING:
                 module = trace.trace()
             changes = list(state.changes())
@@ -238,17 +225,10 @@ class Audits:
                 check_results(self._stage, first, now)
         return changes
 
-    def _tell(
-        self,
-        first: Recording,
-        run: Callable[[Any], Any],
-        batch: Any,
-        clears: bool,
-        changes: list[Change],
-    ) -> None:
+    def _tell(self, first: Recording, again: _Again, changes: list[Change]) -> None:
         """Warn of each Python value that the step changes every time it runs, with its line."""
         finder = LineFinder()
-        self._trace(first, run, batch, clears, finder)
+        self._trace(first, again, finder)
         for change in changes:
             line = finder.found.get(change.name) or self._scope.line_of(f"{self._stage}_step")
             if line is not None:

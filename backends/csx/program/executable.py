@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -12,6 +12,7 @@ from fulgurite.backends.csx.capture.captured import Captured
 from fulgurite.backends.csx.capture.host_calls import ClosureCall
 from fulgurite.backends.csx.capture.logs import Accumulator, LogCall
 from fulgurite.backends.csx.capture.outputs import Outputs, builder
+from fulgurite.backends.csx.capture.scope import Scope
 from fulgurite.backends.csx.compile.fabric import HostFabric, Loaded
 from fulgurite.backends.csx.contract.constants import Source
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedInput
@@ -20,52 +21,77 @@ from fulgurite.backends.csx.state.binding import Binding
 from fulgurite.backends.csx.state.kept_gradients import Unkept, held_gradients
 
 
+class Results:
+    """Where the results of an entry point go, and what else the host does in a step.
+
+    Attributes:
+        put: puts outputs where they belong; returns the step's result, the calls, their arguments.
+        passed: what the step only passes on: outputs after the program's own.
+        logs: those of the calls that log.
+        added: keys of the batch that the step adds.
+        runs_users_code: whether a call is the user's function.
+    """
+
+    def __init__(self, outputs: Outputs) -> None:
+        self.put, self.passed = builder(outputs), outputs.passed
+        self.logs = [call for call in outputs.calls if isinstance(call, LogCall)]
+        changes = [call for call in outputs.calls if isinstance(call, BatchChanges)]
+        self.added = [place for change in changes for place in change.added]
+        self.runs_users_code = any(isinstance(call, ClosureCall) for call in outputs.calls)
+
+
 class Executable:
-    """One entry point, loaded and bound to the tensors it works on."""
+    """One entry point, loaded and bound to the tensors it works on.
+
+    Args:
+        captured: the entry point.
+        loaded: its graph.
+        fabric: runs it.
+        scope: what the step works on.
+        gradients: buffers between steps, which the stage's programs share.
+        clears_gradients: whether it ends an accumulation window.
+
+    Attributes:
+        counted: schedulers, and how often a step steps each.
+        written: positions of tensors of the batch that the step changes in place.
+        tells_unkept: whether the next run says which gradients the program does not keep.
+        recording: of its trace, for later ones to be compared with.
+    """
 
     def __init__(
         self,
         captured: Captured,
         loaded: Loaded,
         fabric: HostFabric,
+        scope: Scope,
         gradients: dict[str, Tensor],
-        global_step: Callable[[], Tensor],
+        clears_gradients: bool,
     ) -> None:
-        graph, self._global_step = captured.graph, global_step
-        self.counted = captured.counted
-        self._fabric, self._loaded = fabric, loaded
-        state = [item for item in graph.inputs if item.kind is Kind.STATE]
-        inputs_of_state = tuple(captured.state[item.index] for item in state)
-        self._binding = Binding(inputs_of_state, captured.trained)
-        self._gradients = held_gradients(graph, captured.gradients, gradients)
-        self._unkept = Unkept(graph, captured.gradients)
-        self.tells_unkept = True  # after the next run
+        graph, sources = captured.graph, captured.sources
+        self._fabric, self.loaded = fabric, loaded
+        self.clears_gradients, self.counted = clears_gradients, captured.counted
+        trained = frozenset(id(p) for group in scope.groups() for p in group["params"])
+        state = [item.index for item in graph.inputs if item.kind is Kind.STATE]
+        self._binding = Binding(tuple(sources.state[i] for i in state), trained)
+        self._gradients = held_gradients(graph, sources.gradients, gradients)
+        self._unkept = Unkept(graph, sources.gradients)
+        self.tells_unkept = True
         self._takes_numbers = any(item.kind is Kind.NUMBERS for item in graph.inputs)
-        self._takes_steps = any(item.kind is Kind.STEPS for item in graph.inputs)
+        takes_steps = any(item.kind is Kind.STEPS for item in graph.inputs)
+        self._global_step = scope.global_step if takes_steps else None
         self._constants_read = [i.index for i in graph.inputs if i.kind is Kind.CONSTANT]
         self._batch = [item.index for item in graph.inputs if item.kind is Kind.BATCH]
-        offset = len(graph.inputs) - len(self._batch)
-        written = graph.written()
-        self._written = [i for k, i in enumerate(self._batch) if offset + k in written]
-        self._names = [leaf.name for leaf in captured.batch.tensor_leaves()]
+        offset, written = len(graph.inputs) - len(self._batch), graph.written()
+        self.written = [i for k, i in enumerate(self._batch) if offset + k in written]
+        self._names = [leaf.name for leaf in sources.batch.tensor_leaves()]
         self._takes_all = self._batch == list(range(len(self._names)))
         self.recording = captured.recording
-        self.follow(captured.constants, captured.outputs)
+        self.follow(sources.constants, captured.outputs)
 
     def follow(self, constants: Sequence[Source | Accumulator], outputs: Outputs) -> None:
         """Take constants from these places, and put the results into those."""
         self._constants = [constants[i] for i in self._constants_read]
-        self._result = builder(outputs)
-        self.logs = [call for call in outputs.calls if isinstance(call, LogCall)]
-        self.passed = outputs.passed
-        changes = [call for call in outputs.calls if isinstance(call, BatchChanges)]
-        self.added = [place for change in changes for place in change.added]
-        self.runs_users_code = any(isinstance(call, ClosureCall) for call in outputs.calls)
-
-    @property
-    def writes_batch(self) -> bool:
-        """Whether the step changes a tensor of the batch in place."""
-        return bool(self._written)
+        self.results = Results(outputs)
 
     def check(self) -> None:
         """Verify the state (see ``Binding.check``)."""
@@ -76,7 +102,7 @@ class Executable:
         vector: Tensor | None,
         batch: list[Tensor],
         given: list[Tensor],
-        passed: Sequence[Any] = (),
+        passed: Sequence[Any],
     ) -> Any:
         """Run once.
 
@@ -92,30 +118,30 @@ class Executable:
         if self._takes_numbers:
             assert vector is not None
             inputs.append(vector)
-        if self._takes_steps:
+        if self._global_step is not None:
             inputs.append(self._global_step())
         if self._constants:
             inputs += [source.now() for source in self._constants]
-        if self._written:
+        if self.written:
             self._check_writes(batch)
         storages = self._binding.storages
         if not storages.isdisjoint([t.untyped_storage().data_ptr() for t in batch]):
             batch = [t.clone() if t.untyped_storage().data_ptr() in storages else t for t in batch]
         inputs += batch if self._takes_all else [batch[i] for i in self._batch]
-        outputs = self._fabric.run(self._loaded, inputs)
+        outputs = self._fabric.run(self.loaded, inputs)
         if self._gradients is not None:
             self._gradients.after(gradients)
         if self.tells_unkept:
             self.tells_unkept = False
             self._unkept.put()
-        for i in self._written:
+        for i in self.written:
             if given[i] is not batch[i]:
                 given[i].copy_(batch[i])
-        return self._result([*outputs, *passed] if passed else outputs)
+        return self.results.put([*outputs, *passed] if passed else outputs)
 
     def _check_writes(self, batch: list[Tensor]) -> None:
         pointers = [tensor.untyped_storage().data_ptr() for tensor in batch]
-        for i in self._written:
+        for i in self.written:
             others = [j for j, pointer in enumerate(pointers) if pointer == pointers[i] and j != i]
             if others:
                 raise UnsupportedInput(

@@ -16,6 +16,8 @@ from fulgurite.backends.csx.capture.captured import Captured
 from fulgurite.backends.csx.graph.graph import Graph, Kind
 from fulgurite.backends.csx.state.storage import Layout
 
+ACCUMULATE, STEP = "accumulate", "step"
+
 
 class Placement(Enum):
     """Where the processes of a run hold a state."""
@@ -117,8 +119,8 @@ def make_program(stage: str, captured: Mapping[str, Captured]) -> Program:
     first = next(iter(captured.values()))
     return Program(
         stage=stage,
-        inputs=first.batch.leaves,
-        numbers=tuple(map(str, first.numbers)),
+        inputs=first.sources.batch.leaves,
+        numbers=tuple(map(str, first.sources.numbers)),
         state=tuple(states.values()),
         entries=tuple(entries),
     )

@@ -77,8 +77,8 @@ def test_without_python_h_programs_run_operation_by_operation(
         policy="default",
         backend={"compile_dir": tmp_path / "programs"},
     )
-    built = ours.trainer.strategy.step_functions["training"]._built[0]
-    assert "Python.h was not found" in built.ready["step"]._loaded.how
+    [executable] = ours.trainer.strategy.step_functions["training"].executables()
+    assert "Python.h was not found" in executable.loaded.how
 
 
 class Bar(pl.callbacks.ProgressBar):
@@ -350,6 +350,9 @@ def test_where_torchs_compiler_fails_the_program_runs_operation_by_operation(
         policy="default",
         backend={"compile_dir": tmp_path / "programs"},
     )
-    how = ours.trainer.strategy.step_functions["training"]._built[0].ready["step"]._loaded.how
-    assert how == "run operation by operation (torch's compiler failed: KeyError: 'buf25')"
+    [executable] = ours.trainer.strategy.step_functions["training"].executables()
+    assert (
+        executable.loaded.how
+        == "run operation by operation (torch's compiler failed: KeyError: 'buf25')"
+    )
     assert len(ours.losses) == 4

@@ -351,9 +351,9 @@ def looked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     found: list[tuple[str, int]] = []
     look = audit.Audits._look
 
-    def noted(self: Any, ready: Any, run: Any, batch: Any, step: int, clears: bool) -> None:
+    def noted(self: Any, ready: Any, again: Any, step: int) -> None:
         found.append((self._stage, step))
-        look(self, ready, run, batch, step, clears)
+        look(self, ready, again, step)
 
     monkeypatch.setattr(audit.Audits, "_look", noted)
     return found

@@ -20,8 +20,7 @@ from torch.optim import Optimizer
 
 from fulgurite import optim
 from fulgurite.backends.csx.graph.graph import Graph, Kind, writes
-from fulgurite.backends.csx.program.step_function import STEP
-from fulgurite.backends.csx.program.summary import Program
+from fulgurite.backends.csx.program.summary import STEP, Program
 
 FULL: dict[type[Optimizer], dict[str, Any]] = {
     **{kind: {} for kind, _ in (*TORCH, *OURS)},

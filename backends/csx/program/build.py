@@ -1,0 +1,132 @@
+"""Build a program: trace the entry points, describe them, load them, bind them to their tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from fulgurite.backends.csx.capture.captured import Captured
+from fulgurite.backends.csx.capture.outputs import passed_on, result_of
+from fulgurite.backends.csx.capture.scope import Scope, undone_on_failure
+from fulgurite.backends.csx.capture.trace import capture
+from fulgurite.backends.csx.compile.fabric import HostFabric, Loaded
+from fulgurite.backends.csx.config import CSXBackend
+from fulgurite.backends.csx.contract.leaks import valueless
+from fulgurite.backends.csx.contract.watched import EPOCH, INDEX
+from fulgurite.backends.csx.program.executable import Executable
+from fulgurite.backends.csx.program.guards import Conditions, Guards
+from fulgurite.backends.csx.program.offline import BuiltOnly
+from fulgurite.backends.csx.program.param_groups import ParamGroups
+from fulgurite.backends.csx.program.report import announce
+from fulgurite.backends.csx.program.summary import Program, make_program
+from fulgurite.backends.csx.program.waiting import shown
+
+EntryPoints = dict[str, Callable[[Any], Any]]
+"""Lightning's own code for each entry point by its name; the one that ends a step is the last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundProgram:
+    """A program that is loaded, and bound to the tensors that it works on.
+
+    Attributes:
+        description: the program as plain data.
+        guards: says whether the program fits a batch.
+        entries: what runs, by the entry points' names.
+    """
+
+    description: Program
+    guards: Guards
+    entries: dict[str, Executable]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Builder:
+    """Builds the programs of one stage."""
+
+    stage: str  # its name in messages
+    scope: Scope  # what the step works on
+    backend: CSXBackend
+    fabric: HostFabric
+    programs: list[Program] = field(default_factory=list)  # descriptions of those built so far
+    gradients: dict[str, Tensor] = field(default_factory=dict)  # buffers that all of them share
+
+    def build(
+        self,
+        entries: EntryPoints,
+        batch: Any,
+        conditions: Callable[[], Conditions],
+        groups: ParamGroups,
+    ) -> BoundProgram:
+        """Build a program for a batch; on failure all is as before.
+
+        Args:
+            entries: what to trace.
+            batch: the batch.
+            conditions: reads those that hold now.
+            groups: the param groups of the scope's optimizers.
+
+        Raises:
+            TraceError: the step is not static.
+            BuiltOnly: the backend asks for no more; nothing has changed.
+        """
+        scope, before = self.scope, conditions()
+        with undone_on_failure(scope):
+            new_state = scope.make_optimizer_state()
+            captured = self._capture(entries, batch)
+            live = [tensor for one in captured.values() for tensor in one.state_tensors()]
+            scope.forget_unused(new_state, live)
+            now = conditions()
+            if now.training != before.training:
+                before.difference(now, self.stage, list(scope.module.modules()), [])
+            program = make_program(self.stage, captured)
+            loads = {} if self.backend.validate_only else self._load(program, captured)
+            self.programs.append(program)
+            announce(scope.trainer, self.fabric, self.backend, program, list(loads.values()))
+            if self.backend.only_builds:
+                raise BuiltOnly(_without_values(captured, batch))
+        guards = Guards(self.stage, list(captured.values()), conditions(), scope, groups)
+        if self.backend.retrace_every_iteration:
+            guards.batch.read.clear()  # what is made of them is compared
+        executables = {
+            name: Executable(
+                one, loads[name], self.fabric, scope, self.gradients, self._clears(name, entries)
+            )
+            for name, one in captured.items()
+        }
+        return BoundProgram(description=program, guards=guards, entries=executables)
+
+    def _capture(self, entries: EntryPoints, batch: Any) -> dict[str, Captured]:
+        captured: dict[str, Captured] = {}
+        for name, run in entries.items():
+            for change in [change for one in captured.values() for change in one.changes]:
+                change.undo()  # Python's changes happen once, not once for each entry point
+            clears = self._clears(name, entries)
+            captured[name] = capture(self.scope, run, batch, clears_gradients=clears)
+        return captured
+
+    def _clears(self, name: str, entries: EntryPoints) -> bool:
+        """Whether an entry point ends an accumulation window, and the host does not look."""
+        *others, last = entries
+        return bool(others) and name == last and not self.scope.keeps_gradients
+
+    def _load(self, program: Program, captured: dict[str, Captured]) -> dict[str, Loaded]:
+        what = f"the {self.stage} program, {program.operations} operations"
+        return {
+            name: self.fabric.load(
+                one.graph, lambda doing: shown(self.scope.trainer, f"{doing} {what}")
+            )
+            for name, one in captured.items()
+        }
+
+
+def _without_values(captured: dict[str, Captured], batch: Any) -> Any:
+    """The result of a step that is not run."""
+    [*_, last] = captured.values()
+    nodes = pytree.tree_leaves(last.graph.module.graph.output_node().args[0])
+    passed = passed_on(last.outputs.passed, batch, batch, {INDEX: 0, EPOCH: 0})
+    return result_of(last.outputs)([*[valueless(node.meta["val"]) for node in nodes], *passed])

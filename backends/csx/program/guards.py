@@ -1,0 +1,180 @@
+"""What a program relies on besides its state: whether it fits a step, and if not, why.
+
+A program fits as long as the conditions that it was built on hold, the batch has its shapes, and
+all that its Python read on the host is as it was read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from fulgurite.backends.csx.capture.captured import Captured
+from fulgurite.backends.csx.capture.scope import Scope
+from fulgurite.backends.csx.capture.trainer_state import hold
+from fulgurite.backends.csx.contract.attributes import FrozenScalars
+from fulgurite.backends.csx.diagnostics.errors import InputChanged, StateChanged
+from fulgurite.backends.csx.graph.graph import used_numbers
+from fulgurite.backends.csx.hyperparams.schedules import of_computed
+from fulgurite.backends.csx.hyperparams.slots import read_numbers, unused_guards
+from fulgurite.backends.csx.program.param_groups import NumberGuards, ParamGroups
+from fulgurite.backends.csx.state.gradients import broken_gradient
+
+_SETTINGS = ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm")
+settings_of = attrgetter(*_SETTINGS)
+"""The attributes of a Trainer that a training program is built on."""
+
+
+class Conditions(NamedTuple):
+    """What every step compares first: where it differs, another program is needed."""
+
+    requires_grad: tuple[bool, ...]
+    training: tuple[bool, ...]
+    group_sizes: tuple[int, ...]
+    options: tuple[Any, ...]  # of param groups, that are no numbers
+    states: tuple[int, ...]  # identity of each optimizer's state
+    settings: tuple[Any, ...]  # accumulation window, gradient clipping
+
+    def difference(
+        self, now: Conditions, stage: str, modules: list[nn.Module], parameters: list[str]
+    ) -> str:
+        """In words, what no longer is as it was.
+
+        Args:
+            now: the conditions now.
+            stage: whose step it is.
+            modules: all of the model's, in the order of ``training``.
+            parameters: their names, in the order of ``requires_grad``.
+
+        Raises:
+            StateChanged: an optimizer's state was lost, or a module is in another mode, which no
+                other program may answer.
+        """
+        if self.states != now.states:
+            raise _lost_state()
+        for module, was, is_now in zip(modules, self.training, now.training, strict=True):
+            if was != is_now:
+                mode = {True: "train", False: "eval"}
+                raise StateChanged(
+                    f"{type(module).__name__} was in {mode[was]} mode when the {stage} program"
+                    f" was built, and now is in {mode[is_now]} mode.",
+                    remedy="set the mode before the first step, and leave it",
+                )
+        if self.requires_grad != now.requires_grad:
+            triples = zip(parameters, self.requires_grad, now.requires_grad, strict=True)
+            names = [name for name, was, is_now in triples if was != is_now]
+            return f"requires_grad of {names[0]} changed ({len(names)} parameters in all)"
+        if self.group_sizes != now.group_sizes:
+            return (
+                f"the param groups had {list(self.group_sizes)} parameters, and now have"
+                f" {list(now.group_sizes)}"
+            )
+        if self.options != now.options:
+            return f"the param groups' options were {self.options}, and now are {now.options}"
+        changed = [
+            f"{name} was {was!r}, and now is {is_now!r}"
+            for name, was, is_now in zip(_SETTINGS, self.settings, now.settings, strict=True)
+            if was != is_now
+        ]
+        return "; ".join(changed)
+
+
+class Misfit(NamedTuple):
+    """Why a program does not fit: an error, and its reason in words."""
+
+    error: type[InputChanged | StateChanged]
+    why: str
+
+
+class Guards:
+    """What one program relies on.
+
+    Args:
+        stage: whose it is, in messages.
+        captured: its entry points.
+        conditions: those that it was built on.
+        scope: what its step works on.
+        groups: the param groups of the scope's optimizers.
+
+    Attributes:
+        batch: what the batch must look like.
+        numbers: those of param groups that the program takes.
+    """
+
+    def __init__(
+        self,
+        stage: str,
+        captured: Sequence[Captured],
+        conditions: Conditions,
+        scope: Scope,
+        groups: ParamGroups,
+    ) -> None:
+        self._stage, self._scope, self._groups = stage, scope, groups
+        self._conditions = conditions
+        self._modules = list(scope.module.modules())
+        self.batch = captured[0].sources.batch
+        for one in captured:
+            self.batch.read |= one.sources.batch.read
+        read = [one.assumptions for one in captured]
+        self._answers = {place: value for one in read for place, value in one.answers.items()}
+        self._scalars = FrozenScalars(access for one in read for access in one.scalars)
+        handovers = [one.sources.gradients for one in captured]
+        self._gradients = [one for one in handovers if one.decided_by]
+        self.numbers = _number_guards(captured, scope)
+        # the states are kept, so that no identity is used twice
+        self._states = [(optimizer.state, len(optimizer.state)) for optimizer in scope.optimizers]
+
+    def accept(self, now: Conditions, batch: Any) -> list[Tensor] | Misfit | None:
+        """The tensors of a batch as the program takes them, or why it does not fit.
+
+        None for a program that is right when the trainer's state is another.
+
+        Raises:
+            TraceError: no other program may be built for this reason either.
+        """
+        if self._answers and not hold(self._answers, self._scope.trainer):
+            return None
+        if self._conditions != now:
+            names = [name for name, _ in self._scope.module.named_parameters()]
+            why = self._conditions.difference(now, self._stage, self._modules, names)
+            return Misfit(StateChanged, why)
+        tensors = self.batch.accept(batch)
+        if tensors is None:
+            return Misfit(InputChanged, self.batch.difference(batch))
+        broken = self._gradients and broken_gradient(self._gradients)
+        broken = broken or self._groups.update(self.numbers)
+        return Misfit(StateChanged, broken) if broken else tensors
+
+    def check(self) -> None:
+        """Verify what only code on the host changes.
+
+        Raises:
+            FrozenValueChanged: a scalar that the step read is another.
+            StateChanged: an optimizer lost its state.
+        """
+        self._scalars.check()
+        if any(len(state) < size for state, size in self._states):
+            raise _lost_state()
+
+
+def _number_guards(captured: Sequence[Captured], scope: Scope) -> NumberGuards:
+    slots = captured[0].sources.numbers
+    now = read_numbers(slots, scope.optimizers)
+    used = frozenset().union(*(used_numbers(one.graph) for one in captured))
+    guards = [guard for one in captured for guard in one.assumptions.numbers]
+    return NumberGuards(
+        slots=slots,
+        guards=(*guards, *unused_guards(slots, used, now, scope.optimizers)),
+        computed=tuple(guard for guard in guards if of_computed(guard, now)),
+    )
+
+
+def _lost_state() -> StateChanged:
+    return StateChanged(
+        "The state of an optimizer was replaced (load_state_dict) or cleared while the program"
+        " works on it.",
+        remedy="load it before the first step, or by fit(ckpt_path=...)",
+    )

@@ -1,0 +1,113 @@
+"""The param groups of a step's optimizers between steps: their options, and a program's numbers.
+
+Host code may change them whenever it runs, so every step asks; what it asks first is whether there
+still are the same objects.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import is_
+from typing import Any
+
+from torch import Tensor
+
+from fulgurite.backends.csx.capture.scope import Scope
+from fulgurite.backends.csx.hyperparams.schedules import ShownNumbers
+from fulgurite.backends.csx.hyperparams.slots import (
+    NumberSlot,
+    are_fixed,
+    as_vector,
+    group_options,
+    read_numbers,
+)
+from fulgurite.backends.csx.hyperparams.traced_float import Guard
+from fulgurite.backends.schedules import ProgramScheduler
+
+
+@dataclass(slots=True, kw_only=True)
+class NumberGuards:
+    """The numbers that a program takes, and what its Python saw of them.
+
+    Attributes:
+        slots: places of the numbers in the param groups.
+        guards: must hold for the numbers; looked at when one is another.
+        computed: those of them that ask for a number that the program computes: looked at on every
+            step.
+        held_for: the latest numbers for which all held.
+    """
+
+    slots: tuple[NumberSlot, ...]
+    guards: tuple[Guard, ...]
+    computed: tuple[Guard, ...]
+    held_for: list[float] | None = None
+
+
+class ParamGroups:
+    """The param groups of the optimizers of a scope.
+
+    Attributes:
+        options: what is neither a number nor a tensor in the groups, as of the last ``read``.
+        vector: the numbers as an input of the program that was updated for last.
+    """
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self._schedulers: list[ProgramScheduler] = []
+        self.options: tuple[Any, ...] = ()
+        self.vector: Tensor | None = None
+        self._values: list[Any] = []  # of all groups, when they were last read
+        self._numbers: list[float] = []
+        self._numbers_are_read = False
+        self._shown: ShownNumbers | None = None
+
+    def begin(self, schedulers: list[ProgramScheduler], program: NumberGuards) -> None:
+        """Read the numbers for a new program.
+
+        Args:
+            schedulers: those whose numbers the programs compute.
+            program: the numbers that the new one takes.
+        """
+        self._schedulers, self.vector = schedulers, None
+        self.update(program)
+
+    def read(self) -> list[dict[str, Any]]:
+        """The groups; their options are read again where an object in them is another one."""
+        groups = [group for o in self._scope.optimizers for group in o.param_groups]
+        values = [value for group in groups for value in group.values()]
+        if self._schedulers:
+            if self._shown is None or self._shown.length != len(values):
+                self._shown = ShownNumbers(self._schedulers, groups)
+            self._shown.leave_out(values)
+        if len(values) != len(self._values) or not all(map(is_, values, self._values)):
+            # another object somewhere: a scheduler's new number, or an option
+            self._values = values if are_fixed(groups) else []
+            self.options = tuple(group_options(self._scope.optimizers))
+            self._numbers_are_read = False
+        return groups
+
+    def update(self, program: NumberGuards) -> str | None:
+        """Bring ``vector`` up to date; says in words which guard does not hold, where one does not.
+
+        Args:
+            program: the numbers and guards of the program that is about to run.
+        """
+        for guard in program.computed:
+            broken = guard.broken(self._numbers)
+            if broken is not None:
+                return broken
+        if not program.slots:
+            return None
+        known = self._numbers_are_read and self.vector is not None
+        if known and program.held_for is self._numbers:
+            return None
+        now = read_numbers(program.slots, self._scope.optimizers)
+        if program.held_for != now:
+            for guard in program.guards:
+                broken = guard.broken(now)
+                if broken is not None:
+                    return broken
+        if self.vector is None or self._numbers != now:
+            self._numbers, self.vector = now, as_vector(now)
+        program.held_for, self._numbers_are_read = self._numbers, True
+        return None
