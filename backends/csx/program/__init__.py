@@ -1,9 +1,11 @@
 """Choose a program, build it, run it.
 
+This room makes a callable of what capture found: ``StepFunction`` is what plugins hold; loops and
+callbacks ask it for descriptions of its programs. It may import from every room but ``plugins``.
+
 step_function   the step of one stage: select a program, build it where none fits, run it
 selection       the programs of one stage, and which of them fits a step
 guards          what a program relies on: whether it fits, and if not, why
-modules         the modules of a model, to be compared with later ones
 param_groups    options and numbers of param groups, kept up to date
 build           entry points are traced, described, loaded and bound
 executable      an entry point, loaded and bound to its tensors

@@ -25,22 +25,16 @@ from fulgurite.backends.csx.program.report import announce
 from fulgurite.backends.csx.program.summary import Program, make_program
 from fulgurite.backends.csx.program.waiting import shown
 
-EntryPoints = dict[str, Callable[[Any], Any]]
+EntryPoint = Callable[[Any], Any]
+EntryPoints = dict[str, EntryPoint]
 """Lightning's own code for each entry point by its name; the one that ends a step is the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundProgram:
-    """A program that is loaded, and bound to the tensors that it works on.
+    """A program that is loaded, and bound to the tensors that it works on."""
 
-    Attributes:
-        description: the program as plain data.
-        guards: says whether the program fits a batch.
-        entries: what runs, by the entry points' names.
-    """
-
-    description: Program
-    guards: Guards
+    guards: Guards  # say whether it fits a batch
     entries: dict[str, Executable]
 
 
@@ -62,17 +56,11 @@ class Builder:
         conditions: Callable[[], Conditions],
         groups: ParamGroups,
     ) -> BoundProgram:
-        """Build a program for a batch; on failure all is as before.
-
-        Args:
-            entries: what to trace.
-            batch: the batch.
-            conditions: reads those that hold now.
-            groups: the param groups of the scope's optimizers.
+        """Build a program for a batch; ``conditions`` reads those that hold now.
 
         Raises:
-            TraceError: the step is not static.
-            BuiltOnly: the backend asks for no more; nothing has changed.
+            TraceError: the step is not static; all is as before.
+            BuiltOnly: the backend asks for no more; all is as before.
         """
         scope, before = self.scope, conditions()
         with undone_on_failure(scope):
@@ -98,7 +86,7 @@ class Builder:
             )
             for name, one in captured.items()
         }
-        return BoundProgram(description=program, guards=guards, entries=executables)
+        return BoundProgram(guards=guards, entries=executables)
 
     def _capture(self, entries: EntryPoints, batch: Any) -> dict[str, Captured]:
         captured: dict[str, Captured] = {}

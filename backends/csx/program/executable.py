@@ -22,21 +22,14 @@ from fulgurite.backends.csx.state.kept_gradients import Unkept, held_gradients
 
 
 class Results:
-    """Where the results of an entry point go, and what else the host does in a step.
-
-    Attributes:
-        put: puts outputs where they belong; returns the step's result, the calls, their arguments.
-        passed: what the step only passes on: outputs after the program's own.
-        logs: those of the calls that log.
-        added: keys of the batch that the step adds.
-        runs_users_code: whether a call is the user's function.
-    """
+    """Where the results of an entry point go, and what the host does after a step."""
 
     def __init__(self, outputs: Outputs) -> None:
-        self.put, self.passed = builder(outputs), outputs.passed
+        self.put = builder(outputs)  # into attributes; returns (result, host calls, their values)
+        self.passed = outputs.passed  # what the step only passes on: after the program's outputs
         self.logs = [call for call in outputs.calls if isinstance(call, LogCall)]
         changes = [call for call in outputs.calls if isinstance(call, BatchChanges)]
-        self.added = [place for change in changes for place in change.added]
+        self.added = [place for change in changes for place in change.added]  # to the batch
         self.runs_users_code = any(isinstance(call, ClosureCall) for call in outputs.calls)
 
 
@@ -45,17 +38,11 @@ class Executable:
 
     Args:
         captured: the entry point.
-        loaded: its graph.
+        loaded: its graph, as ``fabric`` loaded it.
         fabric: runs it.
         scope: what the step works on.
-        gradients: buffers between steps, which the stage's programs share.
+        gradients: buffers between steps, by name; the stage's programs share them.
         clears_gradients: whether it ends an accumulation window.
-
-    Attributes:
-        counted: schedulers, and how often a step steps each.
-        written: positions of tensors of the batch that the step changes in place.
-        tells_unkept: whether the next run says which gradients the program does not keep.
-        recording: of its trace, for later ones to be compared with.
     """
 
     def __init__(
@@ -75,7 +62,7 @@ class Executable:
         self._binding = Binding(tuple(sources.state[i] for i in state), trained)
         self._gradients = held_gradients(graph, sources.gradients, gradients)
         self._unkept = Unkept(graph, sources.gradients)
-        self.tells_unkept = True
+        self.tells_unkept = True  # after the next run
         self._takes_numbers = any(item.kind is Kind.NUMBERS for item in graph.inputs)
         takes_steps = any(item.kind is Kind.STEPS for item in graph.inputs)
         self._global_step = scope.global_step if takes_steps else None

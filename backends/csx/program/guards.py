@@ -82,27 +82,12 @@ class Conditions(NamedTuple):
         return "; ".join(changed)
 
 
-class Misfit(NamedTuple):
-    """Why a program does not fit: an error, and its reason in words."""
-
-    error: type[InputChanged | StateChanged]
-    why: str
+Misfit = tuple[type[InputChanged | StateChanged], str]
+"""Why a program does not fit: an error, and the reason in words."""
 
 
 class Guards:
-    """What one program relies on.
-
-    Args:
-        stage: whose it is, in messages.
-        captured: its entry points.
-        conditions: those that it was built on.
-        scope: what its step works on.
-        groups: the param groups of the scope's optimizers.
-
-    Attributes:
-        batch: what the batch must look like.
-        numbers: those of param groups that the program takes.
-    """
+    """What one program relies on; ``captured`` are its entry points."""
 
     def __init__(
         self,
@@ -115,7 +100,7 @@ class Guards:
         self._stage, self._scope, self._groups = stage, scope, groups
         self._conditions = conditions
         self._modules = list(scope.module.modules())
-        self.batch = captured[0].sources.batch
+        self.batch = captured[0].sources.batch  # all entry points take the same
         for one in captured:
             self.batch.read |= one.sources.batch.read
         read = [one.assumptions for one in captured]
@@ -124,7 +109,7 @@ class Guards:
         handovers = [one.sources.gradients for one in captured]
         self._gradients = [one for one in handovers if one.decided_by]
         self.numbers = _number_guards(captured, scope)
-        # the states are kept, so that no identity is used twice
+        # kept, so that no identity is used twice
         self._states = [(optimizer.state, len(optimizer.state)) for optimizer in scope.optimizers]
 
     def accept(self, now: Conditions, batch: Any) -> list[Tensor] | Misfit | None:
@@ -140,13 +125,13 @@ class Guards:
         if self._conditions != now:
             names = [name for name, _ in self._scope.module.named_parameters()]
             why = self._conditions.difference(now, self._stage, self._modules, names)
-            return Misfit(StateChanged, why)
+            return StateChanged, why
         tensors = self.batch.accept(batch)
         if tensors is None:
-            return Misfit(InputChanged, self.batch.difference(batch))
+            return InputChanged, self.batch.difference(batch)
         broken = self._gradients and broken_gradient(self._gradients)
         broken = broken or self._groups.update(self.numbers)
-        return Misfit(StateChanged, broken) if broken else tensors
+        return (StateChanged, broken) if broken else tensors
 
     def check(self) -> None:
         """Verify what only code on the host changes.

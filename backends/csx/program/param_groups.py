@@ -27,47 +27,29 @@ from fulgurite.backends.schedules import ProgramScheduler
 
 @dataclass(slots=True, kw_only=True)
 class NumberGuards:
-    """The numbers that a program takes, and what its Python saw of them.
-
-    Attributes:
-        slots: places of the numbers in the param groups.
-        guards: must hold for the numbers; looked at when one is another.
-        computed: those of them that ask for a number that the program computes: looked at on every
-            step.
-        held_for: the latest numbers for which all held.
-    """
+    """The numbers that a program takes, and what its Python saw of them."""
 
     slots: tuple[NumberSlot, ...]
-    guards: tuple[Guard, ...]
-    computed: tuple[Guard, ...]
-    held_for: list[float] | None = None
+    guards: tuple[Guard, ...]  # asked when a number is another one
+    computed: tuple[Guard, ...]  # of numbers that the program computes: asked on every step
+    held_for: list[float] | None = None  # the latest numbers for which all of them held
 
 
 class ParamGroups:
-    """The param groups of the optimizers of a scope.
-
-    Attributes:
-        options: what is neither a number nor a tensor in the groups, as of the last ``read``.
-        vector: the numbers as an input of the program that was updated for last.
-    """
+    """The param groups of the optimizers of a scope."""
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
         self._schedulers: list[ProgramScheduler] = []
-        self.options: tuple[Any, ...] = ()
-        self.vector: Tensor | None = None
+        self.options: tuple[Any, ...] = ()  # what is neither a number nor a tensor
+        self.vector: Tensor | None = None  # the numbers, as the input of a program
         self._values: list[Any] = []  # of all groups, when they were last read
         self._numbers: list[float] = []
         self._numbers_are_read = False
         self._shown: ShownNumbers | None = None
 
     def begin(self, schedulers: list[ProgramScheduler], program: NumberGuards) -> None:
-        """Read the numbers for a new program.
-
-        Args:
-            schedulers: those whose numbers the programs compute.
-            program: the numbers that the new one takes.
-        """
+        """Read the numbers for a new program; ``schedulers`` compute the others."""
         self._schedulers, self.vector = schedulers, None
         self.update(program)
 
@@ -87,19 +69,14 @@ class ParamGroups:
         return groups
 
     def update(self, program: NumberGuards) -> str | None:
-        """Bring ``vector`` up to date; says in words which guard does not hold, where one does not.
-
-        Args:
-            program: the numbers and guards of the program that is about to run.
-        """
+        """Bring ``vector`` up to date for a program; says in words which guard does not hold."""
         for guard in program.computed:
             broken = guard.broken(self._numbers)
             if broken is not None:
                 return broken
         if not program.slots:
             return None
-        known = self._numbers_are_read and self.vector is not None
-        if known and program.held_for is self._numbers:
+        if self._numbers_are_read and self.vector is not None and program.held_for is self._numbers:
             return None
         now = read_numbers(program.slots, self._scope.optimizers)
         if program.held_for != now:

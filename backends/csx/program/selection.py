@@ -3,35 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any
 
 from torch import Tensor
 
 from fulgurite.backends.csx.capture.scope import Scope
-from fulgurite.backends.csx.diagnostics.errors import InputChanged
+from fulgurite.backends.csx.diagnostics.errors import InputChanged, StateChanged
 from fulgurite.backends.csx.program.build import BoundProgram
 from fulgurite.backends.csx.program.executable import Executable
 from fulgurite.backends.csx.program.guards import Conditions, Misfit, settings_of
-from fulgurite.backends.csx.program.modules import ModuleTree
 from fulgurite.backends.csx.program.param_groups import ParamGroups
 
 _requires_grad, _training = attrgetter("requires_grad"), attrgetter("training")
 
 
+class ModuleTree:
+    """The modules of a scope's model now, to be compared with those that are there later."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self.modules = list(scope.module.modules())
+        self.parameters = list(scope.module.parameters()) if scope.trains else []
+        self._children = [module._modules for module in self.modules if module._modules]
+        places = [(held, name, held[name]) for held in self._children for name in held]
+        self._owners = [owner for owner, _, _ in places]
+        self._names = [name for _, name, _ in places]
+        self._descendants = [child for _, _, child in places]
+
+    def is_replaced(self) -> bool:
+        """Whether another module, or none, is in the place of one; asked after every hook."""
+        return not all(map(is_, map(dict.get, self._owners, self._names), self._descendants))
+
+    def is_changed(self) -> bool:
+        """Whether a module was added, removed or replaced."""
+        now = [child for children in self._children for child in children.values()]
+        return len(now) != len(self._descendants) or not all(map(is_, now, self._descendants))
+
+    def check(self, stage: str) -> None:
+        """Raise where the model has other modules now; ``stage`` is whose programs it has."""
+        before, now = self.modules, list(self._scope.module.modules())
+        changed = [a for a, b in zip(before, now, strict=False) if a is not b]
+        if changed or len(before) != len(now):
+            name = type(changed[0]).__name__ if changed else "one more or less"
+            raise StateChanged(
+                f"The modules of the model changed after the {stage} program was built ({name}).",
+                remedy="replace modules before the first step, for instance in setup() or"
+                " configure_model()",
+                line=self._scope.line_naming(self._changed_names(), stored=True),
+            )
+
+    def _changed_names(self) -> set[str]:
+        """The attributes in which there are other modules than before."""
+        known = {id(child) for child in self._descendants}
+        pairs = zip(self._owners, self._names, strict=True)
+        gone = {name for owner, name in pairs if name not in owner}
+        return gone | {
+            name for held in self._children for name in held if id(held[name]) not in known
+        }
+
+
 class Selection:
-    """The programs of one stage.
-
-    Args:
-        stage: its name in messages.
-        scope: what the step works on.
-        limit: how many programs there may be for one state of the trainer.
-
-    Attributes:
-        programs: in the order in which they are asked.
-        modules: those of the scope's model when they were last checked.
-        groups: the param groups of the scope's optimizers.
-    """
+    """The programs of one stage, at most ``limit`` of them for each state of the trainer."""
 
     def __init__(self, stage: str, scope: Scope, limit: int) -> None:
         self._stage, self._scope, self._limit = stage, scope, limit
@@ -53,8 +86,8 @@ class Selection:
                 return program, found
             if found is not None:
                 misfits.append(found)
-        if misfits and misfits[-1].why and len(misfits) >= self._limit:
-            error, why = misfits[-1]
+        error, why = misfits[-1] if misfits else (InputChanged, "")
+        if why and len(misfits) >= self._limit:
             advice = "DataLoader(drop_last=True), or padding; or " if error is InputChanged else ""
             raise error(
                 f"The {self._stage} step needs another program: {why}. The backend allows"
@@ -80,11 +113,7 @@ class Selection:
         return (one for program in self.programs for one in program.entries.values())
 
     def check_state(self) -> None:
-        """Verify that modules and tensors are those that the programs were built on.
-
-        Raises:
-            StateChanged: they are not.
-        """
+        """Verify that modules and tensors are those that the programs were built on."""
         if self.programs:
             self.modules.check(self._stage)
         self.modules = ModuleTree(self._scope)

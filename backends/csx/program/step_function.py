@@ -1,10 +1,4 @@
-"""The step of one stage as a function: traced and compiled on its first batch, then only fed.
-
-batch -> which program? (shapes, requires_grad, param groups, guards)
-      -> first time: capture -> passes -> load
-      -> run: state inputs, gradients, numbers, batch
-      -> outputs into attributes, host calls done again, the step's result
-"""
+"""The step of one stage as a function: traced and compiled on its first batch, then only fed."""
 
 from __future__ import annotations
 
@@ -25,7 +19,7 @@ from fulgurite.backends.csx.contract.watched import EPOCH, INDEX
 from fulgurite.backends.csx.diagnostics.errors import TraceError
 from fulgurite.backends.csx.hyperparams.schedules import show_all
 from fulgurite.backends.csx.program.audit import Audits, Budget
-from fulgurite.backends.csx.program.build import BoundProgram, Builder, EntryPoints
+from fulgurite.backends.csx.program.build import BoundProgram, Builder, EntryPoint, EntryPoints
 from fulgurite.backends.csx.program.selection import Selection
 from fulgurite.backends.csx.program.summary import STEP
 from fulgurite.backends.csx.state.first_update import DeferredState
@@ -57,7 +51,6 @@ class StepFunction:
 
     Attributes:
         programs: those built so far.
-        executables: gives the entry points of those that may run.
         runs: how many steps were done.
     """
 
@@ -164,28 +157,16 @@ class StepFunction:
         return program, tensors
 
     def _trace_again(
-        self,
-        program: BoundProgram,
-        entry: str,
-        run: Callable[[Any], Any],
-        batch: Any,
-        tensors: list[Tensor],
+        self, program: BoundProgram, entry: str, run: EntryPoint, batch: Any, tensors: list[Tensor]
     ) -> None:
         """Run an entry point's Python again; it must still be the program that was built."""
         executable = program.entries[entry]
-        laid_out = program.guards.batch.with_tensors(batch, tensors)
+        batch = program.guards.batch.with_tensors(batch, tensors)
         if not self._backend.retrace_every_iteration:
-            self._audits.look(executable, run, laid_out, step=self.runs + 1)
-            return
+            return self._audits.look(executable, run, batch, step=self.runs + 1)
         assert executable.recording is not None
-        now = retrace(
-            self._scope,
-            run,
-            laid_out,
-            executable.recording,
-            step=self.stage,
-            clears_gradients=executable.clears_gradients,
-        )
+        clears, first = executable.clears_gradients, executable.recording
+        now = retrace(self._scope, run, batch, first, step=self.stage, clears_gradients=clears)
         executable.follow(now.constants, now.outputs)
 
     def _switch_to(self, program: BoundProgram) -> None:
@@ -220,8 +201,6 @@ class StepFunction:
             kept = self._builder.gradients.get(f"{name}.grad")
             if kept is not None and id(p) in parameters:
                 kept.zero_()
-
-    # -- what host code may have changed -------------------------------------------------------
 
     def check_modules(self) -> None:
         """``check_state`` where a module was added, removed or replaced: quick, for every call."""
