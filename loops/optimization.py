@@ -24,7 +24,8 @@ from torch.optim import Optimizer
 
 from fulgurite.backends.csx.contract.frozen_reads import frozen_hook_arguments, frozen_index
 from fulgurite.backends.csx.diagnostics.errors import NoLoss
-from fulgurite.backends.csx.plugins.strategy import refuse_zero_grad_hooks, strategy_of
+from fulgurite.backends.csx.plugins.refusals import refuse_zero_grad_hooks
+from fulgurite.backends.csx.plugins.strategy import strategy_of
 from fulgurite.backends.csx.program.summary import ACCUMULATE, STEP
 from fulgurite.backends.patches import patched
 from fulgurite.loops.finite import Losses
@@ -56,7 +57,8 @@ class AutomaticOptimization(_AutomaticOptimization):
         strategy = strategy_of(trainer)
         if strategy.keeps_gradients and window > 1 and batch_idx % window == 0:
             _clear(optimizer)  # the host could see those of the window before until now
-        output: dict[str, Any] = strategy.train(
+        assert strategy.training is not None
+        output: dict[str, Any] = strategy.training(
             kwargs["batch"], entries, ACCUMULATE if accumulating else STEP, batch_idx
         )
         progress = self.optim_progress.optimizer
@@ -123,8 +125,9 @@ class ManualOptimization(_ManualOptimization):
             return {"output": output, "steps": steps, "loss": first}
 
         index = kwargs.get("batch_idx")
-        train = strategy_of(self.trainer).train
-        result = train(kwargs["batch"], lambda: {STEP: trace}, batch_idx=index)
+        training = strategy_of(self.trainer).training
+        assert training is not None
+        result = training(kwargs["batch"], lambda: {STEP: trace}, batch_idx=index)
         self.optim_step_progress.increment_by(result["steps"])
         output: dict[str, Any] = result["output"]
         loss = result["loss"]

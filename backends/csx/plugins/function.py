@@ -1,8 +1,6 @@
 """A plain function as a program: the step of a hand-written loop.
 
-Arguments are *data* (tensors, numbers and strings, in any containers) or *static* (modules,
-optimizers, ``self``, any other object). Data is fed; each set of static arguments, known by
-identity, has a step of its own.
+Each set of static arguments, known by identity, has a step of its own (see ``arguments``).
 """
 
 from __future__ import annotations
@@ -10,40 +8,36 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
-import numpy as np
 import torch
 import torch.utils._pytree as pytree
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fulgurite.backends.closures import Span, current_span
-from fulgurite.backends.csx.capture.batch_spec import CONSTANTS
 from fulgurite.backends.csx.capture.discovery import Discovered, discover
 from fulgurite.backends.csx.capture.scope import Scope
 from fulgurite.backends.csx.compile.fabric import HostFabric
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.contract.constants import Source
-from fulgurite.backends.csx.diagnostics.errors import UnsupportedInput, UnsupportedState
+from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, user_line
+from fulgurite.backends.csx.plugins.arguments import argument_name, check_argument, split_static
+from fulgurite.backends.csx.plugins.refusals import refuse_useless_steps
 from fulgurite.backends.csx.program.offline import BuiltOnly
-from fulgurite.backends.csx.program.step_function import STEP, StepFunction
+from fulgurite.backends.csx.program.step_function import StepFunction
 from fulgurite.backends.csx.program.summary import STEP
-from fulgurite.backends.step_context import step_context
 
 compiled_names: Any = WeakIdKeyDictionary()
 """Modules that went through ``compile``, and the user's names of them."""
 
 CHECKED_EVERY = 256  # calls: layouts of all states, 300 µs for an MLP (measured)
-_DATA = (Tensor, *CONSTANTS)
-_PLAIN = frozenset(_DATA)
-_guarded: Any = WeakIdKeyDictionary()  # optimizers that refuse a step on the host
 
 
 class Roots(nn.Module):
@@ -131,7 +125,7 @@ class FunctionPrograms:
             bound.apply_defaults()
             args, kwargs = bound.args, bound.kwargs
         given: Any = (args, kwargs) if kwargs else args
-        data, statics = _sorted_out(given)
+        data, statics = split_static(given)
         autocast = torch.is_autocast_enabled("cpu")
         key = (
             torch.is_grad_enabled(),
@@ -154,10 +148,10 @@ class FunctionPrograms:
         self._signature.bind(*args, **kwargs)  # raises as a call would
         paths, _ = pytree.tree_flatten_with_path(given)
         parameters = list(self._signature.parameters.values())
-        name = functools.partial(_argument_name, parameters, has_keywords)
+        name = functools.partial(argument_name, parameters, has_keywords)
         line = _line(self._function)
         for path, value in paths:
-            _check_argument(name(path), value, line)
+            check_argument(name(path), value, line)
         arguments = {name(paths[i][0]): value for i, value in statics}
         discovered = discover(self._function, arguments)
         trains = torch.is_grad_enabled()
@@ -183,7 +177,7 @@ class FunctionPrograms:
             has_keywords=has_keywords,
         )
         for optimizer in scope.optimizers:
-            _refuse_useless_steps(optimizer)
+            refuse_useless_steps(optimizer)
         return step
 
 
@@ -259,73 +253,6 @@ class _Step:
             handle.remove()
 
 
-def _sorted_out(given: Any) -> tuple[Any, list[tuple[int, Any]]]:
-    """Arguments with None for each static one, and these with their positions among the leaves."""
-    statics: list[tuple[int, Any]] = []
-    position = 0
-    for value in given:  # pytree would take 30 µs (measured)
-        kind = type(value)
-        if kind in (list, tuple) and all(type(item) in _PLAIN for item in value):
-            position += len(value)
-            continue
-        if kind in pytree.SUPPORTED_NODES or isinstance(value, tuple):
-            return _sorted_out_deeply(given)
-        if kind not in _PLAIN and not isinstance(value, _DATA):
-            statics.append((position, value))
-        position += 1
-    if not statics:
-        return given, statics
-    static = {id(value) for _, value in statics}
-    return tuple(None if id(value) in static else value for value in given), statics
-
-
-def _sorted_out_deeply(given: Any) -> tuple[Any, list[tuple[int, Any]]]:
-    leaves, tree = pytree.tree_flatten(given)
-    statics = [(i, leaf) for i, leaf in enumerate(leaves) if not isinstance(leaf, _DATA)]
-    for i, _ in statics:
-        leaves[i] = None
-    return (pytree.tree_unflatten(leaves, tree) if statics else given), statics
-
-
-def _argument_name(parameters: list[inspect.Parameter], has_keywords: bool, path: Any) -> str:
-    """``inputs[0]``: a leaf of the arguments by its path in what ``_sorted_out`` takes."""
-    first, *rest = path[1:] if has_keywords else path
-    if has_keywords and path[0].idx == 1:
-        return f"{first.key}{pytree.keystr(rest)}"
-    kinds = [parameter.kind for parameter in parameters]
-    rests_at = len(kinds)
-    if inspect.Parameter.VAR_POSITIONAL in kinds:
-        rests_at = kinds.index(inspect.Parameter.VAR_POSITIONAL)
-    part = "" if first.idx < rests_at else f"[{first.idx - rests_at}]"
-    return f"{parameters[min(first.idx, rests_at)].name}{part}{pytree.keystr(rest)}"
-
-
-def _check_argument(name: str, value: Any, line: UserLine | None) -> None:
-    """Refuse data that would be taken for a constant, and a gradient that would be lost."""
-    if isinstance(value, Tensor):
-        if value.requires_grad and torch.is_grad_enabled():
-            raise UnsupportedInput(
-                f"{name} requires a gradient; data of a traced function has none.",
-                line=line,
-                remedy=f"{name}.detach(); or pass the module or the optimizer that holds it",
-            )
-        return
-    if isinstance(value, (np.ndarray, np.generic)) and not isinstance(value, _DATA):
-        raise UnsupportedInput(
-            f"{name} is a numpy {type(value).__name__}.",
-            line=line,
-            remedy=f"torch.as_tensor({name})",
-        )
-    if isinstance(value, Mapping) or is_dataclass(value):
-        as_dict: Callable[[Any], dict[Any, Any]] = dict if isinstance(value, Mapping) else vars
-        if any(isinstance(leaf, Tensor) for leaf in as_dict(value).values()):
-            raise UnsupportedInput(
-                f"{name} is a {type(value).__name__} with tensors in it, which would be constants.",
-                line=line,
-                remedy=f"a dict of tensors: {as_dict.__name__}({name})",
-            )
-
-
 def _by_compiled_names(modules: dict[str, nn.Module]) -> dict[str, nn.Module]:
     """The modules under the names that ``compile`` saw, where these are free."""
     named: dict[str, nn.Module] = {}
@@ -346,22 +273,3 @@ def _line(function: Any) -> UserLine | None:
         return _line(type(function).__call__)
     function = getattr(function, "__func__", function)
     return UserLine.of_function(function) if isinstance(function, FunctionType) else None
-
-
-def _refuse_useless_steps(optimizer: Optimizer) -> None:
-    """Let an optimizer raise where it is stepped on the host and has no gradient to use."""
-    if optimizer in _guarded:
-        return
-    _guarded[optimizer] = True
-
-    def check(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        on_host = step_context.get().is_on_host
-        if on_host and all(p.grad is None for g in optimizer.param_groups for p in g["params"]):
-            raise UnsupportedState(
-                f"{type(optimizer).__name__}.step() was called on the host, where no parameter has"
-                " a gradient: the traced function that computes them keeps them to itself.",
-                line=user_line(),
-                remedy="call optimizer.step() in the traced function",
-            )
-
-    optimizer.register_step_pre_hook(check)

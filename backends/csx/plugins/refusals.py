@@ -1,0 +1,103 @@
+"""What CSX cannot do, as errors that name it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
+
+from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
+from fulgurite.backends.csx.diagnostics.user_lines import user_line
+from fulgurite.backends.step_context import step_context
+
+_guarded: Any = WeakIdKeyDictionary()  # optimizers that refuse a step on the host
+
+
+def refuse_unsupported(trainer: pl.Trainer, module: pl.LightningModule) -> None:
+    """Raise where a run asks for what CSX does not have."""
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    averaging = any(isinstance(callback, StochasticWeightAveraging) for callback in callbacks)
+    nodes = trainer._accelerator_connector._num_nodes_flag
+    refused = {
+        f"{trainer.num_devices} devices; use devices=1": trainer.num_devices > 1,
+        f"{nodes} nodes; use num_nodes=1": nodes > 1,
+        "Trainer(detect_anomaly=True); find the operation with device='CPU'": (
+            trainer._detect_anomaly
+        ),
+        "StochasticWeightAveraging; use WeightAveraging": averaging,
+        "a module that went through torch.compile; pass the module itself": (
+            module._compiler_ctx is not None
+        ),
+    }
+    for step in ("training_step", "validation_step", "test_step", "predict_step"):
+        takes = is_param_in_hook_signature(getattr(module, step), "dataloader_iter", explicit=True)
+        refused[f"{step}(dataloader_iter); take a batch"] = takes
+    for what, asked in refused.items():
+        if asked:
+            raise MisconfigurationException(f"CSX does not support {what}.")
+    planned = [
+        factor
+        for callback in callbacks
+        if isinstance(callback, GradientAccumulationScheduler)
+        for factor in callback.scheduling.values()
+    ]
+    if module.automatic_optimization:
+        refuse_zero_grad_hooks(trainer, module, max(planned, default=1))
+
+
+def refuse_zero_grad_hooks(
+    trainer: pl.Trainer, module: pl.LightningModule, planned: int = 1
+) -> None:
+    """Refuse hooks around ``zero_grad`` where gradients accumulate, or are ``planned`` to.
+
+    Raises:
+        MisconfigurationException: there is one; a program of two entry points would not call it.
+    """
+    window = max(trainer.accumulate_grad_batches, planned)
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    for hook in ("on_before_zero_grad", "optimizer_zero_grad") if window > 1 else ():
+        owners = (module, *callbacks) if hook == "on_before_zero_grad" else (module,)
+        for owner in owners:
+            if is_overridden(hook, owner):
+                raise MisconfigurationException(
+                    f"CSX does not support {type(owner).__name__}.{hook} together with"
+                    f" accumulate_grad_batches={window}: gradients are cleared inside the program."
+                    " Remedy: on_before_optimizer_step, once before each update; or"
+                    " on_train_batch_end, on the host."
+                )
+
+
+def refuse_host_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    """Raise where an optimizer is stepped on the host (a hook of the optimizer)."""
+    if step_context.get().is_on_host:
+        raise UnsupportedState(
+            f"{type(optimizer).__name__}.step() was called on the host during fit. Gradients live"
+            " inside the program there, so it would do nothing.",
+            line=user_line(),
+            remedy="step it in training_step, under manual optimization",
+        )
+
+
+def refuse_useless_steps(optimizer: Optimizer) -> None:
+    """Let an optimizer raise where it is stepped on the host and has no gradient to use."""
+    if optimizer in _guarded:
+        return
+    _guarded[optimizer] = True
+
+    def check(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        on_host = step_context.get().is_on_host
+        if on_host and all(p.grad is None for g in optimizer.param_groups for p in g["params"]):
+            raise UnsupportedState(
+                f"{type(optimizer).__name__}.step() was called on the host, where no parameter has"
+                " a gradient: the traced function that computes them keeps them to itself.",
+                line=user_line(),
+                remedy="call optimizer.step() in the traced function",
+            )
+
+    optimizer.register_step_pre_hook(check)
