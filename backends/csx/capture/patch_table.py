@@ -11,7 +11,7 @@ from fulgurite.backends.csx.capture.host_calls import static_metrics
 from fulgurite.backends.csx.capture.scope import Scope
 from fulgurite.backends.csx.contract.frozen_reads import warn_of_frozen_reads
 from fulgurite.backends.csx.contract.impure import impure_functions
-from fulgurite.backends.csx.contract.rules import refused_calls
+from fulgurite.backends.csx.contract.refusals import refused_calls
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.graph.dtypes import cbfloat16_facts
 from fulgurite.backends.csx.hyperparams.python_math import traced_math

@@ -14,7 +14,7 @@ from typing import Any
 from fulgurite.backends.csx.capture.recording import Recording, check_same
 from fulgurite.backends.csx.capture.scope import Scope, undone_on_failure
 from fulgurite.backends.csx.capture.trace import Trace
-from fulgurite.backends.csx.contract.rules import explained
+from fulgurite.backends.csx.contract.refusals import explained
 from fulgurite.backends.csx.contract.watched import values_where_refused
 from fulgurite.backends.csx.state.places import Place
 from fulgurite.backends.patches import MISSING

@@ -67,8 +67,9 @@ from fulgurite.backends.csx.contract.dtype_rules import OneNarrowType
 from fulgurite.backends.csx.contract.frozen_reads import warn_of_frozen_reads
 from fulgurite.backends.csx.contract.function_mode import Contract
 from fulgurite.backends.csx.contract.holders import fill_constants, tell_of_leaks
+from fulgurite.backends.csx.contract.refusals import explained
 from fulgurite.backends.csx.contract.replay import Reads
-from fulgurite.backends.csx.contract.rules import MASKS, explained
+from fulgurite.backends.csx.contract.rules import MASKS
 from fulgurite.backends.csx.contract.tensor_names import Names
 from fulgurite.backends.csx.contract.watched import (
     EPOCH,

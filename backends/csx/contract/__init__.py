@@ -1,8 +1,12 @@
-"""What a user's code may do in a step, and what it sees there.
+"""What a user's code may do in a step, what it sees there, and what it is told of a misuse.
 
-function_mode      stands in front of every torch call of the step
-rules              which calls are errors, and what to write instead
-scalar_arguments   tensors where torch takes only Python's numbers
+``capture`` and the rooms above it import all that runs while a step is traced; this room imports
+``hyperparams``, ``state``, ``graph`` and ``diagnostics``.
+
+rules              the table of rules: each misuse, its error, text and remedy; refusals: which of
+                   them a call broke; scalar_remedies: what to write where torch takes only numbers
+function_mode      stands in front of every torch call of the step; callers: who made it
+scalar_arguments   which argument is a tensor where torch takes only Python's numbers
 overrides          static forms of torch functions that look at values; indices: of indexing
 tensor_names       what tensors are called in messages
 dtype_rules        one 16-bit type a run; default_dtype: the one that a trace began with

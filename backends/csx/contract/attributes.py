@@ -31,12 +31,9 @@ from torchmetrics import Metric
 
 from fulgurite.backends.csx.contract.frozen_reads import warn
 from fulgurite.backends.csx.contract.lists import WatchedList, may_collect
+from fulgurite.backends.csx.contract.rules import misuse
 from fulgurite.backends.csx.contract.watched import holds_traced, unwatched
-from fulgurite.backends.csx.diagnostics.errors import (
-    FrozenValueChanged,
-    StateBornInStep,
-    UnsupportedState,
-)
+from fulgurite.backends.csx.diagnostics.errors import TraceError, UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import (
     UserLine,
     belongs_to_library,
@@ -266,13 +263,9 @@ class Attributes:
             text = f"{where} was changed while the step was traced; that happens once"
             warn(where, text, watched.changed_at or watched.read_at, _HOST_HOOK)
         elif watched.read_at is not None and len(content) != len(original):
-            raise UnsupportedState(
-                f"The step puts tensors into {where} and reads it: it would find what was there in"
-                f" the first step, {len(original)} element{'s' * (len(original) != 1)}, each time.",
-                line=watched.read_at,
-                remedy="read it in a host hook such as on_train_epoch_end; or keep the last n in"
-                f' a buffer: self.register_buffer("{name}", torch.zeros([n, ...])) in __init__',
-            )
+            count = f"{len(original)} element{'s' * (len(original) != 1)}"
+            found = {"attribute": where, "name": name, "count": count}
+            raise misuse("growing_list", watched.read_at, **found)
         elif watched.cleared:
             left.set_after([Place(vars(module), name)], content)
             return
@@ -291,14 +284,10 @@ class Attributes:
         return tuple(write for write in self._writes.values() if is_scalar(write.now()))
 
 
-def _made_of_data(read: Access, now: Any) -> StateBornInStep:
-    found = "missing" if read.before is _ABSENT else repr(read.before)
-    return StateBornInStep(
-        f"{read.where} was {found} when the step read it, and the step left {_content(now)} there:"
-        " state that begins with data. A program has all of its state before its first step.",
-        line=read.line,
-        remedy=_tensors_from_the_start(read, now),
-    )
+def _made_of_data(read: Access, now: Any) -> TraceError:
+    found = {"attribute": read.where, "left": _content(now)}
+    found["found"] = "missing" if read.before is _ABSENT else repr(read.before)
+    return misuse("born", read.line, remedy=_tensors_from_the_start(read, now), **found)
 
 
 def _tensors_from_the_start(read: Access, now: Any) -> str:
@@ -404,20 +393,15 @@ class FrozenScalars:
         self._last = now
 
 
-def _changed(read: Access, was: Any, value: Any) -> FrozenValueChanged:
-    name = read.name
-    remedy = "set it before fit, and leave it"
+def _changed(read: Access, was: Any, value: Any) -> TraceError:
+    name, remedy = read.name, ""
     if type(was) in (bool, int, float) and _is_users(read.module):
         remedy = f"{_buffer(name, was)}, and self.{name}.fill_(value) on the host"
         if type(was) is bool:
             remedy += f"; torch.where(self.{name}, a, b) in the step"
     shown = "gone" if value is _ABSENT else repr(value) if is_scalar(value) else brief(value)
-    return FrozenValueChanged(
-        f"{read.where} was {was!r} when the step was traced and read it, and now is {shown}. The"
-        " program keeps the value that it was traced with.",
-        line=read.line,
-        remedy=remedy,
-    )
+    found = {"attribute": read.where, "before": repr(was), "now": shown}
+    return misuse("frozen_changed", read.line, remedy=remedy, **found)
 
 
 def _is_users(module: nn.Module) -> bool:

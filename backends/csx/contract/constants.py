@@ -20,7 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fulgurite.backends.csx.contract.default_dtype import with_explicit_dtype
 from fulgurite.backends.csx.contract.leaks import Created
-from fulgurite.backends.csx.diagnostics.errors import ForeignState, StateChanged, UnsupportedState
+from fulgurite.backends.csx.contract.rules import misuse
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_of
 from fulgurite.backends.csx.graph.op_schema import (
     is_alias,
@@ -93,12 +93,7 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in changed:
             foreign = not isinstance(tensor, FakeTensor)
             if foreign or tensor.untyped_storage()._cdata in self._foreign:
-                raise ForeignState(
-                    "The step changes a tensor that no module holds (a global, a closure's).",
-                    line=self._line(),
-                    remedy='self.register_buffer("total", torch.zeros(4)) in __init__, and'
-                    " self.total.add_(x) in the step",
-                )
+                raise misuse("foreign", self._line())
 
     def _value(self, tensor: Tensor) -> Tensor | None:
         return self.value_of(tensor) if isinstance(tensor, FakeTensor) else tensor
@@ -153,12 +148,7 @@ def constants_as_inputs(module: fx.GraphModule, position: int) -> list[Tensor]:
         if not isinstance(value, Tensor):
             continue
         if isinstance(value, FakeTensor):
-            raise UnsupportedState(
-                "The step uses a tensor that was computed where the trace does not see it: in"
-                " another thread, or by an earlier trace.",
-                line=line_of(node) or line_of(next(iter(node.users))),
-                remedy="compute it in the step itself, in its own thread",
-            )
+            raise misuse("thread", line_of(node) or line_of(next(iter(node.users))))
         if id(value) not in placeholders:
             with graph.inserting_before(before):
                 placeholders[id(value)] = graph.placeholder(f"constant_{len(constants)}")
@@ -197,10 +187,7 @@ class Source:
             found: Tensor = value
             if found is self.tensor or Layout.of(found) == Layout.of(self.tensor):
                 return found
-        raise StateChanged(
-            f"{self.name} held another kind of tensor when the program was built.",
-            remedy="keep its shape and dtype, or register_buffer",
-        )
+        raise misuse("constant_changed", None, tensor=self.name)
 
 
 T = TypeVar("T")
@@ -230,10 +217,7 @@ def constant_sources(
         if constant.is_leaf and isinstance(constant.grad, FakeTensor):
             constant.grad = None
             name = found[id(constant)].name if id(constant) in found else "A tensor of its own"
-            raise UnsupportedState(
-                f"{name} requires a gradient, but is no parameter of a module or an optimizer.",
-                remedy="nn.ParameterList, nn.ParameterDict, or an attribute of the module",
-            )
+            raise misuse("no_parameter", None, tensor=name)
     return [found.get(id(constant), Source(constant)) for constant in constants]
 
 

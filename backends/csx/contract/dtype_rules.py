@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fulgurite.backends.csx.diagnostics.errors import UnsupportedDtype
+from fulgurite.backends.csx.contract.rules import misuse
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.graph.dtypes import NARROW, STAND_IN
 
@@ -44,12 +44,8 @@ class OneNarrowType:
             self._dtype, self._name, self._first = dtype, _short(dtype), line()
             return
         where = f", since {self._first.place}" if self._first is not None else ""
-        raise UnsupportedDtype(
-            f"{what} is {_short(dtype)}. A run has one 16-bit type, and this one's is"
-            f" {self._name}{where}.",
-            line=line(),
-            remedy=f"float32 or that type: x.float(), x.to({self._dtype})",
-        )
+        named = {"what": what, "dtype": _short(dtype), "allowed": str(self._dtype)}
+        raise misuse("second_narrow", line(), first=f"{self._name}{where}", **named)
 
     def literal(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """The arguments by which ``func`` takes in float32 what is to be a literal of cbfloat16.

@@ -21,7 +21,8 @@ from typing import Any
 from torch import Tensor
 from torch._C import DisableTorchFunction
 
-from fulgurite.backends.csx.contract.leaks import KEEP, origin_of
+from fulgurite.backends.csx.contract.leaks import origin_of
+from fulgurite.backends.csx.contract.rules import KEEP, misuse
 from fulgurite.backends.csx.diagnostics.errors import LeakedTensor
 from fulgurite.backends.csx.diagnostics.user_lines import belongs_to_library, user_modules
 from fulgurite.backends.csx.state.fake_swap import swap
@@ -55,13 +56,8 @@ def tell_of_leaks(leaked: list[weakref.ref[Tensor]], trace: Callable[[], object]
             shape = list(tensor.shape)
         error = _raised_by(trace, tensor)
         if error is not None:
-            raise LeakedTensor(
-                f"{name} is kept in {holder}, and the next step reads it: state that no module"
-                " holds, and no program finds.",
-                line=error.used_at or line,
-                remedy=f'self.register_buffer("kept", torch.zeros({shape})) in __init__; the step'
-                " reads\n      self.kept, and then self.kept.copy_(x)",
-            )
+            found = {"tensor": name, "holder": holder, "shape": str(shape)}
+            raise misuse("leaked_state", error.used_at or line, **found)
         if line is not None:
             text = f"{name} is kept in {holder}, where no step leaves a value. Use {KEEP}."
             warnings.warn_explicit(text, UserWarning, line.file, line.line)

@@ -15,15 +15,12 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from fulgurite.backends.csx.contract.rules import misuse
 from fulgurite.backends.csx.diagnostics.errors import LeakedTensor
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, user_line
 
 _ORIGIN, _CONSTANT = "_fulgurite_origin", "_fulgurite_constant"
 _RESULT = "The result of the step"
-KEEP = (
-    "self.last = x or self.outs.append(x), with an attribute or a list of the module, which are\n"
-    "      filled after every step; return x from the step; or pass it to a @fulgurite.step_closure"
-)
 
 
 class Leaked(Tensor):
@@ -41,20 +38,11 @@ class Leaked(Tensor):
         name, line = vars(found[0]).get(_ORIGIN, ("A tensor of the step", None))
         use = user_line()
         if name == _RESULT:
-            raise LeakedTensor(
-                f"{name} has no value: the backend builds programs, and runs none.",
-                line=use,
-                remedy="a step_closure, which is not called then; or a backend without compile_only"
-                " and validate_only",
-            )
+            raise misuse("not_run", use, tensor=name)
         where = f" at {use.place}" if use is not None else ""
-        error = LeakedTensor(
-            f"{name} was used{where}, after the trace that made it. It was kept outside of the"
-            " module, where no step leaves a value.",
-            line=line,
-            remedy=KEEP,
-            used_at=use,
-        )
+        error = misuse("leaked", line, tensor=name, where=where)
+        assert isinstance(error, LeakedTensor)
+        error.used_at = use
         error.is_constant = all(vars(one).get(_CONSTANT, False) for one in found)
         raise error
 

@@ -48,11 +48,6 @@ class Names:
             return f"A tensor computed in the step ({brief(tensor)})"
         return f"The result of {function_name(func)}, {line.place} ({brief(tensor)})"
 
-    def within(self, tensor: Tensor) -> str:
-        """The name of a tensor, for the middle of a sentence."""
-        name = self(tensor)
-        return name.replace("A tensor", "a tensor", 1).replace("The result", "the result", 1)
-
     def origin(self, tensor: Tensor) -> tuple[str, UserLine | None]:
         """The name of a tensor, and the user's line that made it."""
         return self(tensor), self._line(tensor)
@@ -60,6 +55,11 @@ class Names:
     def _line(self, tensor: Tensor) -> UserLine | None:
         found = self.tracker.get(tensor)
         return None if found is None else line_of(found.proxy.node)
+
+
+def in_sentence(name: str) -> str:
+    """The name of a tensor, for the middle of a sentence."""
+    return name.replace("A tensor", "a tensor", 1).replace("The result", "the result", 1)
 
 
 def function_name(func: Any) -> str:

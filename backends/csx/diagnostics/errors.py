@@ -7,7 +7,6 @@ user's code, and what to do instead.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, user_frames
 
@@ -129,19 +128,10 @@ class FrozenNumber(UnsupportedState):
 
 
 class LeakedTensor(TraceError):
-    """A tensor of the trace was used after it: kept in a global, a closure, a dict, an object.
+    """A tensor of the trace was used after it: kept in a global, a closure, a dict, an object."""
 
-    Args:
-        what: what was done.
-        used_at: where the user used it.
-        options: of every ``TraceError``.
-    """
-
+    used_at: UserLine | None = None  # where the user used it
     is_constant = False  # whether the tensor followed from constants alone
-
-    def __init__(self, what: str, *, used_at: UserLine | None = None, **options: Any) -> None:
-        super().__init__(what, **options)
-        self.used_at = used_at
 
 
 class GradientNotKept(TraceError):

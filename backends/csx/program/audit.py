@@ -31,7 +31,7 @@ from fulgurite.backends.csx.capture.retrace import as_first_traced
 from fulgurite.backends.csx.capture.scope import Scope, undone
 from fulgurite.backends.csx.capture.trace import Trace
 from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning, warn_of_audit
-from fulgurite.backends.csx.contract.rules import explained
+from fulgurite.backends.csx.contract.refusals import explained
 from fulgurite.backends.csx.contract.watched import values_where_refused
 from fulgurite.backends.csx.diagnostics.errors import LeakedTensor, TraceError
 from fulgurite.backends.csx.diagnostics.user_lines import LineFinder, UserLine, raised_at

@@ -1,0 +1,195 @@
+"""Find the rule that a call of the step's broke, and make the error that its user reads.
+
+``function_mode`` asks here when a call needs a value, or fails, while the step is traced. Calls
+that no function mode sees are replaced by functions that raise (``refused_calls``), and what
+Python or torch themselves say is explained (``explained``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from fulgurite.backends.csx.contract.callers import line_of_torchmetrics, torch_frames
+from fulgurite.backends.csx.contract.rules import METRIC, RULES, choice, misuse
+from fulgurite.backends.csx.contract.scalar_arguments import (
+    Place,
+    place_in_call,
+    place_in_frames,
+    place_of_error,
+)
+from fulgurite.backends.csx.contract.scalar_remedies import MULTIPLIED_OUT, SIZED
+from fulgurite.backends.csx.contract.tensor_names import Names, function_name, in_sentence
+from fulgurite.backends.csx.contract.watched import names_stand_in
+from fulgurite.backends.csx.diagnostics.errors import ConditionalOnTensor, TraceError
+from fulgurite.backends.csx.diagnostics.user_lines import UserLine, raised_at, user_modules
+from fulgurite.backends.csx.hyperparams.traced_float import is_traced
+
+
+class Refusals:
+    """The errors for calls of one trace.
+
+    Args:
+        line: the user's line that runs now.
+        names: what tensors are called.
+        known: the value of a traced tensor that follows from constants alone, or None.
+    """
+
+    def __init__(
+        self,
+        line: Callable[[], UserLine | None],
+        names: Names,
+        known: Callable[[Tensor], Tensor | None],
+    ) -> None:
+        self._line, self._names, self._known = line, names, known
+
+    def value_read(self, tensor: Tensor, rule: str, done: str) -> TraceError:
+        """Python asked for the value of a tensor, which has none: ``done`` says how."""
+        place = place_in_frames(torch_frames(), self._is_scalar)
+        if place is not None:
+            return self._scalar(place)
+        line, remedy, metric = self._line(), "", line_of_torchmetrics()
+        if RULES[rule].error is ConditionalOnTensor and line is not None:
+            remedy = choice(line.source)
+        if metric is not None:
+            done, remedy = f"{done} inside torchmetrics ({metric})", METRIC
+        return misuse(rule, line, remedy=remedy, tensor=self._names(tensor), done=done)
+
+    def dynamic_shape(self, func: Any, args: Any) -> TraceError:
+        """The result of a function has as many elements as the values of its arguments say."""
+        chosen_by = args[1:] if len(args) > 1 and func is not torch.where else args
+        return self._shape(function_name(func), chosen_by)
+
+    def value_needed(self, func: Any, args: Any, kwargs: Any) -> TraceError:
+        """A function needs a value itself: as a size, as a bound of a slice, or to check it."""
+        if func in (Tensor.__getitem__, Tensor.__setitem__):
+            return misuse("slice", self._line(), tensor=self._first_tensor(args[1:]))
+        place, name = place_in_call(func, args, kwargs, self._is_scalar), function_name(func)
+        if place is not None:
+            return self._scalar(place)
+        if name in SIZED:
+            return self._shape(name, args)
+        return misuse("value", self._line(), function=name, tensor=self._first_tensor(args))
+
+    def scalar_argument(
+        self, error: TypeError, func: Any, args: Any, kwargs: Any
+    ) -> TraceError | None:
+        """A function raised ``error``: for a tensor in the place of a number? None if not so."""
+        place = None
+        if "FakeTensor" in str(error):
+            place = place_in_call(func, args, kwargs, self._is_scalar)
+        return None if place is None else self._scalar(place)
+
+    def scalar_argument_seen_by_torch(self, error: TypeError) -> TraceError | None:
+        """The same where torch, which looks at numbers before any mode does, raised ``error``."""
+        place = place_of_error(error, lambda value: isinstance(value, Tensor) and not value.dim())
+        return None if place is None else self._scalar(place, raised_at(error))
+
+    def _scalar(self, place: Place, line: UserLine | None = None) -> TraceError:
+        """A tensor is in the place of a Python number, or of one that makes a shape."""
+        tensor = place.tensor if isinstance(place.tensor, str) else self._names(place.tensor)
+        name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", place.function).lower().strip("_")
+        keys = (f"{name}.{place.argument}", name)  # as of a function, where it is a class
+        size = next((SIZED[key] for key in keys if key in SIZED), None)
+        form = next((MULTIPLIED_OUT[key] for key in keys if key in MULTIPLIED_OUT), None)
+        rule, remedy = "scalar_argument", ""
+        if size is not None and keys[0] not in MULTIPLIED_OUT:
+            rule, remedy, tensor = "shape", size, in_sentence(tensor)
+        elif form is not None:
+            remedy = f"the same in tensor operations, with {place.argument} = t:\n      {form}"
+        found = {"tensor": tensor, "argument": place.argument, "function": place.function}
+        return misuse(rule, line or self._line(), remedy=remedy, **found)
+
+    def _shape(self, function: str, args: Any) -> TraceError:
+        tensor, remedy = self._first_tensor(args), SIZED.get(function, "")
+        return misuse("shape", self._line(), remedy=remedy, function=function, tensor=tensor)
+
+    def _is_scalar(self, value: Any) -> bool:
+        """Whether a value is a tensor without dimensions that the step computed from data."""
+        if not isinstance(value, FakeTensor) or value.dim() or is_traced(value):
+            return False
+        return self._known(value) is None
+
+    def _first_tensor(self, args: Any) -> str:
+        """The name of the first tensor among arguments, for the middle of a sentence."""
+        parts = [
+            part
+            for leaf in pytree.tree_leaves(args)
+            for part in ([leaf.start, leaf.stop, leaf.step] if type(leaf) is slice else [leaf])
+        ]
+        tensors = [part for part in parts if isinstance(part, Tensor)]
+        return in_sentence(self._names(tensors[0])) if tensors else "a tensor"
+
+
+_SEEDING = ("manual_seed", "seed", "set_rng_state")
+
+
+def refused_calls(line: Callable[[], UserLine | None]) -> Iterator[tuple[Any, str, Any]]:
+    """Changes (see ``patches``) that make errors of functions which the function mode misses."""
+    yield from _refused_seeding(line)
+    yield from _refused_nesting(line)
+
+
+def _refused_nesting(line: Callable[[], UserLine | None]) -> Iterator[tuple[Any, str, Any]]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise misuse("nested", line())
+
+    for name in ("nested_tensor", "as_nested_tensor", "nested_tensor_from_jagged", "narrow"):
+        yield torch.nested, name, refuse
+
+
+def _refused_seeding(line: Callable[[], UserLine | None]) -> Iterator[tuple[Any, str, Any]]:
+    """Functions which set a random state, under every name that the user has for them."""
+
+    def refusal(name: str) -> Callable[..., Any]:
+        def refuse(*args: Any, **kwargs: Any) -> Any:
+            raise misuse("seed", line(), function=name)
+
+        return refuse
+
+    homes = (torch, torch.random)  # which hold different objects by some of these names
+    functions = {id(getattr(home, name)): refusal(name) for name in _SEEDING for home in homes}
+    for module in (*homes, *user_modules()):
+        for key, value in list(vars(module).items()):
+            if id(value) in functions:
+                yield module, key, functions[id(value)]
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Say of Python's own errors in a trace what they mean; note the user's line on others."""
+    try:
+        yield
+    except TraceError:
+        raise
+    except TypeError as error:
+        if names_stand_in(error) is None:
+            _note_line(error)
+            raise
+        raise misuse("object", raised_at(error)) from None
+    except Exception as error:
+        _note_line(error)
+        raise
+
+
+def _note_line(error: Exception) -> None:
+    """Note where the user's code was; between it and the error lie a hundred lines of torch's.
+
+    The error says what it would say of eager tensors.
+    """
+    if any("FakeTensor" in str(arg) for arg in error.args):
+        named = [
+            re.sub(r"(torch\._subclasses\.fake_tensor\.)?FakeTensor", "Tensor", str(arg))
+            for arg in error.args
+        ]
+        error.args = tuple(named)
+    line = raised_at(error)
+    if line is not None:
+        error.add_note(f"  while the step was traced, at {line}\n      {line.source}")
