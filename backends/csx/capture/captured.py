@@ -9,8 +9,8 @@ from fulgurite.backends.csx.capture.logs import Accumulator
 from fulgurite.backends.csx.capture.outputs import Outputs
 from fulgurite.backends.csx.capture.recording import Recording
 from fulgurite.backends.csx.capture.trainer_state import Answers
-from fulgurite.backends.csx.contract.attributes import Access
 from fulgurite.backends.csx.contract.constants import Source
+from fulgurite.backends.csx.contract.frozen_scalars import Access
 from fulgurite.backends.csx.graph.graph import Graph, Kind
 from fulgurite.backends.csx.hyperparams.slots import NumberSlot
 from fulgurite.backends.csx.hyperparams.traced_float import Guard

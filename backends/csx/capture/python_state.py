@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from fulgurite.backends.csx.contract.attributes import is_scalar
+from fulgurite.backends.csx.contract.frozen_scalars import is_scalar
 from fulgurite.backends.csx.diagnostics.user_lines import LIBRARIES, belongs_to_library
 from fulgurite.backends.csx.state.places import Place
 from fulgurite.backends.csx.state.storage import member

@@ -23,8 +23,8 @@ from fulgurite.backends.csx.capture.host_calls import HostCall
 from fulgurite.backends.csx.capture.logs import Accumulator, LogCall
 from fulgurite.backends.csx.capture.outputs import Output, Outputs
 from fulgurite.backends.csx.capture.updates import Update
-from fulgurite.backends.csx.contract.attributes import Access
 from fulgurite.backends.csx.contract.constants import Source
+from fulgurite.backends.csx.contract.frozen_scalars import Access
 from fulgurite.backends.csx.contract.replay import Reads
 from fulgurite.backends.csx.diagnostics.errors import GraphChanged, StateChanged
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_of

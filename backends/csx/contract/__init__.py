@@ -13,8 +13,9 @@ dtype_rules        one 16-bit type a run; default_dtype: the one that a trace be
 watched            stand-ins for what a batch holds besides tensors
 frozen_reads       Python values that the program keeps; impure: clocks and random numbers;
                    replay: the same values when a step is traced again
-attributes         what the step reads and writes in attributes of modules; lists: those that it
-                   collects results in; changes: which line put something into a module
+attributes         what the step reads and writes in attributes of modules; frozen_scalars: the
+                   numbers there, which the host may not change; lists: those that it collects
+                   results in; changes: which line put something into a module
 constants          tensors that keep their value while tracing
 leaks              tensors kept where no step fills them; holders: by whom
 """

@@ -1,11 +1,11 @@
 """What the step's Python reads and writes in attributes of modules while it is traced.
 
-- A *scalar* that it read (``self.kl_weight``, a Dropout's ``p``) is a constant of the program. The
-  host may not change it afterwards: ``FrozenScalars`` compares.
+- A *scalar* that it read (``self.kl_weight``, a Dropout's ``p``) is a constant of the program
+  (``frozen_scalars``).
 - A scalar that it changed (``self.n += 1``) changes that once: a warning.
 - An attribute that it found without a tensor and left with one (``if self.ema is None: ...``,
   ``self.total += loss`` from 0.0) is state born from data: an error, as is a list that it both
-  appends to and reads (lists.py).
+  appends to and reads (``lists``).
 
 ``nn.Module``'s own attribute access is replaced while a trace lasts: 16,569 reads in the GPT of
 examples/ (measured), which do not show in the 1.8 s that its trace takes.
@@ -16,100 +16,35 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from enum import Enum
-from operator import is_, itemgetter
+from collections.abc import Callable, Iterator
+from operator import is_
 from types import CodeType
 from typing import Any
 
-import numpy as np
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torchmetrics import Metric
 
 from fulgurite.backends.csx.contract.frozen_reads import warn
+from fulgurite.backends.csx.contract.frozen_scalars import (
+    Access,
+    buffer_code,
+    is_scalar,
+    may_be_scalar,
+    scalar_of_class,
+)
 from fulgurite.backends.csx.contract.lists import WatchedList, may_collect
 from fulgurite.backends.csx.contract.rules import misuse
 from fulgurite.backends.csx.contract.watched import holds_traced, unwatched
 from fulgurite.backends.csx.diagnostics.errors import TraceError, UnsupportedState
-from fulgurite.backends.csx.diagnostics.user_lines import (
-    UserLine,
-    belongs_to_library,
-    is_library,
-    user_line,
-    user_modules,
-)
+from fulgurite.backends.csx.diagnostics.user_lines import is_library, user_line
 from fulgurite.backends.csx.state.places import Place, SideEffects
 from fulgurite.backends.csx.state.storage import brief, copying_remedy, parameter_replaced
 from fulgurite.backends.patches import MISSING, patched
 
 _HOST_HOOK = "a host hook such as on_train_batch_start, which runs on every step"
-_ABSENT = MISSING
-_PLAIN = frozenset(
-    (*(bool, int, float, complex, str, type(None), tuple), *(torch.dtype, slice, range, torch.Size))
-)
 _Key = tuple[int, str]
-
-
-def _may_be_scalar(kind: type) -> bool:
-    return kind in _PLAIN or issubclass(kind, (Enum, np.generic))
-
-
-def is_scalar(value: Any) -> bool:
-    """Whether a value is a Python scalar, an enum, None, or a tuple of these."""
-    if type(value) is tuple:
-        return all(map(is_scalar, value))
-    return _may_be_scalar(type(value))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
-    """A read of an attribute, or a write to it.
-
-    ``where`` is the user's name of it, ``before`` what it held before the step touched it.
-    """
-
-    module: nn.Module
-    name: str
-    where: str
-    before: Any
-    line: UserLine | None
-
-    @property
-    def container(self) -> dict[str, Any]:
-        """The dict that holds the attribute: a buffer may be None."""
-        buffers: dict[str, Any] = self.module._buffers
-        return buffers if self.name in buffers else vars(self.module)
-
-    def now(self) -> Any:
-        """What the attribute holds now."""
-        return value_of(self.container, type(self.module), self.name)
-
-    def undo(self) -> None:
-        """Put back what it held before."""
-        if self.before is _ABSENT:
-            del self.container[self.name]
-        else:
-            self.container[self.name] = self.before
-
-
-@functools.lru_cache(maxsize=4096)
-def _of_class(kind: type, name: str) -> Any:
-    """The scalar that a class of the user's gives its instances under a name, or none."""
-    owners = (one for one in kind.__mro__ if name in vars(one))
-    owner = next(owners, None)
-    if owner is None or belongs_to_library(owner):
-        return _ABSENT
-    value = vars(owner)[name]
-    return value if is_scalar(value) else _ABSENT
-
-
-def value_of(container: dict[str, Any], kind: type, name: str) -> Any:
-    """An attribute, or what the class has for it."""
-    value = container.get(name, _ABSENT)
-    return _of_class(kind, name) if value is _ABSENT else value
 
 
 class Attributes:
@@ -142,7 +77,7 @@ class Attributes:
             kind = type(value)
             if kind is list:
                 return self._list(module, name, value)
-            if _may_be_scalar(kind):
+            if may_be_scalar(kind):
                 self._note_read(module, name, value)
             return value
 
@@ -150,7 +85,7 @@ class Attributes:
             try:
                 value = missing(module, name)
             except AttributeError:
-                self._note_read(module, name, _ABSENT)
+                self._note_read(module, name, MISSING)
                 raise
             if value is None:
                 self._note_read(module, name, None)
@@ -177,12 +112,12 @@ class Attributes:
         key = (id(module), name)
         if key in self._reads or key in self._written or key[0] not in self._paths:
             return
-        own = value is _ABSENT or name in vars(module) or name in module._buffers
+        own = value is MISSING or name in vars(module) or name in module._buffers
         kind: Any = type(module)
-        own = own or _of_class(kind, name) is not _ABSENT
+        own = own or scalar_of_class(kind, name) is not MISSING
         frameworks = name == "training" or (name[0] == "_" and is_library(sys._getframe(2)))
         empty = type(value) is tuple and not value
-        if not empty and own and not frameworks and (value is _ABSENT or is_scalar(value)):
+        if not empty and own and not frameworks and (value is MISSING or is_scalar(value)):
             self._reads[key] = self._access(module, name, value)
 
     def _note_write(self, module: nn.Module, name: str, value: Any) -> Any:
@@ -190,7 +125,7 @@ class Attributes:
         if type(value) is WatchedList:
             value = value.original  # self.outs += [loss]
         key = (id(module), name)
-        now = vars(module).get(name, _ABSENT)
+        now = vars(module).get(name, MISSING)
         if now is value:
             return value
         self._written.add(key)
@@ -276,7 +211,7 @@ class Attributes:
         return tuple(
             read
             for key, read in self._reads.items()
-            if key not in self._written and read.before is not _ABSENT
+            if key not in self._written and read.before is not MISSING
         )
 
     def changes(self) -> tuple[Access, ...]:
@@ -286,18 +221,18 @@ class Attributes:
 
 def _made_of_data(read: Access, now: Any) -> TraceError:
     found = {"attribute": read.where, "left": _content(now)}
-    found["found"] = "missing" if read.before is _ABSENT else repr(read.before)
+    found["found"] = "missing" if read.before is MISSING else repr(read.before)
     return misuse("born", read.line, remedy=_tensors_from_the_start(read, now), **found)
 
 
 def _tensors_from_the_start(read: Access, now: Any) -> str:
     """Code that makes state which a step would give birth to."""
     name, instead = read.name, ""
-    if read.before is not _ABSENT:
+    if read.before is not MISSING:
         instead = f", instead of self.{name} = {read.before!r}"
     if not isinstance(now, Tensor):
         return f"self.{name} = {code_of_zeros(now)} in __init__{instead}"
-    if read.before is not _ABSENT and read.before is not None:
+    if read.before is not MISSING and read.before is not None:
         whole = f"torch.tensor({read.before!r})"
         if now.ndim:
             whole = f"torch.full({list(now.shape)}, {read.before!r})"
@@ -335,75 +270,17 @@ def code_of_zeros(value: Any) -> str:
 
 def _warn_of_change(write: Access, was_read: bool) -> None:
     before, now = write.before, write.now()
-    counted = was_read if before is None or before is _ABSENT else is_scalar(before)
+    counted = was_read if before is None or before is MISSING else is_scalar(before)
     if not counted or not is_scalar(now) or (type(now) is type(before) and now == before):
         return
     remedy = f"a buffer; or {_HOST_HOOK}"
     if _is_number(before) and _is_number(now):
-        remedy = f"{_buffer(write.name, before)}, and self.{write.name}.add_({now - before!r})"
+        remedy = f"{buffer_code(write.name, before)}, and self.{write.name}.add_({now - before!r})"
         remedy = f"a buffer: {remedy} in the step"
-    shown = "nothing" if before is _ABSENT else repr(before)
+    shown = "nothing" if before is MISSING else repr(before)
     text = f"{write.where} was changed from {shown} to {now!r} while the step was traced"
     warn(write.where, f"{text}; that happens once", write.line, remedy)
 
 
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float)
-
-
-def _buffer(name: str, value: Any) -> str:
-    made = f'self.register_buffer("{name}", torch.tensor({value!r}))'
-    return f"{made} in __init__ instead of self.{name} = {value!r}"
-
-
-class FrozenScalars:
-    """The scalars that a program has as constants, to be compared with what modules hold.
-
-    Args:
-        reads: those that the step read; what they hold now is what they have to be.
-    """
-
-    def __init__(self, reads: Iterable[Access]) -> None:
-        unique = {(id(read.module), read.name): read for read in reads}
-        self._reads = [read for read in unique.values() if is_scalar(read.now())]
-        self._values = [read.now() for read in self._reads]
-        names: dict[int, tuple[dict[str, Any], list[str]]] = {}
-        for read in self._reads:
-            names.setdefault(id(read.container), (read.container, []))[1].append(read.name)
-        self._getters = [(itemgetter(*keys), container) for container, keys in names.values()]
-        self._last: Any = None  # what the getters gave when all was as it has to be
-
-    def check(self) -> None:
-        """Compare.
-
-        Raises:
-            FrozenValueChanged: the host changed one.
-        """
-        try:  # a call for each module: 1 µs where one for each scalar took 2 (measured)
-            now = [get(container) for get, container in self._getters]
-        except KeyError:  # gone, or the class has it
-            now = None
-        if now is not None and now == self._last:
-            return
-        _of_class.cache_clear()  # the class may have got another
-        for read, was in zip(self._reads, self._values, strict=True):
-            value = read.now()
-            if value is not was and not (is_scalar(value) and value == was):
-                raise _changed(read, was, value)
-        self._last = now
-
-
-def _changed(read: Access, was: Any, value: Any) -> TraceError:
-    name, remedy = read.name, ""
-    if type(was) in (bool, int, float) and _is_users(read.module):
-        remedy = f"{_buffer(name, was)}, and self.{name}.fill_(value) on the host"
-        if type(was) is bool:
-            remedy += f"; torch.where(self.{name}, a, b) in the step"
-    shown = "gone" if value is _ABSENT else repr(value) if is_scalar(value) else brief(value)
-    found = {"attribute": read.where, "before": repr(was), "now": shown}
-    return misuse("frozen_changed", read.line, remedy=remedy, **found)
-
-
-def _is_users(module: nn.Module) -> bool:
-    """Whether the user wrote a module's class."""
-    return sys.modules.get(type(module).__module__) in list(user_modules())

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fulgurite.backends.csx.capture.captured import Captured
 from fulgurite.backends.csx.capture.scope import Scope
 from fulgurite.backends.csx.capture.trainer_state import hold
-from fulgurite.backends.csx.contract.attributes import FrozenScalars
+from fulgurite.backends.csx.contract.frozen_scalars import FrozenScalars
 from fulgurite.backends.csx.diagnostics.errors import InputChanged, StateChanged
 from fulgurite.backends.csx.graph.graph import used_numbers
 from fulgurite.backends.csx.hyperparams.schedules import of_computed
