@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from fulgurite.backends import reset_backend
-from fulgurite.backends.csx.compile.fabric import toolchain_missing
+from fulgurite.backends.csx.compile.host_fabric import toolchain_missing
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -23,7 +24,9 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from fulgurite.backends.csx.compile.fabric import HostFabric
+from fulgurite.backends.csx.compile.fabric import Loaded
+from fulgurite.backends.csx.compile.fabrics import FABRICS
+from fulgurite.backends.csx.compile.host_fabric import HostFabric
 from fulgurite.backends.csx.program import report
 from fulgurite.loops import feeding
 from fulgurite.loops.feeding import FEWEST, SAMPLE, FeedingTimes
@@ -45,13 +48,17 @@ class Time:
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     """On it every program takes PROGRAM_US."""
-    fake, run = Time(), HostFabric.run
+    fake = Time()
 
-    def slow_run(self: HostFabric, *inputs: Any) -> Any:
-        fake.now_us += PROGRAM_US
-        return run(self, *inputs)
+    class SlowFabric(HostFabric):
+        def run(self, loaded: Loaded, inputs: list[Tensor]) -> Sequence[Tensor]:
+            def slow_call(inputs: list[Tensor]) -> Sequence[Tensor]:
+                fake.now_us += PROGRAM_US
+                return loaded.call(inputs)
 
-    monkeypatch.setattr(HostFabric, "run", slow_run)
+            return super().run(replace(loaded, call=slow_call), inputs)
+
+    monkeypatch.setitem(FABRICS, "auto", SlowFabric)
     monkeypatch.setattr(feeding, "clock", fake)
     return fake
 
@@ -167,20 +174,20 @@ def test_after_the_first_epoch_and_after_the_sample_nothing_is_timed(time: Time)
         lambda: slow(time, 400, SAMPLE + 5), lambda: Reading(mlp(), torch.optim.SGD), max_epochs=2
     )
     assert reads[SAMPLE - 1] == reads[-1] == 4 * SAMPLE
-    assert "run" not in vars(trainer.strategy.fabric)
+    assert trainer.strategy.fabric.timer is None
 
 
 def test_a_failed_epoch_leaves_no_timers(time: Time) -> None:
     class Failing(Classifier):
         def on_train_batch_end(self, *args: Any) -> None:
             self.fabric = self.trainer.strategy.fabric
-            assert "run" in vars(self.fabric)
+            assert self.fabric.timer is not None
             raise KeyError
 
     module = Failing(mlp())
     with pytest.raises(KeyError):
         train(lambda: slow(time, 400), lambda: module)
-    assert "run" not in vars(module.fabric)
+    assert module.fabric.timer is None
 
 
 def times(fetch_us: float = 400.0) -> FeedingTimes:

@@ -1,6 +1,7 @@
 """From a graph to a callable.
 
-fabric           what runs programs: here the host's CPU
+fabric           what runs programs: what every fabric does
+host_fabric      the host's CPU; fabrics: which there are, and which one a backend asks for
 inductor         torch's compiler; the only file that touches it
 static_wrapper   the Python that the compiler writes around its kernels, made static
 cache            compiled programs in a folder; fingerprint: the key of each

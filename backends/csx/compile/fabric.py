@@ -1,46 +1,32 @@
-"""Fabrics: what runs a program. Here the host's CPU.
+"""A fabric: what runs programs. The rooms above know only what stands here.
 
-A graph is compiled, or found compiled in the cache, or, without a compiler or with
-``autogen_policy="disabled"``, run operation by operation by torch's own kernels. Compiled code
-is trusted after its first step was checked (``selfcheck``).
+A new kind of machine is one class with these methods, in a file of its own (``host_fabric`` is the
+first), and one line in ``fabrics``.
 """
 
 from __future__ import annotations
 
-import functools
-import platform
-import sysconfig
-import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch._inductor.cpp_builder import get_cpp_compiler
-from torch._inductor.exc import InductorError, InvalidCxxCompiler
 
-from fulgurite.backends.csx.compile import denormals
-from fulgurite.backends.csx.compile.cache import CompileCache, Fetched
-from fulgurite.backends.csx.compile.fingerprint import program_key
-from fulgurite.backends.csx.compile.inductor import Call, compile_graph, load_program
-from fulgurite.backends.csx.compile.selfcheck import SelfCheck
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.graph.graph import Graph
 
-
-class NoToolchain(Exception):
-    """Generated kernels cannot be made on this machine; the text says why."""
+Call = Callable[[list[Tensor]], Sequence[Tensor]]
+Shown = Callable[[str], AbstractContextManager[None]]
 
 
 @dataclass(slots=True, kw_only=True)
 class Loaded:
     """A graph that can be run: ``call`` takes its inputs in order and returns its outputs.
 
-    The first call of a graph that was compiled is its self-check, which decides how it is called
-    from then on. ``built`` is whether it was compiled now, rather than found compiled in the cache.
+    ``built`` is whether it was compiled now, rather than found compiled in the cache; ``how`` says
+    it in words. A fabric may change ``call``, ``compiled`` and ``how`` when the graph has run once.
     """
 
     call: Call
@@ -50,33 +36,38 @@ class Loaded:
     how: str
 
 
-class HostFabric:
-    """The CPU of this machine.
+class Timer(Protocol):
+    """Whoever wants to know how long programs run."""
+
+    def begin(self) -> None:
+        """A program is about to run."""
+
+    def end(self) -> None:
+        """It has run, or has failed."""
+
+
+class Fabric(Protocol):
+    """What runs programs.
 
     Args:
         backend: its options.
+
+    Attributes:
+        timer: told of every run, where there is one.
     """
 
-    def __init__(self, backend: CSXBackend) -> None:
-        self._backend = backend
-        if backend.compiles and not backend.validate_only and backend.compile_dir is not None:
-            self._cache  # noqa: B018  # so that a folder that cannot be used is known at once
+    timer: Timer | None
 
-    @functools.cached_property
-    def _cache(self) -> CompileCache:
-        return CompileCache(self._backend.compile_dir)
+    def __init__(self, backend: CSXBackend) -> None: ...
 
-    @property
-    def description(self) -> str:
+    @staticmethod
+    def devices() -> tuple[torch.device, ...]:
+        """Where this process's programs keep their tensors; known before a fabric is made."""
+
+    def describe(self) -> str:
         """The fabric in words, for every line that says what ran where."""
-        threads = torch.get_num_threads()
-        return f"host fabric ({cpu_name()}, {threads} thread{'s' * (threads > 1)})"
 
-    def load(
-        self,
-        graph: Graph,
-        shown: Callable[[str], AbstractContextManager[None]] = lambda doing: nullcontext(),
-    ) -> Loaded:
+    def load(self, graph: Graph, shown: Shown) -> Loaded:
         """Make a graph runnable.
 
         Args:
@@ -86,132 +77,6 @@ class HostFabric:
         Raises:
             RuntimeError: ``compile_only`` on a machine that cannot compile.
         """
-        began = time.perf_counter()
-        if next(graph.operations(), None) is None:
-            return _interpreted(graph, began, "it computes nothing")
-        try:
-            if not self._backend.compiles:
-                raise NoToolchain("autogen_policy='disabled'")
-            key = program_key(graph)
-            found = self._cache.fetch(
-                key,
-                build=lambda folder: _compile(graph, folder, shown),
-                load=load_program,
-                waiting=lambda: shown("waiting for another process that compiles"),
-            )
-        except NoToolchain as missing:
-            if self._backend.compile_only:
-                raise RuntimeError(
-                    f"compile_only=True, but nothing can be compiled on this machine: {missing}."
-                    " Install a C++ compiler and Python's headers; or validate_only=True, which"
-                    " checks the model without them."
-                ) from None
-            return _interpreted(graph, began, str(missing))
-        loaded = Loaded(
-            call=found.value,
-            compiled=True,
-            built=found.built,
-            seconds=time.perf_counter() - began,
-            how="compiled" if found.built else "loaded from the cache",
-        )
-        if not found.marked:
-            self._check_first(loaded, graph, found, key)
-        return loaded
-
-    def _check_first(self, loaded: Loaded, graph: Graph, found: Fetched[Call], key: str) -> None:
-        """Let the first call be the self-check; who passes it is marked in the cache."""
-        reference = _flat(graph.module)
-
-        def settled(agreed: bool) -> None:
-            if agreed:
-                loaded.call = found.value
-                found.mark()
-            else:
-                loaded.call, loaded.compiled = reference, False
-                loaded.how = "run operation by operation (compiled, it gave other numbers)"
-
-        cache = self._cache.folder
-        kept = self._backend.artifact_dir or cache / "reports"
-        loaded.call = SelfCheck(
-            graph, found.value, reference, settled, folder=Path(kept), program=cache / key
-        )
 
     def run(self, loaded: Loaded, inputs: list[Tensor]) -> Sequence[Tensor]:
         """Run a graph once: its state inputs are updated in place."""
-        gradients = torch.is_grad_enabled()
-        flushes = denormals.is_flushing()
-        flush, restore = denormals.switches(torch.get_num_threads())
-        try:
-            # the bare setter: as a context manager it costs 2 µs (measured)
-            torch._C._set_grad_enabled(False)
-            if not flushes:
-                flush()
-            return loaded.call(inputs)
-        finally:
-            if not flushes:
-                restore()
-            torch._C._set_grad_enabled(gradients)
-
-
-def _interpreted(graph: Graph, began: float, why: str) -> Loaded:
-    """A graph that torch's own kernels run.
-
-    Args:
-        graph: the graph.
-        began: when loading it began, by ``time.perf_counter``.
-        why: the reason for which it is not compiled.
-    """
-    return Loaded(
-        call=_flat(graph.module),
-        compiled=False,
-        built=False,
-        seconds=time.perf_counter() - began,
-        how=f"run operation by operation ({why})",
-    )
-
-
-def _compile(
-    graph: Graph, folder: Path, shown: Callable[[str], AbstractContextManager[None]]
-) -> None:
-    missing = toolchain_missing()  # asked only here: to ask starts a process
-    if missing is not None:
-        raise NoToolchain(missing)
-    with shown("compiling"):
-        try:
-            compile_graph(graph, folder)
-        except InductorError as error:  # a defect of its own: a KeyError, an assertion
-            text = str(error).strip().splitlines()[0]
-            raise NoToolchain(f"torch's compiler failed: {text}") from None
-
-
-def _flat(forward: Callable[..., Any]) -> Call:
-    """A graph's Python function; a graph of one output returns it bare."""
-
-    def call(inputs: list[Tensor]) -> Sequence[Tensor]:
-        outputs = forward(*inputs)
-        return outputs if isinstance(outputs, (list, tuple)) else [outputs]
-
-    return call
-
-
-@functools.cache
-def cpu_name() -> str:
-    """The processor's name, as the system tells it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def toolchain_missing() -> str | None:
-    """What generated kernels lack on this machine: a reason in words, or None."""
-    try:
-        get_cpp_compiler()
-    except InvalidCxxCompiler:
-        return "no C++ compiler was found"
-    if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
-        return "Python.h was not found"
-    return None

@@ -47,7 +47,7 @@ def _environment() -> Iterator[str]:
     yield f"torch {torch.__version__} {torch.version.git_version}"
     yield f"fulgurite {_own_source()}"
     yield f"python {sys.version} {sysconfig.get_config_var('SOABI')} {sys.platform}"
-    yield f"machine {platform.machine()} {_processor()} {torch.backends.cpu.get_cpu_capability()}"
+    yield f"machine {platform.machine()} {processor()} {torch.backends.cpu.get_cpu_capability()}"
     yield f"threads {torch.get_num_threads()}"  # the compiler writes their number into loops
     yield f"compiler {sorted(inductor.save_config_portable().items())}"
     yield f"passes {[getattr(inductor, name) for name in _FOREIGN_PASSES]}"
@@ -116,11 +116,11 @@ def _own_source() -> str:
 
 
 @functools.cache
-def _processor() -> str:
+def processor() -> str:
     """The processor's name and what it can do, as the system tells it."""
     try:
-        processor, _, _ = Path("/proc/cpuinfo").read_text().partition("\n\n")
+        first, _, _ = Path("/proc/cpuinfo").read_text().partition("\n\n")
     except OSError:
         return platform.processor()
     names = ("model name", "flags", "Features")
-    return "\n".join(line for line in processor.splitlines() if line.startswith(names))
+    return "\n".join(line for line in first.splitlines() if line.startswith(names))

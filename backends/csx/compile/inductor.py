@@ -13,17 +13,18 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 from torch._inductor import config as inductor
 from torch._inductor.codecache import CppPythonBindingsCodeCache
 from torch._inductor.utils import BoxedBool
 from torch._inductor.virtualized import V
 
+from fulgurite.backends.csx.compile.fabric import Call
 from fulgurite.backends.csx.compile.static_wrapper import make_static
 from fulgurite.backends.csx.graph.graph import Graph, storage_of
 from fulgurite.backends.csx.graph.op_schema import is_random
@@ -44,8 +45,6 @@ FLAGS = {
     "fx_graph_cache": False,
 }
 _PROGRAM, _CONSTANTS = "program.py", "constants.pt"
-
-Call = Callable[[list[Tensor]], Sequence[Tensor]]
 
 
 def compile_graph(graph: Graph, folder: Path) -> None:

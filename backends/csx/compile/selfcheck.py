@@ -24,13 +24,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fulgurite.backends.csx.compile.fabric import Call
 from fulgurite.backends.csx.compile.sensitivity import Noisy
 from fulgurite.backends.csx.diagnostics.errors import PUBLIC
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_of
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.op_schema import is_random, operation_name, written_nodes
-
-Call = Callable[[list[Tensor]], Sequence[Tensor]]
 
 TOLERANCES = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 """Of an element, relative to it; a tenth of it relative to the largest of its tensor."""

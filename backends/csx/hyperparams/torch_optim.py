@@ -58,9 +58,15 @@ def eager_updates(optimizers: list[Optimizer]) -> Iterator[None]:
         for name, module in list(sys.modules.items())
         if name.startswith("torch.optim.") and hasattr(module, "_get_value")
     ]
+    devices = {
+        p.device.type for o in optimizers for group in o.param_groups for p in group["params"]
+    }
     changes = [
         *((module, "_get_value", host_value) for module in readers),
-        *((module, "_get_capturable_supported_devices", _any_device) for module in (radam, asgd)),
+        *(
+            (module, "_get_capturable_supported_devices", lambda **_: devices)
+            for module in (radam, asgd)
+        ),
         (radam, "_single_tensor_radam", _in_double(radam._single_tensor_radam, 4)),
         (asgd, "_single_tensor_asgd", _in_double(asgd._single_tensor_asgd, 3, 4, 5)),
         (_adafactor, "min", _of_numbers(min, torch.minimum)),
@@ -69,10 +75,6 @@ def eager_updates(optimizers: list[Optimizer]) -> Iterator[None]:
     ]
     with patched(changes), plain_options(optimizers):
         yield
-
-
-def _any_device(*args: Any, **kwargs: Any) -> list[str]:
-    return ["cpu"]
 
 
 def host_value(x: Any) -> Any:

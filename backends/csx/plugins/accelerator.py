@@ -9,11 +9,13 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.accelerators import Accelerator, AcceleratorRegistry
 from lightning.pytorch.accelerators.cpu import get_cpu_stats
 
+from fulgurite.backends.csx.compile.fabrics import fabric_devices
+
 ACCELERATOR = "csx"
 
 
 class CSXAccelerator(Accelerator):
-    """One CSX system. Its programs decide where tensors live; on the host fabric, on the CPU."""
+    """One CSX system. Its programs decide where tensors live; those of its fabric."""
 
     def __init__(self, *, with_strategy: bool = False) -> None:
         self._with_strategy = with_strategy
@@ -42,7 +44,7 @@ class CSXAccelerator(Accelerator):
     @staticmethod
     def get_parallel_devices(devices: int) -> list[torch.device]:
         """The torch devices of ``devices`` systems."""
-        return [torch.device("cpu")] * devices
+        return [*fabric_devices()] * devices
 
     @staticmethod
     def auto_device_count() -> int:
@@ -55,7 +57,7 @@ class CSXAccelerator(Accelerator):
 
     @staticmethod
     def is_available() -> bool:
-        """The host fabric is always there."""
+        """A fabric is always there: the host's."""
         return True
 
     @staticmethod

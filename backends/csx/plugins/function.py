@@ -23,7 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from fulgurite.backends.closures import Span, current_span
 from fulgurite.backends.csx.capture.discovery import Discovered, discover
 from fulgurite.backends.csx.capture.scope import Scope
-from fulgurite.backends.csx.compile.fabric import HostFabric
+from fulgurite.backends.csx.compile.fabrics import make_fabric
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.contract.constants import Source
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
@@ -110,7 +110,8 @@ class FunctionPrograms:
 
     def __init__(self, function: Callable[..., Any], backend: CSXBackend) -> None:
         self._function, self._backend = function, backend
-        self._fabric = HostFabric(backend)
+        self._fabric = make_fabric(backend)
+        self._device_type = self._fabric.devices()[0].type
         self._signature = inspect.signature(function)
         self._steps: dict[tuple[Any, ...], _Step] = {}
 
@@ -126,10 +127,11 @@ class FunctionPrograms:
             args, kwargs = bound.args, bound.kwargs
         given: Any = (args, kwargs) if kwargs else args
         data, statics = split_static(given)
-        autocast = torch.is_autocast_enabled("cpu")
+        device = self._device_type
+        autocast = torch.is_autocast_enabled(device)
         key = (
             torch.is_grad_enabled(),
-            torch.get_autocast_dtype("cpu") if autocast else None,
+            torch.get_autocast_dtype(device) if autocast else None,
             bool(kwargs),
             *[(i, id(value)) for i, value in statics],
         )

@@ -19,6 +19,7 @@ from lightning.pytorch.trainer.connectors.accelerator_connector import _Accelera
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fulgurite.backends.csx.compile.fabrics import fabric_devices
 from fulgurite.backends.csx.diagnostics.errors import NoLoss
 from fulgurite.backends.csx.plugins.loss_scale import LossScale
 from fulgurite.backends.gradient_norm import clip_by_norm
@@ -63,7 +64,7 @@ class CSXPrecision(Precision):
 
 
 class CSXMixedPrecision(CSXPrecision, LoggedScale):
-    """Mixed precision: float32 state, and autocast of the host's CPU while tracing.
+    """Mixed precision: float32 state, and autocast of the fabric's devices while tracing.
 
     Args:
         fp16_type: "float16", "bfloat16" or "cbfloat16", which is traced as bfloat16.
@@ -76,14 +77,15 @@ class CSXMixedPrecision(CSXPrecision, LoggedScale):
     def __init__(
         self, fp16_type: str = "bfloat16", scale: LossScale | None = None, logs_scale: bool = False
     ) -> None:
-        super().__init__("bf16-mixed", device="cpu")  # the name that makes no scaler
+        device = fabric_devices()[0].type
+        super().__init__("bf16-mixed", device=device)  # the name that makes no scaler
         self.precision, self.fp16_type = NAMES[fp16_type], fp16_type  # type: ignore[assignment]
         self.scaler, self.logs_scale = scale, logs_scale  # type: ignore[assignment]
 
     def autocast_context_manager(self) -> torch.autocast:
         """Casts to the 16-bit type, or to the one that stands in for it."""
         dtype = torch.float16 if self.fp16_type == "float16" else torch.bfloat16
-        return torch.autocast("cpu", dtype=dtype, cache_enabled=False)
+        return torch.autocast(self.device, dtype=dtype, cache_enabled=False)
 
 
 class CSXHalfPrecision(CSXPrecision, HalfPrecision):

@@ -24,7 +24,7 @@ from fulgurite.backends.backend import current_backend
 from fulgurite.backends.closures import checkpoint_written, watch_trainer
 from fulgurite.backends.csx.capture.host_reads import reads_gradients
 from fulgurite.backends.csx.capture.scope import LightningScope
-from fulgurite.backends.csx.compile.fabric import HostFabric
+from fulgurite.backends.csx.compile.fabrics import fabric_devices, make_fabric
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.contract.frozen_reads import forget_shown
 from fulgurite.backends.csx.graph import rng
@@ -64,7 +64,7 @@ class StaticGraph(Strategy):
         if backend is None:
             backend = live if isinstance(live, CSXBackend) else CSXBackend()
         self.backend = backend
-        self.fabric = HostFabric(backend)
+        self.fabric = make_fabric(backend)
         self.data_position: dict[str, Any] = {}
         self.loader_generators: list[torch.Tensor] = []
         self.restored: dict[str, Any] | None = None
@@ -261,7 +261,7 @@ class CSXStrategy(StaticGraph, SingleDeviceStrategy):
     strategy_name = "csx"
 
     def __init__(self, backend: CSXBackend | None = None, **strategy_options: Any) -> None:
-        super().__init__(backend=backend, device=torch.device("cpu"), **strategy_options)
+        super().__init__(backend=backend, device=fabric_devices(backend)[0], **strategy_options)
 
     @classmethod
     def register(cls) -> None:

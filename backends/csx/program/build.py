@@ -13,7 +13,7 @@ from fulgurite.backends.csx.capture.captured import Captured
 from fulgurite.backends.csx.capture.outputs import passed_on, result_of
 from fulgurite.backends.csx.capture.scope import Scope, undone_on_failure
 from fulgurite.backends.csx.capture.trace import capture
-from fulgurite.backends.csx.compile.fabric import HostFabric, Loaded
+from fulgurite.backends.csx.compile.fabric import Fabric, Loaded
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.contract.leaks import valueless
 from fulgurite.backends.csx.contract.watched import EPOCH, INDEX
@@ -45,7 +45,7 @@ class Builder:
     stage: str  # its name in messages
     scope: Scope  # what the step works on
     backend: CSXBackend
-    fabric: HostFabric
+    fabric: Fabric
     programs: list[Program] = field(default_factory=list)  # descriptions of those built so far
     gradients: dict[str, Tensor] = field(default_factory=dict)  # buffers that all of them share
 

@@ -13,7 +13,7 @@ from fulgurite.backends.csx.capture.host_calls import ClosureCall
 from fulgurite.backends.csx.capture.logs import Accumulator, LogCall
 from fulgurite.backends.csx.capture.outputs import Outputs, builder
 from fulgurite.backends.csx.capture.scope import Scope
-from fulgurite.backends.csx.compile.fabric import HostFabric, Loaded
+from fulgurite.backends.csx.compile.fabric import Fabric, Loaded
 from fulgurite.backends.csx.contract.constants import Source
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedInput
 from fulgurite.backends.csx.graph.graph import Kind
@@ -49,7 +49,7 @@ class Executable:
         self,
         captured: Captured,
         loaded: Loaded,
-        fabric: HostFabric,
+        fabric: Fabric,
         scope: Scope,
         gradients: dict[str, Tensor],
         clears_gradients: bool,

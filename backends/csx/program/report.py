@@ -7,12 +7,12 @@ from pathlib import Path
 import lightning.pytorch as pl
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only
 
-from fulgurite.backends.csx.compile.fabric import HostFabric, Loaded
+from fulgurite.backends.csx.compile.fabric import Fabric, Loaded
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.program.summary import Program
 
 
-def headline(fabric: HostFabric, program: Program, loads: list[Loaded]) -> str:
+def headline(fabric: Fabric, program: Program, loads: list[Loaded]) -> str:
     """``CSX on host fabric (AMD EPYC, 2 threads): training program, 312 operations, ...``
 
     Args:
@@ -28,14 +28,14 @@ def headline(fabric: HostFabric, program: Program, loads: list[Loaded]) -> str:
         seconds = sum(load.seconds for load in loads)
         how += f" in {seconds:.1f} s" if seconds >= 0.1 else f" in {seconds:.2f} s"
     return (
-        f"CSX on {fabric.description}: {program.stage} program, {program.operations} operations"
+        f"CSX on {fabric.describe()}: {program.stage} program, {program.operations} operations"
         f"{f' in entry points {entries}' if several else ''}, {how}"
     )
 
 
 def announce(
     trainer: pl.Trainer | None,
-    fabric: HostFabric,
+    fabric: Fabric,
     backend: CSXBackend,
     program: Program,
     loads: list[Loaded],

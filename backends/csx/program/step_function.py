@@ -13,7 +13,7 @@ from fulgurite.backends.csx.capture.logs import begin_step
 from fulgurite.backends.csx.capture.outputs import passed_on
 from fulgurite.backends.csx.capture.retrace import retrace
 from fulgurite.backends.csx.capture.scope import Scope
-from fulgurite.backends.csx.compile.fabric import HostFabric
+from fulgurite.backends.csx.compile.fabric import Fabric
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.contract.watched import EPOCH, INDEX
 from fulgurite.backends.csx.diagnostics.errors import TraceError
@@ -59,7 +59,7 @@ class StepFunction:
         stage: str,
         scope: Scope,
         backend: CSXBackend,
-        fabric: HostFabric,
+        fabric: Fabric,
         host_code: HostCode | None = None,
         budget: Budget | None = None,
     ) -> None:

@@ -229,15 +229,16 @@ def _check(optimizer: Optimizer, values: Any, line: UserLine | None) -> None:
                 remedy=f"one key for each: state['{key}_0'], state['{key}_1'], ...",
             )
         if isinstance(value, Tensor):
-            _check_tensor(f"{name} keeps state['{key}']", value, line)
+            device = next(p.device for group in optimizer.param_groups for p in group["params"])
+            _check_tensor(f"{name} keeps state['{key}']", value, device, line)
         if isinstance(value, dict):
             _check(optimizer, value, line)
 
 
-def _check_tensor(keeps: str, value: Tensor, line: UserLine | None) -> None:
+def _check_tensor(keeps: str, value: Tensor, device: torch.device, line: UserLine | None) -> None:
     """Refuse what no program can hold, before it fails in the middle of a trace."""
     found = {
-        f"on the device {value.device}": value.device.type != "cpu",
+        f"on the device {value.device}": value.device.type != device.type,
         f"as a {value.layout} tensor": value.layout is not torch.strided,
         f"in {value.dtype}": wide(value.dtype),
     }

@@ -19,8 +19,9 @@ from models import Classifier, Measured, loader, mlp
 from torch._inductor.exc import InductorError
 
 import fulgurite
-from fulgurite.backends.csx.compile import denormals, fabric
-from fulgurite.backends.csx.compile.fabric import Loaded, cpu_name
+from fulgurite.backends.csx.compile import denormals, host_fabric
+from fulgurite.backends.csx.compile.fabric import Loaded
+from fulgurite.backends.csx.compile.host_fabric import cpu_name
 from fulgurite.backends.csx.program.report import headline
 
 SUPPORT = str(Path(__file__).parents[3] / "support")
@@ -68,8 +69,8 @@ def test_without_a_compiler_programs_run_operation_by_operation(tmp_path: Path) 
 def test_without_python_h_programs_run_operation_by_operation(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(fabric, "get_cpp_compiler", lambda: "c++")
-    monkeypatch.setattr(fabric.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    monkeypatch.setattr(host_fabric, "get_cpp_compiler", lambda: "c++")
+    monkeypatch.setattr(host_fabric.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
     ours = fit(
         lambda: Classifier(mlp()),
         lambda: (loader(64),),
@@ -151,7 +152,7 @@ def test_one_flipped_bit_in_any_file_of_a_program_compiles_it_again(
             if path.name != "manifest":
                 shutil.copy(path, folder)
 
-    monkeypatch.setattr(fabric, "compile_graph", compile_graph)
+    monkeypatch.setattr(host_fabric, "compile_graph", compile_graph)
     names = {path.name for path in whole.iterdir()}
     assert {"manifest", "program.py", "kernel_0.so"} <= names
     for name in sorted(names):
@@ -174,8 +175,10 @@ def test_a_program_that_is_found_starts_no_process_and_needs_no_compiler(
 ) -> None:
     folder, losses = programs
     started: list[Any] = []
-    monkeypatch.setattr(fabric, "toolchain_missing", lambda: pytest.fail("asked for a compiler"))
-    monkeypatch.setattr(fabric, "compile_graph", lambda *args: pytest.fail("compiled"))
+    monkeypatch.setattr(
+        host_fabric, "toolchain_missing", lambda: pytest.fail("asked for a compiler")
+    )
+    monkeypatch.setattr(host_fabric, "compile_graph", lambda *args: pytest.fail("compiled"))
     monkeypatch.setattr(subprocess, "Popen", lambda *args, **_: started.append(args))
     again, line = compiled(folder)
     assert "loaded from the cache" in line
@@ -342,7 +345,7 @@ def test_where_torchs_compiler_fails_the_program_runs_operation_by_operation(
     def fail(graph: Any, folder: Path) -> None:
         raise InductorError(KeyError("buf25"), None)
 
-    monkeypatch.setattr(fabric, "compile_graph", fail)
+    monkeypatch.setattr(host_fabric, "compile_graph", fail)
     ours = fit(
         lambda: Classifier(mlp()),
         lambda: (loader(64),),

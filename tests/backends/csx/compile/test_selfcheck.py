@@ -18,7 +18,7 @@ from torch._inductor.scheduler import SchedulerNode
 from torch.utils.data import DataLoader, TensorDataset
 
 from fulgurite.backends.csx.capture import trace as capture
-from fulgurite.backends.csx.compile import fabric, selfcheck
+from fulgurite.backends.csx.compile import host_fabric, selfcheck
 from fulgurite.backends.csx.compile import inductor as compiler
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.passes.draws import functional_draws
@@ -70,7 +70,7 @@ def fake_compiler(monkeypatch: pytest.MonkeyPatch) -> Callable[[Break | None], l
 
         def load(folder: Path) -> Any:
             graph = graphs[-1]
-            run = fabric._flat(graph.module)
+            run = host_fabric._flat(graph.module)
 
             def call(inputs: list[Tensor]) -> Any:
                 outputs = [output.clone() for output in run(inputs)]
@@ -80,8 +80,8 @@ def fake_compiler(monkeypatch: pytest.MonkeyPatch) -> Callable[[Break | None], l
 
             return call
 
-        monkeypatch.setattr(fabric, "_compile", compiled)
-        monkeypatch.setattr(fabric, "load_program", load)
+        monkeypatch.setattr(host_fabric, "_compile", compiled)
+        monkeypatch.setattr(host_fabric, "load_program", load)
         return graphs
 
     return install
@@ -204,7 +204,9 @@ def test_a_program_that_passed_is_not_checked_again_until_it_is_built_again(
     [entry] = [path for path in (tmp_path / "programs").iterdir() if path.is_dir()]
     (entry / "program.py").write_text("damaged\n")  # and so built again: the same bytes
     monkeypatch.setattr(
-        fabric, "_compile", lambda graph, folder, shown: (folder / "program.py").write_text("new\n")
+        host_fabric,
+        "_compile",
+        lambda graph, folder, shown: (folder / "program.py").write_text("new\n"),
     )
     run(tmp_path)
     assert len(checks) == 2

@@ -17,8 +17,9 @@ from models import GAN, Classifier, Measured, loader, mlp
 from torch import Tensor
 
 import fulgurite
-from fulgurite.backends.csx.compile import fabric
-from fulgurite.backends.csx.compile.fabric import HostFabric, Loaded
+from fulgurite.backends.csx.compile import host_fabric
+from fulgurite.backends.csx.compile.fabric import Loaded
+from fulgurite.backends.csx.compile.host_fabric import HostFabric
 from fulgurite.backends.csx.diagnostics.errors import ConditionalOnTensor, HostRead, InputChanged
 from fulgurite.backends.csx.graph import rng
 from fulgurite.backends.csx.program import report
@@ -53,7 +54,9 @@ def fake_compiler(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing may be compiled, and no cache opened."""
     for name in ("toolchain_missing", "CompileCache", "compile_graph"):
-        monkeypatch.setattr(fabric, name, lambda *args, name=name: pytest.fail(f"asked for {name}"))
+        monkeypatch.setattr(
+            host_fabric, name, lambda *args, name=name: pytest.fail(f"asked for {name}")
+        )
 
 
 @pytest.fixture(params=["validate_only", "compile_only"])
@@ -409,7 +412,7 @@ def test_compile_only_without_compiling_is_an_error_with_the_remedy() -> None:
 def test_compile_only_without_a_compiler_is_an_error_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fabric, "toolchain_missing", lambda: "no C++ compiler was found")
+    monkeypatch.setattr(host_fabric, "toolchain_missing", lambda: "no C++ compiler was found")
     with pytest.raises(RuntimeError, match=r"no C\+\+ compiler was found.*validate_only=True"):
         make_trainer("compile_only").fit(Classifier(mlp()), loader(64))
 
