@@ -18,8 +18,9 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, fx
 
+from fulgurite.backends.csx.capture.comparison import same_operations
 from fulgurite.backends.csx.capture.outputs import Output
-from fulgurite.backends.csx.capture.recording import Operand, Recording, same_operations
+from fulgurite.backends.csx.capture.recording import Operand, Recording
 from fulgurite.backends.csx.contract.attributes import code_of_zeros
 from fulgurite.backends.csx.diagnostics.errors import StateBornInStep
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_of

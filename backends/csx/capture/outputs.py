@@ -15,7 +15,7 @@ from fulgurite.backends.csx.capture.host_calls import HostCall
 from fulgurite.backends.csx.contract.watched import Source, is_watched, source_of, unwatched
 from fulgurite.backends.csx.graph.graph import storage_of
 from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber
-from fulgurite.backends.csx.state.places import Place
+from fulgurite.backends.csx.state.places import Place, SideEffects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,40 @@ class Output:
     index: int
 
 
-def numbered(
+def collected_outputs(
+    result: Any, left: SideEffects, calls: list[Any], of_inputs: set[int]
+) -> tuple[Outputs, list[Tensor]]:
+    """The tensors among what a traced step returned, set, appended and logged: its outputs.
+
+    Args:
+        result: what it returned.
+        left: what it set and appended.
+        calls: of the host, which lose their traced values.
+        of_inputs: memory that belongs to inputs.
+    """
+    places, values = left.written()
+    tree = {
+        "result": result,
+        "attributes": values,
+        "lists": left.list_values,
+        "calls": [call.value for call in calls],
+    }
+    leaves, spec = pytree.tree_flatten(_with_plain_keys(tree))
+    kept, tensors, passed = _numbered(leaves, of_inputs)
+    for call in calls:
+        call.value = None
+    outputs = Outputs(
+        tree=spec,
+        leaves=kept,
+        passed=passed,
+        attributes=tuple(places),
+        lists=tuple(left.lists),
+        calls=tuple(calls),
+    )
+    return outputs, tensors
+
+
+def _numbered(
     leaves: list[Any], of_inputs: set[int]
 ) -> tuple[tuple[Any, ...], list[Tensor], tuple[Source, ...]]:
     """The leaves with an ``Output`` for each traced tensor, and these tensors, each once.
@@ -83,13 +116,13 @@ def numbered(
     return tuple(kept), tensors, tuple(passed)
 
 
-def with_plain_keys(tree: Any) -> Any:
+def _with_plain_keys(tree: Any) -> Any:
     """The tree with values for the stand-ins that are keys of its dicts; hashing has read them."""
 
     def plain(value: Any) -> Any:
         if not _has_watched_keys(value):
             return value
-        return {unwatched(key): with_plain_keys(one) for key, one in value.items()}
+        return {unwatched(key): _with_plain_keys(one) for key, one in value.items()}
 
     return pytree.tree_map(plain, tree, is_leaf=_has_watched_keys)
 

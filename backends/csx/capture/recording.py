@@ -1,46 +1,32 @@
-"""Two traces of one step: are they the same program, and if not, what differs first?
+"""What is kept of a trace's operations, to compare a later one with it (see ``comparison``).
 
-Graphs are compared as they were captured, before any pass. A *recording* is what is kept of one:
-each operation by its function and arguments (other operations by number, inputs by name, Python's
-numbers by value), the tensors that it read from outside, and where its results went.
+Graphs are recorded as they were captured, before any pass: each operation by its function and
+arguments (other operations by number, inputs by name, Python's numbers by value), the tensors that
+it read from outside, and where its results went.
 """
 
 from __future__ import annotations
 
-import itertools
-import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
-import torch.utils._pytree as pytree
 from torch import Tensor, fx
 
-from fulgurite.backends.csx.capture.host_calls import HostCall
-from fulgurite.backends.csx.capture.logs import Accumulator, LogCall
-from fulgurite.backends.csx.capture.outputs import Output, Outputs
+from fulgurite.backends.csx.capture.logs import Accumulator
+from fulgurite.backends.csx.capture.outputs import Outputs
 from fulgurite.backends.csx.capture.updates import Update
 from fulgurite.backends.csx.contract.constants import Source
 from fulgurite.backends.csx.contract.frozen_scalars import Access
 from fulgurite.backends.csx.contract.replay import Reads
-from fulgurite.backends.csx.diagnostics.errors import GraphChanged, StateChanged
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_of
 from fulgurite.backends.csx.graph.graph import Input, Kind
 from fulgurite.backends.csx.graph.op_schema import is_mutable, is_random
 from fulgurite.backends.csx.graph.passes.rename import RENAMES
 from fulgurite.backends.csx.state.first_update import DeferredState
 from fulgurite.backends.csx.state.places import Place
-from fulgurite.backends.csx.state.storage import Layout, brief
 
 CONSTANT, OUTPUTS = "a constant", "the outputs"
-NOTHING = "nothing"
-REMEDY = (
-    "torch.where(condition, a, b) computes both sides; a number that changes: a tensor of the"
-    " batch, or a buffer that on_train_batch_start sets (self.k.fill_(...))"
-)
 
 
 class Operand(NamedTuple):
@@ -218,249 +204,14 @@ def _key(value: Any, operands: dict[fx.Node, Operand]) -> Any:
     if isinstance(value, dict):
         return tuple([(key, _key(item, operands)) for key, item in value.items()])
     if isinstance(value, slice):
-        return _Number(slice, repr(value))
+        return Number(slice, repr(value))
     if isinstance(value, (bool, int, float, complex)):
-        return _Number(type(value), repr(value))
+        return Number(type(value), repr(value))
     return value
 
 
-_NOTHING = Operation(NOTHING, (), None)
+class Number(NamedTuple):
+    """A number of Python's among the arguments of an operation."""
 
-
-class _Number(NamedTuple):
     kind: type
     text: str
-
-
-def same_operations(before: Recording, now: Recording) -> bool:
-    """Whether the step's own code made the same operations, of the same constants."""
-    pairs = zip(before.operations[: before.own], now.operations[: now.own], strict=False)
-    return before.own == now.own and all(
-        (was.target, was.arguments) == (is_now.target, is_now.arguments)
-        and (
-            was.target != CONSTANT
-            or _is_same_constant(before.constants[was.arguments], now.constants[is_now.arguments])
-        )
-        for was, is_now in pairs
-    )
-
-
-def check_same(step: str, before: Recording, now: Recording) -> None:
-    """Raise where two traces of a step are not the same program.
-
-    Args:
-        step: its name in the message.
-        before: the first trace.
-        now: this one.
-
-    Raises:
-        GraphChanged: with the first operation, constant or result that differs.
-    """
-    pairs = enumerate(zip(before.operations, now.operations, strict=False))
-    for i, (was, is_now) in pairs:
-        if was.target != is_now.target or was.arguments != is_now.arguments:
-            raise _changed(step, before, now, i)
-        if was.target == CONSTANT:
-            constants = before.constants[was.arguments], now.constants[was.arguments]
-            if not _is_same_constant(*constants):
-                raise _error(step, was, is_now, map(_describe_constant, constants), is_now.line)
-
-
-def check_results(step: str, before: Recording, now: Recording) -> None:
-    """Raise where two traces of a step give other Python values, or log other names.
-
-    Args:
-        step: its name in the message.
-        before: the first trace.
-        now: this one.
-
-    Raises:
-        GraphChanged: with what was given.
-    """
-    texts = [_describe_results(one.outputs) for one in (before, now)]
-    calls = [[*map(_describe_call, one.outputs.calls)] for one in (before, now)]
-    if texts[0] == texts[1] and calls[0] != calls[1]:
-        pairs = itertools.zip_longest(*calls, fillvalue="nothing")
-        texts = list(next(pair for pair in pairs if pair[0] != pair[1]))
-    elif texts[0] == texts[1]:
-        leaves = zip(before.outputs.leaves, now.outputs.leaves, strict=False)
-        other = next(((a, b) for a, b in leaves if not _is_same_value(a, b)), None)
-        if other is None and before.outputs.passed != now.outputs.passed:
-            other = before.outputs.passed, now.outputs.passed
-        if other is not None:
-            texts = [f"a result's {value!r}" for value in other]
-    if texts[0] != texts[1]:
-        nothing = Operation(OUTPUTS, (), None)
-        raise _error(step, nothing, nothing, texts, None)
-
-
-def _describe_call(call: HostCall) -> str:
-    """What is done on the host after a step, as far as two traces can be compared by it."""
-    if isinstance(call, LogCall):
-        return f"self.log of {call.key}"
-    return f"a {type(call).__name__}"
-
-
-_VALUES = (bool, int, float, complex, str, bytes, type(None), Enum, np.generic)
-
-
-def _is_same_value(before: Any, now: Any) -> bool:
-    """Whether a result's leaf is the same; objects other than Python values are not compared."""
-    if isinstance(before, Output) or isinstance(now, Output):
-        return type(before) is type(now)
-    if type(before) in (float, np.ndarray):  # NaN equals NaN
-        return type(before) is type(now) and repr(before) == repr(now)
-    plain = issubclass(type(before), _VALUES) and issubclass(type(now), _VALUES)
-    return not plain or type(before) is not type(now) or bool(before == now)
-
-
-def _is_same_constant(before: Source | Accumulator, now: Source | Accumulator) -> bool:
-    """A tensor of the same place, or the same tensor, or one of the same values."""
-    if isinstance(before, Accumulator) or isinstance(now, Accumulator):
-        return type(before) is type(now) and Layout.of(before.now()) == Layout.of(now.now())
-    if before.owner is not None:
-        return (before.owner is now.owner and before.path == now.path) or _is_there(before, now)
-    return before.tensor is now.tensor or _has_same_values(before.tensor, now.tensor)
-
-
-def _is_there(before: Source, now: Source) -> bool:
-    """Whether the place of the one, which is read on every step, holds the other."""
-    try:
-        return before.now() is now.tensor
-    except StateChanged:
-        return False
-
-
-def _has_same_values(a: Tensor, b: Tensor) -> bool:
-    if Layout.of(a) != Layout.of(b):
-        return False
-    left, right = (t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
-    return torch.equal(left, right)  # byte by byte: NaN equals NaN
-
-
-def _changed(step: str, before: Recording, now: Recording, i: int) -> GraphChanged:
-    """The error for operation ``i``, which differs."""
-    was, is_now = before.operations[i], now.operations[i]
-    if i >= max(before.own, now.own):
-        return _other_results(step, before, now, was, is_now)
-    was, is_now = (
-        one.operations[i] if i < one.own else Operation(OUTPUTS, (), None) for one in (before, now)
-    )
-    names = _name(was.target), _name(is_now.target)
-    if names[0] == names[1]:
-        names = _describe(before, was), _describe(now, is_now)
-    was_kept, is_old = _among(was, now.operations[i:]), _among(is_now, before.operations[i:])
-    if was_kept and not is_old:  # what was here comes later, and says nothing about the change
-        was, names = _NOTHING, (_name(_NOTHING.target), names[1])
-    elif is_old and not was_kept:
-        is_now, names = _NOTHING, (names[0], _name(_NOTHING.target))
-    return _error(step, was, is_now, names, is_now.line)
-
-
-def _other_results(
-    step: str, before: Recording, now: Recording, was: Operation, is_now: Operation
-) -> GraphChanged:
-    """The error where the step computed the same, and then something else became of it."""
-    texts = _describe_results(before.outputs), _describe_results(now.outputs)
-    if texts[0] == texts[1]:
-        operands = zip(_operands(was), _operands(is_now), strict=False)
-        a, b = next(((a, b) for a, b in operands if a != b), (None, None))
-        was, is_now = _maker(before, a) or was, _maker(now, b) or is_now
-        texts = f"the result of {_name(was.target)}", f"the result of {_name(is_now.target)}"
-    return _error(step, was, is_now, texts, is_now.line)
-
-
-def _operands(operation: Operation) -> list[Operand]:
-    args = operation.arguments[0]
-    return [arg for arg in args if isinstance(arg, Operand)]
-
-
-def _maker(recording: Recording, operand: Operand | None) -> Operation | None:
-    """The operation whose result an operand is; None where it is an input's."""
-    if operand is None or operand.kind != "operation":
-        return None
-    index: int = operand.which
-    return recording.operations[index]
-
-
-def _among(wanted: Operation, operations: list[Operation]) -> bool:
-    """Whether the same line runs the same function there."""
-    return any((one.target, one.line) == (wanted.target, wanted.line) for one in operations)
-
-
-def _error(
-    step: str, was: Operation, is_now: Operation, texts: Iterable[str], blame: UserLine | None
-) -> GraphChanged:
-    before, now = texts
-    return GraphChanged(
-        f"The {step} step was traced again, and is another program than the first time.\n"
-        f"  before: {before}{_place(was.line)}\n"
-        f"  now:    {now}{_place(is_now.line)}",
-        line=blame or is_now.line or was.line,
-        remedy=REMEDY,
-    )
-
-
-def _place(line: UserLine | None) -> str:
-    return "" if line is None else f", {line.place}: {line.source}"
-
-
-def _name(target: Any) -> str:
-    if target is OUTPUTS:
-        return "nothing more"
-    if isinstance(target, str):
-        return target
-    schema = getattr(target, "_schema", None)
-    name = getattr(target, "__name__", str(target)) if schema is None else schema.name
-    return str(name).rpartition("::")[2]
-
-
-def _describe(recording: Recording, operation: Operation) -> str:
-    """``mul(batch[0], 2)``: an operation with what it reads."""
-
-    def texts(value: Any) -> Iterator[str]:
-        if isinstance(value, Operand):
-            yield _operand(recording, value)
-        elif isinstance(value, _Number):
-            yield value.text
-        elif isinstance(value, tuple):
-            yield f"[{', '.join(text for item in value for text in texts(item))}]"
-        else:
-            yield str(value)
-
-    if operation.target in (OUTPUTS, CONSTANT):
-        return _name(operation.target)
-    args, kwargs = operation.arguments
-    shown = [text for item in args for text in texts(item)]
-    shown += [f"{key}={text}" for key, value in kwargs for text in texts(value)]
-    return f"{_name(operation.target)}({', '.join(shown)})"
-
-
-def _operand(recording: Recording, operand: Operand) -> str:
-    """An input's name, or that of the function whose result it is."""
-    while operand.kind == "operation":
-        operation = recording.operations[operand.which]
-        if operation.target is not operator.getitem:  # of a function with several results
-            return _name(operation.target)
-        operand = operation.arguments[0][0]
-    return str(operand.which)
-
-
-def _describe_constant(constant: Source | Accumulator) -> str:
-    if isinstance(constant, Accumulator):
-        return f"the sum of {constant.call.key}"
-    if constant.name:
-        return constant.name
-    tensor = constant.tensor
-    return f"the constant {tensor.tolist()}" if tensor.numel() <= 8 else f"a {brief(tensor)}"
-
-
-def _describe_results(outputs: Outputs) -> str:
-    """What a step returned, set and grew."""
-    template = pytree.tree_unflatten(["*"] * outputs.tree.num_leaves, outputs.tree)
-    result = str(template["result"]).replace("'*'", "*")
-    parts = [f"returned {result}"]
-    for verb, places in (("set", outputs.attributes), ("appended to", outputs.lists)):
-        names = sorted(str(place.key) for place in places)
-        parts += [f"{verb} {', '.join(names)}"] * bool(names)
-    return ", ".join(parts)

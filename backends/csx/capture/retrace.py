@@ -11,9 +11,12 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fulgurite.backends.csx.capture.recording import Recording, check_same
-from fulgurite.backends.csx.capture.scope import Scope, undone_on_failure
+from fulgurite.backends.csx.capture.comparison import check_same
+from fulgurite.backends.csx.capture.finished_trace import FinishedTrace
+from fulgurite.backends.csx.capture.recording import Recording
+from fulgurite.backends.csx.capture.scope import Scope
 from fulgurite.backends.csx.capture.trace import Trace
+from fulgurite.backends.csx.capture.undo import undone_on_failure
 from fulgurite.backends.csx.contract.refusals import explained
 from fulgurite.backends.csx.contract.watched import values_where_refused
 from fulgurite.backends.csx.state.places import Place
@@ -37,7 +40,7 @@ def retrace(
         batch: in the traced layout.
         first: the trace that the program was built from.
         step: its name in messages.
-        clears_gradients: see ``trace``.
+        clears_gradients: see ``capture.capture``.
 
     Raises:
         GraphChanged: it is another program than ``first``.
@@ -51,9 +54,10 @@ def retrace(
 
 
 def _recorded_again(trace: Trace, step: str, first: Recording) -> Recording:
-    now = trace.recorded(trace.trace())
+    finished = FinishedTrace(trace, trace.trace())
+    now = finished.recorded()
     check_same(step, first, now)
-    trace.refuse_the_rest()
+    finished.refuse_the_rest()
     return now
 
 

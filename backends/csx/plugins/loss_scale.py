@@ -98,7 +98,7 @@ class LossScale:
                 ' without loss scaling, such as "bf16-mixed"',
             )
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        step_context.get().trace.gradients.hide_unreached(parameters)
+        step_context.get().trace.inputs.gradients.hide_unreached(parameters)
         gradients = [p.grad for p in parameters if p.grad is not None]
         if any(gradient.dtype is torch.float16 for gradient in gradients):
             raise ValueError("Attempting to unscale FP16 gradients.")
@@ -113,7 +113,7 @@ class LossScale:
             self.unscale_(optimizer)
         trace = step_context.get().trace
         trace.updates.trace_whole()
-        with skipped_where(self._overflows[id(optimizer)], trace.state_tensors()):
+        with skipped_where(self._overflows[id(optimizer)], trace.inputs.state_tensors()):
             return optimizer.step(**options)
 
     @torch.no_grad()

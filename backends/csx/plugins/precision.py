@@ -60,7 +60,7 @@ class CSXPrecision(Precision):
             )
         super().backward(tensor, model, optimizer, *args, **kwargs)
         if automatic:
-            trace.gradients.hide_unreached()
+            trace.inputs.gradients.hide_unreached()
 
 
 class CSXMixedPrecision(CSXPrecision, LoggedScale):

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from fulgurite.backends.backend import current_backend
 from fulgurite.backends.closures import checkpoint_written, watch_trainer
 from fulgurite.backends.csx.capture.host_reads import reads_gradients
-from fulgurite.backends.csx.capture.scope import LightningScope
+from fulgurite.backends.csx.capture.lightning_scope import LightningScope
 from fulgurite.backends.csx.compile.fabrics import fabric_devices, make_fabric
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.contract.frozen_reads import forget_shown

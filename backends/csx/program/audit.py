@@ -25,11 +25,14 @@ from typing import Any
 
 from lightning.pytorch.profilers import PassThroughProfiler
 
+from fulgurite.backends.csx.capture.comparison import check_results, check_same
+from fulgurite.backends.csx.capture.finished_trace import FinishedTrace
 from fulgurite.backends.csx.capture.python_state import ELEMENTS, FRAMEWORKS, NOTHING, Change
-from fulgurite.backends.csx.capture.recording import Recording, check_results, check_same
+from fulgurite.backends.csx.capture.recording import Recording
 from fulgurite.backends.csx.capture.retrace import as_first_traced
-from fulgurite.backends.csx.capture.scope import Scope, undone
+from fulgurite.backends.csx.capture.scope import Scope
 from fulgurite.backends.csx.capture.trace import Trace
+from fulgurite.backends.csx.capture.undo import undone
 from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning, warn_of_audit
 from fulgurite.backends.csx.contract.refusals import explained
 from fulgurite.backends.csx.contract.watched import values_where_refused
@@ -220,7 +223,7 @@ class Audits:
                 module = trace.trace()
             changes = list(state.changes())
             if finder is None:
-                now = trace.recorded(module)
+                now = FinishedTrace(trace, module).recorded()
                 check_same(self._stage, first, now)
                 check_results(self._stage, first, now)
         return changes

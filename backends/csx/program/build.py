@@ -9,10 +9,11 @@ from typing import Any
 import torch.utils._pytree as pytree
 from torch import Tensor
 
+from fulgurite.backends.csx.capture.capture import capture
 from fulgurite.backends.csx.capture.captured import Captured
 from fulgurite.backends.csx.capture.outputs import passed_on, result_of
-from fulgurite.backends.csx.capture.scope import Scope, undone_on_failure
-from fulgurite.backends.csx.capture.trace import capture
+from fulgurite.backends.csx.capture.scope import Scope
+from fulgurite.backends.csx.capture.undo import undone_on_failure
 from fulgurite.backends.csx.compile.fabric import Fabric, Loaded
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.contract.leaks import valueless

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,8 +92,8 @@ class SideEffects:
         self.lists.append(place)
         self.list_values.append(values)
 
-    def written(self, order: Callable[[Place], Any]) -> tuple[list[Place], list[Any]]:
-        """The places that are set after every step, sorted by ``order``, and their values.
+    def written(self) -> tuple[list[Place], list[Any]]:
+        """The places that are set after every step, and their values.
 
         What several calls of ``set_after`` were given gets memory of its own for each.
         """
@@ -106,7 +105,7 @@ class SideEffects:
             traced = isinstance(leaf, FakeTensor)
             return leaf.clone() if traced and storage_of(leaf) in taken else leaf
 
-        for several, value in sorted(self.writes, key=lambda write: order(write[0][0])):
+        for several, value in self.writes:
             mine = pytree.tree_map(own, value)
             leaves = pytree.tree_leaves(value)
             taken.update(storage_of(leaf) for leaf in leaves if isinstance(leaf, FakeTensor))

@@ -1,0 +1,166 @@
+"""What a trace gives: a recording to compare later ones with, and what a program is built from."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch.utils._pytree as pytree
+from torch import Tensor, fx
+
+from fulgurite.backends.csx.capture.captured import Assumptions, Captured, InputSources
+from fulgurite.backends.csx.capture.created_state import CreatedState
+from fulgurite.backends.csx.capture.logs import Accumulator
+from fulgurite.backends.csx.capture.outputs import passed_on
+from fulgurite.backends.csx.capture.recording import Recording, can_leave_out, record_operations
+from fulgurite.backends.csx.capture.side_effects import refuse_the_rest, release_rebound
+from fulgurite.backends.csx.capture.trace import Trace
+from fulgurite.backends.csx.capture.trees import where_put
+from fulgurite.backends.csx.capture.updates import Update
+from fulgurite.backends.csx.contract.constants import (
+    Source,
+    constant_sources,
+    constants_as_inputs,
+)
+from fulgurite.backends.csx.contract.frozen_reads import warn_of_frozen_reads
+from fulgurite.backends.csx.contract.watched import EPOCH, INDEX, holds_traced
+from fulgurite.backends.csx.graph.graph import Graph
+from fulgurite.backends.csx.graph.passes import CBFLOAT16_PASSES, PASSES, lower
+from fulgurite.backends.csx.state.carried_gradients import Carried
+from fulgurite.backends.csx.state.places import Place
+from fulgurite.backends.patches import MISSING
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedTrace:
+    """A trace that has run.
+
+    Args:
+        trace: it.
+        module: its graph, before any pass.
+    """
+
+    trace: Trace
+    module: fx.GraphModule
+
+    # -- is the next step's the same? ------------------------------------------------------------
+
+    def check_host(self) -> None:
+        """Look at what the step changed on the host."""
+        scope = self.trace.scope
+        with warn_of_frozen_reads() if scope.freezes else contextlib.nullcontext():
+            scope.check_trace(self.trace.snapshot)
+
+    def carries_more_gradients(self) -> bool:
+        """Whether the step leaves gradients for optimizers of the next one that it hid from them.
+
+        From now on the scope knows of them: to be traced again.
+        """
+        inputs = self.trace.inputs
+        for name in sorted(inputs.gradients.missed):
+            there = inputs.parameters[name].grad is not None
+            self.trace.scope.carried[name] = Carried(name, there)
+        return bool(inputs.gradients.missed)
+
+    def created_state(self) -> CreatedState:
+        """What the step left in places that held no tensors."""
+        nodes = pytree.tree_leaves(self.module.graph.output_node().args[0])
+        examples = [node.meta["val"] for node in nodes]
+        recording, batch = self.recorded(), self.trace.batch
+        passed = passed_on(recording.outputs.passed, batch, batch, {INDEX: 0, EPOCH: 0})
+        return CreatedState(self.trace.new_places, recording, examples, passed)
+
+    def input_names(self) -> list[str]:
+        """Of the graph's inputs, in order."""
+        return [item.name for item in self.trace.inputs.items]
+
+    def refuse_the_rest(self) -> None:
+        """Raise where the step left something behind that would be frozen."""
+        trace = self.trace
+        refuse_the_rest(trace.snapshot, trace.modules, trace.scope.module, trace.changes.of_modules)
+
+    # -- what is kept of it ----------------------------------------------------------------------
+
+    def recorded(self) -> Recording:
+        """What is kept of a trace, to compare a later one with it."""
+        trace, inputs, python = self.trace, self.trace.inputs, self.trace.python
+        updates, once = trace.updates.noted, trace.scope.freezes  # what Python does happens once
+        recording = Recording(
+            **self._operations(updates if trace.updates.left_out else ()),
+            outputs=trace.outputs,
+            deferred=inputs.deferred,
+            states=trace.states,
+            filled=self._filled(),
+            kept=[] if python is None else list(python.traced(holds_traced)),
+            changes=trace.attributes.changes() if once else (),
+            lists=trace.attributes.changed_lists if once else [],
+            reads=trace.reads,
+            places=frozenset(
+                place.name for held in inputs.state_tensors() for place in held.places
+            ),
+            was_none=inputs.gradients.handover.was_none,
+        )
+        if trace.first is None and updates and can_leave_out(self.module.graph, updates):
+            outline = replace(recording, **self._operations(updates), is_outline=True)
+            recording = replace(recording, outline=outline)
+        return recording
+
+    def _operations(self, updates: Sequence[Update]) -> dict[str, Any]:
+        """The fields of a recording that say what is computed; each of ``updates`` is one."""
+        operations, own, constants = record_operations(
+            self.module, self.trace.inputs.items, self.trace.last, updates
+        )
+        return {"operations": operations, "own": own, "constants": self._sources(constants)}
+
+    def _filled(self) -> list[tuple[Place, Any]]:
+        """The places that the program fills, and what is there now."""
+        inputs, outputs = self.trace.inputs, self.trace.outputs
+        views = {p for item in inputs.state if item.whole for t in item.tensors for p in t.places}
+        filled = [(place, place.get(MISSING)) for place in outputs.attributes]
+        kept = [(p, now) for p, now in filled if not isinstance(now, Tensor) or p in views]
+        return kept + [(place, copy(place.get())) for place in map(where_put, outputs.lists)]
+
+    # -- what a program is built from ------------------------------------------------------------
+
+    def captured(self) -> Captured:
+        """Lower what was traced, and sort what the step left behind."""
+        trace, scope, inputs = self.trace, self.trace.scope, self.trace.inputs
+        recording = self.recorded() if scope.looks_again else None
+        self.refuse_the_rest()
+        inputs.state = release_rebound(trace.rebound, inputs.state, inputs.nodes)
+        constants = constants_as_inputs(self.module, position=inputs.position_of_batch())
+        sources = self._sources(constants)
+        inputs.add_constants(constants)
+        items = inputs.gradients.marked(inputs.items)
+        passes = CBFLOAT16_PASSES if scope.fp16_type == "cbfloat16" else PASSES
+        graph = lower(Graph(module=self.module, inputs=tuple(items), mode=inputs.mode), passes)
+        return Captured(
+            graph=graph,
+            sources=InputSources(
+                state=inputs.state,
+                gradients=inputs.gradients.handover,
+                numbers=tuple(inputs.number_slots),
+                constants=tuple(sources),
+                batch=inputs.batch,
+            ),
+            outputs=trace.outputs,
+            assumptions=Assumptions(
+                numbers=tuple(inputs.guards),
+                scalars=trace.attributes.reads() if scope.freezes else (),
+                answers=trace.answers,
+            ),
+            changes=trace.attributes.changes(),
+            counted=tuple(inputs.scheduled.counted.items()),
+            recording=recording,
+        )
+
+    def _sources(self, constants: list[Tensor]) -> list[Source | Accumulator]:
+        """Where tensors that were read from outside come from."""
+        known: dict[int, Source | Accumulator] = {}
+        for source in self.trace.outside:
+            known.setdefault(id(source.tensor), source)  # the shortest way to it
+        known |= self.trace.accumulators
+        return constant_sources(self.trace.scope.module, self.trace.scope.root, constants, known)

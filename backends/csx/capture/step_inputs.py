@@ -1,0 +1,197 @@
+"""The inputs of a traced step: fakes of its state, gradients, numbers and batch, put in place.
+
+The tensors of module, optimizers and metrics are swapped for fakes behind the same Python objects,
+so optimizers, ties and the user's references hold; when the step has run, they are swapped back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from fulgurite.backends.csx.capture.batch_spec import BatchSpec
+from fulgurite.backends.csx.capture.leaves import Trees
+from fulgurite.backends.csx.capture.recording import Recording
+from fulgurite.backends.csx.capture.scope import Scope
+from fulgurite.backends.csx.graph.graph import Input, Kind
+from fulgurite.backends.csx.hyperparams.schedules import Scheduled, scheduler_places
+from fulgurite.backends.csx.hyperparams.slots import (
+    NotedGroup,
+    as_vector,
+    install,
+    noted_groups,
+    number_slots,
+    read_numbers,
+)
+from fulgurite.backends.csx.hyperparams.traced_float import Guard
+from fulgurite.backends.csx.state.fake_swap import fake_for, swap
+from fulgurite.backends.csx.state.gradients import Gradients
+from fulgurite.backends.csx.state.places import Place, StateTensor
+from fulgurite.backends.csx.state.storage import module_places, optimizer_places, state_inputs
+from fulgurite.backends.schedules import program_schedulers
+from fulgurite.backends.step_context import running
+
+
+class StepInputs:
+    """What the graph of one trace takes, in order.
+
+    Args:
+        scope: what the step works on.
+        batch: the batch to trace with; only its structure, shapes and dtypes matter.
+        trees: what lists, dicts and objects hold.
+        first: the trace that this one is compared with: its state is this one's.
+
+    Attributes:
+        items: the graph's inputs.
+        state: what the inputs of kind STATE stand for, by ``Input.index``.
+        guards: what Python saw of numbers that may change.
+        groups: the optimizers' param groups while the step ran.
+        nodes: the input of each state tensor, by its identity.
+    """
+
+    def __init__(self, scope: Scope, batch: Any, trees: Trees, first: Recording | None) -> None:
+        self._scope, self.batch = scope, BatchSpec(batch, scope.leaf_name)
+        self.parameters = scope.parameters()
+        self.gradients = Gradients(self.parameters if scope.trains else {}, scope)
+        self.deferred = scope.deferred if first is None else first.deferred
+        self._schedulers = program_schedulers(scope.schedulers)
+        places = self._places(trees)
+        if first is not None and scope.freezes:
+            self.gradients.handover.was_none = first.was_none
+            # what the host put elsewhere since is no state of the program
+            places = (place for place in places if place.name in first.places)
+        self.state = state_inputs(places)
+        self.number_slots = number_slots(scope.named_optimizers(), self._schedulers)
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.items = list(self._made())
+        self.guards: list[Guard] = []
+        self.groups: list[NotedGroup] = []
+        self.nodes: dict[int, fx.Node] = {}
+
+    def _places(self, trees: Trees) -> Iterator[Place]:
+        """All places of state."""
+        yield from module_places(self._scope.module, self._scope.root)
+        known = {id(p) for p in self._scope.module.parameters()}
+        for name, p in self.parameters.items():
+            if id(p) not in known:
+                yield Place({0: p}, 0, name)
+        names = {id(p): name for name, p in self.parameters.items()}
+        yield from optimizer_places(self._scope.named_optimizers(), names)
+        yield from (one.place() for one in self.deferred)
+        yield from (one.place() for one in self._scope.carried.values())
+        yield from scheduler_places(self._schedulers)
+        yield from self._scope.outside_state()
+        yield from trees.places
+
+    def state_tensors(self) -> list[StateTensor]:
+        """The tensors of the program's state."""
+        return [held for item in self.state for held in item.tensors]
+
+    def _fake(self, tensor: Tensor) -> Tensor:
+        """A fake of it; never one of inference mode, which torch's functions treat otherwise."""
+        with torch.inference_mode(False):
+            real = tensor.clone() if tensor.is_inference() else tensor
+            return self.mode.from_tensor(real.detach(), static_shapes=True)
+
+    def _made(self) -> Iterator[Input]:
+        fake = self._fake
+        for i, item in enumerate(self.state):
+            yield Input(kind=Kind.STATE, index=i, name=item.name, example=fake(item.base()))
+        for i, (name, p) in enumerate(self.gradients.parameters.items()):
+            zero = fake(torch.zeros_like(p, requires_grad=False))
+            yield Input(kind=Kind.GRADIENT, index=i, name=f"{name}.grad", example=zero)
+        if self.number_slots:
+            vector = as_vector(read_numbers(self.number_slots, self._scope.optimizers))
+            yield Input(kind=Kind.NUMBERS, index=0, name="numbers", example=fake(vector))
+        steps = fake(torch.zeros((), dtype=torch.int64))
+        yield Input(kind=Kind.STEPS, index=0, name="global_step", example=steps)
+        for i, leaf in enumerate(self.batch.tensor_leaves()):
+            assert leaf.shape is not None
+            laid_out = torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype)
+            yield Input(kind=Kind.BATCH, index=i, name=leaf.name, example=fake(laid_out))
+
+    def of_kind(self, kind: Kind, tensors: tuple[Tensor, ...]) -> list[Tensor]:
+        """Those of the graph's tensors that are inputs of a kind."""
+        pairs = zip(self.items, tensors, strict=True)
+        return [tensor for item, tensor in pairs if item.kind is kind]
+
+    @contextlib.contextmanager
+    def in_place(
+        self,
+        tensors: tuple[Tensor, ...],
+        tracker: Any,
+        in_double: Callable[[], AbstractContextManager[None]],
+    ) -> Iterator[None]:
+        """Put the inputs where state, gradients and numbers are, and take them out again.
+
+        Args:
+            tensors: the graph's.
+            tracker: which node each tensor is, as the tracer knows it.
+            in_double: allows float64 while a block runs.
+        """
+        before = [dict(group) for group in self._scope.groups()]
+        swapped: list[tuple[Tensor, Tensor]] = []
+        try:
+            self._put_state(self.of_kind(Kind.STATE, tensors), tracker, swapped)
+            self.gradients.put(self.of_kind(Kind.GRADIENT, tensors))
+            for vector in self.of_kind(Kind.NUMBERS, tensors):
+                self.guards = install(self.number_slots, vector, self._scope.optimizers)
+            self.scheduled = Scheduled(self.guards, in_double)
+            with running(schedules=self.scheduled):
+                for scheduler in self._schedulers:
+                    scheduler.show()
+                with noted_groups(self._scope.optimizers) as self.groups:
+                    yield
+        finally:
+            for group, numbers in zip(self._scope.groups(), before, strict=True):
+                group.clear()
+                group.update(numbers)
+            for tensor, fake in swapped:
+                if isinstance(tensor, FakeTensor):
+                    swap(tensor, fake)
+
+    def _put_state(
+        self, bases: list[Tensor], tracker: Any, swapped: list[tuple[Tensor, Tensor]]
+    ) -> None:
+        """Swap each tensor of the state for its fake; ``swapped`` receives both."""
+        for item, base in zip(self.state, bases, strict=True):
+            for i, held in enumerate(item.tensors):
+                fake = fake_for(held.tensor, item.view(base, i))
+                self.gradients.watch(held.tensor, fake)
+                swapped.append((held.tensor, fake))
+        for tensor, fake in swapped:
+            swap(tensor, fake)
+            tracker[tensor] = tracker[fake]  # by the object, which stayed
+            self.nodes[id(tensor)] = tracker[fake].proxy.node
+
+    def drop_batch(self) -> None:
+        """Put other fakes in place of the batch that the step saw: the user may have kept it."""
+        self.items = [
+            replace(item, example=self._empty_like(item.example))
+            if item.kind is Kind.BATCH
+            else item
+            for item in self.items
+        ]
+
+    def _empty_like(self, seen: Tensor) -> Tensor:
+        with self.mode:
+            return torch.empty_strided(seen.shape, seen.stride(), dtype=seen.dtype)
+
+    def position_of_batch(self) -> int:
+        """How many inputs there are before the batch's."""
+        return sum(item.kind is not Kind.BATCH for item in self.items)
+
+    def add_constants(self, constants: list[Tensor]) -> None:
+        """Put constants among the inputs, before the batch."""
+        position = self.position_of_batch()
+        self.items[position:position] = [
+            Input(kind=Kind.CONSTANT, index=i, name=f"constant {i}", example=self._fake(constant))
+            for i, constant in enumerate(constants)
+        ]

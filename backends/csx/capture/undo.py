@@ -1,0 +1,62 @@
+"""How a trace is undone: the first one if it fails, those that only compare in any case."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from fulgurite.backends.csx.capture.python_state import PythonState
+from fulgurite.backends.csx.capture.scope import Scope
+from fulgurite.backends.csx.graph import rng
+from fulgurite.backends.csx.state.snapshot import Snapshot
+
+
+class Before:
+    """Module, optimizers, counters and random states as they are before a trace."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope, self._deferred = scope, scope.deferred
+        self._snapshot, self._trees = Snapshot(scope.objects()), scope.trees()
+        self._random_states = rng.collect()
+
+    def restore(self) -> None:
+        """Put them back."""
+        self._snapshot.restore()
+        self._trees.restore()
+        rng.restore(self._random_states)
+        self._scope.deferred = self._deferred
+
+
+@contextlib.contextmanager
+def undone_on_failure(scope: Scope) -> Iterator[None]:
+    """If the block raises, put module, optimizers, counters and random states back as they were."""
+    before = Before(scope)
+    try:
+        yield
+    except BaseException:
+        before.restore()
+        raise
+
+
+@contextlib.contextmanager
+def restored(scope: Scope) -> Iterator[None]:
+    """Put them back in any case."""
+    before = Before(scope)
+    try:
+        yield
+    finally:
+        before.restore()
+
+
+@contextlib.contextmanager
+def undone(scope: Scope) -> Iterator[PythonState]:
+    """Put them back in any case, and whatever Python state the step's code can reach.
+
+    Yields that state as it was.
+    """
+    state = scope.python_state()
+    try:
+        with restored(scope):
+            yield state
+    finally:
+        state.restore()
