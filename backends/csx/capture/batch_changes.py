@@ -22,12 +22,7 @@ Path = tuple[Any, ...]
 class BatchChanges:
     """What a step did to the dicts and lists of its batch, to be done again (a ``HostCall``).
 
-    Args:
-        batch: after the step.
-        before: the batch as it was, in other containers.
-
-    Attributes:
-        added: the keys that are new.
+    ``before`` is the batch as it was, in other containers; ``added`` are the keys that are new.
     """
 
     def __init__(self, batch: Any, before: Any) -> None:

@@ -24,11 +24,7 @@ from fulgurite.backends.csx.contract.watched import values_where_refused
 
 
 def capture(
-    scope: Scope,
-    run: Callable[[Any], Any],
-    batch: Any,
-    *,
-    clears_gradients: bool = False,
+    scope: Scope, run: Callable[[Any], Any], batch: Any, *, clears_gradients: bool = False
 ) -> Captured:
     """Trace ``run(batch)``; to be called inside ``undone_on_failure``.
 
@@ -91,7 +87,8 @@ def _captured(scope: Scope, trace: Callable[[], FinishedTrace]) -> Captured:
             undo()
             stack.enter_context(created.there())
             finished = traced()
-            created.check(finished.recorded(), finished.module.graph, finished.input_names())
+            names = [item.name for item in finished.trace.inputs.items]
+            created.check(finished.recorded(), finished.module.graph, names)
         captured = finished.captured()
         tell_of_leaks(finished.trace.leaked, traced_and_undone)
     return captured

@@ -51,12 +51,7 @@ def same_operations(before: Recording, now: Recording) -> bool:
 
 
 def check_same(step: str, before: Recording, now: Recording) -> None:
-    """Raise where two traces of a step are not the same program.
-
-    Args:
-        step: its name in the message.
-        before: the first trace.
-        now: this one.
+    """Raise where two traces of a step, the first and a later one, are not the same program.
 
     Raises:
         GraphChanged: with the first operation, constant or result that differs.
@@ -73,11 +68,6 @@ def check_same(step: str, before: Recording, now: Recording) -> None:
 
 def check_results(step: str, before: Recording, now: Recording) -> None:
     """Raise where two traces of a step give other Python values, or log other names.
-
-    Args:
-        step: its name in the message.
-        before: the first trace.
-        now: this one.
 
     Raises:
         GraphChanged: with what was given.

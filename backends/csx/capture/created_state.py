@@ -31,13 +31,9 @@ from fulgurite.backends.patches import MISSING
 
 
 class CreatedState:
-    """What the first trace of a step left in places that held no such tensors.
+    """What the first trace of a step left in ``new_places``, which held no such tensors.
 
-    Args:
-        new_places: these places.
-        recording: of that trace.
-        examples: the graph's outputs.
-        passed: what it passed on, of the batch that it was traced on.
+    ``examples`` are its graph's outputs, ``passed`` what it passed on of its batch.
     """
 
     def __init__(
@@ -93,12 +89,7 @@ class CreatedState:
         return torch.zeros(example.shape, dtype=example.dtype)
 
     def check(self, now: Recording, graph: fx.Graph, names: list[str]) -> None:
-        """Compare with the second trace.
-
-        Args:
-            now: its recording.
-            graph: its graph.
-            names: of the graph's inputs, in order.
+        """Compare with the second trace: its recording, its graph, and the graph's inputs' names.
 
         Raises:
             StateBornInStep: it is another program.

@@ -47,42 +47,26 @@ class Discovered:
         """Whether each still is where it was found: in a dict, a list or a closure's cell."""
         try:
             for container, key, value in self.places:
-                if container[key] is not value:
+                if (container.cell_contents if key is _CONTENT else container[key]) is not value:
                     return False
         except (LookupError, ValueError):  # gone; an empty cell
             return False
         return True
 
 
-class _Cell(dict[Any, Any]):
-    """A closure's cell, as what is held by it."""
-
-    def __init__(self, cell: Any) -> None:
-        super().__init__()
-        self._cell = cell
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._cell.cell_contents
-
-
 class _Attributes(dict[Any, Any]):
-    """An object whose attributes its class holds, or slots."""
+    """An object whose attributes its class holds, or slots; or a closure's cell."""
 
     def __init__(self, owner: object) -> None:
         super().__init__()
-        self._owner = owner
+        self.owner = owner
 
     def __getitem__(self, key: Any) -> Any:
-        return getattr(self._owner, key, None)
+        return getattr(self.owner, key, None)
 
 
 def discover(function: Any, arguments: dict[str, Any]) -> Discovered:
-    """Find what a function works on.
-
-    Args:
-        function: a function or another callable.
-        arguments: objects that it is called with, by their names in its code.
-    """
+    """Find what a function works on, also from ``arguments`` by their names in its code."""
     walk = _Walk()
     for name, value in arguments.items():
         walk.visit(name, value)
@@ -145,7 +129,9 @@ class _Walk:
         kept = self._kept(value)
         if kept is not None:
             kept[_free(name, kept)] = value
-            if container is not None and not isinstance(container, _Attributes):
+            if key is _CONTENT:
+                self.found.places.append((container.owner, key, value))
+            elif container is not None and not isinstance(container, _Attributes):
                 self.found.places.append((container, key, value))
         if isinstance(value, nn.Module):
             for path, module in value.named_modules():
@@ -188,7 +174,7 @@ class _Walk:
         code = function.__code__
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             try:
-                self.visit(name, cell.cell_contents, _Cell(cell), _CONTENT)
+                self.visit(name, cell.cell_contents, _Attributes(cell), _CONTENT)
             except ValueError:  # not filled yet
                 continue
         defaults = function.__defaults__ or ()

@@ -20,11 +20,7 @@ from fulgurite.backends.csx.capture.side_effects import refuse_the_rest, release
 from fulgurite.backends.csx.capture.trace import Trace
 from fulgurite.backends.csx.capture.trees import where_put
 from fulgurite.backends.csx.capture.updates import Update
-from fulgurite.backends.csx.contract.constants import (
-    Source,
-    constant_sources,
-    constants_as_inputs,
-)
+from fulgurite.backends.csx.contract.constants import Source, constant_sources, constants_as_inputs
 from fulgurite.backends.csx.contract.frozen_reads import warn_of_frozen_reads
 from fulgurite.backends.csx.contract.watched import EPOCH, INDEX, holds_traced
 from fulgurite.backends.csx.graph.graph import Graph
@@ -45,8 +41,6 @@ class FinishedTrace:
 
     trace: Trace
     module: fx.GraphModule
-
-    # -- is the next step's the same? ------------------------------------------------------------
 
     def check_host(self) -> None:
         """Look at what the step changed on the host."""
@@ -73,16 +67,10 @@ class FinishedTrace:
         passed = passed_on(recording.outputs.passed, batch, batch, {INDEX: 0, EPOCH: 0})
         return CreatedState(self.trace.new_places, recording, examples, passed)
 
-    def input_names(self) -> list[str]:
-        """Of the graph's inputs, in order."""
-        return [item.name for item in self.trace.inputs.items]
-
     def refuse_the_rest(self) -> None:
         """Raise where the step left something behind that would be frozen."""
         trace = self.trace
         refuse_the_rest(trace.snapshot, trace.modules, trace.scope.module, trace.changes.of_modules)
-
-    # -- what is kept of it ----------------------------------------------------------------------
 
     def recorded(self) -> Recording:
         """What is kept of a trace, to compare a later one with it."""
@@ -122,8 +110,6 @@ class FinishedTrace:
         filled = [(place, place.get(MISSING)) for place in outputs.attributes]
         kept = [(p, now) for p, now in filled if not isinstance(now, Tensor) or p in views]
         return kept + [(place, copy(place.get())) for place in map(where_put, outputs.lists)]
-
-    # -- what a program is built from ------------------------------------------------------------
 
     def captured(self) -> Captured:
         """Lower what was traced, and sort what the step left behind."""

@@ -53,11 +53,7 @@ def collected_outputs(
 ) -> tuple[Outputs, list[Tensor]]:
     """The tensors among what a traced step returned, set, appended and logged: its outputs.
 
-    Args:
-        result: what it returned.
-        left: what it set and appended.
-        calls: of the host, which lose their traced values.
-        of_inputs: memory that belongs to inputs.
+    ``of_inputs`` is memory that belongs to inputs; the calls lose their traced values.
     """
     places, values = left.written()
     tree = {
@@ -86,12 +82,8 @@ def _numbered(
 ) -> tuple[tuple[Any, ...], list[Tensor], tuple[Source, ...]]:
     """The leaves with an ``Output`` for each traced tensor, and these tensors, each once.
 
-    So is what the step only passed on, numbered after the tensors; returned third.
-
-    Args:
-        leaves: of a tree.
-        of_inputs: memory that belongs to inputs; an output over it is copied, for the next step
-            writes there.
+    So is what the step only passed on, numbered after the tensors; returned third. An output over
+    the memory of an input is copied, for the next step writes there.
     """
     tensors: list[Tensor] = []
     known: dict[int, Output] = {}

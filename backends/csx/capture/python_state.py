@@ -66,13 +66,7 @@ class Change:
 
 
 class PythonState:
-    """What the code of a step can reach.
-
-    Args:
-        root: the module whose step it is.
-        name: how the user reaches it.
-        others: functions, callbacks and other objects.
-    """
+    """What the code of a step can reach: of module ``root``, whose name is ``name``, and others."""
 
     def __init__(self, root: nn.Module, name: str, others: Iterable[object]) -> None:
         self._kept: dict[int, _Kept] = {}

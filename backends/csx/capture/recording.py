@@ -85,21 +85,12 @@ class Recording:
 
 
 def record_operations(
-    module: fx.GraphModule,
-    inputs: Sequence[Input],
-    last: fx.Node,
-    updates: Sequence[Update] = (),
+    module: fx.GraphModule, inputs: Sequence[Input], last: fx.Node, updates: Sequence[Update] = ()
 ) -> tuple[list[Operation], int, list[Tensor]]:
-    """What a captured graph computes: see ``Recording``.
+    """What a captured graph computes, each of ``updates`` as one operation.
 
-    Args:
-        module: the graph as it was captured.
-        inputs: its placeholders, in order.
-        last: the last node that the step's own code made.
-        updates: those that are to be one operation each.
-
-    Returns:
-        The operations, how many are the step's own, and the tensors read from outside, each once.
+    Returns the operations, how many of them the step's own code made (up to the node ``last``), and
+    the tensors that were read from outside, each once.
     """
     operands: dict[fx.Node, Operand] = {}
     constants: dict[int, Tensor] = {}

@@ -32,15 +32,11 @@ def retrace(
     step: str,
     clears_gradients: bool,
 ) -> Recording:
-    """Trace ``run(batch)`` again; on failure all is as before.
+    """Trace ``run(batch)`` again, as ``capture`` does; on failure all is as before.
 
     Args:
-        scope: what the step works on.
-        run: one step of Lightning's own code.
-        batch: in the traced layout.
         first: the trace that the program was built from.
         step: its name in messages.
-        clears_gradients: see ``capture.capture``.
 
     Raises:
         GraphChanged: it is another program than ``first``.

@@ -137,12 +137,7 @@ class Scope(ABC):
         return new_state
 
     def forget_unused(self, new_state: list[NewState], live: list[StateTensor]) -> None:
-        """Delete new state that no entry point updates.
-
-        Args:
-            new_state: what ``make_optimizer_state`` made.
-            live: the tensors that the program works on.
-        """
+        """Delete new state that no entry point updates; ``live`` are the program's tensors."""
         for one in new_state:
             one.forget_unused(live)
         self.deferred = [one for one in self.deferred if one.state.keys() & set(one.new_state.keys)]

@@ -9,6 +9,7 @@ Python value that an optimizer changed, would be frozen: an error.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from operator import is_
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -54,7 +55,6 @@ def sort_state(
     old one. Those of metrics and optimizers are written in place.
 
     Args:
-        state: the state.
         module: its modules' attributes may be rebound.
         shared: memory that belongs to inputs of the program.
         effects: receives the places that are set after every step.
@@ -129,10 +129,8 @@ def release_rebound(
 ) -> tuple[StateInput, ...]:
     """Take places that get a new tensor after every step out of the memory they shared.
 
-    Args:
-        rebound: what is in these places.
-        state: the state; returned without those tensors where they shared memory.
-        nodes: of each state tensor, by its identity.
+    Returns the state without these tensors, ``rebound``, where they shared memory; ``nodes`` are
+    those of each state tensor, by its identity.
 
     Raises:
         UnsupportedState: the step reads such a tensor before it replaces it.
@@ -158,11 +156,7 @@ def collect_outputs(
 ) -> None:
     """Find traced tensors in attributes of modules and at the ends of lists; undo their setting.
 
-    Args:
-        module: all modules are in it.
-        snapshot: as they were.
-        known: places that are dealt with already.
-        effects: receives the others.
+    ``snapshot`` is of them before the step; places in ``known`` are dealt with already.
     """
     for one in module.modules():
         owner, is_metric = vars(one), isinstance(one, Metric)  # forward() makes lists anew
@@ -175,7 +169,7 @@ def collect_outputs(
             content = snapshot.before(old) if type(old) is list else None
             grows = value is old or (is_metric and type(value) is list)
             if grows and content is not None:
-                if not _begins_with(value, content):
+                if len(value) <= len(content) or not all(map(is_, value, content)):
                     continue  # an element was replaced: refused with the other effects
                 effects.append_after(place, value[len(content) :])
                 old[:] = content
@@ -183,10 +177,6 @@ def collect_outputs(
             elif value is not old:
                 effects.set_after([place], value)
                 place.put(before.get(key, MISSING))
-
-
-def _begins_with(values: list[Any], start: list[Any]) -> bool:
-    return len(values) > len(start) and all(map(lambda a, b: a is b, values, start))
 
 
 def metric_calls(module: nn.Module, snapshot: Snapshot) -> Iterator[MetricCall]:

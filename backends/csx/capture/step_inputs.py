@@ -131,10 +131,7 @@ class StepInputs:
     ) -> Iterator[None]:
         """Put the inputs where state, gradients and numbers are, and take them out again.
 
-        Args:
-            tensors: the graph's.
-            tracker: which node each tensor is, as the tracer knows it.
-            in_double: allows float64 while a block runs.
+        ``tracker`` tells the node of each tensor; schedules compute under ``in_double``.
         """
         before = [dict(group) for group in self._scope.groups()]
         swapped: list[tuple[Tensor, Tensor]] = []

@@ -8,10 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-)
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.fx.experimental.proxy_tensor import get_innermost_proxy_mode, make_fx
 
 from fulgurite.backends.csx.capture.batch_changes import BatchChanges, copied
@@ -26,9 +23,9 @@ from fulgurite.backends.csx.capture.step_inputs import StepInputs
 from fulgurite.backends.csx.capture.trainer_state import Answers, noted_answers
 from fulgurite.backends.csx.capture.trees import (
     Regrown,
+    TreeChanges,
     check_gradients,
     check_ties,
-    collect_trees,
     order_of,
 )
 from fulgurite.backends.csx.capture.updates import Updates
@@ -64,10 +61,7 @@ class Trace:
     """One trace while it runs.
 
     Args:
-        scope: what the step works on.
-        run: one step of Lightning's own code, a function of the batch.
-        batch: the batch to trace with; only its structure, shapes and dtypes matter.
-        clears_gradients: the step ends an accumulation window: gradients are zero afterwards.
+        scope, run, batch, clears_gradients: see ``capture.capture``.
         first: the trace that this one is to be compared with.
         leaves_out_updates: torch's and our optimizers are not to update anything.
 
@@ -162,8 +156,6 @@ class Trace:
         stack.enter_context(self._contract)
         stack.enter_context(patched([self._contract.in_backward()]))
 
-    # -- the traced function -----------------------------------------------------------------
-
     def _step(self, *flat: Tensor) -> list[Tensor]:
         tracer = get_innermost_proxy_mode().tracer  # type: ignore[union-attr]
         self._names.tracker = tracer.tensor_tracker
@@ -222,9 +214,9 @@ class Trace:
             check_ties(state)
         check_gradients(state)
         order = self._trees.order()
-        known = collect_trees(
+        known = TreeChanges(
             self._trees, state, left, self._is_constant, self._fallback_line, self._regrown
-        )
+        ).collect()
         known |= sort_state(state, module, self._boundaries, left, self._line_of_change)
         collect_outputs(module, self.snapshot, known, left)
         self.new_places, self.rebound = left.new_places, left.rebound

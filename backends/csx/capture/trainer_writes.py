@@ -15,6 +15,7 @@ from fulgurite.backends.csx.capture.discovery import codes_reached
 from fulgurite.backends.csx.contract.frozen_reads import PLAIN, warn, warned_in
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
+from fulgurite.backends.patches import MISSING
 
 _STOP = "should_stop"
 _REMEDY = (
@@ -26,19 +27,16 @@ _REMEDY = (
 def check_trainer(trainer: Any, before: dict[str, Any], hooks: Iterable[Any]) -> None:
     """Say what the traced step set on the Trainer, or would set on another batch.
 
-    Args:
-        trainer: as the trace left it.
-        before: its attributes before.
-        hooks: the functions that were traced.
+    ``before`` are its attributes before the trace, ``hooks`` the functions that were traced.
 
     Raises:
         UnsupportedState: the step would stop the run under a condition that is frozen.
     """
-    now, nothing = vars(trainer), object()
+    now = vars(trainer)
     changed = {
         name
         for name, value in now.items()
-        if isinstance(value, PLAIN) and value is not before.get(name, nothing)
+        if isinstance(value, PLAIN) and value is not before.get(name, MISSING)
     }
     codes = codes_reached(hooks)
     for code, name, line in _writes(codes):

@@ -145,34 +145,17 @@ def check_gradients(state: Iterable[StateInput]) -> None:
             )
 
 
-def collect_trees(
-    trees: Trees,
-    state: Iterable[StateInput],
-    left: SideEffects,
-    is_constant: Callable[[Tensor], bool],
-    line: Callable[[], UserLine | None],
-    regrown: set[str],
-) -> set[Place]:
-    """Find what a step changed in trees, and undo it; returns the attributes that were looked at.
+class TreeChanges:
+    """What a step changed in trees.
 
     Args:
         trees: as they were.
-        state: the state.
         left: receives what is to be done after every step.
         is_constant: whether a traced tensor follows from constants alone; it may be cached.
         line: the user's line that is to blame.
         regrown: places that an earlier trace found to grow.
-
-    Raises:
-        UnsupportedState: the step takes tensors away.
     """
-    comparison = _Comparison(trees, state, left, is_constant, line, regrown)
-    for inside, before in trees.roots:
-        comparison.tree(before, inside.root.get(MISSING), inside)
-    return {inside.root for inside, _ in trees.roots}
 
-
-class _Comparison:
     def __init__(
         self,
         trees: Trees,
@@ -193,12 +176,19 @@ class _Comparison:
         }
         self._seen: set[int] = set()
 
-    def tree(self, before: Any, now: Any, inside: Inside) -> None:
-        """Compare an attribute."""
-        if now is before:
-            self._content(now, inside, ())
-        elif holds_traced(now):
-            self._replaced(inside, (), before, now)
+    def collect(self) -> set[Place]:
+        """Undo them; returns the attributes that were looked at.
+
+        Raises:
+            UnsupportedState: the step takes tensors away.
+        """
+        for inside, before in self._trees.roots:
+            now = inside.root.get(MISSING)
+            if now is before:
+                self._content(now, inside, ())
+            elif holds_traced(now):
+                self._replaced(inside, (), before, now)
+        return {inside.root for inside, _ in self._trees.roots}
 
     def _content(self, value: Any, inside: Inside, path: Path) -> None:
         """Compare what is in a container or an object that still is where it was."""
@@ -230,7 +220,8 @@ class _Comparison:
     def _changed(self, value: Any, before: Items, now: Items, inside: Inside, path: Path) -> None:
         was, is_now = dict(before), dict(now)
         for step, item in before:
-            if step not in is_now and _has_tensors(item):
+            leaves = () if step in is_now else pytree.tree_leaves(item)
+            if any(isinstance(leaf, Tensor) for leaf in leaves):
                 raise UnsupportedState(
                     f"The step takes {inside.place((*path, step)).name} away, where the next step"
                     " would look for it.",
@@ -279,10 +270,7 @@ class _Comparison:
 def order_of(place: Place, owners: dict[int, str], trees: dict[str, int]) -> tuple[int, str]:
     """By which outputs are sorted, so that two traces of a step have them in one order.
 
-    Args:
-        place: in a tree or a module.
-        owners: paths of modules by the identity of their attributes.
-        trees: the places in trees, in order.
+    ``owners`` are paths of modules by the identity of their attributes, ``trees`` places in order.
     """
     if isinstance(place.container, Inside):
         return trees.get(place.name, len(trees)), place.name
@@ -310,10 +298,6 @@ def _begins_with(now: Any, before: Any) -> bool:
         and 0 < len(before) < len(now)
         and all(map(is_, now, before))
     )
-
-
-def _has_tensors(value: Any) -> bool:
-    return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(value))
 
 
 def _structure(value: Any, levels: int = DEEPEST) -> Any:

@@ -15,6 +15,8 @@ from typing import Any
 from torch import fx
 from torch.optim import Optimizer
 
+from fulgurite.backends.csx.state.first_update import around_steps
+
 _OWN = ("torch", "fulgurite")
 """Packages of whose optimizers it is known that an update of no parameters is nothing."""
 
@@ -56,12 +58,7 @@ class Updates:
 
     @contextlib.contextmanager
     def watched(self, graph: fx.Graph, node_of: Callable[[Any], fx.Node | None]) -> Iterator[None]:
-        """Note the updates while the block runs.
-
-        Args:
-            graph: that is traced.
-            node_of: the node of a tensor.
-        """
+        """Note the updates in a graph while the block runs; ``node_of`` gives a tensor's node."""
 
         def begin(optimizer: Optimizer) -> None:
             groups = optimizer.param_groups
@@ -95,12 +92,7 @@ class Updates:
 
         with contextlib.ExitStack() as stack:
             for one in self._optimizers:
-                hook = one.register_step_pre_hook(before)  # the last, after the user's
-                stack.callback(hook.remove)
-                hook = one.register_step_post_hook(after)
-                after_steps: Any = one._optimizer_step_post_hooks  # an OrderedDict
-                after_steps.move_to_end(hook.id, last=False)
-                stack.callback(hook.remove)
+                stack.enter_context(around_steps(one, before, after))
                 stack.callback(self._restore, one)
             yield
 

@@ -27,9 +27,7 @@ class Binding:
     Host code may put another tensor of the same layout into a place (``Metric.reset`` does); the
     program then works on that one.
 
-    Args:
-        state: the program's.
-        trained: the identity of parameters that an optimizer holds too: they must stay.
+    ``trained`` is the identity of parameters that an optimizer holds too: they must stay.
     """
 
     def __init__(
@@ -79,8 +77,12 @@ class Binding:
             item = self._state[i]
             for held, layout in zip(item.tensors, self._layouts[i], strict=True):
                 _check_held(held, layout)
-                if id(held.tensor) in self._trained:
-                    _check_trained(held)
+                if id(held.tensor) in self._trained and held.places[0].get() is not held.tensor:
+                    name = held.places[0].name
+                    raise StateChanged(
+                        parameter_replaced(name, "after the program was built"),
+                        remedy=copying_remedy(name),
+                    )
             self._inputs[i] = item.base()
             self._pointers[i] = storage_key(self._inputs[i])
         self.storages = frozenset(self._pointers)
@@ -126,12 +128,3 @@ def _may_be_laid_out(tensor: Tensor, layout: Layout) -> bool:
     """Whether a copy of a tensor can stand in its place, laid out as the program expects."""
     same = (tensor.shape, tensor.dtype) == (layout.shape, layout.dtype)
     return same and not layout.offset and not tensor.requires_grad
-
-
-def _check_trained(held: StateTensor) -> None:
-    place = held.places[0]
-    if tensor_at(place) is not held.tensor:
-        raise StateChanged(
-            parameter_replaced(place.name, "after the program was built"),
-            remedy=copying_remedy(place.name),
-        )

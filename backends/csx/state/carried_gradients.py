@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
 from fulgurite.backends.csx.state.first_update import FLAG as UPDATED
-from fulgurite.backends.csx.state.first_update import DeferredState
+from fulgurite.backends.csx.state.first_update import DeferredState, around_steps
 from fulgurite.backends.csx.state.places import Place
 from fulgurite.backends.csx.state.storage import tensors_in
 
@@ -27,12 +27,7 @@ Waiting = Callable[[Optimizer], dict[nn.Parameter, Tensor]]
 
 
 class Carried:
-    """Whether a parameter has a gradient when a step begins.
-
-    Args:
-        name: the parameter's.
-        there: whether it has one now.
-    """
+    """Whether a parameter has a gradient when a step begins, ``there`` whether it has one now."""
 
     def __init__(self, name: str, there: bool) -> None:
         self._name, self._there = name, there
@@ -55,9 +50,7 @@ class Carried:
 
 @contextlib.contextmanager
 def skipping_without_gradient(
-    optimizers: Iterable[Optimizer],
-    deferred: list[DeferredState],
-    waiting: Waiting,
+    optimizers: Iterable[Optimizer], deferred: list[DeferredState], waiting: Waiting
 ) -> Iterator[None]:
     """Let each optimizer's step leave parameters alone where they have no gradient.
 
@@ -71,12 +64,7 @@ def skipping_without_gradient(
         for optimizer in optimizers:
             own = [one for one in deferred if one.new_state.optimizer is optimizer]
             step = _Step(optimizer, own, waiting)
-            before = optimizer.register_step_pre_hook(step.before)
-            after = optimizer.register_step_post_hook(step.after)
-            hooks: Any = optimizer._optimizer_step_post_hooks
-            hooks.move_to_end(after.id, last=False)  # the user's hooks are not taken back
-            stack.callback(before.remove)
-            stack.callback(after.remove)
+            stack.enter_context(around_steps(optimizer, step.before, step.after))
         yield
 
 
@@ -84,19 +72,12 @@ class _Step:
     """One optimizer's steps."""
 
     def __init__(
-        self,
-        optimizer: Optimizer,
-        deferred: list[DeferredState],
-        waiting: Waiting,
+        self, optimizer: Optimizer, deferred: list[DeferredState], waiting: Waiting
     ) -> None:
         self._optimizer, self._deferred, self._waiting = optimizer, deferred, waiting
-        self._depth = 0  # a step may call its parent class's, which has hooks too
 
     def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Copy what may have to be taken back."""
-        self._depth += 1
-        if self._depth > 1:
-            return
         places = {p: list(tensors_in(optimizer.state, p)) for p in self._waiting(optimizer)}
         with torch.no_grad():
             self._updated = [one.flag[UPDATED].clone() for one in self._deferred]
@@ -107,9 +88,6 @@ class _Step:
 
     def after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Take it back; what the closure has reached by now has a gradient."""
-        self._depth -= 1
-        if self._depth:
-            return
         now = self._waiting(optimizer)
         without = {p: now[p] for p in self._before if p in now}
         with torch.no_grad():

@@ -53,12 +53,7 @@ def skipped_where(skip: Tensor, state: Iterable[StateTensor]) -> Iterator[None]:
 
 
 def _choose_replacements(skip: Tensor, places: list[tuple[Place, Tensor, Tensor]]) -> None:
-    """The same for places that the block put another tensor into.
-
-    Args:
-        skip: whether the block does not count.
-        places: each with its tensor before the block, and a copy of that.
-    """
+    """The same for places, each with its tensor before the block and a copy of that."""
     chosen: dict[int, Tensor] = {}
     for place, tensor, before in places:
         now = place.get()

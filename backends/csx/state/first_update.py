@@ -74,14 +74,36 @@ def first_updates(deferred: list[DeferredState]) -> Iterator[None]:
         for optimizer in optimizers.values():
             own = [one for one in deferred if one.new_state.optimizer is optimizer]
             both = _BothUpdates(optimizer, own)
-            # around the step itself: inside the hooks of users
-            before = optimizer.register_step_pre_hook(both.first)
-            after = optimizer.register_step_post_hook(both.choose)
-            hooks: Any = optimizer._optimizer_step_post_hooks
-            hooks.move_to_end(after.id, last=False)
-            stack.callback(before.remove)
-            stack.callback(after.remove)
+            stack.enter_context(around_steps(optimizer, both.first, both.choose))
         yield
+
+
+@contextlib.contextmanager
+def around_steps(
+    optimizer: Optimizer, before: Callable[..., Any], after: Callable[..., None]
+) -> Iterator[None]:
+    """Call these around every step of an optimizer, within the hooks of users."""
+    depth = 0  # a step may call its parent class's, which has hooks too
+
+    def begin(optimizer: Any, args: Any, kwargs: Any) -> Any:
+        nonlocal depth
+        depth += 1
+        return before(optimizer, args, kwargs) if depth == 1 else None
+
+    def end(optimizer: Any, args: Any, kwargs: Any) -> None:
+        nonlocal depth
+        depth -= 1
+        if not depth:
+            after(optimizer, args, kwargs)
+
+    first, last = optimizer.register_step_pre_hook(begin), optimizer.register_step_post_hook(end)
+    hooks: Any = optimizer._optimizer_step_post_hooks  # an OrderedDict
+    hooks.move_to_end(last.id, last=False)
+    try:
+        yield
+    finally:
+        first.remove()
+        last.remove()
 
 
 class _BothUpdates:
@@ -92,13 +114,9 @@ class _BothUpdates:
         self._keys = {key for one in deferred for key in one.new_state.keys}
         self._parameters = [p for one in deferred for p in one.new_state.parameters]
         self._everyone = [p for group in optimizer.param_groups for p in group["params"]]
-        self._depth = 0  # a step may call its parent class's, which has hooks too
 
     def first(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         """Before the step: evaluate the closure, make the first update, keep it and undo it."""
-        self._depth += 1
-        if self._depth > 1:
-            return None
         closure = self._evaluated(*args[1:], **kwargs)
         restore = remember(optimizer)
         gradients = [None if p.grad is None else p.grad.clone() for p in self._everyone]
@@ -116,9 +134,6 @@ class _BothUpdates:
 
     def choose(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """After the step, which was a later update: take the first one where that is due."""
-        self._depth -= 1
-        if self._depth:
-            return
         with torch.no_grad():
             for one in self._deferred:
                 updated = one.flag[FLAG]

@@ -223,22 +223,16 @@ class Gradients:
     def marked(self, inputs: list[Input]) -> list[Input]:
         """A trace's inputs, with what was learned of the gradients among them."""
         handover, names = self.handover, list(self.parameters)
-        if not handover.on_host:
+        kept, stay_none = handover.unused, set[str]()
+        if handover.on_host:
+            stay_none = {name for name in handover.was_none if handover.left.get(name) is False}
+            handover.decided_by |= stay_none
+        else:
             kept = {name for name, there in handover.left.items() if there and handover.all_kept}
             kept |= handover.carried.keys()
-            return [
-                replace(item, kept=names[item.index] in kept)
-                if item.kind is Kind.GRADIENT
-                else item
-                for item in inputs
-            ]
-        stay_none = {name for name in handover.was_none if handover.left.get(name) is False}
-        handover.decided_by |= stay_none
 
         def mark(item: Input) -> Input:
-            if item.kind is not Kind.GRADIENT:
-                return item
             name = names[item.index]
-            return replace(item, kept=name in handover.unused, zero=name in stay_none)
+            return replace(item, kept=name in kept, zero=name in stay_none)
 
-        return [mark(item) for item in inputs]
+        return [mark(item) if item.kind is Kind.GRADIENT else item for item in inputs]

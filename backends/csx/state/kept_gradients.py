@@ -7,8 +7,6 @@ used (dropped_gradient.py).
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor, nn
 
@@ -18,29 +16,17 @@ from fulgurite.backends.csx.state.dropped_gradient import DroppedGradient
 from fulgurite.backends.csx.state.gradients import Handover
 
 
-class StateTensor(Protocol):
-    """The gradients that a program takes as inputs, in order."""
-
-    def before(self) -> list[Tensor]:
-        """Those to be given to it."""
-
-    def after(self, gradients: list[Tensor]) -> None:
-        """Keep what it made of them."""
-
-
 class Buffers:
     """Gradients that only programs see: those of a window of accumulation.
 
-    Args:
-        inputs: a program's.
-        known: tensors by name; entry points of a program share them.
+    ``known`` are tensors by name, which the entry points of a program share.
     """
 
     def __init__(self, inputs: list[Input], known: dict[str, Tensor]) -> None:
         self._tensors = [known.setdefault(item.name, _zeros(item.example)) for item in inputs]
 
     def before(self) -> list[Tensor]:
-        """The buffers."""
+        """Those to be given to the program."""
         return self._tensors
 
     def after(self, gradients: list[Tensor]) -> None:
@@ -48,12 +34,7 @@ class Buffers:
 
 
 class OnHost:
-    """Gradients that the host sees in ``p.grad``.
-
-    Args:
-        inputs: a program's.
-        handover: what its step found there, and left.
-    """
+    """Gradients of a function, which the host sees in ``p.grad``."""
 
     def __init__(self, inputs: list[Input], handover: Handover) -> None:
         names = list(handover.parameters)
@@ -88,10 +69,7 @@ class OnHost:
 class Shown:
     """Gradients that the host sees in ``p.grad`` between Lightning's steps, and may change there.
 
-    Args:
-        inputs: a program's.
-        handover: what its step left in ``p.grad``.
-        read: positions of those among them that the program reads.
+    ``read`` are the positions of those among a program's that it reads.
     """
 
     def __init__(self, inputs: list[Input], handover: Handover, read: set[int]) -> None:
@@ -152,14 +130,8 @@ def _zeros(example: Tensor) -> Tensor:
 
 def held_gradients(
     graph: Graph, handover: Handover, known: dict[str, Tensor]
-) -> StateTensor | None:
-    """The gradients among a program's inputs; None where there are none.
-
-    Args:
-        graph: the program's.
-        handover: what its step found in ``p.grad``, and left there.
-        known: buffers that are shared by name.
-    """
+) -> Buffers | OnHost | Shown | None:
+    """The gradients among a program's inputs, None where there are none; ``known``: its buffers."""
     positions = [i for i, item in enumerate(graph.inputs) if item.kind is Kind.GRADIENT]
     if not positions:
         return None
@@ -171,12 +143,7 @@ def held_gradients(
 
 
 class Unkept:
-    """What the host finds in ``p.grad`` of parameters whose gradients the program does not keep.
-
-    Args:
-        graph: the program's.
-        handover: what its step left in ``p.grad``.
-    """
+    """What the host finds in ``p.grad`` of parameters whose gradients the program does not keep."""
 
     def __init__(self, graph: Graph, handover: Handover) -> None:
         shown = {

@@ -133,11 +133,7 @@ class NewState:
     of_gradient: bool
 
     def forget_unused(self, live: list[StateTensor]) -> None:
-        """Delete the state of what no program updates.
-
-        Args:
-            live: the tensors that a program works on.
-        """
+        """Delete the state of what no program updates; ``live`` are the tensors of one."""
         places = {id(place.container) for held in live for place in held.places}
         tensors = {id(held.tensor) for held in live}
         for key in self.keys:

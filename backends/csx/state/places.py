@@ -17,12 +17,8 @@ from fulgurite.backends.patches import MISSING
 class Place:
     """A key of a dict, or of something that is used like one (``leaves.Inside``).
 
-    Places are equal if they are the same key of the same object.
-
-    Args:
-        container: the dict.
-        key: of the dict.
-        name: how the user reaches it, where a message may say so.
+    Places are equal if they are the same key of the same object; ``name`` is how the user calls
+    the place, where a message may name it.
     """
 
     container: Any
@@ -41,11 +37,9 @@ class Place:
             self.container[self.key] = value
 
     def __eq__(self, other: object) -> bool:
-        # of tuples, which compare by identity first: a key may be a tensor
-        return isinstance(other, Place) and (id(self.container), self.key) == (
-            id(other.container),
-            other.key,
-        )
+        if not isinstance(other, Place) or hash(self) != hash(other):
+            return False  # different tensors, which may be keys, are not compared by ==
+        return (id(self.container), self.key) == (id(other.container), other.key)
 
     def __hash__(self) -> int:
         return hash((id(self.container), self.key))

@@ -105,11 +105,9 @@ _COMPUTED_BY_METRICS = ("_computed", "_forward_cache")  # of their state, for wh
 
 
 def module_places(module: nn.Module, root: str) -> Iterator[Place]:
-    """Parameters, buffers and plain tensor attributes of all modules; metric states are these.
+    """Parameters, buffers and plain tensor attributes of a module and those in it.
 
-    Args:
-        module: holds them all.
-        root: how the user reaches it.
+    The states of metrics are such attributes. ``root`` is how the user reaches the module.
     """
     for path, one in module.named_modules():
         owner = member(root, path)

@@ -13,6 +13,8 @@ from optimizers import Alternating, FirstGradient, Moving, assert_equals_stock
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fulgurite.backends.csx.state.first_update import around_steps
+
 
 class Averaging(PerParameter):
     """Its average begins with the first gradient, and moves at once."""
@@ -103,3 +105,27 @@ def test_a_checkpoint_before_the_first_update_holds_no_state_of_it(tmp_path: Any
     )
     saved = torch.load(tmp_path / "early.ckpt", weights_only=False)
     assert saved["optimizer_states"][0]["state"] == {}
+
+
+class Nested(torch.optim.SGD):
+    """Calls its parent's step, which has hooks of its own."""
+
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+def test_code_around_a_step_runs_once_within_the_users_hooks() -> None:
+    optimizer = Nested([torch.zeros(2, requires_grad=True)], lr=0.1)
+    calls: list[str] = []
+    optimizer.register_step_pre_hook(lambda *_: calls.append("user before"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("user after"))
+    with around_steps(
+        optimizer, lambda *_: calls.append("before"), lambda *_: calls.append("after")
+    ):
+        optimizer.step()
+        optimizer.step()
+    optimizer.step()
+    ours = [call for call in calls if "user" not in call]
+    assert ours == ["before", "after"] * 2
+    assert calls[0] == "user before"
+    assert calls.index("after") < calls.index("user after")
