@@ -35,7 +35,7 @@ class LightningScope(Scope):
 
     @property
     def trainer(self) -> pl.Trainer:
-        """Whose step it is."""
+        """The Trainer that runs the step."""
         return self.run_by
 
     @property
@@ -45,12 +45,12 @@ class LightningScope(Scope):
 
     @property
     def shows_gradients(self) -> bool:
-        """Under manual optimization too; a window of accumulation would be slower for it."""
+        """Also under manual optimization; automatic accumulation would be slower for it."""
         return self.trains and (self.keeps_gradients or not self.backward_is_lightnings)
 
     @property
     def keeps_gradients(self) -> bool:
-        """What was found when the run began."""
+        """Whether such code was found when the run began."""
         return self.trains and self.gradients_read
 
     @property
@@ -77,7 +77,7 @@ class LightningScope(Scope):
                 yield type(callback).__name__, callback
 
     def python_read(self) -> PythonState:
-        """Those that are callbacks with hooks in the step, and no others."""
+        """What modules hold, and callbacks that have a hook in the step; no other callbacks."""
         objects = [*Scope.objects(self), *self._traced_callbacks()]
         return PythonState(self.module, self.root, [*self.functions(), *objects])
 
@@ -108,7 +108,7 @@ class LightningScope(Scope):
         )
 
     def refresh(self) -> None:
-        """Take the strategy's, which Lightning's learning-rate finder replaces."""
+        """Take those of the strategy now: Lightning's learning-rate finder replaces them."""
         if self.trains:
             self.optimizers, configs = self.strategy.optimizers, self.strategy.lr_scheduler_configs
             self.schedulers = [config.scheduler for config in configs]

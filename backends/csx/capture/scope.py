@@ -61,7 +61,7 @@ class Scope(ABC):
 
     @property
     def trainer(self) -> pl.Trainer | None:
-        """Whose step it is, where Lightning runs it."""
+        """The Trainer that runs the step, where Lightning does."""
         return None
 
     @property
@@ -76,7 +76,7 @@ class Scope(ABC):
 
     @property
     def keeps_gradients(self) -> bool:
-        """Whether all gradients are, for the host reads them."""
+        """Whether all gradients are state, because code on the host reads them."""
         return False
 
     @property
@@ -99,7 +99,7 @@ class Scope(ABC):
         """Say what a trace changed that would not change again."""
 
     def refresh(self) -> None:  # noqa: B027
-        """Find them again, before the first trace."""
+        """Look up optimizers and schedulers once more, before the first trace."""
 
     def named_optimizers(self) -> dict[str, Optimizer]:
         """The optimizers as messages call them."""
@@ -173,7 +173,7 @@ class Scope(ABC):
         return PythonState(self.module, self.root, [*self.functions(), *self.objects()])
 
     def python_read(self) -> PythonState:
-        """The same without what other code has for itself: callbacks without hooks in the step."""
+        """What the step's code may read: nothing of callbacks that have no hook in the step."""
         return self.python_state()
 
     def functions(self) -> Iterator[Any]:

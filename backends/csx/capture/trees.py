@@ -1,9 +1,9 @@
-"""What a step did to trees (see ``leaves``): which leaves it replaced, which it added.
+"""What a step did to trees (see ``leaves``): which tensors in them it replaced, which it added.
 
-A leaf that another tensor took the place of is left to ``side_effects.sort_state``. A container
-that was replaced is made anew after every step, one that grew gets what was added. Where that
-gives a place tensors that it did not hold before, the step may have found it empty and may depend
-on that: a *new place*, which ``created_state`` looks into.
+A tensor whose place got another one is state (``side_effects.sort_state``). A container that the
+step replaced is made anew after every step; one that grew is given again what was added. A place
+that got tensors and held none before is a *new place*: the step may have found it empty, and may
+do something else next time, so ``created_state`` looks into it.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def undone_on_failure(scope: Scope) -> Iterator[None]:
 
 @contextlib.contextmanager
 def restored(scope: Scope) -> Iterator[None]:
-    """Put them back in any case."""
+    """Put all that back when the block ends, however it ends."""
     before = Before(scope)
     try:
         yield
@@ -50,7 +50,7 @@ def restored(scope: Scope) -> Iterator[None]:
 
 @contextlib.contextmanager
 def undone(scope: Scope) -> Iterator[PythonState]:
-    """Put them back in any case, and whatever Python state the step's code can reach.
+    """``restored``, and with it whatever Python state the step's code can reach.
 
     Yields that state as it was.
     """

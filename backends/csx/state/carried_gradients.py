@@ -77,7 +77,7 @@ class _Step:
         self._optimizer, self._deferred, self._waiting = optimizer, deferred, waiting
 
     def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Copy what may have to be taken back."""
+        """Copy the parameters and the state that the step may write without a gradient."""
         places = {p: list(tensors_in(optimizer.state, p)) for p in self._waiting(optimizer)}
         with torch.no_grad():
             self._updated = [one.flag[UPDATED].clone() for one in self._deferred]
@@ -87,7 +87,7 @@ class _Step:
             }
 
     def after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Take it back; what the closure has reached by now has a gradient."""
+        """Take back what was written where even the step's closure gave no gradient."""
         now = self._waiting(optimizer)
         without = {p: now[p] for p in self._before if p in now}
         with torch.no_grad():
@@ -104,7 +104,7 @@ class _Step:
     def _take_back_update(
         self, one: DeferredState, before: Tensor, without: dict[nn.Parameter, Tensor]
     ) -> None:
-        """State that waits for the first gradient waits on where there was none."""
+        """Let state that waits for the first gradient go on waiting where there was none."""
         own: list[Any] = [p for p in one.new_state.parameters if p.grad is not None]
         flags = [without[p] for p in own if p in without]
         if flags and len(flags) < len(own):

@@ -25,8 +25,8 @@ _REFILL: dict[Any, Callable[[Any, Any], None]] = {
 class Snapshot:
     """The Python state of objects, to be put back after a failed trace.
 
-    Attribute dicts and the dicts, lists and sets in them (three levels) are copied; what they hold
-    is not.
+    Attribute dicts are copied, and the dicts, lists and sets in them, three levels deep; the
+    objects that they hold are not.
     """
 
     def __init__(self, objects: Iterable[object]) -> None:
