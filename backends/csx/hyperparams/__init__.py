@@ -1,4 +1,7 @@
-"""The numbers of optimizers' param groups, which are inputs of a program.
+"""The numbers of optimizers' param groups (``lr``, ``betas``) as inputs of a program.
+
+Any name without an underscore may be imported, by the rooms from ``contract`` up; this room imports
+from ``state``, ``graph`` and ``diagnostics``.
 
 slots             where these numbers are, and what they were
 schedules         those that schedulers compute inside the program

@@ -42,8 +42,8 @@ def _call(func: Any, args: Any, kwargs: Any) -> Any:
     if name.startswith("_foreach_"):
         return _foreach(name.removeprefix("_foreach_"), args, kwargs)
     base = name if name.startswith("__") else name.rstrip("_")
-    if base in _TWINS:
-        result = _TWINS[base](base, *args, **kwargs)
+    if base in _OVERRIDES:
+        result = _OVERRIDES[base](base, *args, **kwargs)
         if result is not NotImplemented:
             return args[0].copy_(result) if name == f"{base}_" else result
     return _with_operands(func, args, kwargs)
@@ -61,9 +61,9 @@ def _holds_number(values: Iterable[Any]) -> bool:
 
 
 def _scales(value: object) -> bool:
-    """Whether ``alpha=value`` must be multiplied out.
+    """Whether ``alpha=value`` must be multiplied out: for a number, and for a tensor ``lr``.
 
-    So may a tensor where no gradient is computed, as in an optimizer's step: a tensor ``lr``.
+    A tensor is one where no gradient is computed, as in an optimizer's step.
     """
     if is_traced(value):
         return True
@@ -93,7 +93,10 @@ def _with_operands(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def forget_failed_reads(graph: fx.Graph) -> None:
-    """Drop what a refused attempt to give a tensor for a Python number left in a graph."""
+    """Remove host reads of which nothing follows.
+
+    Where torch refuses a tensor for a Python number, it has tried to read the tensor before.
+    """
     read = torch.ops.aten._local_scalar_dense.default
     for node in graph.find_nodes(op="call_function", target=read):
         if not node.users:
@@ -178,7 +181,7 @@ def _lerp(name: str, start: Any, end: Any, weight: Any) -> Any:
 
 
 def _clamp(name: str, x: Any, min: Any = None, max: Any = None) -> Any:
-    """A bound that is a tensor asks for tensors on both sides."""
+    """``clamp`` with both bounds as tensors, for torch does not take a tensor and a number."""
     bounds = {"min": min, "max": max}
     given = {key: as_tensor(bound) for key, bound in bounds.items() if bound is not None}
     return _with_operands(torch.clamp, (x,), given)
@@ -254,7 +257,7 @@ def _batch_norm(
     return torch.nn.functional.batch_norm(x, None, None, **options)
 
 
-_TWINS: dict[str, Callable[..., Any]] = {
+_OVERRIDES: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("add", "sub", "subtract", "rsub"), _sum),
     **dict.fromkeys(("addcmul", "addcdiv"), _product_sum),
     **dict.fromkeys(_PRODUCTS, _matrix_sum),
@@ -274,7 +277,7 @@ _EACH: dict[str, Callable[..., Any]] = {
 
 
 def _foreach(name: str, args: Any, kwargs: Any) -> Any:
-    """A ``torch._foreach_*`` function, tensor by tensor."""
+    """Call a ``torch._foreach_*`` function once for each tensor of its lists."""
     count = next(len(arg) for arg in args if isinstance(arg, (list, tuple)))
     base = name.rstrip("_")
     if base in ("addcmul", "addcdiv") and (len(args) == 4 or "scalars" in kwargs):
