@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from fulgurite.backends.patches import patched
+from fulgurite.backends.patches import applied, patched, patches_of
 
 
 class Base:
@@ -72,3 +72,18 @@ def test_a_change_that_cannot_be_made_undoes_those_before_it() -> None:
     with pytest.raises(KeyError, match="missing"), patched(changes()):
         pass
     assert vars(module)["number"] == 1
+
+
+def test_who_imported_a_function_by_name_has_the_patch_too_and_other_names_stay() -> None:
+    module, importer = ModuleType("somebodys"), ModuleType("users")
+    vars(module).update(answer=Base.answer, quiet=True)
+    vars(importer).update(ask=Base.answer, quiet=True, more=[Base.answer])
+    before = dict(vars(importer))
+    replacements = {"answer": lambda: 6, "quiet": False}
+    patches = patches_of(module, replacements, why="to see it", checked="nothing 1.0")
+    with applied(patches, [vars(importer), vars(importer)]):
+        assert (vars(module)["answer"](), vars(module)["quiet"]) == (6, False)
+        assert vars(importer)["ask"]() == 6
+        assert (vars(importer)["quiet"], vars(importer)["more"]) == (True, [Base.answer])
+    assert vars(importer) == before
+    assert vars(module)["answer"] is Base.answer

@@ -23,9 +23,12 @@ from torchmetrics.utilities.data import dim_zero_mean
 from fulgurite.backends.closures import Closure
 from fulgurite.backends.csx.capture.logs import record_log
 from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber
-from fulgurite.backends.patches import patched
+from fulgurite.backends.patches import Patch, applied, patches_of
 from fulgurite.backends.schedules import ProgramScheduler
 from fulgurite.backends.step_context import running
+
+_TORCHMETRICS = "torchmetrics 1.9"
+_NORMALIZE = "normalize_logits_if_needed"
 
 
 class HostCall(Protocol):
@@ -121,14 +124,15 @@ def record_host_calls(trainer: pl.Trainer | None, schedulers: list[Any]) -> Iter
     def record(step: Callable[..., None]) -> Callable[..., None]:
         return lambda *args, **kwargs: calls.append(SchedulerCall(step, (args, kwargs)))
 
-    changes: list[tuple[Any, str, Any]] = [
-        (scheduler, "step", record(scheduler.step))
-        for scheduler in schedulers
-        if not isinstance(scheduler, ProgramScheduler)
-    ]
+    patches: list[Patch] = []
+    why = "it is done on the host, after every step"
+    for scheduler in schedulers:
+        if not isinstance(scheduler, ProgramScheduler):
+            step = {"step": record(scheduler.step)}
+            patches += patches_of(scheduler, step, why=why, checked="torch 2.13")
     if trainer is not None:
-        changes.append((pl.LightningModule, "log", log))
-    with patched(changes), running(note=note):
+        patches += patches_of(pl.LightningModule, {"log": log}, why=why, checked="lightning 2.6")
+    with applied(patches), running(note=note):
         yield calls
     calls += closures
 
@@ -160,27 +164,22 @@ def _without_nan(self: BaseAggregator, x: Any, weight: Any = None) -> tuple[Tens
     return torch.where(nans, neutral, x), torch.where(nans, 0.0, weight)
 
 
-@contextlib.contextmanager
-def static_metrics(root: nn.Module) -> Iterator[None]:
-    """Take the branches of torchmetrics that do not look at values, and restore them after.
-
-    Argument validation reads labels, compute groups compare states, aggregators look for NaN, and
-    on CPU logits are recognised by a Python ``if``. Checked against torchmetrics 1.9.
-    """
-    changes: list[tuple[Any, str, Any]] = [
-        (BaseAggregator, "_cast_and_nan_check_input", _without_nan)
-    ]
+def static_metrics(root: nn.Module) -> Iterator[Patch]:
+    """Patches by which torchmetrics takes the branches that do not look at values."""
+    why = "an aggregator would look for NaN on the host"
+    checks = {"_cast_and_nan_check_input": _without_nan}
+    yield from patches_of(BaseAggregator, checks, why=why, checked=_TORCHMETRICS)
     for module in root.modules():
         if isinstance(module, Metric) and "validate_args" in vars(module):
-            changes.append((module, "validate_args", False))
+            off, why = {"validate_args": False}, "the values of labels would be checked"
+            yield from patches_of(module, off, why=why, checked=_TORCHMETRICS)
         if isinstance(module, Metric) and dim_zero_mean in module._reductions.values():
-            # else forward() weighs such a state by the count of updates, a number of Python's
-            changes.append((module, "full_state_update", True))
+            on, why = {"full_state_update": True}, "forward() would weigh by a count of Python's"
+            yield from patches_of(module, on, why=why, checked=_TORCHMETRICS)
         if isinstance(module, MetricCollection) and not module._groups_checked:
-            changes.append((module, "_enable_compute_groups", False))
+            off, why = {"_enable_compute_groups": False}, "the values of states would be compared"
+            yield from patches_of(module, off, why=why, checked=_TORCHMETRICS)
+    static, why = {_NORMALIZE: _where_branch}, "on CPU a Python condition recognizes logits"
     for name, functions in list(sys.modules.items()):
-        branches = name.startswith("torchmetrics.functional.")
-        if branches and "normalize_logits_if_needed" in vars(functions):
-            changes.append((functions, "normalize_logits_if_needed", _where_branch))
-    with patched(changes):
-        yield
+        if name.startswith("torchmetrics.functional.") and _NORMALIZE in vars(functions):
+            yield from patches_of(functions, static, why=why, checked=_TORCHMETRICS)

@@ -1,44 +1,87 @@
-"""What is changed around a step while it is traced, so that its code becomes a graph."""
+"""The table of patches: what is replaced in other people's code while a step is traced.
+
+``patches`` is read from top to bottom; a row's replacement is beside its name, in the room that it
+is imported from. Each row says why it is there and what it was checked with. Some patches hold for
+a part of a trace only, and are made where that part begins: the methods of ``nn.Module``
+(``contract/attributes``, ``contract/changes``), ``backward()`` (``contract/function_mode``),
+``torch.any`` (``contract/overrides``), logging and schedulers (``host_calls``), the making of nodes
+(``diagnostics/user_lines``). Two of the compiler hold while it runs: ``compile/inductor``.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from types import FunctionType
+from typing import Any
 
 import torch
+import torch._dynamo.config
 
 from fulgurite.backends.csx.capture.host_calls import static_metrics
 from fulgurite.backends.csx.capture.scope import Scope
-from fulgurite.backends.csx.contract.frozen_reads import warn_of_frozen_reads
+from fulgurite.backends.csx.capture.trainer_state import Answers, noted_answers
+from fulgurite.backends.csx.contract.frozen_reads import frozen_reads, warn_of_frozen_reads
 from fulgurite.backends.csx.contract.impure import impure_functions
 from fulgurite.backends.csx.contract.refusals import refused_calls
-from fulgurite.backends.csx.diagnostics.user_lines import UserLine
+from fulgurite.backends.csx.diagnostics.user_lines import LIBRARIES, UserLine, user_modules
 from fulgurite.backends.csx.graph.dtypes import cbfloat16_facts
 from fulgurite.backends.csx.hyperparams.python_math import traced_math
 from fulgurite.backends.csx.hyperparams.rounding import fused_rounding
 from fulgurite.backends.csx.hyperparams.torch_optim import eager_updates, plain_library_code
-from fulgurite.backends.patches import patched
+from fulgurite.backends.csx.state.optimizer_init import plain_options
+from fulgurite.backends.patches import Patch, applied
 
 
-@contextlib.contextmanager
-def traceable(scope: Scope, line: Callable[[], UserLine | None]) -> Iterator[None]:
-    """Let torch, torchmetrics, clocks and the like take their static forms, warn, or refuse.
+def patches(scope: Scope, line: Callable[[], UserLine | None], answers: Answers) -> Iterator[Patch]:
+    """The patches that hold for a whole trace.
 
     Args:
         scope: what the step works on.
         line: the user's line that runs now.
+        answers: receives what the step reads of the trainer's state.
     """
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(static_metrics(scope.module))
-        stack.enter_context(fused_rounding(scope.optimizers))
-        stack.enter_context(eager_updates(scope.optimizers))
-        stack.enter_context(traced_math())
-        stack.enter_context(plain_library_code())
-        if scope.freezes:
-            stack.enter_context(warn_of_frozen_reads())
-            stack.enter_context(patched(impure_functions(scope.module)))
-        stack.enter_context(patched(refused_calls(line)))
-        if scope.fp16_type == "cbfloat16":
-            stack.enter_context(patched(cbfloat16_facts()))
-        stack.enter_context(torch.inference_mode(False))
+    yield from static_metrics(scope.module)  # torchmetrics: no branches on values
+    yield from fused_rounding(scope.optimizers)  # torch.optim: 16-bit weights, as fused kernels
+    yield from eager_updates(
+        scope.optimizers
+    )  # torch.optim and BatchNorm: counts and numbers that are traced
+    yield from plain_library_code()  # torch, logging: what only pays eagerly, or prints
+    yield from refused_calls(line)  # torch: functions whose use is an error
+    if scope.fp16_type == "cbfloat16":
+        yield from cbfloat16_facts()  # torch.finfo
+    yield from traced_math()  # math: functions of traced numbers
+    yield from noted_answers(answers)  # lightning: the trainer's state selects the program
+    if scope.freezes:
+        yield from frozen_reads()  # lightning: counters, metrics and loggers, with a warning
+        yield from impure_functions()  # time, random, numpy.random, with a warning
+
+
+@contextlib.contextmanager
+def traceable(
+    scope: Scope, line: Callable[[], UserLine | None], answers: Answers
+) -> Iterator[None]:
+    """Let a step be traced while the block runs; the arguments are those of ``patches``."""
+    with (
+        applied(patches(scope, line, answers), _importers(scope)),
+        plain_options(scope.optimizers),
+        torch._dynamo.config.patch(error_on_nested_fx_trace=False),  # the step may torch.compile
+        warn_of_frozen_reads() if scope.freezes else contextlib.nullcontext(),
+        torch.inference_mode(False),
+    ):
         yield
+
+
+def _importers(scope: Scope) -> Iterator[dict[str, Any]]:
+    """Global names that patched functions may have been imported into.
+
+    Those of the user's modules, and of the files that define the classes of what the step works on:
+    such a file may be installed (an optimizer's), or in no list of modules (run by its path).
+    """
+    yield from map(vars, user_modules())
+    for kind in {kind for item in scope.objects() for kind in type(item).__mro__}:
+        if kind.__module__.partition(".")[0] not in LIBRARIES:
+            for item in vars(kind).values():
+                names = item.__globals__ if isinstance(item, FunctionType) else {}
+                if names.get("__name__") == kind.__module__:  # no decorator's, of another module
+                    yield names

@@ -20,7 +20,7 @@ from fulgurite.backends.csx.capture.recording import Recording
 from fulgurite.backends.csx.capture.scope import Scope
 from fulgurite.backends.csx.capture.side_effects import collect_outputs, metric_calls, sort_state
 from fulgurite.backends.csx.capture.step_inputs import StepInputs
-from fulgurite.backends.csx.capture.trainer_state import Answers, noted_answers
+from fulgurite.backends.csx.capture.trainer_state import Answers
 from fulgurite.backends.csx.capture.trees import (
     Regrown,
     TreeChanges,
@@ -53,7 +53,7 @@ from fulgurite.backends.csx.state.first_update import first_updates
 from fulgurite.backends.csx.state.places import Place, SideEffects
 from fulgurite.backends.csx.state.set_data import ReplacedData
 from fulgurite.backends.csx.state.snapshot import Snapshot
-from fulgurite.backends.patches import patched
+from fulgurite.backends.patches import applied
 from fulgurite.backends.step_context import running
 
 
@@ -149,12 +149,11 @@ class Trace:
         """Enter what holds while the step is traced."""
         self.reads.begin(again=self.first is not None)
         stack.enter_context(running(trace=self, reads=self.reads if self.scope.freezes else None))
-        stack.enter_context(traceable(self.scope, self._fallback_line))
-        stack.enter_context(noted_answers(self.answers))
+        stack.enter_context(traceable(self.scope, self._fallback_line, self.answers))
         stack.enter_context(self.inputs.mode)
         stack.enter_context(record_lines(Trace._step.__code__, self.scope.line_now))
         stack.enter_context(self._contract)
-        stack.enter_context(patched([self._contract.in_backward()]))
+        stack.enter_context(applied(self._contract.in_backward()))
 
     def _step(self, *flat: Tensor) -> list[Tensor]:
         tracer = get_innermost_proxy_mode().tracer  # type: ignore[union-attr]

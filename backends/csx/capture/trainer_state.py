@@ -8,7 +8,6 @@ that asked compare. Checked against Lightning 2.6.6.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +16,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.trainer.states import TrainerState
 
 from fulgurite.backends.csx.diagnostics.user_lines import top_package
-from fulgurite.backends.patches import patched
+from fulgurite.backends.patches import Patch, patches_of
 
 Answers = dict[tuple[str, str], Any]
 """What the trainer's state said, by where and which attribute."""
@@ -28,9 +27,8 @@ _FIELDS = ("stage", "fn")
 _FRAMEWORKS = ("lightning", "fulgurite", "torchmetrics")
 
 
-@contextlib.contextmanager
-def noted_answers(answers: Answers) -> Iterator[None]:
-    """Note what code other than Lightning's reads while the block runs."""
+def noted_answers(answers: Answers) -> Iterator[Patch]:
+    """Patches that note what code other than Lightning's reads."""
 
     def note(where: str, name: str, value: Any) -> Any:
         if top_package(sys._getframe(2)) not in _FRAMEWORKS:
@@ -48,10 +46,11 @@ def noted_answers(answers: Answers) -> Iterator[None]:
             lambda state, value: vars(state).__setitem__(name, value),
         )
 
-    changes: list[Any] = [(pl.Trainer, name, of_trainer(name)) for name in _PROPERTIES]
-    changes += [(TrainerState, name, of_state(name)) for name in _FIELDS]
-    with patched(changes):
-        yield
+    why, checked = "a program holds for the answers that its step got", "lightning 2.6"
+    asked = {name: of_trainer(name) for name in _PROPERTIES}
+    yield from patches_of(pl.Trainer, asked, why=why, checked=checked)
+    asked = {name: of_state(name) for name in _FIELDS}
+    yield from patches_of(TrainerState, asked, why=why, checked=checked)
 
 
 def hold(answers: Answers, trainer: pl.Trainer | None) -> bool:

@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from fulgurite.backends.csx.compile.static_wrapper import make_static
 from fulgurite.backends.csx.graph.graph import Graph, storage_of
 from fulgurite.backends.csx.graph.op_schema import is_random
 from fulgurite.backends.csx.graph.passes import COMPILER_PASSES, lower
-from fulgurite.backends.patches import patched
+from fulgurite.backends.patches import Patch, applied, patches_of
 
 # size_asserts: inputs are checked before (BatchSpec, Binding). combo_kernels: small independent
 # kernels in one call. Together 100-106 against 110-119 µs a step on an MLP 64-128-128-10.
@@ -65,7 +65,8 @@ def compile_graph(graph: Graph, folder: Path) -> None:
         warnings.filterwarnings("ignore", module=r"torch\.")  # its own deprecations, at import too
         from torch._inductor.compile_fx import compile_fx_inner
 
-        with _kernels_of_this_process_alone(), patched([_order_after_writes(), _copies_first()]):
+        patches = (*_order_after_writes(), *_copies_first())
+        with _kernels_of_this_process_alone(), applied(patches):
             _keep_draws_as_they_are()
             compiled: Any = compile_fx_inner(
                 graph.module,
@@ -82,7 +83,7 @@ def compile_graph(graph: Graph, folder: Path) -> None:
     (folder / _PROGRAM).write_text(f"KERNELS = {wrapper.kernels!r}\n{wrapper.source}\n")
 
 
-def _order_after_writes() -> tuple[type, str, Callable[..., None]]:
+def _order_after_writes() -> Iterator[Patch]:
     """A patch that keeps reads of a buffer behind the in-place operation that fills it.
 
     Where the C++ backend fits one loop to another it looks again at what the loop reads, by the
@@ -98,10 +99,12 @@ def _order_after_writes() -> tuple[type, str, Callable[..., None]]:
         original(self, *args, **kwargs)
         self.set_read_writes(self.read_writes.rename(self.mutation_renames))
 
-    return SchedulerNode, "recompute_size_and_body", recompute_size_and_body
+    method = {"recompute_size_and_body": recompute_size_and_body}
+    why = "a buffer may be read before the operation that fills it, and give NaN"
+    return patches_of(SchedulerNode, method, why=why, checked="torch 2.13")
 
 
-def _copies_first() -> tuple[Any, str, Callable[[fx.Graph], None]]:
+def _copies_first() -> Iterator[Patch]:
     """A patch that keeps copies of an input which is overwritten at the end.
 
     The compiler drops an operation that only copies, and reads its operand instead. Where that is
@@ -126,7 +129,10 @@ def _copies_first() -> tuple[Any, str, Callable[[fx.Graph], None]]:
                 kept.meta.update(value.meta, val=value.meta["val"].clone())
                 node.replace_input_with(value, kept)
 
-    return post_grad, "remove_noop_ops", remove_noop_ops
+    why = "a copy of an input may be read after the input was overwritten"
+    return patches_of(
+        post_grad, {"remove_noop_ops": remove_noop_ops}, why=why, checked="torch 2.13"
+    )
 
 
 @functools.cache

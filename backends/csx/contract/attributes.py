@@ -41,7 +41,7 @@ from fulgurite.backends.csx.diagnostics.errors import TraceError, UnsupportedSta
 from fulgurite.backends.csx.diagnostics.user_lines import is_library, user_line
 from fulgurite.backends.csx.state.places import Place, SideEffects
 from fulgurite.backends.csx.state.storage import brief, copying_remedy, parameter_replaced
-from fulgurite.backends.patches import MISSING, patched
+from fulgurite.backends.patches import MISSING, applied, patches_of
 
 _HOST_HOOK = "a host hook such as on_train_batch_start, which runs on every step"
 _Key = tuple[int, str]
@@ -95,7 +95,8 @@ class Attributes:
             put(module, name, self._note_write(module, name, value))
 
         methods = {"__getattribute__": read, "__getattr__": read_rest, "__setattr__": write}
-        with patched([(nn.Module, name, method) for name, method in methods.items()]):
+        why = "the program keeps Python values that the step reads, and does not run what it writes"
+        with applied(patches_of(nn.Module, methods, why=why, checked="torch 2.13")):
             yield
 
     # -- while the step runs -------------------------------------------------------------------

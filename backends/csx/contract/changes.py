@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, user_line
-from fulgurite.backends.patches import patched
+from fulgurite.backends.patches import applied, patches_of
 
 _METHODS = ("__setattr__", "__delattr__", "register_parameter", "register_buffer", "add_module")
 
@@ -51,7 +51,9 @@ class Changes:
 
             return method
 
-        with patched([(nn.Module, name, noting(getattr(nn.Module, name))) for name in _METHODS]):
+        methods = {name: noting(getattr(nn.Module, name)) for name in _METHODS}
+        why = "an error about what the step put into a module names the line"
+        with applied(patches_of(nn.Module, methods, why=why, checked="torch 2.13")):
             yield
 
     def _note(self, module: nn.Module, name: str, value: Any, line: UserLine | None) -> None:

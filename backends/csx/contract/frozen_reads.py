@@ -22,7 +22,7 @@ from fulgurite.backends.csx.contract.replay import told, told_again
 from fulgurite.backends.csx.contract.watched import EPOCH, INDEX, refused_at, watch
 from fulgurite.backends.csx.diagnostics.errors import PUBLIC
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, is_library, user_line
-from fulgurite.backends.patches import patched
+from fulgurite.backends.patches import Patch, patched, patches_of
 
 _COUNT = (
     "fulgurite.global_step(), a tensor that counts optimizer steps, with torch.where; or a host"
@@ -51,13 +51,12 @@ _REMEDIES = {
     "loggers": _LOGGER,
     "get_last_lr()": 'optimizer.param_groups[0]["lr"], which is traced',
 }
-_PROPERTIES = (
-    *((pl.LightningModule, name) for name in ("global_step", "current_epoch")),
-    *((pl.LightningModule, name) for name in ("logger", "loggers")),
-    *((pl.Trainer, name) for name in ("global_step", "current_epoch")),
-    *((pl.Trainer, name) for name in ("is_last_batch", "logger", "loggers")),
-    *((pl.Trainer, f"{kind}_metrics") for kind in ("callback", "logged", "progress_bar")),
-)
+_OF_BOTH = ("global_step", "current_epoch", "logger", "loggers")
+_METRIC_DICTS = ("callback_metrics", "logged_metrics", "progress_bar_metrics")
+_PROPERTIES: dict[type, tuple[str, ...]] = {
+    pl.LightningModule: _OF_BOTH,
+    pl.Trainer: (*_OF_BOTH, "is_last_batch", *_METRIC_DICTS),
+}
 _SHOWN: set[tuple[str, str, int]] = set()  # name, file and line: each warns once in a run
 _ATTRIBUTES = "fulgurite.backends.csx.contract.attributes"  # named: it imports this file
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -164,19 +163,23 @@ def frozen_hook_arguments(module: pl.LightningModule) -> Iterator[None]:
 
 @contextlib.contextmanager
 def warn_of_frozen_reads() -> Iterator[None]:
-    """Warn when user code reads Lightning's counters, metrics and loggers.
-
-    All warnings of this file are silent outside of it.
-    """
+    """Let this thread warn; outside of it, all warnings of this file are silent."""
     global _thread
     before, _thread = _thread, threading.get_ident()
-    changes: list[Any] = [(o, name, _property(vars(o)[name], name)) for o, name in _PROPERTIES]
-    changes.append((LRScheduler, "get_last_lr", _last_lr(LRScheduler.get_last_lr)))
     try:
-        with patched(changes):
-            yield
+        yield
     finally:
         _thread = before
+
+
+def frozen_reads() -> Iterator[Patch]:
+    """Patches after which the user's reads of Lightning's counters, metrics and loggers warn."""
+    why = "the program keeps the value that the first step read, so the user is warned"
+    for owner, names in _PROPERTIES.items():
+        properties = {name: _property(vars(owner)[name], name) for name in names}
+        yield from patches_of(owner, properties, why=why, checked="lightning 2.6")
+    rates = {"get_last_lr": _last_lr(LRScheduler.get_last_lr)}
+    yield from patches_of(LRScheduler, rates, why=why, checked="torch 2.13")
 
 
 def _property(original: property, name: str) -> property:

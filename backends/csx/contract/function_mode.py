@@ -44,6 +44,7 @@ from fulgurite.backends.csx.hyperparams.torch_functions import call_with_numbers
 from fulgurite.backends.csx.hyperparams.torch_optim import host_value
 from fulgurite.backends.csx.hyperparams.traced_float import is_traced
 from fulgurite.backends.csx.state.storage import brief
+from fulgurite.backends.patches import Patch, patches_of
 
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 _GRADIENT = Tensor.grad.__get__  # type: ignore[union-attr]
@@ -95,11 +96,8 @@ class Contract(TorchFunctionMode):
         finally:
             self._busy = busy
 
-    def in_backward(self) -> tuple[Any, str, Any]:
-        """A change (see ``patches``) that keeps the mode while a backward pass runs.
-
-        ``backward()`` is a torch function itself, and calls hooks and functions of the user's.
-        """
+    def in_backward(self) -> Iterator[Patch]:
+        """A patch that keeps the mode while a backward pass runs."""
         run = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
 
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -112,7 +110,9 @@ class Contract(TorchFunctionMode):
             finally:
                 self._busy = True
 
-        return torch.autograd, "_engine_run_backward", watched
+        why = "torch takes the mode away in backward(), which calls the user's hooks and functions"
+        engine = {"_engine_run_backward": watched}
+        return patches_of(torch.autograd, engine, why=why, checked="torch 2.13")
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         note_lists((*args, *kwargs.values()))

@@ -1,8 +1,7 @@
 """Functions that give another value on each call: clocks and random numbers of the host.
 
-While a step is traced they warn when the user's code calls them. Each is replaced in its own module
-and wherever a module of the user's holds it by name (``from time import time``). A profiler of
-Python's (``sys.setprofile``) would see calls of every kind, but looks at all calls of a trace.
+While a step is traced they warn when the user's code calls them. A profiler of Python's
+(``sys.setprofile``) would see calls of every kind, but looks at all calls of a trace.
 
 Not seen: ``datetime.now`` and numpy's generator objects, whose types are written in C; a function
 that an object or a closure holds.
@@ -14,15 +13,15 @@ import functools
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
-from types import FunctionType, ModuleType
+from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
 from typing import Any
 
-from torch import nn
+import numpy as np
 
 from fulgurite.backends.csx.contract.frozen_reads import is_users, warn_frozen
 from fulgurite.backends.csx.contract.replay import call_told
-from fulgurite.backends.csx.diagnostics.user_lines import user_modules
+from fulgurite.backends.patches import Patch, patches_of
 
 _CLOCKS = ("time", "perf_counter", "monotonic", "process_time", "thread_time")
 _TEXTS = ("ctime", "localtime", "gmtime", "strftime")
@@ -31,47 +30,26 @@ _RANDOM = "torch.rand, torch.randint or torch.randperm, which draw anew on every
 _STATES = ("getstate", "setstate", "get_state", "set_state", "get_bit_generator")
 
 
-def impure_functions(root: nn.Module) -> Iterator[tuple[Any, str, Any]]:
-    """Changes (owner, name, value) after which the user's calls in a step of ``root`` warn."""
-    watched: dict[int, Callable[..., Any]] = {}
-    for owner, name, label, remedy in _functions():
-        original = getattr(owner, name)
-        replacement = _watched(original, label, remedy)
-        yield owner, name, replacement
-        if isinstance(owner, ModuleType):
-            watched[id(original)] = replacement
-    for owner in (*user_modules(), *_unlisted(root)):
-        for name, value in list(vars(owner).items()):
-            if id(value) in watched:
-                yield owner, name, watched[id(value)]
+def impure_functions() -> Iterator[Patch]:
+    """Patches after which the user's calls in a step warn."""
+    clocks = (*_CLOCKS, *(f"{clock}_ns" for clock in _CLOCKS), *_TEXTS)
+    drawn = _methods_of(random, random._inst)
+    numpys = (*_methods_of(np.random, np.random.mtrand._rand), "default_rng")
+    yield from _warning(time, "time", clocks, _TIME, "Python 3.11")
+    yield from _warning(random, "random", drawn, _RANDOM, "Python 3.11")
+    yield from _warning(random.Random, "random.Random", drawn, _RANDOM, "Python 3.11")
+    yield from _warning(np.random, "numpy.random", numpys, _RANDOM, "numpy 2.4")
 
 
-def _functions() -> Iterator[tuple[Any, str, str, str]]:
-    """(owner, name, name in messages, remedy) of each."""
-    for name in (*_CLOCKS, *(f"{clock}_ns" for clock in _CLOCKS), *_TEXTS):
-        yield time, name, f"time.{name}()", _TIME
-    for name in _methods_of(random, random._inst):
-        yield random, name, f"random.{name}()", _RANDOM
-        yield random.Random, name, f"random.Random.{name}()", _RANDOM
-    numbers = sys.modules.get("numpy.random")
-    if numbers is not None:
-        for name in (*_methods_of(numbers, numbers.mtrand._rand), "default_rng"):
-            yield numbers, name, f"numpy.random.{name}()", _RANDOM
-
-
-class _Namespace:
-    """Global names that no module in ``sys.modules`` has: of a file that was run by its path."""
-
-    def __init__(self, names: dict[str, Any]) -> None:
-        self.__dict__ = names
-
-
-def _unlisted(root: nn.Module) -> Iterator[_Namespace]:
-    """Where the classes of modules come from, as far as ``sys.modules`` does not know."""
-    for kind in {kind for module in root.modules() for kind in type(module).__mro__}:
-        if kind.__module__ not in sys.modules:
-            functions = [value for value in vars(kind).values() if isinstance(value, FunctionType)]
-            yield from (_Namespace(function.__globals__) for function in functions[:1])
+def _warning(
+    owner: Any, label: str, names: Iterable[str], remedy: str, checked: str
+) -> Iterator[Patch]:
+    """Patches of an owner's functions, which messages call ``label`` and the function's name."""
+    functions = {
+        name: _watched(getattr(owner, name), f"{label}.{name}()", remedy) for name in names
+    }
+    why = "the program keeps the value that the first step got, so the user is warned"
+    return patches_of(owner, functions, why=why, checked=checked)
 
 
 def _methods_of(module: ModuleType, generator: object) -> list[str]:

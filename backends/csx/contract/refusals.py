@@ -29,8 +29,9 @@ from fulgurite.backends.csx.contract.scalar_remedies import MULTIPLIED_OUT, SIZE
 from fulgurite.backends.csx.contract.tensor_names import Names, function_name, in_sentence
 from fulgurite.backends.csx.contract.watched import names_stand_in
 from fulgurite.backends.csx.diagnostics.errors import ConditionalOnTensor, TraceError
-from fulgurite.backends.csx.diagnostics.user_lines import UserLine, raised_at, user_modules
+from fulgurite.backends.csx.diagnostics.user_lines import UserLine, raised_at
 from fulgurite.backends.csx.hyperparams.traced_float import is_traced
+from fulgurite.backends.patches import Patch, patches_of
 
 
 class Refusals:
@@ -131,35 +132,32 @@ class Refusals:
 _SEEDING = ("manual_seed", "seed", "set_rng_state")
 
 
-def refused_calls(line: Callable[[], UserLine | None]) -> Iterator[tuple[Any, str, Any]]:
-    """Changes (see ``patches``) that make errors of functions which the function mode misses."""
+def refused_calls(line: Callable[[], UserLine | None]) -> Iterator[Patch]:
+    """Patches that make errors of functions which the function mode misses."""
     yield from _refused_seeding(line)
     yield from _refused_nesting(line)
 
 
-def _refused_nesting(line: Callable[[], UserLine | None]) -> Iterator[tuple[Any, str, Any]]:
+def _refused_nesting(line: Callable[[], UserLine | None]) -> Iterator[Patch]:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise misuse("nested", line())
 
-    for name in ("nested_tensor", "as_nested_tensor", "nested_tensor_from_jagged", "narrow"):
-        yield torch.nested, name, refuse
+    names = ("nested_tensor", "as_nested_tensor", "nested_tensor_from_jagged", "narrow")
+    why = "a nested tensor's shape depends on values"
+    return patches_of(torch.nested, dict.fromkeys(names, refuse), why=why, checked="torch 2.13")
 
 
-def _refused_seeding(line: Callable[[], UserLine | None]) -> Iterator[tuple[Any, str, Any]]:
-    """Functions which set a random state, under every name that the user has for them."""
-
+def _refused_seeding(line: Callable[[], UserLine | None]) -> Iterator[Patch]:
     def refusal(name: str) -> Callable[..., Any]:
         def refuse(*args: Any, **kwargs: Any) -> Any:
             raise misuse("seed", line(), function=name)
 
         return refuse
 
-    homes = (torch, torch.random)  # which hold different objects by some of these names
-    functions = {id(getattr(home, name)): refusal(name) for name in _SEEDING for home in homes}
-    for module in (*homes, *user_modules()):
-        for key, value in list(vars(module).items()):
-            if id(value) in functions:
-                yield module, key, functions[id(value)]
+    refusals = {name: refusal(name) for name in _SEEDING}
+    why = "every step would draw the same numbers, or the call would be forgotten"
+    for home in (torch, torch.random):  # which hold different objects by some of these names
+        yield from patches_of(home, refusals, why=why, checked="torch 2.13")
 
 
 @contextlib.contextmanager

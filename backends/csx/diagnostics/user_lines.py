@@ -24,7 +24,7 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer
 
-from fulgurite.backends.patches import patched
+from fulgurite.backends.patches import applied, patches_of
 
 LIBRARIES = frozenset(
     {"torch", "lightning", "lightning_fabric", "pytorch_lightning", "torchmetrics", "fulgurite"}
@@ -245,9 +245,6 @@ def record_lines(boundary: CodeType, fallback: Callable[[], UserLine | None]) ->
     forward operation that it differentiates: both carry the same autograd sequence number. A node
     that no user frame made (an optimizer's, a clip's) gets ``fallback()``, which need not look at
     the frames again.
-
-    torch's own ``record_stack_traces`` keeps only frames named ``forward`` (0 of 162 nodes,
-    measured on 2.13), so the method that makes nodes is wrapped while the trace lasts.
     """
     original = PythonKeyTracer.create_node
     forward_lines: dict[int, UserLine] = {}
@@ -270,7 +267,9 @@ def record_lines(boundary: CodeType, fallback: Callable[[], UserLine | None]) ->
             set_line(node, line or fallback())
         return node
 
-    with patched([(PythonKeyTracer, "create_node", create_node)]):
+    why = "torch's record_stack_traces keeps only frames named forward (0 of 162 nodes, measured)"
+    method = {"create_node": create_node}
+    with applied(patches_of(PythonKeyTracer, method, why=why, checked="torch 2.13")):
         yield
 
 

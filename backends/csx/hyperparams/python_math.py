@@ -1,25 +1,20 @@
 """Python's ``math`` on traced numbers: ``math.sqrt(group["lr"])`` is a traced number too.
 
 C functions take a float's value without asking it, so the functions of ``math`` are replaced while
-a trace lasts: in ``math``, and in modules that took them from there (``from math import sqrt``).
-Those that torch does not have take the value, with a guard.
+a trace lasts. Those that torch does not have take the value, with a guard.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
-import sys
 from collections.abc import Callable, Iterator
-from types import ModuleType
 from typing import Any
 
 import torch
 
-from fulgurite.backends.csx.diagnostics.user_lines import LIBRARIES, imported, user_modules
 from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber, plain
-from fulgurite.backends.patches import patched
+from fulgurite.backends.patches import Patch, patches_of
 
 _ON_TENSORS: dict[str, Callable[..., Any]] = {
     **{name: getattr(torch, name) for name in ("sqrt", "exp", "exp2", "expm1", "log1p")},
@@ -27,6 +22,19 @@ _ON_TENSORS: dict[str, Callable[..., Any]] = {
     **{name: getattr(torch, name) for name in ("sinh", "cosh", "tanh", "asin", "acos", "erf")},
     "fabs": torch.abs,
 }
+_ASK_THEIR_ARGUMENT = {"floor", "ceil", "trunc"}
+"""Functions that call a method of their argument, which a traced number has."""
+
+
+def traced_math() -> Iterator[Patch]:
+    """Patches by which the functions of ``math`` take traced numbers."""
+    functions = {
+        name: _traced(name, function)
+        for name, function in vars(math).items()
+        if callable(function) and not name.startswith("_") and name not in _ASK_THEIR_ARGUMENT
+    }
+    why = "C reads a traced number's value unseen, and the program would keep it"
+    return patches_of(math, functions, why=why, checked="Python 3.11")
 
 
 def _traced(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -54,38 +62,3 @@ def _log(original: Callable[[float], float], value: Any, base: Any = None) -> An
         return x.apply("math.log({})", torch.log, original) if traced else original(x)
 
     return log(value) if base is None else log(value) / log(base)
-
-
-_ASKS = {"floor", "ceil", "trunc"}  # by a method of their argument
-
-
-@contextlib.contextmanager
-def traced_math() -> Iterator[None]:
-    """Let the functions of ``math`` take traced numbers."""
-    originals = {
-        name: function
-        for name, function in vars(math).items()
-        if callable(function) and not name.startswith("_") and name not in _ASKS
-    }
-    replacements = {id(f): _traced(name, f) for name, f in originals.items()}
-    changes = [
-        (module, name, replacements[id(value)])
-        for module in {math, *user_modules(), *_packages_with_math(imported())}
-        for name, value in vars(module).items()
-        if id(value) in replacements
-    ]
-    with patched(changes):
-        yield
-
-
-@functools.lru_cache(maxsize=1)
-def _packages_with_math(imported: int) -> list[ModuleType]:
-    """Modules that hold one of ``math``'s functions; of packages, whose names seldom change."""
-    functions = set(map(id, vars(math).values()))
-    return [
-        module
-        for name, module in list(sys.modules.items())
-        if isinstance(module, ModuleType)
-        and name.partition(".")[0] not in LIBRARIES
-        and not functions.isdisjoint(map(id, vars(module).values()))
-    ]

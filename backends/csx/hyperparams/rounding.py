@@ -7,7 +7,6 @@ and each would round. Checked bit for bit against torch 2.13 on CPU.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,7 +17,7 @@ from torch.optim import Optimizer, adagrad, adam, sgd
 
 from fulgurite.backends.csx.graph.dtypes import NARROW
 from fulgurite.backends.csx.hyperparams.traced_float import as_number, is_traced, tensor_or_value
-from fulgurite.backends.patches import patched
+from fulgurite.backends.patches import Patch, patches_of
 
 _ROUND_THEIR_NUMBER = ("add", "radd", "iadd", "sub", "rsub", "isub", "pow", "ipow")
 """Whose kernels first round a Python number to the tensor's type; the others take it in float32."""
@@ -60,24 +59,18 @@ def _widened(leaf: Any) -> Any:
     return leaf.to(torch.float32) if is_narrow else leaf
 
 
-@contextlib.contextmanager
-def fused_rounding(optimizers: list[Optimizer]) -> Iterator[None]:
-    """Let the plain formulas of ``fused=True`` optimizers round as their fused kernels: at the end.
+def fused_rounding(optimizers: list[Optimizer]) -> Iterator[Patch]:
+    """Patches by which ``fused=True`` optimizers round at the end, in their plain formulas too.
 
-    To be entered before the groups' ``fused`` is changed.
+    To be made before the groups' ``fused`` is changed.
     """
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     fused = {id(p) for group in groups if group.get("fused") for p in group["params"]}
-    formulas = {
-        "_single_tensor_adam": adam,
-        "_single_tensor_sgd": sgd,
-        "_single_tensor_adagrad": adagrad,
-    }
-    with patched(
-        (module, name, _rounding_at_the_end(getattr(module, name), fused))
-        for name, module in formulas.items()
-    ):
-        yield
+    for owner in (adam, sgd, adagrad):
+        name = f"_single_tensor_{owner.__name__.rpartition('.')[2]}"
+        formula = {name: _rounding_at_the_end(getattr(owner, name), fused)}
+        why = "a fused kernel rounds 16-bit weights once, the plain formula in each operation"
+        yield from patches_of(owner, formula, why=why, checked="torch 2.13")
 
 
 def _rounding_at_the_end(formula: Callable[..., None], fused: set[int]) -> Callable[..., None]:

@@ -1,4 +1,4 @@
-"""Torch's own code in the form that traces: eager optimizer formulas, no opaque kernels."""
+"""torch's own code in the form that traces: plain formulas of optimizers, no opaque kernels."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch._dynamo.config
-import torch.utils.checkpoint
 from torch import Tensor
 from torch.distributions import Distribution
 from torch.nn.modules import batchnorm
 from torch.optim import Optimizer, _adafactor, asgd, radam
+from torch.utils import checkpoint
 
 from fulgurite.backends.csx.hyperparams.torch_functions import as_tensor
 from fulgurite.backends.csx.hyperparams.traced_float import as_number, is_traced
-from fulgurite.backends.csx.state.optimizer_init import plain_options
-from fulgurite.backends.patches import patched
+from fulgurite.backends.patches import Patch, patches_of
+
+_TORCH = "torch 2.13"
 
 TRACEABLE: dict[Any, Any] = {
     torch.ops.aten._efficientzerotensor.default: torch.ops.aten.zeros.default
 }
-"""Operations by one that gives the same numbers. The tangents that forward mode need not compute
-are zero tensors without memory; their products are laid out on the device "meta", from which second
-derivatives (``torch.func.hessian`` in a loss) then do not come back under fakes (torch 2.13)."""
+"""Operations that do not trace, each with one that gives the same numbers. Forward mode makes zero
+tensors without memory of tangents that it need not compute; their products are on device "meta",
+from which second derivatives (``torch.func.hessian``) do not come back under fakes (torch 2.13)."""
 
 
 @contextlib.contextmanager
 def without_mkldnn() -> Iterator[None]:
-    """For ``torch.lstm``, which takes an opaque oneDNN path that does not trace.
+    """Turn oneDNN off for ``torch.lstm``, which would take an opaque path that does not trace.
 
     Not for a whole trace: the layout of a convolution's result (``channels_last``) rests on it.
     """
@@ -44,37 +44,28 @@ def without_mkldnn() -> Iterator[None]:
         torch._C._set_mkldnn_enabled(before)
 
 
-@contextlib.contextmanager
-def eager_updates(optimizers: list[Optimizer]) -> Iterator[None]:
-    """Let torch's optimizers run their eager formulas on traced numbers.
-
-    They read their step count with ``_get_value`` or ``.item()``, a host read (``host_value``). In
-    RAdam and ASGD values then decide Python branches; there torch's capturable form of the same
-    formula stands in. Adafactor's ``min`` and ``max`` become torch's. ``BatchNorm(momentum=None)``
-    reads a count too, by ``float()``. Checked against torch 2.13.
-    """
-    readers = [
-        module
-        for name, module in list(sys.modules.items())
-        if name.startswith("torch.optim.") and hasattr(module, "_get_value")
-    ]
-    devices = {
-        p.device.type for o in optimizers for group in o.param_groups for p in group["params"]
+def eager_updates(optimizers: list[Optimizer]) -> Iterator[Patch]:
+    """Patches by which torch's optimizers, and BatchNorm, run their eager formulas on numbers."""
+    why = "a count of steps would be read on the host"
+    for name, module in list(sys.modules.items()):
+        if name.startswith("torch.optim.") and hasattr(module, "_get_value"):
+            yield from patches_of(module, {"_get_value": host_value}, why=why, checked=_TORCH)
+    why = "BatchNorm(momentum=None) would read its count of batches on the host"
+    float_ = {"float": lambda count: host_value(count)}
+    yield from patches_of(batchnorm, float_, why=why, checked=_TORCH)
+    why = "values decide a Python branch; the capturable form, here on any device, has none"
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    devices = {p.device.type for group in groups for p in group["params"]}
+    capturable: dict[Any, dict[str, Any]] = {
+        radam: {"_single_tensor_radam": _in_double(radam._single_tensor_radam, 4)},
+        asgd: {"_single_tensor_asgd": _in_double(asgd._single_tensor_asgd, 3, 4, 5)},
     }
-    changes = [
-        *((module, "_get_value", host_value) for module in readers),
-        *(
-            (module, "_get_capturable_supported_devices", lambda **_: devices)
-            for module in (radam, asgd)
-        ),
-        (radam, "_single_tensor_radam", _in_double(radam._single_tensor_radam, 4)),
-        (asgd, "_single_tensor_asgd", _in_double(asgd._single_tensor_asgd, 3, 4, 5)),
-        (_adafactor, "min", _of_numbers(min, torch.minimum)),
-        (_adafactor, "max", _of_numbers(max, torch.maximum)),
-        (batchnorm, "float", lambda count: host_value(count)),
-    ]
-    with patched(changes), plain_options(optimizers):
-        yield
+    for module, formula in capturable.items():
+        formula["_get_capturable_supported_devices"] = lambda **_: devices
+        yield from patches_of(module, formula, why=why, checked=_TORCH)
+    why = "Python's would choose by a traced number's value"
+    choices = {"min": _of_numbers(min, torch.minimum), "max": _of_numbers(max, torch.maximum)}
+    yield from patches_of(_adafactor, choices, why=why, checked=_TORCH)
 
 
 def host_value(x: Any) -> Any:
@@ -110,15 +101,8 @@ def _of_numbers(python: Callable[..., Any], function: Callable[..., Any]) -> Cal
     return choose
 
 
-@contextlib.contextmanager
-def plain_library_code() -> Iterator[None]:
-    """Run what only pays eagerly in its plain form.
-
-    ``torch.utils.checkpoint`` runs its function once and stores nothing twice: traced as it is, a
-    dropout inside would get two masks and silently wrong gradients. ``torch.distributions`` checks
-    the values of its arguments. ``torch.compile`` refuses to run under a trace. ``logging`` prints
-    the errors of formatting a tensor instead of raising them: the trace raises them at its end.
-    """
+def plain_library_code() -> Iterator[Patch]:
+    """Patches by which library code that only pays eagerly runs in its plain form."""
 
     def plain(*args: Any, **kwargs: Any) -> Iterator[None]:
         yield
@@ -128,17 +112,13 @@ def plain_library_code() -> Iterator[None]:
         def apply(function: Any, preserve: bool, *args: Any) -> Any:
             return function(*args)
 
-    log = logging.getLogger("torch._subclasses.fake_tensor")  # prints its own stack of user errors
-    level = log.level
-    changes = [
-        (torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", plain),
-        (torch.utils.checkpoint, "CheckpointFunction", Plain),
-        (Distribution, "_validate_args", False),
-        (logging, "raiseExceptions", False),
-    ]
-    with patched(changes), torch._dynamo.config.patch(error_on_nested_fx_trace=False):
-        log.setLevel(logging.CRITICAL)  # a method, which also forgets cached answers
-        try:
-            yield
-        finally:
-            log.setLevel(level)
+    why = "run twice in a trace, a dropout would get two masks, and gradients be silently wrong"
+    once = {"_checkpoint_without_reentrant_generator": plain, "CheckpointFunction": Plain}
+    yield from patches_of(checkpoint, once, why=why, checked=_TORCH)
+    why = "a distribution would check the values of its arguments"
+    yield from patches_of(Distribution, {"_validate_args": False}, why=why, checked=_TORCH)
+    why = "an error that the user gets would be printed with a stack of torch's own"
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    yield from patches_of(log, {"disabled": True}, why=why, checked=_TORCH)
+    why = "the error of formatting a tensor would be printed; the trace raises it at its end"
+    yield from patches_of(logging, {"raiseExceptions": False}, why=why, checked="Python 3.11")
