@@ -44,8 +44,8 @@ def message(row: Misuse, outcome: Outcome) -> str:
 
 def ours(row: Misuse, outcome: Outcome) -> str:
     """The part of a row's section that is ours: the program, the message, the corrected one."""
-    parts = [f'### <a id="{row.name}"></a>{row.title}', _block(row.bad.shown(), "python")]
-    parts += [_block(message(row, outcome), "text")]
+    parts = [f'### <a id="{row.name}"></a>{row.title}', f"Rule `{row.rule}`."]
+    parts += [_block(row.bad.shown(), "python"), _block(message(row, outcome), "text")]
     if row.good is not None:
         parts += ["Instead:", _block(row.good.shown(), "python")]
     return "\n\n".join(parts)
@@ -72,10 +72,10 @@ def _quoted(text: str, folder: Path) -> str:
 
 
 def _contents() -> str:
-    """Each misuse with its class, and a link to its section."""
-    lines = ["## Contents", "", "| in the step | class |", "|---|---|"]
+    """Each misuse with its rule and class, and a link to its section."""
+    lines = ["## Contents", "", "| in the step | rule | class |", "|---|---|---|"]
     for rows in TABLE.values():
-        lines += [f"| [{row.title}](#{row.name}) | `{row.error}` |" for row in rows]
+        lines += [f"| [{row.title}](#{row.name}) | `{row.rule}` | `{row.error}` |" for row in rows]
     return "\n".join(lines)
 
 

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import fulgurite
 from fulgurite.backends import reset_backend
 from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning
+from fulgurite.backends.csx.contract.rules import RULES
 
 MARK = "# <-"
 _MODEL = """\
@@ -100,6 +101,35 @@ def _clean(text: str) -> str:
     return textwrap.dedent(text).strip("\n")
 
 
+OTHER_ROOMS: dict[str, tuple[str, str]] = {
+    "replaced_state": ("UnsupportedState", "capture"),
+    "born_in_container": ("StateBornInStep", "capture"),
+    "new_module": ("UnsupportedState", "capture"),
+    "untrained": ("UnsupportedState", "capture"),
+    "python_count": ("UnsupportedState", "state"),
+    "number_set": ("FrozenNumber", "hyperparams"),
+    "number_changed": ("StateChanged", "hyperparams"),
+    "no_loss": ("NoLoss", "plugins"),
+    "no_gradient": ("GradientNotKept", "state"),
+    "batch_changed": ("InputChanged", "capture"),
+    "state_changed": ("StateChanged", "state"),
+    "module_changed": ("StateChanged", "program"),
+    "mode_changed": ("StateChanged", "program"),
+    "grad_changed": ("StateChanged", "program"),
+    "frozen_read": ("FrozenValueWarning", "contract"),
+    "happens_once": ("FrozenValueWarning", "contract"),
+}
+"""Rules whose texts are where they are noticed, by id: the error or warning, and its room."""
+
+WITHOUT_PROGRAM = {
+    "object": "its batch holds an object",
+    "no_parameter": "no step is known that breaks it: what modules hold is untrained",
+    "not_run": "it takes compile_only",
+    "constant_changed": "it takes a traced function and a global: what modules hold is state",
+}
+"""Rules that no program of the table breaks, and why not."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Misuse:
     """One row of the table.
@@ -107,7 +137,7 @@ class Misuse:
     Args:
         name: a slug, unique.
         title: what somebody wrote, in a few words.
-        error: the name of the exception's class, or of the warning's.
+        rule: the id of the rule that it breaks.
         bad: the program.
         good: the program put right; None where there is nothing to put right in the step.
         jax: the same step in JAX, statements after ``loss``; empty where JAX has no counterpart.
@@ -116,11 +146,17 @@ class Misuse:
 
     name: str
     title: str
-    error: str
+    rule: str
     bad: Code
     good: Code | None
     jax: str = ""
     same: bool = True
+
+    @property
+    def error(self) -> str:
+        """The name of the exception's class, or of the warning's."""
+        row = RULES.get(self.rule)
+        return OTHER_ROOMS[self.rule][0] if row is None else row.error.__name__
 
     @property
     def warns(self) -> bool:

@@ -13,7 +13,7 @@ def show(value):
 """
 
 
-def _row(name: str, title: str, error: str, step: str, good: str = "", **rest: Any) -> Misuse:
+def _row(name: str, title: str, rule: str, step: str, good: str = "", **rest: Any) -> Misuse:
     """A misuse whose two programs differ in their step alone, but for what ``rest`` says.
 
     ``init``, ``top``, ``hooks``, ``after`` and ``batches`` are of both programs; with the prefix
@@ -27,14 +27,14 @@ def _row(name: str, title: str, error: str, step: str, good: str = "", **rest: A
     }
     corrected = Code(step=good, **{**both, **own["good"]}) if good or own["good"] else None
     bad = Code(step=step, **{**both, **own["bad"]})
-    return Misuse(name=name, title=title, error=error, bad=bad, good=corrected, **rest)
+    return Misuse(name=name, title=title, rule=rule, bad=bad, good=corrected, **rest)
 
 
 CONDITIONS = [
     _row(
         "if",
         "`if tensor:`",
-        "ConditionalOnTensor",
+        "condition",
         """
         if loss > 1:  # <-
             loss = loss * 2
@@ -45,7 +45,7 @@ CONDITIONS = [
     _row(
         "while",
         "`while tensor:`",
-        "ConditionalOnTensor",
+        "condition",
         """
         while loss > 1:  # <-
             loss = loss / 2
@@ -59,7 +59,7 @@ CONDITIONS = [
     _row(
         "assert",
         "`assert tensor`",
-        "ConditionalOnTensor",
+        "condition",
         "assert torch.isfinite(loss)  # <-",
         "check(torch.isfinite(loss))",
         good_top="@fulgurite.step_closure\ndef check(finite):\n    assert finite\n",
@@ -68,7 +68,7 @@ CONDITIONS = [
     _row(
         "and",
         "`a and b`, `not a`",
-        "ConditionalOnTensor",
+        "condition",
         "loss = loss * ((out.mean() > 0) and (out.std() > 1))  # <-",
         "loss = loss * ((out.mean() > 0) & (out.std() > 1))",
         jax="loss = loss * ((out.mean() > 0) and (out.std() > 1))",
@@ -76,7 +76,7 @@ CONDITIONS = [
     _row(
         "max",
         "`max(t1, t2)`, `min`, `sorted`",
-        "ConditionalOnTensor",
+        "condition",
         "loss = max(loss, out.mean())  # <-",
         "loss = torch.maximum(loss, out.mean())",
         jax="loss = max(loss, out.mean())",
@@ -84,7 +84,7 @@ CONDITIONS = [
     _row(
         "in",
         "`t in list`",
-        "ConditionalOnTensor",
+        "condition",
         "loss = loss * (out.argmax() in [y[0], y[1]])  # <-",
         "loss = loss * (out.argmax() == y[:2]).any()",
         jax="loss = loss * (out.argmax() in [y[0], y[1]])",
@@ -92,7 +92,7 @@ CONDITIONS = [
     _row(
         "equal",
         "`torch.equal`, `torch.allclose`",
-        "ConditionalOnTensor",
+        "condition",
         "loss = loss * (1 if torch.allclose(out, -out) else 2)  # <-",
         "loss = loss * torch.where((out - -out).abs().max() <= 1e-5, 1, 2)",
         jax="loss = loss * (1 if jnp.allclose(out, -out) else 2)",
@@ -100,7 +100,7 @@ CONDITIONS = [
     _row(
         "helper",
         "in a helper function",
-        "ConditionalOnTensor",
+        "condition",
         "loss = positive(loss)",
         "loss = loss.abs()",
         bad_top="""
@@ -112,7 +112,7 @@ CONDITIONS = [
     _row(
         "comprehension",
         "in a list comprehension",
-        "ConditionalOnTensor",
+        "condition",
         "loss = loss + sum([row.sum() for row in out if row[0] > 0])  # <-",
         "loss = loss + torch.where(out[:, 0] > 0, out.sum(1), 0).sum()",
         jax="loss = loss + sum([row.sum() for row in out if row[0] > 0])",
@@ -120,7 +120,7 @@ CONDITIONS = [
     _row(
         "library",
         "in a function of a library",
-        "ConditionalOnTensor",
+        "condition",
         "loss = loss + nn.utils.get_total_norm([out], error_if_nonfinite=True)  # <-",
         "loss = loss + nn.utils.get_total_norm([out])",
     ),
@@ -130,7 +130,7 @@ READS = [
     _row(
         "item",
         "`t.item()`",
-        "HostRead",
+        "read",
         'self.log("accuracy", (out.argmax(1) == y).float().mean().item())  # <-',
         'self.log("accuracy", (out.argmax(1) == y).float().mean())',
         jax="accuracy = (out.argmax(1) == y).mean().item()",
@@ -138,7 +138,7 @@ READS = [
     _row(
         "float",
         "`float(t)`, `int(t)`, `math.sqrt(t)`",
-        "HostRead",
+        "float",
         "loss = loss * float(out.mean())  # <-",
         "loss = loss * out.mean().detach()",
         jax="loss = loss * float(out.mean())",
@@ -146,7 +146,7 @@ READS = [
     _row(
         "index",
         "`python_list[t]`, `range(t)`",
-        "HostRead",
+        "index",
         "loss = loss * [1.0, 2.0, 3.0, 4.0][y[0]]  # <-",
         "loss = loss * torch.tensor([1.0, 2.0, 3.0, 4.0])[y[0]]",
         jax="loss = loss * [1.0, 2.0, 3.0, 4.0][y[0]]",
@@ -154,7 +154,7 @@ READS = [
     _row(
         "tolist",
         "`t.tolist()`",
-        "HostRead",
+        "read",
         "loss = loss * sum(out[0].tolist())  # <-",
         "loss = loss * out[0].detach().sum()",
         jax="loss = loss * sum(out[0].tolist())",
@@ -162,7 +162,7 @@ READS = [
     _row(
         "numpy",
         "`t.numpy()`, `np.asarray(t)`",
-        "HostRead",
+        "read",
         "loss = loss * float(out.detach().numpy().mean())  # <-",
         "loss = loss * out.detach().mean()",
         jax="import numpy\nloss = loss * float(numpy.asarray(out).mean())",
@@ -170,7 +170,7 @@ READS = [
     _row(
         "cpu",
         '`t.cpu()`, `t.to("cpu")`',
-        "HostRead",
+        "read",
         'loss = loss * out.detach().to("cpu").mean()  # <-',
         "loss = loss * out.detach().mean()",
         jax="loss = loss * jax.device_get(out).mean()",
@@ -178,7 +178,7 @@ READS = [
     _row(
         "print",
         "`print(t)`",
-        "TensorPrinted",
+        "print",
         'print("loss", loss)  # <-',
         "show(loss)",
         good_top=SHOW,
@@ -187,7 +187,7 @@ READS = [
     _row(
         "format",
         '`f"{t:.3f}"`',
-        "TensorPrinted",
+        "print",
         'text = f"{loss:.3f}"  # <-',
         "show(loss)",
         good_top=SHOW,
@@ -196,7 +196,7 @@ READS = [
     _row(
         "logging",
         '`logging.info("%s", t)`',
-        "TensorPrinted",
+        "print",
         'logging.getLogger("model").warning("loss %s", loss)  # <-',
         'self.log("loss", loss)',
         bad_top="import logging",
@@ -205,7 +205,7 @@ READS = [
     _row(
         "save",
         "`torch.save(t)`, `pickle.dumps(t)`",
-        "HostRead",
+        "read",
         "torch.save(out, io.BytesIO())  # <-",
         "keep(out)",
         bad_top="import io",
@@ -219,16 +219,23 @@ READS = [
         jax="import pickle\npickle.dumps(out)",
     ),
     _row(
+        "is_nonzero",
+        "`torch.is_nonzero(t)`",
+        "value",
+        "loss = loss * torch.is_nonzero(loss)  # <-",
+        "loss = loss * (loss != 0)",
+    ),
+    _row(
         "address",
         "`t.data_ptr()`",
-        "HostRead",
+        "read",
         "seen = {out.data_ptr(): out}  # <-",
         "seen = {id(out): out}",
     ),
     _row(
         "lambda",
         "in a lambda",
-        "HostRead",
+        "read",
         "loss = loss * (lambda row: row.max().item())(out[0])  # <-",
         "loss = loss * (lambda row: row.max().detach())(out[0])",
         jax="loss = loss * (lambda row: row.max().item())(out[0])",
@@ -236,7 +243,7 @@ READS = [
     _row(
         "caught",
         "an error that `except` hides",
-        "HostRead",
+        "read",
         """
         try:
             loss = loss * loss.item()  # <-
@@ -249,7 +256,7 @@ READS = [
     _row(
         "backward",
         "in the backward of an own function",
-        "HostRead",
+        "read",
         "loss = Clipped.apply(loss)",
         "loss = Clipped.apply(loss)",
         bad_top="""
@@ -276,7 +283,7 @@ READS = [
     _row(
         "optimizer",
         "in an optimizer of one's own",
-        "HostRead",
+        "read",
         "",
         "",
         top="""
@@ -312,21 +319,21 @@ SCALARS = [
     _row(
         "alpha",
         "`torch.add(x, y, alpha=t)`",
-        "ScalarArgument",
+        "scalar_argument",
         "loss = torch.add(loss, out.mean(), alpha=out.std().detach())  # <-",
         "loss = loss + out.std().detach() * out.mean()",
     ),
     _row(
         "value",
         "`torch.addcdiv(x, a, b, value=t)`",
-        "ScalarArgument",
+        "scalar_argument",
         "loss = torch.addcdiv(out, out, out.exp(), value=out.std().detach()).mean()  # <-",
         "loss = (out + out.std().detach() * out / out.exp()).mean()",
     ),
     _row(
         "full",
         "`torch.full(shape, t)`",
-        "ScalarArgument",
+        "scalar_argument",
         "loss = loss + torch.full((4,), out.std()).mean()  # <-",
         "loss = loss + (torch.zeros(4) + out.std()).mean()",
         jax="loss = loss + jnp.full((4,), out.std()).mean()",
@@ -334,14 +341,14 @@ SCALARS = [
     _row(
         "leaky_relu",
         "`F.leaky_relu(x, t)`, `F.elu(x, t)`",
-        "ScalarArgument",
+        "scalar_argument",
         "loss = loss + F.leaky_relu(out, out.std().detach()).mean()  # <-",
         "loss = loss + torch.where(out > 0, out, out.std().detach() * out).mean()",
     ),
     _row(
         "dropout_p",
         "`F.dropout(x, p=t)`, `nn.Dropout(t)`",
-        "ScalarArgument",
+        "scalar_argument",
         "loss = loss + nn.Dropout(out.detach().mean().sigmoid())(out).mean()  # <-",
         """
         p = out.detach().mean().sigmoid()
@@ -351,7 +358,7 @@ SCALARS = [
     _row(
         "roll",
         "`x.roll(t)`",
-        "ScalarArgument",
+        "scalar_argument",
         "loss = loss + (out * out.roll(y[0], 0)).mean()  # <-",
         "loss = loss + (out * out[(torch.arange(len(out)) - y[0]) % len(out)]).mean()",
     ),
@@ -361,7 +368,7 @@ SHAPES = [
     _row(
         "mask",
         "`x[x > 0]`, `masked_select`",
-        "DynamicShape",
+        "shape",
         "loss = loss + out[out > 0].mean()  # <-",
         "loss = loss + torch.where(out > 0, out, 0).sum() / (out > 0).sum()",
         jax="loss = loss + out[out > 0].mean()",
@@ -369,7 +376,7 @@ SHAPES = [
     _row(
         "nonzero",
         "`t.nonzero()`, `torch.where(t)`",
-        "DynamicShape",
+        "shape",
         "loss = loss * len((y == 1).nonzero())  # <-",
         "loss = loss * (y == 1).sum()",
         jax="loss = loss * len(jnp.nonzero(y == 1)[0])",
@@ -377,7 +384,7 @@ SHAPES = [
     _row(
         "unique",
         "`t.unique()`",
-        "DynamicShape",
+        "shape",
         "loss = loss * len(y.unique())  # <-",
         "loss = loss * (y[None] == torch.arange(4)[:, None]).any(1).sum()",
         jax="loss = loss * len(jnp.unique(y))",
@@ -385,7 +392,7 @@ SHAPES = [
     _row(
         "slice",
         "`x[:t]`",
-        "DynamicShape",
+        "slice",
         "loss = loss + out[: y.max()].sum()  # <-",
         """
         mask = torch.arange(len(out)) < y.max()
@@ -396,7 +403,7 @@ SHAPES = [
     _row(
         "size",
         "`torch.zeros(t)`, `torch.arange(t)`",
-        "DynamicShape",
+        "shape",
         "loss = loss + torch.arange(y.max()).sum()  # <-",
         "loss = loss + torch.where(torch.arange(4) < y.max(), torch.arange(4), 0).sum()",
         jax="loss = loss + jnp.arange(y.max()).sum()",
@@ -404,7 +411,7 @@ SHAPES = [
     _row(
         "repeat",
         "`repeat_interleave(t)`",
-        "DynamicShape",
+        "shape",
         "loss = loss + out.repeat_interleave(y, 0).sum()  # <-",
         "loss = loss + (out * y[:, None]).sum()",
         jax="loss = loss + jnp.repeat(out, y, 0).sum()",
@@ -412,15 +419,28 @@ SHAPES = [
     _row(
         "one_hot",
         "`one_hot(t)` without `num_classes`",
-        "DynamicShape",
+        "shape",
         "loss = loss + (F.one_hot(y) * out).sum()  # <-",
         "loss = loss + (F.one_hot(y, num_classes=4) * out).sum()",
         jax="loss = loss + (jax.nn.one_hot(y, y.max() + 1) * out).sum()",
     ),
     _row(
+        "nested",
+        "`torch.nested.nested_tensor(rows)`",
+        "nested",
+        """
+        rows = torch.nested.nested_tensor([x[:3], x[3:]], layout=torch.jagged)  # <-
+        loss = loss + rows.to_padded_tensor(0.0).mean()
+        """,
+        """
+        rows = nn.utils.rnn.pad_sequence([x[:3], x[3:]], batch_first=True)
+        loss = loss + rows.mean()
+        """,
+    ),
+    _row(
         "sparse",
         "`t.to_sparse()`",
-        "DynamicShape",
+        "sparse",
         "loss = loss + torch.sparse.mm(x.to_sparse(), self.net.weight.T).mean()  # <-",
         "loss = loss + (x @ self.net.weight.T).mean()",
     ),
@@ -430,14 +450,14 @@ DEVICES = [
     _row(
         "cuda",
         '`t.to("cuda")`, `device="cuda"`',
-        "UnsupportedDevice",
+        "device",
         'loss = loss + torch.zeros((), device="cuda")  # <-',
         "loss = loss + torch.zeros((), device=loss.device)",
     ),
     _row(
         "double",
         "`t.double()`, `dtype=torch.float64`",
-        "UnsupportedDtype",
+        "double",
         "loss = loss + out.double().mean().float()  # <-",
         "loss = loss + out.float().mean()",
         jax="loss = loss + out.astype(jnp.float64).mean()",
@@ -445,7 +465,7 @@ DEVICES = [
     _row(
         "double_batch",
         "a float64 batch that the step computes with",
-        "UnsupportedDtype",
+        "double",
         "loss = loss + (x2 - out).square().mean()  # <-",
         "loss = loss + (x2.float() - out).square().mean()",
         bad_hooks="",
@@ -456,7 +476,7 @@ DEVICES = [
     _row(
         "second_narrow",
         "float16 and bfloat16 in one step",
-        "UnsupportedDtype",
+        "second_narrow",
         "loss = loss + (out.bfloat16().mean() + out.half().mean()).float()  # <-",
         "loss = loss + (out.bfloat16().mean() + out.bfloat16().mean()).float()",
         jax="loss = loss + (out.astype(jnp.bfloat16).mean() + out.astype(jnp.float16).mean())",
@@ -464,7 +484,7 @@ DEVICES = [
     _row(
         "seed",
         "`torch.manual_seed` in the step",
-        "RandomStateSet",
+        "seed",
         """
         torch.manual_seed(0)  # <-
         loss = loss + torch.randn(()) * out.mean()
@@ -474,7 +494,7 @@ DEVICES = [
     _row(
         "generator",
         "`torch.randn(..., generator=g)`",
-        "RandomStateSet",
+        "generator",
         "loss = loss + torch.randn((), generator=self.generator) * out.mean()  # <-",
         "loss = loss + torch.randn(()) * out.mean()",
         bad_init="self.generator = torch.Generator().manual_seed(0)",
@@ -485,7 +505,7 @@ STATE = [
     _row(
         "born_number",
         "`self.total += loss` from 0.0",
-        "StateBornInStep",
+        "born",
         """
         self.total += loss.detach()  # <-
         loss = loss / self.total
@@ -500,7 +520,7 @@ STATE = [
     _row(
         "grows",
         "`self.seen = torch.cat([self.seen, x])`",
-        "UnsupportedState",
+        "replaced_state",
         "self.seen = torch.cat([self.seen, out.detach()])  # <-",
         "self.seen.append(out.detach())",
         bad_init="self.seen = torch.zeros(0, 4)",
@@ -509,7 +529,7 @@ STATE = [
     _row(
         "born",
         "`if self.average is None: self.average = loss`",
-        "StateBornInStep",
+        "born",
         """
         if self.average is None:  # <-
             self.average = loss.detach()
@@ -531,7 +551,7 @@ STATE = [
     _row(
         "read_list",
         "a list of tensors that grows and is read",
-        "UnsupportedState",
+        "growing_list",
         """
         self.outs.append(loss.detach())
         loss = loss / torch.stack(self.outs).mean()  # <-
@@ -550,7 +570,7 @@ STATE = [
     _row(
         "global",
         "a global tensor changed in place",
-        "ForeignState",
+        "foreign",
         "TOTAL.add_(loss.detach())  # <-",
         "self.total.add_(loss.detach())",
         bad_top="TOTAL = torch.zeros(())",
@@ -560,7 +580,7 @@ STATE = [
     _row(
         "global_view",
         "a part of a global tensor changed",
-        "ForeignState",
+        "foreign",
         "COUNTS[0] = loss.detach()  # <-",
         "self.counts[0] = loss.detach()",
         bad_top="COUNTS = torch.zeros(4)",
@@ -569,7 +589,7 @@ STATE = [
     _row(
         "dict",
         "a tensor in a dict that begins with the first batch's",
-        "StateBornInStep",
+        "born_in_container",
         """
         before = self.memory.get("mean", loss.detach())
         self.memory["mean"] = 0.9 * before + 0.1 * loss.detach()  # <-
@@ -585,7 +605,7 @@ STATE = [
     _row(
         "meter",
         "an object of one's own that begins with a Python number",
-        "StateBornInStep",
+        "born_in_container",
         """
         self.meter.total += loss.detach()  # <-
         loss = loss / (1 + self.meter.total)
@@ -601,22 +621,42 @@ STATE = [
     _row(
         "data",
         "`p.data = ` of another shape",
-        "UnsupportedState",
+        "data",
         "self.net.bias.data = torch.zeros(3)  # <-",
         "self.net.bias.data = self.net.bias.data * 0.9",
     ),
     _row(
         "module",
         "a module made in the step",
-        "UnsupportedState",
+        "new_module",
         "self.head = nn.Linear(4, 4)",
         "loss = loss + self.head(out).mean()",
         good_init="self.head = nn.Linear(4, 4)",
     ),
     _row(
+        "dict_parameter",
+        "a dict with a tensor that is to be trained",
+        "untrained",
+        'loss = loss * self.scales["loss"]',
+        'loss = loss * self.scales["loss"]',
+        bad_init='self.scales = {"loss": torch.ones((), requires_grad=True)}',
+        good_init='self.scales = nn.ParameterDict({"loss": torch.ones(())})',
+    ),
+    _row(
+        "thread",
+        "a thread that computes",
+        "thread",
+        """
+        with ThreadPoolExecutor(1) as pool:
+            loss = loss + pool.submit(out.mean).result()  # <-
+        """,
+        "loss = loss + out.mean()",
+        bad_top="from concurrent.futures import ThreadPoolExecutor",
+    ),
+    _row(
         "group",
         'a `param_group["lr"]` that the step sets',
-        "FrozenNumber",
+        "number_set",
         'self.optimizers().param_groups[0]["lr"] = 0.1 / (1 + 1)  # <-',
         "",
         good_hooks="""
@@ -627,7 +667,7 @@ STATE = [
     _row(
         "count",
         "an optimizer that counts in Python",
-        "UnsupportedState",
+        "python_count",
         "",
         "",
         bad_top="""
@@ -663,7 +703,7 @@ LEAKS = [
     _row(
         "leak_read",
         "a tensor in a global that the next step reads",
-        "LeakedTensor",
+        "leaked_state",
         """
         if "out" in KEPT:
             loss = loss + (out - KEPT["out"]).square().mean()  # <-
@@ -684,7 +724,7 @@ LEAKS = [
     _row(
         "leak_global",
         "a tensor appended to a global list",
-        "LeakedTensor",
+        "leaked",
         "LOSSES.append(loss * 1)  # <-",
         "self.losses.append(loss)",
         top="LOSSES = []",
@@ -696,7 +736,7 @@ LEAKS = [
     _row(
         "leak_dict",
         "a tensor put into a global dict",
-        "LeakedTensor",
+        "leaked",
         'SEEN["out"] = out.detach()  # <-',
         'self.seen["out"] = out.detach()',
         bad_top="SEEN = {}",
@@ -707,7 +747,7 @@ LEAKS = [
     _row(
         "leak_object",
         "a tensor put into an object that no module holds",
-        "LeakedTensor",
+        "leaked",
         "NOTES.out = out.detach()  # <-",
         "show(out.detach().mean())",
         bad_top="import types\nNOTES = types.SimpleNamespace()",
@@ -717,7 +757,7 @@ LEAKS = [
     _row(
         "leak_closure",
         "a tensor that a closure holds",
-        "LeakedTensor",
+        "leaked",
         """
         mean = out.mean()  # <-
         self.callback = lambda: mean.item()
@@ -731,11 +771,11 @@ LEAKS = [
 ]
 
 LOSSES = [
-    _row("none", "`training_step` returns None", "NoLoss", "return None", "return loss * 0"),
+    _row("none", "`training_step` returns None", "no_loss", "return None", "return loss * 0"),
     _row(
         "detached",
         "a loss that no gradient goes through",
-        "NoLoss",
+        "no_loss",
         "return loss.detach()",
         "return loss",
     ),
@@ -745,7 +785,7 @@ FROZEN = [
     _row(
         "batch_idx",
         "`batch_idx` read",
-        "FrozenValueWarning",
+        "frozen_read",
         """
         if batch_idx % 2 == 0:  # <-
             loss = loss * 2
@@ -756,7 +796,7 @@ FROZEN = [
     _row(
         "epoch",
         "`self.current_epoch`, `self.global_step` read",
-        "FrozenValueWarning",
+        "frozen_read",
         "loss = loss * (1 + self.current_epoch)  # <-",
         "loss = loss * (1 + self.epoch)",
         good_init='self.register_buffer("epoch", torch.zeros(()))',
@@ -768,7 +808,7 @@ FROZEN = [
     _row(
         "is_last_batch",
         "`trainer.is_last_batch` read",
-        "FrozenValueWarning",
+        "frozen_read",
         """
         if self.trainer.is_last_batch:  # <-
             self.epochs = 1
@@ -784,7 +824,7 @@ FROZEN = [
     _row(
         "time",
         "`time.time()`",
-        "FrozenValueWarning",
+        "frozen_read",
         'print("a step at", time())  # <-',
         "",
         bad_top="from time import time",
@@ -798,7 +838,7 @@ FROZEN = [
     _row(
         "random",
         "`random.random()`",
-        "FrozenValueWarning",
+        "frozen_read",
         "loss = loss * random.random()  # <-",
         "loss = loss * torch.rand(())",
         bad_top="import random",
@@ -807,7 +847,7 @@ FROZEN = [
     _row(
         "numpy_random",
         "`numpy.random.rand()`",
-        "FrozenValueWarning",
+        "frozen_read",
         "loss = loss * np.random.rand()  # <-",
         "loss = loss * torch.rand(())",
         bad_top="import numpy as np",
@@ -816,7 +856,7 @@ FROZEN = [
     _row(
         "counter",
         "`self.n += 1`",
-        "FrozenValueWarning",
+        "happens_once",
         "self.n += 1  # <-",
         """
         self.n += 1
@@ -828,14 +868,14 @@ FROZEN = [
     _row(
         "callback_metrics",
         "`trainer.callback_metrics` read",
-        "FrozenValueWarning",
+        "frozen_read",
         'known = "loss" in self.trainer.callback_metrics  # <-',
         'self.log("loss", loss)',
     ),
     _row(
         "logger",
         "`self.logger` used",
-        "FrozenValueWarning",
+        "frozen_read",
         """
         if self.logger:  # <-
             self.logger.log_metrics({"batches": 1})
@@ -845,7 +885,7 @@ FROZEN = [
     _row(
         "last_lr",
         "`scheduler.get_last_lr()`",
-        "FrozenValueWarning",
+        "frozen_read",
         "loss = loss * (1 + self.lr_schedulers().get_last_lr()[0])  # <-",
         'loss = loss * (1 + self.trainer.optimizers[0].param_groups[0]["lr"])',
         hooks="""
@@ -861,7 +901,7 @@ CHANGED = [
     _row(
         "attribute",
         "an attribute that a hook changes",
-        "FrozenValueChanged",
+        "frozen_changed",
         "loss = loss * self.weight",
         "loss = loss * self.weight",
         bad_init="self.weight = 1.0",
@@ -878,7 +918,7 @@ CHANGED = [
     _row(
         "dropout",
         "a dropout's `p` that a hook changes",
-        "FrozenValueChanged",
+        "frozen_changed",
         "loss = loss + F.mse_loss(self.drop(x), x)",
         "loss = loss + F.mse_loss(torch.where(torch.rand_like(x) < self.p, 0, x), x)",
         bad_init="self.drop = nn.Dropout(0.1)",
@@ -895,7 +935,7 @@ CHANGED = [
     _row(
         "shape",
         "a batch of another shape",
-        "InputChanged",
+        "batch_changed",
         "",
         "",
         bad_batches="batches[:2] + [(x[:8], y[:8]) for x, y in batches[2:]]",
@@ -904,7 +944,7 @@ CHANGED = [
     _row(
         "dtype",
         "a batch of another dtype",
-        "InputChanged",
+        "batch_changed",
         "",
         "",
         bad_batches="batches[:2] + [(x.half(), y) for x, y in batches[2:]]",
@@ -913,7 +953,7 @@ CHANGED = [
     _row(
         "mode",
         "`self.eval()` in the step",
-        "StateChanged",
+        "mode_changed",
         "self.net.eval()",
         "",
         good_hooks="""
@@ -924,7 +964,7 @@ CHANGED = [
     _row(
         "freeze",
         "`requires_grad_` in a hook",
-        "StateChanged",
+        "grad_changed",
         "",
         "",
         bad_hooks="""
@@ -939,7 +979,7 @@ CHANGED = [
     _row(
         "gradient",
         "a host hook reads a gradient, and no code there names `.grad`",
-        "GradientNotKept",
+        "no_gradient",
         "",
         "",
         init='self.what = "grad"',
@@ -955,7 +995,7 @@ CHANGED = [
     _row(
         "layer",
         "a hook puts another layer in the place of one, in the middle of an epoch",
-        "StateChanged",
+        "module_changed",
         "",
         "",
         bad_hooks="""
@@ -972,7 +1012,7 @@ CHANGED = [
     _row(
         "weight_norm",
         "`weight_norm`, `prune` on a layer in the middle of a run",
-        "StateChanged",
+        "state_changed",
         "",
         "",
         bad_hooks="""
@@ -989,7 +1029,7 @@ CHANGED = [
     _row(
         "replace",
         "a parameter of another shape",
-        "StateChanged",
+        "state_changed",
         "",
         "",
         bad_hooks="""
@@ -1004,7 +1044,7 @@ CHANGED = [
     _row(
         "scheduled",
         "a hook sets a number that a scheduler of `fulgurite.optim` computes",
-        "StateChanged",
+        "number_changed",
         "",
         "",
         bad_hooks="""

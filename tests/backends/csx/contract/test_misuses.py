@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from document_errors import PAGE, message, ours
-from misuses.program import Misuse, Outcome, run
+from misuses.program import OTHER_ROOMS, WITHOUT_PROGRAM, Misuse, Outcome, run
 from misuses.table import TABLE
 
+from fulgurite.backends.csx.contract import rules
 from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning
+from fulgurite.backends.csx.contract.rules import RULES
 from fulgurite.backends.csx.diagnostics import errors
 
 ROWS = [row for rows in TABLE.values() for row in rows]
+CSX = Path(rules.__file__).parents[1]
 
 
 def check_kind_and_line(row: Misuse, outcome: Outcome) -> None:
@@ -26,9 +30,23 @@ def check_kind_and_line(row: Misuse, outcome: Outcome) -> None:
     if type(error) is not getattr(errors, row.error):
         raise AssertionError(f"no {row.error}") from error
     assert isinstance(error, errors.TraceError)
+    if row.rule in RULES:
+        text = re.sub(r"\\\{[^{}]*\}", ".*", re.escape(RULES[row.rule].text))
+        assert re.fullmatch(text, error.what), f"not the text of rule {row.rule}"
     if outcome.marked:
         assert error.line is not None
         assert (Path(error.line.file), error.line.line) == (outcome.file, outcome.marked)
+
+
+def test_every_rule_has_a_program_or_the_table_says_why_not() -> None:
+    tried = {row.rule for row in ROWS}
+    assert tried | {*WITHOUT_PROGRAM} == {*RULES, *OTHER_ROOMS}
+    assert tried & {*WITHOUT_PROGRAM} == set()
+
+
+@pytest.mark.parametrize(("error", "room"), OTHER_ROOMS.values(), ids=OTHER_ROOMS)
+def test_a_room_that_the_table_names_knows_the_error(error: str, room: str) -> None:
+    assert any(error in path.read_text(encoding="utf-8") for path in (CSX / room).glob("*.py"))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
