@@ -26,8 +26,8 @@ from torch import Tensor
 from torch._C import DisableTorchFunction
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fulgurite.backends.csx.contract.proxies import unwatched
 from fulgurite.backends.csx.contract.replay import told_again
-from fulgurite.backends.csx.contract.watched import unwatched
 from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber
 
 stock_log = pl.LightningModule.log

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from fulgurite.backends.csx.capture.batch_changes import container_at
 from fulgurite.backends.csx.capture.host_calls import HostCall
-from fulgurite.backends.csx.contract.watched import Source, is_watched, source_of, unwatched
+from fulgurite.backends.csx.contract.proxies import Source, is_watched, source_of, unwatched
 from fulgurite.backends.csx.graph.graph import storage_of
 from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber
 from fulgurite.backends.csx.state.places import Place, SideEffects

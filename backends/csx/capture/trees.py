@@ -29,7 +29,8 @@ from fulgurite.backends.csx.capture.leaves import (
     same,
 )
 from fulgurite.backends.csx.contract.lists import may_collect
-from fulgurite.backends.csx.contract.watched import holds_traced, is_watched
+from fulgurite.backends.csx.contract.proxies import is_watched
+from fulgurite.backends.csx.contract.watched import holds_traced
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.state.places import NewPlace, Place, SideEffects, StateTensor

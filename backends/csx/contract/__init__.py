@@ -10,7 +10,8 @@ scalar_arguments   which argument is a tensor where torch takes only Python's nu
 overrides          static forms of torch functions that look at values; indices: of indexing
 tensor_names       what tensors are called in messages
 dtype_rules        one 16-bit type a run; default_dtype: the one that a trace began with
-watched            stand-ins for what a batch holds besides tensors
+watched            which numbers, strings and objects of the batch a step reads; proxies: what it
+                   sees in place of them
 frozen_reads       Python values that the program keeps; impure: clocks and random numbers;
                    replay: the same values when a step is traced again
 attributes         what the step reads and writes in attributes of modules; frozen_scalars: the

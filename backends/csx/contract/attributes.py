@@ -35,8 +35,9 @@ from fulgurite.backends.csx.contract.frozen_scalars import (
     scalar_of_class,
 )
 from fulgurite.backends.csx.contract.lists import WatchedList, may_collect
+from fulgurite.backends.csx.contract.proxies import unwatched
 from fulgurite.backends.csx.contract.rules import misuse
-from fulgurite.backends.csx.contract.watched import holds_traced, unwatched
+from fulgurite.backends.csx.contract.watched import holds_traced
 from fulgurite.backends.csx.diagnostics.errors import TraceError, UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import is_library, user_line
 from fulgurite.backends.csx.state.places import Place, SideEffects
@@ -260,9 +261,8 @@ def code_of_zeros(value: Any) -> str:
         plain = value.dtype == torch.get_default_dtype()
         return f"torch.zeros({list(value.shape)}{'' if plain else f', dtype={value.dtype}'})"
     if isinstance(value, dict):
-        return (
-            "{" + ", ".join(f"{key!r}: {code_of_zeros(item)}" for key, item in value.items()) + "}"
-        )
+        pairs = ", ".join(f"{key!r}: {code_of_zeros(item)}" for key, item in value.items())
+        return f"{{{pairs}}}"
     if isinstance(value, (list, tuple)):
         items = ", ".join(map(code_of_zeros, value))
         return f"[{items}]" if isinstance(value, list) else f"({items}{',' * (len(value) == 1)})"
@@ -275,13 +275,9 @@ def _warn_of_change(write: Access, was_read: bool) -> None:
     if not counted or not is_scalar(now) or (type(now) is type(before) and now == before):
         return
     remedy = f"a buffer; or {_HOST_HOOK}"
-    if _is_number(before) and _is_number(now):
+    if {type(before), type(now)} <= {int, float}:
         remedy = f"{buffer_code(write.name, before)}, and self.{write.name}.add_({now - before!r})"
         remedy = f"a buffer: {remedy} in the step"
     shown = "nothing" if before is MISSING else repr(before)
     text = f"{write.where} was changed from {shown} to {now!r} while the step was traced"
     warn(write.where, f"{text}; that happens once", write.line, remedy)
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float)

@@ -27,7 +27,7 @@ from fulgurite.backends.csx.contract.scalar_arguments import (
 )
 from fulgurite.backends.csx.contract.scalar_remedies import MULTIPLIED_OUT, SIZED
 from fulgurite.backends.csx.contract.tensor_names import Names, function_name, in_sentence
-from fulgurite.backends.csx.contract.watched import names_stand_in
+from fulgurite.backends.csx.contract.watched import names_proxy
 from fulgurite.backends.csx.diagnostics.errors import ConditionalOnTensor, TraceError
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, raised_at
 from fulgurite.backends.csx.hyperparams.traced_float import is_traced
@@ -35,13 +35,7 @@ from fulgurite.backends.patches import Patch, patches_of
 
 
 class Refusals:
-    """The errors for calls of one trace.
-
-    Args:
-        line: the user's line that runs now.
-        names: what tensors are called.
-        known: the value of a traced tensor that follows from constants alone, or None.
-    """
+    """The errors for calls of one trace; its arguments are those of ``function_mode.Contract``."""
 
     def __init__(
         self,
@@ -129,35 +123,23 @@ class Refusals:
         return in_sentence(self._names(tensors[0])) if tensors else "a tensor"
 
 
-_SEEDING = ("manual_seed", "seed", "set_rng_state")
-
-
 def refused_calls(line: Callable[[], UserLine | None]) -> Iterator[Patch]:
     """Patches that make errors of functions which the function mode misses."""
-    yield from _refused_seeding(line)
-    yield from _refused_nesting(line)
 
-
-def _refused_nesting(line: Callable[[], UserLine | None]) -> Iterator[Patch]:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise misuse("nested", line())
-
-    names = ("nested_tensor", "as_nested_tensor", "nested_tensor_from_jagged", "narrow")
-    why = "a nested tensor's shape depends on values"
-    return patches_of(torch.nested, dict.fromkeys(names, refuse), why=why, checked="torch 2.13")
-
-
-def _refused_seeding(line: Callable[[], UserLine | None]) -> Iterator[Patch]:
-    def refusal(name: str) -> Callable[..., Any]:
+    def refusal(rule: str, name: str) -> Callable[..., Any]:
         def refuse(*args: Any, **kwargs: Any) -> Any:
-            raise misuse("seed", line(), function=name)
+            raise misuse(rule, line(), function=name)
 
         return refuse
 
-    refusals = {name: refusal(name) for name in _SEEDING}
+    why = "a nested tensor's shape depends on values"
+    names = ("nested_tensor", "as_nested_tensor", "nested_tensor_from_jagged", "narrow")
+    nested = {name: refusal("nested", name) for name in names}
+    yield from patches_of(torch.nested, nested, why=why, checked="torch 2.13")
     why = "every step would draw the same numbers, or the call would be forgotten"
+    seeds = {name: refusal("seed", name) for name in ("manual_seed", "seed", "set_rng_state")}
     for home in (torch, torch.random):  # which hold different objects by some of these names
-        yield from patches_of(home, refusals, why=why, checked="torch 2.13")
+        yield from patches_of(home, seeds, why=why, checked="torch 2.13")
 
 
 @contextlib.contextmanager
@@ -168,7 +150,7 @@ def explained() -> Iterator[None]:
     except TraceError:
         raise
     except TypeError as error:
-        if names_stand_in(error) is None:
+        if names_proxy(error) is None:
             _note_line(error)
             raise
         raise misuse("object", raised_at(error)) from None
