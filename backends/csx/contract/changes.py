@@ -62,11 +62,6 @@ class Changes:
             self.of_modules = self.of_modules or line
 
     def line_of(self, container: Any, key: Any) -> UserLine | None:
-        """Where a module's attribute, parameter or buffer was last set.
-
-        Args:
-            container: the dict that holds it.
-            key: its name.
-        """
+        """Where the attribute ``key`` that the dict ``container`` holds was last set."""
         module = self._owners.get(id(container), 0)
         return self._lines.get((module, key)) or self._last.get(module)

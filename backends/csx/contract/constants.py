@@ -170,11 +170,7 @@ class Source:
     path: tuple[Any, ...] = ()
 
     def now(self) -> Tensor:
-        """The tensor in that place now.
-
-        Raises:
-            StateChanged: there is none of the same shape, strides and dtype.
-        """
+        """The tensor in that place now, or StateChanged if it is of another shape or dtype."""
         if self.owner is None:
             return self.tensor
         value: Any = self.owner  # then what is in it
@@ -198,11 +194,7 @@ def constant_sources(
 ) -> list[Source | T]:
     """Find each constant in the lists, tuples and dicts that are attributes of modules.
 
-    Args:
-        module: where to look.
-        root: how the user reaches it.
-        constants: the tensors.
-        known: sources of some of them, by the tensor's identity.
+    ``root`` is how the user reaches ``module``, ``known`` are sources by the tensor's identity.
 
     Raises:
         UnsupportedState: the step computed a gradient for a tensor that no module holds.

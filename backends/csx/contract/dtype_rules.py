@@ -28,16 +28,7 @@ class OneNarrowType:
         self._first: UserLine | None = None  # what made it, in a run without one
 
     def check(self, what: str, dtype: torch.dtype, line: Callable[[], UserLine | None]) -> None:
-        """Verify the type of a result.
-
-        Args:
-            what: the result, for the begin of a sentence.
-            dtype: its type.
-            line: the user's line that runs now.
-
-        Raises:
-            UnsupportedDtype: it is of a second 16-bit type.
-        """
+        """Raise UnsupportedDtype where ``what``, a result of the step, is of a second type."""
         if dtype not in NARROW or dtype is self._dtype:
             return
         if self._dtype is None:

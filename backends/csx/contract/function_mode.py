@@ -1,9 +1,9 @@
 """What the user's code sees while it is traced: one function mode in front of every torch call.
 
-It is the single place where misuse is noticed, with the user's frame still on the stack; which
-functions are misuse, and what to write instead, is in ``rules``. It also gives the numbers of
-param groups to functions (torch_functions.py), and turns the few functions whose ordinary form is
-not static into their static forms. Checked against torch 2.13.
+It notices the misuse of a tensor while the user's frame is still on the stack; which functions are
+misuse, and what to write instead, is in ``rules``, and ``refusals`` finds the words. It also gives
+the numbers of param groups to functions (``torch_functions``), and replaces the few functions whose
+ordinary form is not static by static ones (``overrides``). Checked against torch 2.13.
 """
 
 from __future__ import annotations

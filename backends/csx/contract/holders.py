@@ -29,8 +29,6 @@ from fulgurite.backends.csx.state.fake_swap import swap
 
 _DEPTH, _SECONDS = 5, 1.0
 _OPAQUE = (ModuleType, MethodType, CodeType)
-
-
 _ASKED = 3  # leaked tensors: the graph of one keeps many more
 
 
@@ -69,14 +67,8 @@ def fill_constants(
 ) -> bool:
     """Give their values to traced tensors that follow from constants alone and that the user keeps.
 
-    A table in a ``functools.lru_cache`` or a global dict is made once, eagerly too.
-
-    Args:
-        living: tensors of a trace that is over.
-        value_of: a constant's value, else None.
-
-    Returns:
-        Whether there was any: the next step finds it, so the step is to be traced with it there.
+    A table in a ``functools.lru_cache`` or a global dict is made once, eagerly too. Says whether
+    there was any: the next step finds it, so the step is to be traced again, with it there.
     """
     constants = [one for one in living if value_of(one()) is not None]  # type: ignore[arg-type]
     if constants:

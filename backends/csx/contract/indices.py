@@ -70,12 +70,7 @@ def at(places: list[Any], x: Tensor, *value: Any) -> Tensor:
 
 
 def without_known_masks(index: Any, value_of: Callable[[Tensor], Tensor | None]) -> Any:
-    """An index with the places that its masks choose, where these follow from constants.
-
-    Args:
-        index: of a tensor.
-        value_of: the value of a tensor that has one while tracing.
-    """
+    """An index with the places that its masks choose, where these have a value while tracing."""
     items: list[Any] = []
     for item in index if isinstance(index, tuple) else (index,):
         mask = isinstance(item, Tensor) and item.dtype == torch.bool and item.ndim > 0

@@ -28,11 +28,7 @@ class Leaked(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Say where the tensor came from.
-
-        Raises:
-            LeakedTensor: always.
-        """
+        """Raise LeakedTensor, which says where the tensor came from."""
         found: list[Leaked] = []
         _collect((args, kwargs), found)
         name, line = vars(found[0]).get(_ORIGIN, ("A tensor of the step", None))
@@ -87,12 +83,7 @@ class Created:
     ) -> list[weakref.ref[Tensor]]:
         """Make those that still live errors when used: whoever holds them is the user.
 
-        Args:
-            origin: the name of a tensor, and the user's line that made it.
-            is_constant: whether it follows from constants alone.
-
-        Returns:
-            Those tensors.
+        ``origin`` gives the name of a tensor and the user's line that made it.
         """
         spoiled: list[weakref.ref[Tensor]] = []
         for reference in self._tensors:

@@ -4,7 +4,7 @@
 appended is appended after every step. A step that also *reads* the list (``len``, an index,
 ``torch.stack(self.outs)``) would see the list as it was in the first step, for ever.
 
-While a step is traced, the user's code gets a stand-in for such a list, which notes reads.
+While a step is traced, the user's code gets a proxy for such a list, which notes reads.
 """
 
 from __future__ import annotations
@@ -19,12 +19,7 @@ from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 
 
 class WatchedList(list[Any]):
-    """Stands for a list while a step is traced.
-
-    Args:
-        original: the list.
-        line: the user's line that runs now.
-    """
+    """Stands for the list ``original`` while a step is traced; ``line`` is the user's, now."""
 
     __slots__ = ("changed_at", "cleared", "line", "original", "read_at")
 
@@ -51,7 +46,7 @@ class WatchedList(list[Any]):
         self.cleared = True
 
     def content(self) -> list[Any]:
-        """What it holds, unnoticed."""
+        """What it holds, without noting a read."""
         return list(list.__iter__(self))
 
 

@@ -1,8 +1,9 @@
-"""The table of rules: what a step may not do, and what its user is told to write instead.
+"""The table of rules: what is forbidden in a step, and what its user is told to write instead.
 
-To add a rule, write a row of ``RULES``, and a program that breaks it in ``tests/misuses/table.py``.
-A torch function that is a misuse wherever it is called is named in the row; any other misuse is
-refused where it is noticed: ``raise misuse("generator", line)``. ``docs/errors.md`` shows each.
+To add a rule, write a row of ``RULES``, and a program that breaks it in ``misuses/table.py`` of the
+tests. A torch function that is a misuse wherever it is called is named in the row; any other misuse
+is refused where it is noticed: ``raise misuse("generator", line)``. ``docs/errors.md`` shows each,
+with the rules of other rooms.
 """
 
 from __future__ import annotations
@@ -31,10 +32,8 @@ class Rule(NamedTuple):
     text: str  # what was done
     remedy: str  # what to write instead: code to paste; empty where it is always made up
     calls: Mapping[Any, str] = MappingProxyType({})  # torch functions, and what {done} says of each
-    no_program: str = ""  # why tests/misuses has none that breaks the rule
 
 
-_CHOOSE = "compute both sides, and choose:\n      x = torch.where(condition, a, b)"
 _CHOSEN_BY = {
     "max": "torch.maximum(a, b)",
     "min": "torch.minimum(a, b)",
@@ -79,7 +78,7 @@ RULES: dict[str, Rule] = {
     "condition": Rule(
         errors.ConditionalOnTensor,
         _NO_VALUE,
-        _CHOOSE,
+        "compute both sides, and choose:\n      x = torch.where(condition, a, b)",
         calls={
             Tensor.__bool__: "used as a Python condition",
             Tensor.__contains__: "searched by Python's `in`",
@@ -247,7 +246,6 @@ RULES: dict[str, Rule] = {
         "{tensor} has no value: the backend builds programs, and runs none.",
         "a step_closure, which is not called then; or a backend without compile_only and"
         " validate_only",
-        no_program="it takes compile_only",
     ),
     # what the host changes between steps
     "frozen_changed": Rule(
@@ -285,10 +283,10 @@ def misuse(rule: str, line: UserLine | None, *, remedy: str = "", **found: str) 
 
 
 def choice(source: str) -> str:
-    """The remedy for a line that asks a tensor for its truth."""
+    """The remedy for a line that asks a tensor for its truth; empty where the rule's will do."""
     if source.startswith("assert"):
         return _ASSERT
     found = re.search(rf"(?<![\w.])({'|'.join(_CHOSEN_BY)})\(", source)
     if found is None:
-        return _CHOOSE
+        return ""
     return f"for {found[1]}(...), in tensor operations:\n      {_CHOSEN_BY[found[1]]}"

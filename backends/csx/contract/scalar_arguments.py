@@ -34,13 +34,9 @@ class Place(NamedTuple):
 def place_in_call(
     function: Any, args: Any, kwargs: Any, is_scalar: Callable[[Any], bool]
 ) -> Place | None:
-    """Which argument of a call must be a Python number, and is a tensor.
+    """Which argument of a call must be a Python number, and is a tensor without dimensions.
 
-    Args:
-        function: torch's; its name where no more is known.
-        args: what it was given.
-        kwargs: by name.
-        is_scalar: whether a value is a tensor without dimensions that has no value.
+    ``function`` may be the name of one of torch's, where no more is known.
     """
     found: list[tuple[bool, Place]] = []
     for key, given in (*enumerate(args), *kwargs.items()):
@@ -58,9 +54,8 @@ def _argument(function: Any, key: int | str, count: int) -> tuple[str, bool]:
     if isinstance(function, FunctionType):
         parameters = list(inspect.signature(function).parameters.values())
         by_name = {one.name: one for one in parameters}
-        one = (
-            by_name.get(key) if isinstance(key, str) else parameters[min(key, len(parameters) - 1)]
-        )
+        last = len(parameters) - 1
+        one = by_name.get(key) if isinstance(key, str) else parameters[min(key, last)]
         if one is None:
             return str(key), False
         return one.name, "Tensor" in str(one.annotation)

@@ -8,7 +8,7 @@ ANY = (
     "a Python number that does not come from data: self.k, x.shape[0]; where a schedule changes"
     " it, one of optimizer.param_groups.\n      Or the formula in operations on tensors"
 )
-FIXED_SIZE = "a size from shapes or Python numbers: x.shape[0], self.size"
+_FIXED_SIZE = "a size from shapes or Python numbers: x.shape[0], self.size"
 _GRID = "      i, j = torch.arange(N)[:, None], torch.arange(M)"
 _SAME_SHAPE = "the largest size, from Python numbers, and a mask over what is not wanted:\n      "
 
@@ -48,16 +48,13 @@ MULTIPLIED_OUT = {
     "softshrink": "x.sign() * F.relu(x.abs() - t)",
     "huber_loss.delta": "t**2 * F.huber_loss(x / t, y / t)",
     "smooth_l1_loss.beta": "t * F.smooth_l1_loss(x / t, y / t)",
-    "cross_entropy.label_smoothing": (
-        "(1 - t) * F.cross_entropy(x, y) - t * x.log_softmax(1).mean()"
-    ),
+    "cross_entropy.label_smoothing": "(1 - t) * F.cross_entropy(x, y)"
+    " - t * x.log_softmax(1).mean()",
     "margin_ranking_loss.margin": "F.relu(t - z * (x - y)).mean()",
-    "triplet_margin_loss.margin": (
-        "F.relu(F.pairwise_distance(x, y) - F.pairwise_distance(x, z) + t).mean()"
-    ),
-    "cosine_embedding_loss.margin": (
-        "c = F.cosine_similarity(x, y); torch.where(z == 1, 1 - c, F.relu(c - t)).mean()"
-    ),
+    "triplet_margin_loss.margin": "F.relu(F.pairwise_distance(x, y) - F.pairwise_distance(x, z)"
+    " + t).mean()",
+    "cosine_embedding_loss.margin": "c = F.cosine_similarity(x, y); torch.where(z == 1, 1 - c,"
+    " F.relu(c - t)).mean()",
     "hinge_embedding_loss.margin": "torch.where(y == 1, x, F.relu(t - x)).mean()",
     "scaled_dot_product_attention.scale": "F.scaled_dot_product_attention(x * t, y, z, scale=1.0)",
     **dict.fromkeys(
@@ -94,20 +91,17 @@ MULTIPLIED_OUT = {
 }
 """What to write for a function, or for one of its arguments."""
 
+_WITH_SIZES = """
+    zeros ones empty full.size rand randn arange eye randperm linspace.steps logspace.steps
+    new_zeros new_ones new_empty randint.size normal.size multinomial.num_samples vander
+    combinations reshape view expand repeat tile unflatten broadcast_to chunk split tensor_split
+    diag diagonal diag_embed pad.pad unfold fold interpolate upsample pixel_shuffle pixel_unshuffle
+    histc.bins bincount.minlength stft adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool1d
+    adaptive_max_pool2d avg_pool1d avg_pool2d max_pool1d max_pool2d conv1d conv2d conv3d
+"""
 SIZED = {
     **dict.fromkeys(
-        (
-            *("zeros", "ones", "empty", "full.size", "rand", "randn", "arange", "eye", "randperm"),
-            *("linspace.steps", "logspace.steps", "new_zeros", "new_ones", "new_empty"),
-            *("randint.size", "normal.size", "multinomial.num_samples", "vander", "combinations"),
-            *("reshape", "view", "expand", "repeat", "tile", "unflatten", "broadcast_to"),
-            *("chunk", "split", "tensor_split", "diag", "diagonal", "diag_embed", "pad.pad"),
-            *("unfold", "fold", "interpolate", "upsample", "pixel_shuffle", "pixel_unshuffle"),
-            *("histc.bins", "bincount.minlength", "stft", "adaptive_avg_pool1d"),
-            *("adaptive_avg_pool2d", "adaptive_max_pool1d", "adaptive_max_pool2d", "avg_pool1d"),
-            *("avg_pool2d", "max_pool1d", "max_pool2d", "conv1d", "conv2d", "conv3d"),
-        ),
-        FIXED_SIZE,
+        _WITH_SIZES.split(), "a size from shapes or Python numbers: x.shape[0], self.size"
     ),
     "topk": _SAME_SHAPE + "x.sort(-1, descending=True).values  # and of it the first t:\n      "
     "torch.arange(x.shape[-1]) < t",

@@ -1,5 +1,7 @@
 """Whose line it was, and which error it is.
 
+Every room may import from this one; it imports no other room.
+
 user_lines    lines of the user's code: which runs now, which one every node of a graph comes from
 errors        TraceError and its kinds
 """

@@ -135,12 +135,9 @@ def user_line(boundary: CodeType | None = None) -> UserLine | None:
 def line_naming(
     owners: Iterable[type], names: Collection[str], *, stored: bool = False
 ) -> UserLine | None:
-    """The first line in methods of the user's classes whose code has one of these names.
+    """The first line in methods of the user's classes that names a function or attribute.
 
-    Args:
-        owners: the classes.
-        names: of functions, or of attributes.
-        stored: only where an attribute of that name is set or deleted, after ``__init__``.
+    With ``stored``, only lines that set or delete such an attribute, after ``__init__``.
     """
     for owner in owners:
         for one in vars(owner).values():
@@ -172,11 +169,7 @@ class LineFinder:
 
     @contextlib.contextmanager
     def watching(self, changes: Callable[[], Iterable[Any]]) -> Iterator[None]:
-        """Look while the block runs.
-
-        Args:
-            changes: all that differs now; each has a ``name``.
-        """
+        """Look while the block runs; ``changes`` gives what differs now, each with a ``name``."""
         self._changes, before = changes, sys.gettrace()
         sys.settrace(self._called)
         try:
