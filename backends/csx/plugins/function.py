@@ -113,6 +113,7 @@ class FunctionPrograms:
         self._fabric = make_fabric(backend)
         self._device_type = self._fabric.devices()[0].type
         self._signature = inspect.signature(function)
+        self._parameters = list(self._signature.parameters.values())
         self._steps: dict[tuple[Any, ...], _Step] = {}
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -121,7 +122,7 @@ class FunctionPrograms:
         Raises:
             TraceError: it is not static, or an argument or what it works on changed.
         """
-        if kwargs or len(args) != len(self._signature.parameters):
+        if kwargs or len(args) != len(self._parameters):
             bound = self._signature.bind(*args, **kwargs)
             bound.apply_defaults()
             args, kwargs = bound.args, bound.kwargs
@@ -133,7 +134,7 @@ class FunctionPrograms:
             torch.is_grad_enabled(),
             torch.get_autocast_dtype(device) if autocast else None,
             bool(kwargs),
-            *[(i, id(value)) for i, value in statics],
+            *([(i, id(value)) for i, value in statics] if statics else ()),
         )
         step = self._steps.get(key)
         if step is not None and step.scope.discovered.is_current():
@@ -149,8 +150,7 @@ class FunctionPrograms:
         args, kwargs = given if has_keywords else (given, {})
         self._signature.bind(*args, **kwargs)  # raises as a call would
         paths, _ = pytree.tree_flatten_with_path(given)
-        parameters = list(self._signature.parameters.values())
-        name = functools.partial(argument_name, parameters, has_keywords)
+        name = functools.partial(argument_name, self._parameters, has_keywords)
         line = _line(self._function)
         for path, value in paths:
             check_argument(name(path), value, line)
@@ -198,13 +198,6 @@ class _Step:
     def __call__(self, data: Any) -> Any:
         if self.not_run is not None:
             return self.not_run.result
-        try:
-            return self._call(data)
-        except BuiltOnly as built:
-            self.not_run = built
-            return built.result
-
-    def _call(self, data: Any) -> Any:
         span = current_span()
         if span is not self.span or self.step.runs % CHECKED_EVERY == 0:
             self.span = span
@@ -214,6 +207,9 @@ class _Step:
         self.step.check_scalars()  # nothing tells what the loop did
         try:
             return self.step(data, lambda: {STEP: self._run})
+        except BuiltOnly as built:
+            self.not_run = built
+            return built.result
         finally:
             self.scope.show_numbers()
 

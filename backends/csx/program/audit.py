@@ -95,9 +95,9 @@ class Audits:
         self._changed: set[str] = set()  # names of values for which a step was looked at
         self.due = False
 
-    def built(self, ready: list[Executable], step: int) -> None:
+    def built(self, executable: list[Executable], step: int) -> None:
         """Entry points are new: each is looked at again the next time that it runs."""
-        for one in ready:
+        for one in executable:
             self._new[one] = self._same_at[one] = step
         self.due = True
 
@@ -152,11 +152,13 @@ class Audits:
             if held.get(name) is not value:
                 yield f"{path}.{name}"
 
-    def look(self, ready: Executable, run: Callable[[Any], Any], batch: Any, step: int) -> None:
+    def look(
+        self, executable: Executable, run: Callable[[Any], Any], batch: Any, step: int
+    ) -> None:
         """Trace an entry point again.
 
         Args:
-            ready: the entry point.
+            executable: the entry point.
             run: its code.
             batch: in the traced layout.
             step: the number of the step that is about to run, from 1.
@@ -165,34 +167,36 @@ class Audits:
             GraphChanged: it is another program now.
             TraceError: it is no longer static.
         """
-        if ready in self._new or EVERY_STEP or self._budget.allows(self._takes_s):
+        if executable in self._new or EVERY_STEP or self._budget.allows(self._takes_s):
             began = time.perf_counter()
-            if ready not in self._given_up:
-                traced = functools.partial(Trace, self._scope, run, batch, ready.clears_gradients)
-                self._look(ready, traced, step)
-            self._new.pop(ready, None)
+            if executable not in self._given_up:
+                traced = functools.partial(
+                    Trace, self._scope, run, batch, executable.clears_gradients
+                )
+                self._look(executable, traced, step)
+            self._new.pop(executable, None)
             self._remember()
             self._takes_s = time.perf_counter() - began
             self._budget.spend(self._takes_s)
         self.due = bool(self._new) or EVERY_STEP
 
-    def _look(self, ready: Executable, again: _Again, step: int) -> None:
-        first = ready.recording
+    def _look(self, executable: Executable, again: _Again, step: int) -> None:
+        first = executable.recording
         assert first is not None
-        ready.check()  # another tensor than the program's is its own error
-        when = f"between step {self._same_at[ready]} and step {step}"
+        executable.check()  # another tensor than the program's is its own error
+        when = f"between step {self._same_at[executable]} and step {step}"
         try:
             changes = self._changes(first, again)
         except LeakedTensor as error:
             if not error.is_constant:
                 raise _dated(error, when) from None
-            self._give_up(ready, error, error.line)
+            self._give_up(executable, error, error.line)
         except TraceError as error:
             raise _dated(error, when) from None
         except Exception as error:
-            self._give_up(ready, error, raised_at(error))
+            self._give_up(executable, error, raised_at(error))
         else:
-            self._same_at[ready] = step
+            self._same_at[executable] = step
             if changes:
                 self._tell(first, again, changes)
 
@@ -237,8 +241,8 @@ class Audits:
             if line is not None:
                 warn_of_audit(change.name, str(change), line)
 
-    def _give_up(self, ready: Executable, error: Exception, line: UserLine | None) -> None:
-        self._given_up.add(ready)
+    def _give_up(self, executable: Executable, error: Exception, line: UserLine | None) -> None:
+        self._given_up.add(executable)
         where = "" if line is None else f" (at {line})"
         text = f"{type(error).__name__}: {error}".strip().splitlines()[0]
         warnings.warn(

@@ -26,8 +26,7 @@ from fulgurite.backends.csx.program.report import announce
 from fulgurite.backends.csx.program.summary import Program, make_program
 from fulgurite.backends.csx.program.waiting import shown
 
-EntryPoint = Callable[[Any], Any]
-EntryPoints = dict[str, EntryPoint]
+EntryPoints = dict[str, Callable[[Any], Any]]
 """Lightning's own code for each entry point by its name; the one that ends a step is the last."""
 
 

@@ -141,8 +141,9 @@ class Guards:
             StateChanged: an optimizer lost its state.
         """
         self._scalars.check()
-        if any(len(state) < size for state, size in self._states):
-            raise _lost_state()
+        for state, size in self._states:
+            if len(state) < size:
+                raise _lost_state()
 
 
 def _number_guards(captured: Sequence[Captured], scope: Scope) -> NumberGuards:

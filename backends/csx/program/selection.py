@@ -119,9 +119,3 @@ class Selection:
         self.modules = ModuleTree(self._scope)
         for executable in self.executables():
             executable.check()
-
-    def check_scalars(self) -> None:
-        """Verify the Python values that the programs were built on (see ``Guards.check``)."""
-        self._scope.check()
-        for program in self.programs:
-            program.guards.check()

@@ -19,7 +19,7 @@ from fulgurite.backends.csx.contract.watched import EPOCH, INDEX
 from fulgurite.backends.csx.diagnostics.errors import TraceError
 from fulgurite.backends.csx.hyperparams.schedules import show_all
 from fulgurite.backends.csx.program.audit import Audits, Budget
-from fulgurite.backends.csx.program.build import BoundProgram, Builder, EntryPoint, EntryPoints
+from fulgurite.backends.csx.program.build import BoundProgram, Builder, EntryPoints
 from fulgurite.backends.csx.program.selection import Selection
 from fulgurite.backends.csx.program.summary import STEP
 from fulgurite.backends.csx.state.first_update import DeferredState
@@ -110,7 +110,7 @@ class StepFunction:
             if program is None:
                 program, tensors = self._build(entries(), batch)
             elif self._backend.retrace_every_iteration or self._audits.due:
-                self._trace_again(program, entry, entries()[entry], batch, tensors)
+                self._trace_again(program, entry, entries(), batch, tensors)
             if program is not self._latest:
                 self._switch_to(program)
             # run
@@ -157,10 +157,10 @@ class StepFunction:
         return program, tensors
 
     def _trace_again(
-        self, program: BoundProgram, entry: str, run: EntryPoint, batch: Any, tensors: list[Tensor]
+        self, program: BoundProgram, entry: str, entries: EntryPoints, batch: Any, tensors: Any
     ) -> None:
         """Run an entry point's Python again; it must still be the program that was built."""
-        executable = program.entries[entry]
+        executable, run = program.entries[entry], entries[entry]
         batch = program.guards.batch.with_tensors(batch, tensors)
         if not self._backend.retrace_every_iteration:
             return self._audits.look(executable, run, batch, step=self.runs + 1)
@@ -218,7 +218,9 @@ class StepFunction:
         Args:
             at_an_end: of an epoch, or its beginning: then whatever that takes.
         """
-        self._selection.check_scalars()
+        self._scope.check()
+        for program in self._selection.programs:
+            program.guards.check()
         self._compared_at = self._host_code.runs
         self._audits.wake(compare=at_an_end or self._host_code.ends)
         self._host_code.ends = False
