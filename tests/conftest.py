@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -18,6 +19,8 @@ import torch
 
 from fulgurite.backends import reset_backend
 from fulgurite.backends.csx.compile.host_fabric import toolchain_missing
+from fulgurite.backends.csx.graph.passes import looking
+from fulgurite.backends.csx.graph.verify import verify
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
@@ -62,8 +65,17 @@ def fresh_process() -> Iterator[None]:
     reset_backend()
 
 
+@pytest.fixture(autouse=True)
+def verified_graphs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """In one test of ten, in all with ``--verify``, graphs are verified after every pass."""
+    drawn = request.config.getoption("--verify") or is_drawn(request.node.nodeid, 10, "verify")
+    with looking(lambda name, graph: verify(graph)) if drawn else contextlib.nullcontext():
+        yield
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options of ``tests/tools/compiled.py``."""
+    """Options of ``tests/tools/compiled.py``, and ``--verify``."""
+    parser.addoption("--verify", action="store_true", help="verify every graph after every pass")
     parser.addoption("--compiled", action="store_true", help="compile what no test says more of")
     parser.addoption("--sample", type=int, default=1, metavar="N", help="one test in N")
     parser.addoption("--draw", default="", metavar="WORD", help="every word draws another sample")

@@ -28,7 +28,7 @@ from fulgurite.backends.csx.compile.fabric import Call
 from fulgurite.backends.csx.compile.sensitivity import Noisy
 from fulgurite.backends.csx.diagnostics.errors import PUBLIC
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_of
-from fulgurite.backends.csx.graph.graph import Graph
+from fulgurite.backends.csx.graph.graph import Graph, like
 from fulgurite.backends.csx.graph.op_schema import is_random, operation_name, written_nodes
 
 TOLERANCES = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
@@ -115,7 +115,7 @@ class SelfCheck:
     def _run(self, call: Call, inputs: list[Tensor], random_state: Tensor) -> Trial:
         copies = list(inputs)
         for i in self._written:
-            copies[i] = _copied(inputs[i])
+            copies[i] = like(inputs[i]).copy_(inputs[i])
         torch.set_rng_state(random_state)
         outputs = list(call(list(copies)))
         values = [*outputs, *(copies[i] for i in self._written)]
@@ -206,8 +206,7 @@ class SelfCheck:
     ) -> Path:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(dir=self._folder, prefix="miscompiled-"))
-        lines = [f"{node.format_node()}    # {line_of(node)}" for node in self._graph.operations()]
-        (folder / "graph.txt").write_text("\n".join(lines) + "\n")
+        (folder / "graph.txt").write_text(self._graph.text())
         (folder / "versions.txt").write_text(
             f"{difference.what}\n  at {difference.line}\n"
             f"torch {torch.__version__}\npython {sys.version}\n{platform.platform()}\n"
@@ -306,7 +305,3 @@ def _origin(node: fx.Node) -> fx.Node:
             break
         [node] = node.all_input_nodes
     return node
-
-
-def _copied(x: Tensor) -> Tensor:
-    return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype).copy_(x)

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
+import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
+from fulgurite.backends.csx.diagnostics.user_lines import line_of
 from fulgurite.backends.csx.graph.op_schema import written_nodes
 
 
@@ -65,6 +67,11 @@ class Graph:
         """The nodes that compute."""
         return (node for node in self.module.graph.nodes if node.op == "call_function")
 
+    def text(self) -> str:
+        """The operations, a line each, with the user's line that it comes from."""
+        lines = (f"{node.format_node()}    # {line_of(node)}\n" for node in self.operations())
+        return "".join(lines)
+
     def written(self) -> frozenset[int]:
         """Positions of the inputs that the graph updates in place."""
         changed = {node for operation in self.operations() for node in written_nodes(operation)}
@@ -78,6 +85,11 @@ def used_numbers(graph: Graph) -> set[int]:
         if item.kind is Kind.NUMBERS:
             used = {user.args[2] for user in node.users if len(user.args) > 2}
     return used  # type: ignore[return-value]  # select(numbers, dim, index)
+
+
+def like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Another tensor of a layout, or of one that differs in its dtype alone."""
+    return torch.empty_strided(x.shape, x.stride(), dtype=dtype or x.dtype, device=x.device)
 
 
 def storage_of(tensor: Tensor) -> int:

@@ -22,7 +22,7 @@ from fulgurite.backends.csx.program.executable import Executable
 from fulgurite.backends.csx.program.guards import Conditions, Guards
 from fulgurite.backends.csx.program.offline import BuiltOnly
 from fulgurite.backends.csx.program.param_groups import ParamGroups
-from fulgurite.backends.csx.program.report import announce
+from fulgurite.backends.csx.program.report import announce, passes_of
 from fulgurite.backends.csx.program.summary import Program, make_program
 from fulgurite.backends.csx.program.waiting import shown
 
@@ -63,7 +63,7 @@ class Builder:
             BuiltOnly: the backend asks for no more; all is as before.
         """
         scope, before = self.scope, conditions()
-        with undone_on_failure(scope):
+        with undone_on_failure(scope), passes_of(self.stage, self.backend):
             new_state = scope.make_optimizer_state()
             captured = self._capture(entries, batch)
             live = [tensor for one in captured.values() for tensor in one.state_tensors()]

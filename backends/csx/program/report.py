@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -9,6 +10,8 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only
 
 from fulgurite.backends.csx.compile.fabric import Fabric, Loaded
 from fulgurite.backends.csx.config import CSXBackend
+from fulgurite.backends.csx.graph.passes import looking
+from fulgurite.backends.csx.graph.verify import writing_graphs
 from fulgurite.backends.csx.program.summary import Program
 
 
@@ -74,10 +77,21 @@ def say(trainer: pl.Trainer | None, line: str) -> None:
         rank_zero_info(line)
 
 
+def passes_of(stage: str, backend: CSXBackend) -> AbstractContextManager[None]:
+    """Entered while a program is built: each pass's graph is written and verified, if asked for."""
+    if backend.artifact_dir is None:
+        return nullcontext()
+    return looking(writing_graphs(Path(backend.artifact_dir) / f"{_stem(stage)}_passes"))
+
+
+def _stem(stage: str) -> str:
+    return stage.replace(" ", "_")
+
+
 @rank_zero_only
 def _write(folder: Path, program: Program, line: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    stem = program.stage.replace(" ", "_")
+    stem = _stem(program.stage)
     taken = len(list(folder.glob(f"{stem}*.txt")))
     name = f"{stem}.txt" if not taken else f"{stem}_{taken + 1}.txt"
     (folder / name).write_text(f"{line}\n\n{program.text()}\n")

@@ -16,7 +16,8 @@ realize         scalars are computed once, outside the loops
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.passes.cbfloat16 import to_cbfloat16
@@ -41,8 +42,23 @@ CBFLOAT16_PASSES = (*PASSES[:2], to_cbfloat16, *PASSES[2:])
 COMPILER_PASSES: tuple[Callable[[Graph], Graph], ...] = (realize_scalars,)
 
 
+_looks: list[Callable[[str, Graph], None]] = []
+
+
 def lower(graph: Graph, passes: tuple[Callable[[Graph], Graph], ...] = PASSES) -> Graph:
     """Run passes."""
     for lowering in passes:
         graph = lowering(graph)
+        for look in _looks:
+            look(lowering.__name__, graph)
     return graph
+
+
+@contextlib.contextmanager
+def looking(look: Callable[[str, Graph], None]) -> Iterator[None]:
+    """While it lasts, show ``look`` the name of each pass that ran, and the graph that it made."""
+    _looks.append(look)
+    try:
+        yield
+    finally:
+        _looks.remove(look)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor, fx
 from torch._inductor.lowering import make_pointwise, register_lowering
 from torch._inductor.virtualized import ops
@@ -24,7 +25,7 @@ from fulgurite.backends.csx.diagnostics.errors import UnsupportedDtype
 from fulgurite.backends.csx.diagnostics.user_lines import line_of
 from fulgurite.backends.csx.graph import dtypes as fmt
 from fulgurite.backends.csx.graph.dtypes import NARROW, STAND_IN, Facts, representable
-from fulgurite.backends.csx.graph.graph import Graph, Kind
+from fulgurite.backends.csx.graph.graph import Graph, Kind, like
 from fulgurite.backends.csx.graph.op_schema import (
     arguments_of,
     is_alias,
@@ -99,7 +100,16 @@ def to_cbfloat16(graph: Graph) -> Graph:
     for node in list(fresh.nodes):
         if node.op == "call_function":
             _replace(fresh, node)
+    with graph.mode:
+        for node in fresh.nodes:
+            if node.op == "call_function" and "val" in node.meta:
+                node.meta["val"] = pytree.tree_map_only(Tensor, _held, node.meta["val"])
     return graph.with_operations(fresh)
+
+
+def _held(x: Tensor) -> Tensor:
+    """What the graph notes of a value: the stand-in's type is held in float32."""
+    return like(x, torch.float32) if x.dtype is STAND_IN else x
 
 
 def _check_inputs(graph: Graph) -> None:

@@ -125,7 +125,7 @@ ENVIRONMENT: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
     ),
     "the system": lambda patch: patch.setattr(fingerprint.sys, "platform", "darwin"),
     "the machine": lambda patch: patch.setattr(platform, "machine", lambda: "riscv64"),
-    "the processor": lambda patch: patch.setattr(fingerprint, "_processor", lambda: "flags : sse"),
+    "the processor": lambda patch: patch.setattr(fingerprint, "processor", lambda: "flags : sse"),
     "what torch uses of it": lambda patch: patch.setattr(
         torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT"
     ),

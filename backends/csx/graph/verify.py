@@ -1,0 +1,69 @@
+"""Whether a graph is sound: what every pass must leave behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, fx
+
+from fulgurite.backends.csx.graph.graph import Graph, like
+
+
+def verify(graph: Graph) -> None:
+    """Check a graph's form, its inputs, and the layout that it notes of each result.
+
+    A layout is a dtype, a shape and strides: those in ``node.meta["val"]``, on which passes and the
+    compiler rely, must be what the operations give when they are run again on fakes.
+
+    Raises:
+        AssertionError: the graph is not sound; the text names the operation.
+        RuntimeError: torch's own check of its form fails, or an operation on its arguments.
+    """
+    graph.module.graph.lint()
+    examples = [item.example for item in graph.inputs]
+    nodes = graph.placeholders()
+    assert len(nodes) == len(examples), f"{len(nodes)} placeholders for {len(examples)} inputs"
+    for node, example in zip(nodes, examples, strict=True):
+        _compare(node, example)
+    with graph.mode, torch.no_grad():
+        _Rerun(graph.module).run(*map(like, examples))
+
+
+def writing_graphs(folder: Path) -> Callable[[str, Graph], None]:
+    """For ``passes.looking``: write each graph into a folder, then verify it.
+
+    The files are numbered in the order of the passes, and named after them.
+    """
+
+    def look(name: str, graph: Graph) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        number = len(list(folder.iterdir())) + 1
+        (folder / f"{number:02}_{name}.txt").write_text(graph.text())
+        verify(graph)
+
+    return look
+
+
+class _Rerun(fx.Interpreter):
+    """Runs a graph on fakes, and compares each result with what the graph notes of it."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        """The node's result, compared."""
+        result = super().run_node(n)
+        if n.op == "call_function":
+            _compare(n, result)
+        return result
+
+
+def _compare(node: fx.Node, given: Any) -> None:
+    noted, found = ([*map(_layout, pytree.tree_leaves(x))] for x in (node.meta.get("val"), given))
+    assert noted == found, f"{node.format_node()} is noted as {noted}; run again it is {found}"
+
+
+def _layout(leaf: Any) -> Any:
+    is_tensor = isinstance(leaf, Tensor)
+    return (leaf.dtype, leaf.shape, leaf.stride(), leaf.device) if is_tensor else type(leaf)
