@@ -148,7 +148,6 @@ def test_the_tests_of_a_house_lie_in_the_folders_of_its_rooms(house: str) -> Non
     folder = ROOT / "tests" / house
     tests = {path.relative_to(folder) for path in folder.rglob("test_*.py")}
     assert {path.parts[0] for path in tests} == set(FLOORS[house])
-    assert {path for path in tests if len(path.parts) != 2} == set()
 
 
 def test_beside_the_rooms_tests_are_helpers_commands_and_benchmarks() -> None:
