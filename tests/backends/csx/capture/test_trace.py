@@ -54,7 +54,7 @@ def test_a_message_reads_like_this() -> None:
     with pytest.raises(HostRead) as raised:
         fit(lambda: Step(item), lambda: (loader(),), static=True)
     lines = str(raised.value).splitlines()
-    here = f"test_tracing.py:{line_of(item)}"
+    here = f"test_trace.py:{line_of(item)}"
     assert lines[0] == (
         f"The result of max, {here} (float32[]) was read by .item(), but it has no value while the"
         " step is traced."
@@ -173,10 +173,10 @@ def test_an_error_comes_with_the_frames_of_the_user_alone() -> None:
         fit(lambda: Step(item), lambda: (loader(),), static=True)
     files = [frame.filename for frame in traceback.extract_tb(raised.value.__traceback__)]
     assert [Path(file).name for file in files] == [
-        "test_tracing.py",  # this test
+        "test_trace.py",  # this test
         "harness.py",  # calls fit
-        "test_tracing.py",  # training_step
-        "test_tracing.py",  # item
+        "test_trace.py",  # training_step
+        "test_trace.py",  # item
     ]
 
 
@@ -272,7 +272,7 @@ def test_every_operation_carries_a_line_of_the_user_s() -> None:
     functions = set()
     for node in entry.graph.operations():
         file, _, function = node.meta["stack_trace"].partition("\n")[0].split(", ")
-        assert file.endswith(('models.py"', 'test_tracing.py"')), node.format_node()
+        assert file.endswith(('models.py"', 'test_trace.py"')), node.format_node()
         functions.add((node.target.__name__.split(".")[0], function))
     assert ("addmm", "in training_step") in functions  # forward
     assert ("mm", "in training_step") in functions  # backward

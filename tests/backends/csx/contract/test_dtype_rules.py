@@ -32,8 +32,8 @@ class TwoTypes(Classifier):
     [
         ({"precision": "cb16-mixed"}, [torch.float16], "to() is float16.*cbfloat16"),
         ({"precision": "bf16-mixed"}, [torch.float16], "to() is float16.*bfloat16"),
-        ({}, [torch.float16, torch.bfloat16], "to() is bfloat16.*float16, since test_narrow"),
-        ({}, [torch.bfloat16, torch.float16], "to() is float16.*bfloat16, since test_narrow"),
+        ({}, [torch.float16, torch.bfloat16], "to() is bfloat16.*float16, since test_dtype_rules"),
+        ({}, [torch.bfloat16, torch.float16], "to() is float16.*bfloat16, since test_dtype_rules"),
     ],
 )
 def test_a_second_16_bit_type_is_refused_at_its_line(
