@@ -28,6 +28,8 @@ MAY_COMPILE = ("compile", "program", "plugins")
 """Who imports from ``backends/csx/compile``."""
 INNER = [(house, room) for house, rooms in FLOORS.items() for room in rooms]
 
+CONTRIBUTING = "docs/contributing.md"
+
 TOP = {"pyproject.toml", "README.md", "Makefile", "tests", "examples", "docs", *ROOMS}
 
 
@@ -155,6 +157,29 @@ def test_beside_the_rooms_tests_are_helpers_commands_and_benchmarks() -> None:
     assert folders - {*ROOMS, "support", "tools", "benchmarks"} == set()
     loose = {path.name for path in files("tests") if len(path.parts) == 2}
     assert {name for name in loose if not name.startswith("test_")} == {"conftest.py"}
+
+
+@pytest.mark.parametrize("house", FLOORS)
+def test_the_map_has_the_rooms_in_their_order(house: str) -> None:
+    page = (ROOT / CONTRIBUTING).read_text(encoding="utf-8")
+    [line] = re.findall(rf"^ +{house}: +(.*)$", page, re.MULTILINE)
+    assert re.findall(r"\w+", line) == list(FLOORS[house])
+
+
+def test_what_the_map_names_is_where_it_says() -> None:
+    page = (ROOT / CONTRIBUTING).read_text(encoding="utf-8")
+    path = rf"(?:{'|'.join((*ROOMS, 'tests'))})/[\w/]*(?:\.\w+)?"
+    paths = set(re.findall(rf"`(?:python )?({path})", page))
+    assert {name for name in paths if not (ROOT / name).exists()} == set()
+    named = re.findall(rf"`(\w+)`\s+in\s+`({path})`", page)
+    assert named
+    lost = {
+        f"{name} in {file}"
+        for name, file in named
+        if (ROOT / file).exists()
+        and not re.search(rf"\b{name}\b", (ROOT / file).read_text(encoding="utf-8"))
+    }
+    assert lost == set()
 
 
 def test_only_the_agreed_files_and_folders_lie_at_the_top() -> None:
