@@ -28,6 +28,9 @@ MAY_COMPILE = ("compile", "program", "plugins")
 """Who imports from ``backends/csx/compile``."""
 INNER = [(house, room) for house, rooms in FLOORS.items() for room in rooms]
 
+MOST_LINES = {ast.Module: 350, ast.ClassDef: 200, ast.FunctionDef: 60}
+"""Of a file, a class and a function inside the houses."""
+
 CONTRIBUTING = "docs/contributing.md"
 
 TOP = {"pyproject.toml", "README.md", "Makefile", "tests", "examples", "docs", *ROOMS}
@@ -60,6 +63,17 @@ def room_of(name: str) -> str | None:
     if parts[0] != "fulgurite":
         return None
     return parts[1] if len(parts) > 1 and parts[1] in ROOMS[1:] else "trainer"
+
+
+def lengths(path: Path) -> Iterator[tuple[int, str, type, int]]:
+    """Line, name, kind and lines of a file, and of every class and function in it."""
+    tree = parsed(path)
+    yield 1, path.name, ast.Module, len((ROOT / path).read_text(encoding="utf-8").splitlines())
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            assert node.end_lineno is not None
+            kind = ast.ClassDef if isinstance(node, ast.ClassDef) else ast.FunctionDef
+            yield node.lineno, node.name, kind, node.end_lineno - node.lineno + 1
 
 
 @pytest.mark.parametrize(
@@ -180,6 +194,17 @@ def test_what_the_map_names_is_where_it_says() -> None:
         and not re.search(rf"\b{name}\b", (ROOT / file).read_text(encoding="utf-8"))
     }
     assert lost == set()
+
+
+@pytest.mark.parametrize("house", FLOORS)
+def test_no_file_class_or_function_of_a_house_is_too_long(house: str) -> None:
+    too_long = [
+        f"{path}:{line} {name}: {lines} lines"
+        for path in files(house)
+        for line, name, kind, lines in lengths(path)
+        if lines > MOST_LINES[kind]
+    ]
+    assert too_long == []
 
 
 def test_only_the_agreed_files_and_folders_lie_at_the_top() -> None:
