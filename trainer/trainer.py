@@ -144,26 +144,7 @@ class Trainer(pl.Trainer):
     ) -> None:
         # exactly Lightning's arguments: its constructor is called with them by name
         arguments = {k: v for k, v in locals().items() if k not in ("self", *_OURS, "__class__")}
-        if device is not None and backend is not None:
-            raise ValueError(
-                "backend and device are mutually exclusive arguments of Trainer. Please only"
-                " provide one or the other"
-            )
-        if device is None and backend is None:
-            raise ValueError(
-                "Trainer takes exactly one of device ('CSX', 'CPU' or 'GPU') and backend"
-                " (fulgurite.backend('CSX', ...)); got neither."
-            )
-        live = current_backend()
-        self.backend = make_backend(device) if backend is None else backend_from(backend)
-        kind = self.backend.backend_type
-        given = f"device={device!r}" if backend is None else f"backend {kind}"
-        try:
-            arguments |= _placement(self.backend, given, accelerator, strategy, devices, num_nodes)
-            arguments |= precision_arguments(self.backend, arguments)
-        except (MisconfigurationException, ValueError):
-            set_backend(live)  # a refused Trainer claims nothing
-            raise
+        self.backend = _claim_backend(device, backend, arguments)
         arguments["default_root_dir"] = _root(model_dir, default_root_dir)
         if logger is True or (logger is None and not barebones):
             arguments["logger"] = default_logger(arguments["default_root_dir"])
@@ -192,6 +173,39 @@ class Trainer(pl.Trainer):
 
 
 _OURS = ("device", "backend", "model_dir")
+PLACEMENT = ("accelerator", "strategy", "devices", "num_nodes")
+"""Lightning's arguments that say where a Trainer runs."""
+
+
+def _claim_backend(
+    device: str | None, backend: Backend | Mapping[str, Any] | None, arguments: dict[str, Any]
+) -> Backend:
+    """The Trainer's backend; what it means for Lightning goes to Lightning's arguments.
+
+    Raises:
+        ValueError: both ``device`` and ``backend`` are given, or neither is.
+        MisconfigurationException: the arguments contradict the backend.
+    """
+    if device is not None and backend is not None:
+        raise ValueError(
+            "backend and device are mutually exclusive arguments of Trainer. Please only"
+            " provide one or the other"
+        )
+    if device is None and backend is None:
+        raise ValueError(
+            "Trainer takes exactly one of device ('CSX', 'CPU' or 'GPU') and backend"
+            " (fulgurite.backend('CSX', ...)); got neither."
+        )
+    live = current_backend()
+    made = make_backend(device) if backend is None else backend_from(backend)
+    given = f"device={device!r}" if backend is None else f"backend {made.backend_type}"
+    try:
+        arguments |= _placement(made, given, **{name: arguments[name] for name in PLACEMENT})
+        arguments |= precision_arguments(made, arguments)
+    except (MisconfigurationException, ValueError):
+        set_backend(live)  # a refused Trainer claims nothing
+        raise
+    return made
 
 
 @contextlib.contextmanager
@@ -232,22 +246,16 @@ def _counting(trainer: pl.Trainer) -> Iterator[None]:
         yield
 
 
-def _placement(
-    backend: Backend,
-    given: str,
-    accelerator: str | Accelerator,
-    strategy: str | Strategy,
-    devices: list[int] | str | int,
-    num_nodes: int,
-) -> dict[str, Any]:
+def _placement(backend: Backend, given: str, **placement: Any) -> dict[str, Any]:
     """Lightning's accelerator, strategy and devices for a backend.
 
     Raises:
         MisconfigurationException: what was given of them contradicts the backend.
     """
-    check_placement(backend.backend_type, given, accelerator, strategy, devices, num_nodes)
+    check_placement(backend.backend_type, given, **placement)
     if isinstance(backend, CSXBackend):
         return {"accelerator": "auto", "strategy": CSXStrategy(backend), "devices": 1}
+    accelerator = placement["accelerator"]
     wanted = _ACCELERATORS[backend.backend_type][0]
     return {"accelerator": wanted if accelerator == "auto" else accelerator}
 

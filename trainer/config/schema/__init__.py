@@ -4,7 +4,6 @@ sections      what the keys of ``loop``, ``logging`` and ``autorestart`` mean, a
 optimizers    ``optimizer``: its arguments, and param groups by globs
 schedulers    ``schedulers``: their arguments, and when they are stepped
 data          loaders of a file, and all of them as a LightningDataModule
-loggers       which loggers are there by default
 conflicts     keys that say the same thing twice, or contradict each other
 init          what ``trainer.init`` says, as one typed object
 schema        the file itself, as tables of shapes

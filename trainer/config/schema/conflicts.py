@@ -14,7 +14,7 @@ from fulgurite.config.types.calls import Call
 from fulgurite.config.types.constructor_checks import TRAINER_CHECKS, trainer_error
 from fulgurite.config.types.report import Report
 from fulgurite.mixed_precision import MixedPrecision
-from fulgurite.trainer import check_placement
+from fulgurite.trainer import PLACEMENT, check_placement
 
 SAME: tuple[tuple[Path, str], ...] = (
     (("loop", "max_steps"), "max_steps"),
@@ -34,8 +34,6 @@ SAME: tuple[tuple[Path, str], ...] = (
     (("loggers",), "logger"),
 )
 """Our key, and the Trainer's argument that says the same."""
-
-_PLACES = ("accelerator", "strategy", "devices", "num_nodes")
 
 
 def check_conflicts(
@@ -113,7 +111,7 @@ def _check_device(
         return
     kind = kind.upper()
     said = f"device={kind!r}" if "device" in given else f"backend {kind}"
-    placed = {key: found[key] for key in _PLACES if key in given and key in found}
+    placed = {key: found[key] for key in PLACEMENT if key in given and key in found}
     try:
         check_placement(kind, said, **{k: v for k, v in placed.items() if not isinstance(v, Call)})
     except MisconfigurationException as error:

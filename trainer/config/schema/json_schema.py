@@ -24,10 +24,10 @@ from typing import Any, Literal
 from fulgurite.backends import CSConfig, CSXBackend
 from fulgurite.config.document.ignored import IGNORED_KEYS
 from fulgurite.config.schema import schema as tables
-from fulgurite.config.schema.loggers import LOGGER_NAMES
 from fulgurite.config.schema.schedulers import WHEN
 from fulgurite.config.types.annotations import alternatives, class_of, is_class, is_dataclass
 from fulgurite.config.types.classes import CATEGORIES, Classes, category_of
+from fulgurite.config.types.loggers import LOGGER_NAMES
 from fulgurite.config.types.shapes import Keys, OneClass, Section, Several, Shape, Value
 from fulgurite.config.types.signatures import signature_of
 from fulgurite.trainer import Trainer

@@ -12,13 +12,13 @@ from fulgurite.config.document.problems import Path, Problem, listed, nearest, s
 from fulgurite.config.schema.conflicts import check_conflicts
 from fulgurite.config.schema.data import DataShape
 from fulgurite.config.schema.init import Init
-from fulgurite.config.schema.loggers import DEFAULT_LOGGERS, LOGGER_NAMES
 from fulgurite.config.schema.optimizers import OptimizerShape
 from fulgurite.config.schema.schedulers import SchedulerShape
 from fulgurite.config.schema.sections import AutoRestart, Logging, Loop
 from fulgurite.config.types.calls import Call
 from fulgurite.config.types.classes import CATEGORIES, Named, named
 from fulgurite.config.types.constructor_checks import backend_error
+from fulgurite.config.types.loggers import DEFAULT_LOGGERS, LOGGER_NAMES
 from fulgurite.config.types.shapes import (
     Keys,
     OneClass,

@@ -1,6 +1,7 @@
 """Values against types: which class a name stands for, and what it takes.
 
 categories   the kinds of class that a file names
+loggers      which loggers are there by default
 classes      which class a name in a file stands for
 report       what a check found so far
 signatures   what a class or function takes, by jsonargparse

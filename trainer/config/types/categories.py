@@ -69,7 +69,7 @@ CATEGORIES = {
     "logger": Category(
         title="logger",
         bases=("lightning.pytorch.loggers.Logger",),
-        homes=("fulgurite.config.schema.loggers", "lightning.pytorch.loggers"),
+        homes=("fulgurite.config.types.loggers", "lightning.pytorch.loggers"),
         no_choices=("lightning.pytorch.loggers.logger.DummyLogger",),
     ),
     "metric": Category(
