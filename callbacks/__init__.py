@@ -1,25 +1,31 @@
-"""Callbacks that parameter files name, and what they share, one a file (docs/callbacks.md).
+"""Lightning callbacks that observe a run, one a file (docs/callbacks.md has them all).
 
-sparse                what costs a step nothing: hooks on log steps, cheap logging
-profiler              what profilers share: a clock without pauses
-  rate                samples per second
-  duration            time that remains
-  flops               operations per second
-  performance         what they found, as a file
-check_loss            a run ends whose loss is no number
-samples               how many samples came
-norms                 of weights and gradients
-param_groups          learning rates and their kin
-inputs                mean, spread and range of batches
-selective_grad        which gradients reach the optimizer
-eval_metrics          metrics that nobody logs
-count_params          the table of parameters
-flags                 low-level flags: which are known
-checkpoint            when checkpoints are written, and which is the newest; saving: who is told
-  keep_n              old ones go
-  save_states         smaller ones beside; load_states: parts of one; checkpoint_states: their names
-runner_hooks          the twelve hooks of a runner
-stopping              Ctrl-C and SIGTERM: a checkpoint after the step in flight
+Import the classes from here; ``loops`` and ``trainer`` also use files below. This package imports
+``backends`` and nothing above it. A new callback: its file, its import here, its row in the docs.
+
+sparse                base of callbacks whose hooks run on some steps only, and cheap logging
+profiler              base of the profilers: a clock that leaves pauses out
+  rate                logs samples per second
+  duration            logs how long a run will still take
+  flops               logs floating-point operations per second
+  performance         writes what profilers measured to a file
+check_loss            ends a run whose loss is NaN or infinite
+samples               counts the samples that training has seen
+norms                 logs norms of weights and gradients
+param_groups          logs learning rates and other numbers of param groups
+inputs                logs mean, deviation and range of batches
+selective_grad        keeps the gradients of chosen parameters, and makes others zero
+eval_metrics          logs metrics that a model only updates
+count_params          prints the table of parameters
+flags                 sets low-level flags; the table of those that are known
+checkpoint            writes checkpoints every n steps, and finds the newest
+  saving              how ``Checkpoint`` tells other callbacks that it writes
+  keep_n              deletes old checkpoints
+  save_states         writes smaller checkpoints beside whole ones
+  load_states         loads parts of a checkpoint
+  checkpoint_states   the names of those parts
+runner_hooks          calls the twelve hooks of a runner (``fulgurite.runners``)
+stopping              ends a run on Ctrl-C or SIGTERM, with a checkpoint
 """
 
 from __future__ import annotations

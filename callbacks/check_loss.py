@@ -51,11 +51,11 @@ class CheckLoss(SparseCallback):
         self._batches = self._epochs_batch = self._epochs_step = 0  # counted where they began
 
     def every_n_steps(self, trainer: pl.Trainer) -> int:
-        """Log steps."""
+        """The loss is looked at on log steps: reading it waits for the device."""
         return log_steps(trainer)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Begin to count."""
+        """Begin to count losses that are finite."""
         self._batches = batches_ready(trainer)
         self.on_train_epoch_start(trainer, pl_module)
         vars(pl_module)[STATE] = torch.zeros((), dtype=torch.int64, device=pl_module.device)
@@ -80,32 +80,32 @@ class CheckLoss(SparseCallback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any
     ) -> None:
-        """Read, where that waits for no device, or on log steps."""
+        """Look at the count on log steps; on every step where reading waits for no device."""
         if pl_module.device.type == "cpu" or is_log_step(trainer):
             self._check(trainer, pl_module)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Read."""
+        """Look at the count before validation."""
         self._check(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Read."""
+        """Look at the count when an epoch ends."""
         self._check(trainer, pl_module)
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Read."""
+        """Look at the count before a checkpoint is written."""
         self._check(trainer, pl_module)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Leave the module as it was."""
+        """Take the counter off the module again."""
         vars(pl_module).pop(STATE, None)
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        """Leave the module as it was: what is saved on an exception may be looked at."""
+        """Take the counter off the module again: it may be looked at after the exception."""
         vars(pl_module).pop(STATE, None)
 
     def _check(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:

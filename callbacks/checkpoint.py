@@ -78,7 +78,7 @@ class Checkpoint(SaveAnnouncer, SparseCallback, ModelCheckpoint):
         return found[-1] if found else None
 
     def found(self, folder: str | Path) -> list[Path]:
-        """The checkpoints in a folder, the newest last; the same files count."""
+        """The checkpoints in a folder, the newest last; as for ``newest``, others do not count."""
         return [path for _, _, path in sorted(self._found(Path(folder)))]
 
     def _found(self, folder: Path) -> Iterator[tuple[int, str, Path]]:
@@ -92,14 +92,14 @@ class Checkpoint(SaveAnnouncer, SparseCallback, ModelCheckpoint):
     # -- when to save ------------------------------------------------------------------------
 
     def every_n_steps(self, trainer: pl.Trainer) -> int:
-        """Every ``steps``; under manual optimization a batch may have any number of them."""
+        """Every ``steps``; 1 under manual optimization, where a batch has any number of them."""
         if not isinstance(self.steps, int):
             return 0
         return self.steps if trainer.lightning_module.automatic_optimization else 1
 
     @property
     def state_key(self) -> str:
-        """Under which a checkpoint keeps this callback's state."""
+        """The name under which a checkpoint keeps the state of this callback."""
         return type(self).__qualname__
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -134,15 +134,15 @@ class Checkpoint(SaveAnnouncer, SparseCallback, ModelCheckpoint):
             self.save(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Nothing: epochs do not matter here."""
+        """Write nothing: this callback counts steps, where Lightning's also counts epochs."""
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Nothing: validation does not matter here."""
+        """Write nothing: this callback counts steps, where Lightning's follows metrics."""
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        """Nothing: what an exception leaves is no checkpoint."""
+        """Write nothing: what an exception leaves is no state to resume from."""
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save the end, unless it was saved already."""
@@ -170,7 +170,7 @@ class Checkpoint(SaveAnnouncer, SparseCallback, ModelCheckpoint):
 
     @staticmethod
     def _write(trainer: pl.Trainer, path: Path) -> None:
-        """Write beside, then rename: Lightning's own save copies from another file system."""
+        """Write to another name, then rename: a checkpoint appears only when it is complete."""
         part = path.with_name(f".{path.name}.part")
         trainer.save_checkpoint(part, weights_only=False)
         if trainer.is_global_zero:
@@ -192,11 +192,11 @@ class Checkpoint(SaveAnnouncer, SparseCallback, ModelCheckpoint):
     # -- what Lightning asks a ModelCheckpoint ------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: the folder knows."""
+        """Keep nothing: which checkpoints there are is read from the folder."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing."""
+        """Restore nothing: see ``state_dict``."""
 
     def _find_last_checkpoints(self, trainer: pl.Trainer) -> set[str]:
         """What ``ckpt_path="last"`` loads (checked against Lightning 2.6.6)."""

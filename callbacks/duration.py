@@ -31,7 +31,7 @@ class DurationProfiler(Profiler):
         return {"training_time": self.clock.seconds}
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Begin anew."""
+        """Forget what was measured in the run before."""
         super().on_train_start(trainer, pl_module)
         self._began = None
 

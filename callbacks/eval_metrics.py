@@ -32,21 +32,21 @@ class ModelEvalMetrics(pl.Callback):
         self._before: list[tuple[Metric, dict[str, Any]]] = []
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Put what metrics hold aside."""
+        """Save the values that metrics hold, and reset them."""
         if not _looks_after_itself(pl_module):
             for _, metric in _unlogged(trainer, pl_module):
                 self._before += [(part, _held(part)) for part in _parts(metric)]
                 metric.reset()
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Log."""
+        """Log the metrics that validation updated."""
         if not _looks_after_itself(pl_module):
             for name, metric in _unlogged(trainer, pl_module):
                 if any(part.update_called for part in _parts(metric)):
                     pl_module.log_dict(dict(_values(name, metric.compute())))
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Give metrics back what they held."""
+        """Give metrics the values back that they held before validation."""
         for metric, held in self._before:
             metric.reset()
             vars(metric).update(held)

@@ -105,7 +105,7 @@ class GlobalFlags(_Flags):
     """
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Set them."""
+        """Set the flags before the first program is made."""
         self.note()
         self.applied(trainer)
 
@@ -118,14 +118,14 @@ class _ScopedFlags(_Flags):
         self._backend: Any = None
 
     def begin(self, trainer: pl.Trainer) -> None:
-        """Set them."""
+        """Set the flags, and remember those that were set before."""
         self.note()
         if self._backend is None and is_static(trainer):
             self._backend = trainer.strategy.backend  # type: ignore[attr-defined]
             self.applied(trainer)
 
     def end(self, trainer: pl.Trainer) -> None:
-        """Set what was there before."""
+        """Set the flags again that were set before."""
         if self._backend is not None:
             trainer.strategy.backend = self._backend  # type: ignore[attr-defined]
             self._backend = None
@@ -139,18 +139,18 @@ class ScopedTrainFlags(_ScopedFlags):
     """
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Set them: the training step is made right after this hook."""
+        """Set the flags: the training step is made right after this hook."""
         if stage == "fit":
             self.begin(trainer)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Reset them: the training step has what it needs."""
+        """Reset the flags: the training step is made and has them."""
         self.end(trainer)
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        """Reset them."""
+        """Reset the flags."""
         self.end(trainer)
 
 
@@ -162,17 +162,17 @@ class ScopedValidateFlags(_ScopedFlags):
     """
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Set them."""
+        """Set the flags for the programs of validation."""
         self.begin(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Reset them."""
+        """Reset the flags."""
         self.end(trainer)
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        """Reset them."""
+        """Reset the flags."""
         self.end(trainer)
 
 

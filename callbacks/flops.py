@@ -59,7 +59,7 @@ class FlopUtilization(Profiler):
     every_n_steps = Profiler.every_n_steps  # and the first batch
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Each run counts anew."""
+        """Forget what was counted in the run before."""
         self.flops_per_batch = self._counter = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -83,7 +83,7 @@ class FlopUtilization(Profiler):
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Stop counting, where no batch ended."""
+        """Stop counting where no batch ended."""
         self._aside.close()
 
     def on_exception(

@@ -26,7 +26,7 @@ class LogInputSummaries(pl.Callback):
         self._aside = ExitStack()
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Look at each batch where the step begins: no hook inside a step is given it."""
+        """Wrap the training step: no hook inside a step is given the batch."""
         if stage != "fit":
             return
         step = trainer.strategy.training_step
@@ -39,13 +39,13 @@ class LogInputSummaries(pl.Callback):
         self._aside.enter_context(patched([(trainer.strategy, "training_step", training_step)]))
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Look no more."""
+        """Take the wrapper off the training step."""
         self._aside.close()
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        """Look no more."""
+        """Take the wrapper off the training step."""
         self._aside.close()
 
 

@@ -30,29 +30,29 @@ class KeepNCheckpoints(pl.Callback, SaveObserver):
         self._paths: list[str] = []
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """See that somebody writes them."""
+        """Refuse a run in which no ``Checkpoint`` writes checkpoints."""
         check_saved(self, trainer, stage)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Those of a run in another folder are not this run's to delete."""
+        """Forget the files of a run in another folder: they are not this run's to delete."""
         folder = Path(trainer.default_root_dir).resolve()
         self._paths = [path for path in self._paths if Path(path).resolve().parent == folder]
 
     def before_checkpoint(self, trainer: pl.Trainer, path: Path) -> None:
-        """Note the file, which then knows itself when a run goes on from it."""
+        """Note the new file before its state is written: so the file lists itself on resume."""
         self._paths.append(str(path))
 
     def after_checkpoint(self, trainer: pl.Trainer, path: Path) -> None:
-        """Delete the oldest."""
+        """Delete the oldest file."""
         while self.n is not None and len(self._paths) > self.n:
             oldest = self._paths.pop(0)
             if Path(oldest).exists():
                 trainer.strategy.remove_checkpoint(oldest)
 
     def state_dict(self) -> dict[str, Any]:
-        """The files."""
+        """The paths of the files that stay."""
         return {"paths": list(self._paths)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with these files."""
+        """Go on with the files of the run that is resumed."""
         self._paths = list(state_dict["paths"])

@@ -31,7 +31,7 @@ class LoadCheckpointStates(pl.Callback):
         self._aside = ExitStack()
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Take the other parts out where a checkpoint comes in: no hook sees all of it in time."""
+        """Filter checkpoints as the strategy loads them: no hook sees all of one early enough."""
         left_out = [state for state in STATES if state not in self.states]
         if not left_out:
             return
@@ -50,13 +50,13 @@ class LoadCheckpointStates(pl.Callback):
         self._aside.enter_context(patched(changes))
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Let whole checkpoints in again."""
+        """Load whole checkpoints again."""
         self._aside.close()
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        """Let whole checkpoints in again."""
+        """Load whole checkpoints again."""
         self._aside.close()
 
 

@@ -44,7 +44,7 @@ class ComputeNorm(pl.Callback):
 
 
 def _is(one: Optimizer, other: Optimizer) -> bool:
-    """Whether two are one optimizer; under manual optimization Lightning wraps them."""
+    """Whether two objects are one optimizer; manual optimization sees Lightning's wrappers."""
     return getattr(one, "optimizer", one) is getattr(other, "optimizer", other)
 
 

@@ -39,11 +39,11 @@ class LogOptimizerParamGroup(SparseCallback):
         self.keys = wanted
 
     def every_n_steps(self, trainer: pl.Trainer) -> int:
-        """Log steps."""
+        """Numbers are looked at on log steps."""
         return log_steps(trainer)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """See that the optimizers have these keys.
+        """Check that an optimizer has these keys.
 
         Raises:
             ValueError: none of them has one.
@@ -60,14 +60,14 @@ class LogOptimizerParamGroup(SparseCallback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """On CSX the host shows the numbers that the step is about to use."""
+        """Log on CSX: the host shows the numbers that the step is about to use."""
         if is_static(trainer) and is_log_step(trainer):
             log_values(trainer, self._numbers(trainer))
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
     ) -> None:
-        """Elsewhere ``optimizer_step`` of the module may still have set them."""
+        """Log eager steps here: ``optimizer_step`` of the module may have set numbers."""
         if not is_static(trainer) and is_log_step(trainer):
             log_values(trainer, self._numbers(trainer))
 

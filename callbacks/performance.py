@@ -22,13 +22,13 @@ class SavePerformanceData(pl.Callback):
     """
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write."""
+        """Write the file."""
         self._write(trainer)
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        """Write what there is."""
+        """Write the file with what was measured so far."""
         if trainer.training:
             self._write(trainer)
 

@@ -40,11 +40,11 @@ class TrainingClock:
         self._since = 0.0
 
     def start(self, trainer: pl.Trainer) -> None:
-        """Run from here on."""
+        """Let the clock run."""
         self._mark(trainer, time.perf_counter())
 
     def read(self, trainer: pl.Trainer, batch: Any) -> None:
-        """Count up to the end of this batch; the batches since the last reading are as large."""
+        """Count the batches since the last reading, each as large as this one, and their time."""
         now = time.perf_counter()
         self._size = samples_in(batch) or 0
         if self.runs:
@@ -52,7 +52,7 @@ class TrainingClock:
         self._mark(trainer, now)
 
     def stop(self, trainer: pl.Trainer) -> None:
-        """Count up to here, and stand still."""
+        """Count up to now, and stop the clock."""
         if self.runs:
             self._count(trainer, time.perf_counter())
         self.runs = False
@@ -88,11 +88,11 @@ class Profiler(SparseCallback, SaveObserver):
         raise NotImplementedError
 
     def every_n_steps(self, trainer: pl.Trainer) -> int:
-        """Log steps; every batch, where batches may differ in size."""
+        """Log steps; every batch where batches may differ in size, so that samples are right."""
         return log_steps(trainer) if same_size(trainer) else 1
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Begin anew."""
+        """Start a new clock."""
         self.clock = TrainingClock()
 
     def on_train_batch_end(
@@ -103,31 +103,31 @@ class Profiler(SparseCallback, SaveObserver):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Count; on log steps, log."""
+        """Read the clock; on log steps, log."""
         self.clock.read(trainer, batch)
         if self.clock.batches and is_log_step(trainer):
             log_values(trainer, self.measured(trainer))
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Leave validation out."""
+        """Stop the clock for validation."""
         if trainer.state.fn == TrainerFn.FITTING:
             self.clock.stop(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Go on."""
+        """Let the clock run again."""
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
             self.clock.start(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Leave the end of an epoch out."""
+        """Stop the clock for the end of an epoch."""
         self.clock.stop(trainer)
 
     def before_checkpoint(self, trainer: pl.Trainer, path: Path) -> None:
-        """Leave checkpoints out."""
+        """Stop the clock while a checkpoint is written."""
         self._ran_before_saving = self.clock.runs
         self.clock.stop(trainer)
 
     def after_checkpoint(self, trainer: pl.Trainer, path: Path) -> None:
-        """Go on."""
+        """Let the clock run again."""
         if self._ran_before_saving:
             self.clock.start(trainer)

@@ -46,7 +46,7 @@ class RateProfiler(Profiler):
         }
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Begin anew."""
+        """Forget what was measured in the run before."""
         super().on_train_start(trainer, pl_module)
         self._last, self._window = (0, 0.0), trainer.accumulate_grad_batches
 

@@ -29,11 +29,11 @@ class SamplesStreamedInfo(SparseCallback):
         self._ready = self._size = 0
 
     def every_n_steps(self, trainer: pl.Trainer) -> int:
-        """None, for the first batch of an epoch tells; every batch, where they differ in size."""
+        """0: an epoch's first batch tells all sizes; 1 where batches may differ in size."""
         return 0 if same_size(trainer) else 1
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Count from here."""
+        """Remember how many batches the loader gave before this run."""
         self._ready = batches_ready(trainer)
 
     def on_train_batch_end(
@@ -44,18 +44,18 @@ class SamplesStreamedInfo(SparseCallback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Count."""
+        """Add the samples of the batch."""
         self._size = samples_in(batch) or 0
         self.count(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Count."""
+        """Bring the count up to date."""
         self.count(trainer)
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Count, and keep the count."""
+        """Bring the count up to date, and keep it in the checkpoint."""
         self.count(trainer)
         self.samples_streamed_till_ckpt_step = self.samples_streamed_till_curr_step
         checkpoint["callbacks"][self.state_key] = self.state_dict()
@@ -82,7 +82,7 @@ class SamplesStreamedInfo(SparseCallback):
         return {"samples_streamed": self.samples_streamed_till_curr_step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Go on with the count of a checkpoint."""
         self.samples_streamed_till_curr_step = state_dict["samples_streamed"]
         self.samples_streamed_till_ckpt_step = state_dict["samples_streamed"]
 

@@ -47,11 +47,11 @@ class SaveCheckpointState(pl.Callback, SaveObserver):
         self._saved = 0
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """See that somebody writes them."""
+        """Refuse a run in which no ``Checkpoint`` writes checkpoints."""
         check_saved(self, trainer, stage)
 
     def after_checkpoint(self, trainer: pl.Trainer, path: Path) -> None:
-        """Write, if it is the k-th."""
+        """Write a smaller checkpoint beside every k-th one."""
         self._saved += 1
         if self._saved % self.k or not trainer.is_global_zero:
             return
@@ -62,11 +62,11 @@ class SaveCheckpointState(pl.Callback, SaveObserver):
         part.replace(path.with_name(name))
 
     def state_dict(self) -> dict[str, Any]:
-        """How many checkpoints there were."""
+        """The number of checkpoints so far."""
         return {"saved": self._saved}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on counting; the checkpoint that this comes from was counted after it was written."""
+        """Go on counting; the checkpoint itself was written before it was counted."""
         self._saved = state_dict["saved"] + 1
 
 

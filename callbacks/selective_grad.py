@@ -37,7 +37,7 @@ class SelectiveGrad(pl.Callback):
             )
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """See that every filter matches something.
+        """Check that every filter matches a parameter.
 
         Raises:
             ValueError: one does not.
@@ -55,7 +55,7 @@ class SelectiveGrad(pl.Callback):
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
     ) -> None:
-        """Make gradients zero."""
+        """Make the gradients of all other parameters zero."""
         for name, p in pl_module.named_parameters():
             if p.grad is not None and not any(fnmatchcase(name, glob) for glob in self.filters):
                 p.grad.zero_()

@@ -36,7 +36,7 @@ class SparseCallback(pl.Callback):
 
 
 def period(callback: SparseCallback, trainer: pl.Trainer) -> int:
-    """``every_n_steps``, or 1 where it was said of hooks that something else overrides since."""
+    """``every_n_steps``; 1 where a subclass overrides the hooks around batches, and not it."""
     for owner in (callback, *type(callback).__mro__):
         if "every_n_steps" in vars(owner):
             break

@@ -71,7 +71,7 @@ class StopOnSignal(pl.Callback):
 
     @property
     def exit_status(self) -> int:
-        """What a process says that was ended so: 130 for Ctrl-C, 143 for SIGTERM; else 0."""
+        """The exit status of a process ended by the signal: 130 Ctrl-C, 143 SIGTERM; else 0."""
         return 0 if self.signal is None else 128 + self.signal
 
     # -- the context ---------------------------------------------------------------------------
@@ -153,7 +153,7 @@ class StopOnSignal(pl.Callback):
         self._obey()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Remember from where this run trains, and begin nothing after a signal."""
+        """Remember the step at which this run began, and stop if a signal came already."""
         self._begun = trainer.global_step
         self._obey()
 
@@ -194,7 +194,7 @@ class StopOnSignal(pl.Callback):
 
 
 def _receive_in_worker(number: int) -> None:
-    """In a process forked from this one: the terminal's Ctrl-C is for its parent; SIGTERM ends."""
+    """In a forked data worker: ignore Ctrl-C, which is for the parent; end on SIGTERM."""
     if number == signal.SIGTERM:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)

@@ -1,10 +1,20 @@
-"""The order of events: what runs on the host each time, and what is traced once.
+"""Lightning's loops with CSX's step: the order of a run's events, host hooks and traced ones.
 
-``position`` (data and random states for resume), ``shapes`` (loaders that cannot be static),
-``fetching`` and ``feeding`` (batches from the loader, and whether it keeps up), ``lean`` (what
-happens around a step), ``finite`` (whether losses are), ``building`` (runs that only build),
-``fit``, ``epoch``, ``optimization`` (the step), ``evaluation``. Each class is Lightning's with a
-few methods changed; their state keeps Lightning's keys, so checkpoints interchange.
+CSX's strategy calls ``install`` by its dotted name; ``trainer`` may import from any file. This
+package imports ``callbacks`` and ``backends``. Each class is Lightning's with a few methods
+changed; their state keeps Lightning's keys, so checkpoints interchange.
+
+position       which batch comes next after a resume, and from which random states
+shapes         refuses loaders whose last batch is smaller
+fetching       takes batches from an ordinary loader without Lightning's and torch's overhead
+feeding        says once if the loader is slower than the program
+lean           calls the hooks around a step (``on_train_batch_start`` and the like)
+finite         says once at which step a loss was first not finite
+building       runs that only compile: the first batch of each stage
+fit            the fit loop
+epoch          the loop over the batches of an epoch
+optimization   the step: the hooks inside it are traced from here (``on_before_backward`` ...)
+evaluation     validation, test and predict
 
     fit                                                        host
       sanity check: two validation batches                     host, programs

@@ -101,7 +101,7 @@ class TrainingEpochLoop(_TrainingEpochLoop):
             self._advance(data_fetcher)
 
     def _advance(self, data_fetcher: _DataFetcher) -> None:
-        """What Lightning's ``advance`` does, in its order."""
+        """The events of a batch, in the order of Lightning's ``advance``."""
         self.val_loop._restarting = False
         batch, _, _ = next(data_fetcher)
         progress, batch_idx = self.batch_progress, self.batch_progress.current.ready

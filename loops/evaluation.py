@@ -100,7 +100,7 @@ class EvaluationLoop(_EvaluationLoop):
     def _run_batch(
         self, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_iter: Iterator[Any] | None
     ) -> None:
-        """What Lightning's method does, in its order."""
+        """The events of a batch, in the order of Lightning's own method."""
         trainer = self.trainer
         if not self._hooks.hold():
             self._find_hooks()

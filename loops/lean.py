@@ -53,7 +53,7 @@ class BatchHooks:
         self._of_module = self._set_on_module()
 
     def hold(self) -> bool:
-        """Whether these are still the hooks: callbacks and the module may get others meanwhile."""
+        """Whether callbacks, and hooks set on the module, are those found when the stage began."""
         same: bool = self.callbacks == self._trainer.callbacks
         return same and self._of_module == self._set_on_module()
 
@@ -63,7 +63,7 @@ class BatchHooks:
         return own.get(start), own.get(end)
 
     def suffice(self, fetcher: _DataFetcher | None) -> bool:
-        """Whether nothing asks for Lightning's own method: a profiler, several processes, ..."""
+        """Whether the lean loop can run the batch: no profiler, one process, an ordinary loader."""
         return (
             type(self._trainer.profiler) is PassThroughProfiler
             and self._trainer.world_size == 1
@@ -97,11 +97,11 @@ class BatchHooks:
         self._call(self._end, 1, args)
 
     def before_some(self, *args: Any) -> None:
-        """Call the hooks before the step that are needed on some steps only, on one of those."""
+        """Call the hooks of sparse callbacks before a step on which they are due."""
         self._call([(True, c.on_train_batch_start) for c in self._sparse], 0, args)
 
     def after_some(self, *args: Any) -> None:
-        """Call the hooks after the step that are needed on some steps only, on one of those."""
+        """Call the hooks of sparse callbacks after a step on which they are due."""
         self._call([(True, c.on_train_batch_end) for c in self._sparse], 1, args)
 
     def _find_sparse(self) -> None:

@@ -5,9 +5,9 @@
 
 Rooms, from the ground up; a room imports from those above it in this list:
 
-document   a file as a document: what is in it, and where
-types      values against types: which class a name stands for, and what it takes
-legacy     the old form of files, turned into this one
+document   a file as a document: plain values, and where each stands
+types      values against types, and the classes that a file names
+legacy     the old form of files, converted to this one
 schema     what may be in a file, key by key
 run        from a checked file to a training
 """

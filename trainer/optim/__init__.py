@@ -1,6 +1,7 @@
-"""What trains the weights: optimizers in tensor operations, and schedulers a program computes.
+"""Optimizers in tensor operations, and schedulers whose numbers a program computes.
 
-In reading order:
+Users import classes from here, and ``config`` too; these files import ``backends`` alone.
+
 optimizer               the base of all optimizers: state before the first step
 adam                    AdamBase, for optimizers like Adam; Adam and AdamW on it
 lamb                    Lamb, AdamW with a trust ratio

@@ -3,7 +3,8 @@
     from fulgurite.runners import run
     run(model_fn, train_data_fn, eval_data_fn)
 
-In reading order:
+Scripts import what stands below; nothing of Fulgurite imports this package. Its files import
+``config``, ``callbacks`` and ``cli``.
 
 flags       the command line of such a script, as a table
 parameters  a parameter file, the flags in it, and the plan that it makes

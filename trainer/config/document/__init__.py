@@ -1,4 +1,6 @@
-"""A parameter file as a document: what is in it, and where.
+"""Reads a parameter file as a document: plain values, and the line and column of each.
+
+All rooms may import from any file here; these files import nothing above them.
 
 problems   what is wrong with a file: every mistake at once, each with its line and key
 nodes      YAML, read safely, with the place of every key

@@ -1,7 +1,10 @@
-"""The old form of files, turned into this one.
+"""Converts the old form of parameter files to the present one.
+
+``schema``, ``run``, the CLI and the runners import ``converting`` and ``yaml_text``; these files
+import ``document``.
 
 table        the keys of old files, and where each one's value goes
-draft        a new file in the making, with the old key of each value
+draft        the new file while it is made, with the old key of each value
 schedules    old schedules as schedulers
 optimizer    old optimizers
 converting   a whole file

@@ -1,4 +1,6 @@
-"""From a checked file to a training.
+"""Makes Trainer, module and data of a checked file, and runs them.
+
+``fulgurite``, the CLI and the runners import from here; these files may import every other room.
 
 refusing         what a checked file cannot be run with
 modules          a plain nn.Module as a LightningModule; the file's optimizer for it

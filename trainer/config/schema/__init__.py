@@ -1,6 +1,10 @@
-"""What may be in a file, key by key.
+"""Says what may be in a parameter file, key by key, and checks a file against it.
 
-sections      what the keys of ``loop``, ``logging`` and ``autorestart`` mean, as typed classes
+``run``, the CLI and the runners may import from any file here; these import ``document``,
+``types`` and ``legacy``. A new key: a field of a class in ``sections``, or a row of ``INIT`` in
+``schema`` with a field in ``init``.
+
+sections      the keys of ``loop``, ``logging`` and ``autorestart``, as dataclasses
 optimizers    ``optimizer``: its arguments, and param groups by globs
 schedulers    ``schedulers``: their arguments, and when they are stepped
 data          loaders of a file, and all of them as a LightningDataModule

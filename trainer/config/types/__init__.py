@@ -1,13 +1,15 @@
-"""Values against types: which class a name stands for, and what it takes.
+"""Checks values against types, and finds the classes that a file names.
 
-categories   the kinds of class that a file names
-loggers      which loggers are there by default
-classes      which class a name in a file stands for
-report       what a check found so far
-signatures   what a class or function takes, by jsonargparse
-annotations  a type annotation taken apart, and its name in errors
-values       a value against a type: classes at any depth; the rest by jsonargparse
-calls        objects to be made when the file is built
-constructor_checks   ranges of values: what constructors of libraries' classes raise
-shapes       what may stand where: the few kinds of value that a file is made of
+``schema`` and ``run`` may import from any file here; these import ``document``.
+
+categories          the kinds of class that a file names: optimizers, callbacks, ...
+loggers             which loggers are there by default
+classes             which class a name in a file stands for
+report              the problems and notes of a check
+signatures          the parameters of a class or function, by jsonargparse
+annotations         a type annotation taken apart, and its name in errors
+calls               objects to be made when the file is built
+values              a value or arguments against their types; the rest by jsonargparse
+constructor_checks  ranges of values: the errors that constructors of libraries raise
+shapes              the few kinds of value that a file is made of: a mapping, a class, a list
 """
