@@ -20,20 +20,8 @@ from fulgurite.config.legacy.table import CLOSED_SECTIONS, ROWS, SECTIONS, WITHO
 
 ORDER = {
     "init": (
-        "device",
-        "backend",
-        "model_dir",
-        "seed",
-        "model",
-        "optimizer",
-        "schedulers",
-        "precision",
-        "sparsity",
-        "loop",
-        "checkpoint",
-        "logging",
-        "callbacks",
-        "loggers",
+        *("device", "backend", "model_dir", "seed", "model", "optimizer", "schedulers"),
+        *("precision", "sparsity", "loop", "checkpoint", "logging", "callbacks", "loggers"),
     ),
     "fit": ("train_dataloader", "val_dataloader", "ckpt_path"),
     "validate": ("val_dataloader", "ckpt_path"),

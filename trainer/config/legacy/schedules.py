@@ -13,22 +13,10 @@ _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 NAMES = {
     name.lower().removesuffix("lr"): name
     for name in (
-        "ConstantLR",
-        "PolynomialLR",
-        "LinearLR",
-        "ExponentialLR",
-        "InverseExponentialTimeDecayLR",
-        "InverseSquareRootDecayLR",
-        "CosineDecayLR",
-        "PiecewiseConstantLR",
-        "MultiStepLR",
-        "StepLR",
-        "CosineAnnealingLR",
-        "LambdaLR",
-        "CosineAnnealingWarmRestarts",
-        "MultiplicativeLR",
-        "CyclicLR",
-        "OneCycleLR",
+        *("ConstantLR", "PolynomialLR", "LinearLR", "ExponentialLR", "CosineDecayLR"),
+        *("InverseExponentialTimeDecayLR", "InverseSquareRootDecayLR", "PiecewiseConstantLR"),
+        *("MultiStepLR", "StepLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts"),
+        *("LambdaLR", "MultiplicativeLR", "CyclicLR", "OneCycleLR"),
     )
 }
 """The name of a schedule, in lower case and without "lr": its class in ``lr_scheduler``."""

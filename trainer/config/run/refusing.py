@@ -12,17 +12,10 @@ import lightning.pytorch as pl
 
 from fulgurite.config.document.problems import Problem
 from fulgurite.config.schema.checking import Phase, Plan
+from fulgurite.config.schema.schema import STAGES
 
 LIGHTNINGS_PATHS = ("last", "hpc", "best", "registry")
 """Words for a checkpoint that Lightning itself finds."""
-
-_EXAMPLE = {
-    "fit": "train_dataloader",
-    "validate": "val_dataloader",
-    "validate_all": "val_dataloaders",
-    "test": "test_dataloader",
-    "predict": "predict_dataloader",
-}
 
 
 def refuse_unbuilt(plan: Plan, mode: str | None = None) -> None:
@@ -87,10 +80,11 @@ def device_of(phase: Phase) -> str:
 
 def _missing(phase: Phase, mode: str) -> Iterator[Problem]:
     if mode not in phase.stages:
+        [loader] = STAGES[mode].required
         yield Problem(
             phase.path,
             f"{mode} requested, but the file has no {mode} section. Add"
-            f" {mode}: {{{_EXAMPLE[mode]}: ...}} beside init.",
+            f" {mode}: {{{loader}: ...}} beside init.",
         )
     target = phase.init.model.target
     plain = inspect.isclass(target) and not issubclass(target, pl.LightningModule)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Sized
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from types import MethodType
 from typing import Any
 
@@ -56,8 +56,7 @@ class DataShape(OneClass):
         call = super().called(replace(found, arguments=own), report)
         if call is None:
             return None
-        made = {item.name: getattr(call, item.name) for item in fields(Call)}
-        return DataCall(**made, loader=self._loader(beside, found.arguments_path, report))
+        return DataCall(**vars(call), loader=self._loader(beside, found.arguments_path, report))
 
     def _target(self, found: Named, report: Report) -> Any:
         try:

@@ -274,10 +274,6 @@ def _object(properties: Schema, required: Iterable[str] = ()) -> Schema:
     return {"type": "object", "properties": properties, **needed, "additionalProperties": False}
 
 
-def _required(name: str) -> Schema:
-    return {"required": [name]}
-
-
 def _one_or_more(one: Schema) -> Schema:
     return _if_list({"type": "array", "items": one}, {"anyOf": [one, {"type": "null"}]})
 
@@ -287,7 +283,7 @@ def _if_list(several: Schema, one: Schema) -> Schema:
 
 
 def _either(key: str, found: Schema, other: Schema) -> Schema:
-    return {"if": _required(key), "then": found, "else": other}
+    return {"if": {"required": [key]}, "then": found, "else": other}
 
 
 def _names(names: Iterable[str]) -> Schema:

@@ -14,7 +14,7 @@ that the class of its module does; parameters that none matches form the last gr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -88,7 +88,7 @@ class OptimizerShape(OneClass):
         if call is None:
             return None
         return OptimizerCall(
-            **{item.name: getattr(call, item.name) for item in fields(Call)},
+            **vars(call),
             groups=groups,
             factors=_checked_factors(factors, (*path, _FACTORS[0]), report),
             factors_path=(*path, _FACTORS[0]),

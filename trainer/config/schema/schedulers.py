@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch.optim import Optimizer
@@ -57,9 +57,8 @@ class SchedulerShape(OneClass):
         call = shape.called(replace(found, arguments=given), report)
         if call is None:
             return None
-        made = {item.name: getattr(call, item.name) for item in fields(Call)}
         when = self._checked_when(call.target, when, found, report)
-        return SchedulerCall(**{**made, "nested": nested}, when=when)
+        return SchedulerCall(**{**vars(call), "nested": nested}, when=when)
 
     def _checked_when(
         self, target: Any, when: dict[str, Any], found: Named, report: Report

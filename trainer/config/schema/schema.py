@@ -241,7 +241,7 @@ INIT: dict[str, Shape] = {
     "autorestart": Section(AutoRestart),
 }
 
-STAGES: dict[str, Shape] = {
+STAGES = {
     "fit": Keys(
         {"train_dataloader": DATA, "val_dataloader": Several(DATA), "ckpt_path": CKPT_PATH},
         required=("train_dataloader",),

@@ -24,15 +24,10 @@ class Category:
     no_choices: tuple[str, ...] = ()
 
 
-_METRICS: tuple[str, ...] = (
-    "classification",
-    "regression",
-    "aggregation",
-    "retrieval",
-    "clustering",
-    "nominal",
+_METRICS = (
+    *("classification", "regression", "aggregation", "retrieval", "clustering", "nominal"),
+    *("segmentation", "text", "image", "detection", "audio", "wrappers"),
 )
-_METRICS += ("segmentation", "text", "image", "detection", "audio", "wrappers")
 
 CATEGORIES = {
     "model": Category(

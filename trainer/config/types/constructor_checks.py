@@ -1,7 +1,7 @@
-"""Ranges of values: libraries' classes are made once on the side, for what they complain about.
+"""Checks ranges of values by calling constructors of libraries, and keeping what they raise.
 
-Only such whose constructors do nothing but keep their arguments: optimizers and schedulers, on one
-parameter of one number; callbacks; metrics of numbers.
+Only constructors that do nothing but keep their arguments are called: those of optimizers and
+schedulers, with one parameter of one number; of callbacks; of metrics of numbers.
 """
 
 from __future__ import annotations
@@ -14,6 +14,12 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import lightning.pytorch as pl
+import torch
+from torchmetrics import Metric
+
+from fulgurite.backends import CSXBackend
+from fulgurite.backends.backend import current_backend, set_backend
 from fulgurite.config.types.calls import Call, Later
 from fulgurite.config.types.classes import LIBRARIES
 from fulgurite.config.types.signatures import signature_of
@@ -22,22 +28,19 @@ _QUIET_METRICS = ("classification", "regression", "aggregation", "retrieval")
 
 
 def constructor_error(call: Call) -> str | None:
-    """What the class of a call says against its arguments; None if it has nothing to say."""
-    make = _maker(call)
-    return None if make is None else _said_by(make)
+    """What the constructor of a call raises, in one line; None if it raises nothing."""
+    make = _constructor(call)
+    return None if make is None else _error_of(make)
 
 
 def backend_error(target: Callable[..., Any], arguments: dict[str, Any]) -> str | None:
-    """What CSX says against its options; the others would look for their machine."""
-    from fulgurite.backends import CSXBackend
-    from fulgurite.backends.backend import current_backend, set_backend
-
+    """What CSXBackend raises; the other backends would look for their machine."""
     if target is not CSXBackend:
         return None
     live = current_backend()
     set_backend(None)
     try:
-        return _said_by(lambda: target(**arguments))
+        return _error_of(lambda: target(**arguments))
     finally:
         set_backend(live)
 
@@ -55,20 +58,18 @@ TRAINER_CHECKS = frozenset(
 
 
 def trainer_error(arguments: dict[str, Any]) -> str | None:
-    """What Lightning's Trainer says against its arguments."""
-    import lightning.pytorch as pl
-
+    """What Lightning's Trainer raises for those of its arguments that it checks."""
     given = {key: value for key, value in arguments.items() if key in TRAINER_CHECKS}
     if not given or any(map(_has_calls, given.values())):
         return None
     quiet: dict[str, Any] = dict.fromkeys(
         ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
     )
-    return _said_by(lambda: pl.Trainer(accelerator="cpu", devices=1, **quiet, **given))
+    return _error_of(lambda: pl.Trainer(accelerator="cpu", devices=1, **quiet, **given))
 
 
-def _said_by(make: Callable[[], Any]) -> str | None:
-    """The text of what making something raises, in one line."""
+def _error_of(make: Callable[[], Any]) -> str | None:
+    """What a call raises, in one line; None if it raises nothing."""
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -87,12 +88,8 @@ def _said_by(make: Callable[[], Any]) -> str | None:
     return None
 
 
-def _maker(call: Call) -> Callable[[], Any] | None:
-    """How to make one on the side, if that is without effects."""
-    import torch
-    from lightning.pytorch import Callback
-    from torchmetrics import Metric
-
+def _constructor(call: Call) -> Callable[[], Any] | None:
+    """A constructor with its arguments, if calling it has no other effects."""
     target: Any = call.target
     if not inspect.isclass(target) or target.__module__.partition(".")[0] not in LIBRARIES:
         return None
@@ -110,7 +107,7 @@ def _maker(call: Call) -> Callable[[], Any] | None:
             return lambda: target(torch.optim.AdamW([weight]), **kwargs)
         return None
     module = target.__module__.split(".")
-    quiet = issubclass(target, Callback) or (
+    quiet = issubclass(target, pl.Callback) or (
         issubclass(target, Metric) and module[1:2] and module[1] in _QUIET_METRICS
     )
     return (lambda: target(**kwargs)) if quiet and not lacking else None
