@@ -29,7 +29,7 @@ class Patch:
         replacement: what stands there.
         why: what would happen without it, or what it gives.
         checked: the package whose code it was checked with, and the version.
-        upstream: where the owner's authors were told, if it works around a bug of theirs.
+        upstream: the issue at the owner's authors', if it works around a bug of theirs.
     """
 
     owner: Any
@@ -41,11 +41,12 @@ class Patch:
 
 
 def patches_of(
-    owner: Any, replacements: Mapping[str, Any], *, why: str, checked: str
+    owner: Any, replacements: Mapping[str, Any], *, why: str, checked: str, upstream: str = ""
 ) -> Iterator[Patch]:
     """A patch of each of an owner's attributes that is named, for one reason."""
+    same: Any = {"owner": owner, "why": why, "checked": checked, "upstream": upstream}
     for name, replacement in replacements.items():
-        yield Patch(owner=owner, name=name, replacement=replacement, why=why, checked=checked)
+        yield Patch(name=name, replacement=replacement, **same)
 
 
 @contextlib.contextmanager

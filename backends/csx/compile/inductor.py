@@ -44,6 +44,8 @@ FLAGS = {
     "emulate_precision_casts": True,
     "fx_graph_cache": False,
 }
+_READ_EARLY = "https://github.com/pytorch/pytorch/issues/185509"
+_READ_LATE = "https://github.com/pytorch/pytorch/issues/198131"
 _PROGRAM, _CONSTANTS = "program.py", "constants.pt"
 
 
@@ -88,8 +90,7 @@ def _order_after_writes() -> Iterator[Patch]:
 
     Where the C++ backend fits one loop to another it looks again at what the loop reads, by the
     buffer's first name: the order after an operation that wrote into the buffer is lost, unless the
-    loop has artificial dependencies too. Reported in words in docs/backends.md, "Two bugs in
-    the compiler".
+    loop has artificial dependencies too. docs/backends.md, "Two bugs in the compiler", has more.
     """
     from torch._inductor.scheduler import SchedulerNode
 
@@ -101,7 +102,7 @@ def _order_after_writes() -> Iterator[Patch]:
 
     method = {"recompute_size_and_body": recompute_size_and_body}
     why = "a buffer may be read before the operation that fills it, and give NaN"
-    return patches_of(SchedulerNode, method, why=why, checked="torch 2.13")
+    return patches_of(SchedulerNode, method, why=why, checked="torch 2.13", upstream=_READ_EARLY)
 
 
 def _copies_first() -> Iterator[Patch]:
@@ -130,9 +131,8 @@ def _copies_first() -> Iterator[Patch]:
                 node.replace_input_with(value, kept)
 
     why = "a copy of an input may be read after the input was overwritten"
-    return patches_of(
-        post_grad, {"remove_noop_ops": remove_noop_ops}, why=why, checked="torch 2.13"
-    )
+    graph_pass = {"remove_noop_ops": remove_noop_ops}
+    return patches_of(post_grad, graph_pass, why=why, checked="torch 2.13", upstream=_READ_LATE)
 
 
 @functools.cache

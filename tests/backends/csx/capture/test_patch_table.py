@@ -21,6 +21,7 @@ from optimizers import Moving
 
 from fulgurite.backends import patches
 from fulgurite.backends.csx.capture import patch_table
+from fulgurite.backends.csx.compile import inductor
 from fulgurite.backends.csx.diagnostics.errors import HostRead
 from fulgurite.backends.patches import MISSING, Patch
 
@@ -83,6 +84,13 @@ def test_every_row_has_a_target_a_reason_and_a_version(table: list[Patch]) -> No
         assert own or f" {patch.name}(" in inspect.getsource(patch.owner), patch
         assert len(patch.why.split()) > 4
         assert re.fullmatch(r"\w+ \d+\.\d+", patch.checked), patch
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")  # torch's own
+def test_the_rows_of_the_compilers_bugs_name_the_issues() -> None:
+    for patch in (*inductor._order_after_writes(), *inductor._copies_first()):
+        assert hasattr(patch.owner, patch.name)
+        assert patch.upstream.startswith("https://github.com/pytorch/pytorch/issues/")
 
 
 def test_no_row_replaces_what_another_row_replaces(table: list[Patch]) -> None:
