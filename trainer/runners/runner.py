@@ -88,7 +88,7 @@ class PyTorchBaseRunner(Runner):
             )
 
     def train(self, train_dataloader: Any) -> None:
-        """Train."""
+        """Train on a loader's batches."""
         self._fit(train_dataloader, None)
 
     def train_and_eval(self, train_dataloader: Any, eval_dataloader: Any) -> None:

@@ -123,7 +123,7 @@ def _runner_of(phase: Phase) -> type[PyTorchBaseRunner]:
 
 
 def _say_how_to_go_on(stop: StopOnSignal, script: Path, left: int | None, partly: bool) -> None:
-    """Print the command.
+    """Print the command that goes on with a stopped run.
 
     Args:
         stop: what stopped the run.

@@ -27,7 +27,6 @@ _CLUSTER = "trainer.init.backend.cluster_config."
 _BACKEND = "trainer.init.backend."
 _CALLBACKS = "trainer.init.callbacks."
 _LOGGERS = "trainer.init.loggers."
-_CLASSES = (_CALLBACKS, _LOGGERS)
 
 IGNORED_KEYS = {
     f"{_CLUSTER}mgmt_address": _ADDRESS,
@@ -116,6 +115,6 @@ def note_for(path: Path) -> str | None:
 def _patterns() -> tuple[tuple[re.Pattern[str], str], ...]:
     def flags(key: str) -> re.RegexFlag:
         # classes may be written in any case, other keys may not
-        return re.IGNORECASE if key.startswith(_CLASSES) else re.NOFLAG
+        return re.IGNORECASE if key.startswith((_CALLBACKS, _LOGGERS)) else re.NOFLAG
 
     return tuple((re.compile(translate(k), flags(k)), note) for k, note in IGNORED_KEYS.items())

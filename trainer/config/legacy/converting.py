@@ -195,7 +195,7 @@ def _device(draft: Draft) -> str:
 
 
 def _convert_precision(draft: Draft) -> None:
-    """Write down the defaults of old runs, and what they did unasked."""
+    """Write out the defaults of old runs, and what they changed without being asked."""
     given = draft.get(_PRECISION)
     if not given:
         return
@@ -236,7 +236,7 @@ def _note_precision(key: str, text: str, draft: Draft) -> None:
 
 
 def _convert_accumulation(draft: Draft) -> None:
-    """On CSX the key had no effect."""
+    """Say that ``grad_accum_steps`` had no effect on CSX, where it has one now."""
     path: Path = ("trainer", "init", "loop", "grad_accum_steps")
     old: Path = ("optimizer", "grad_accum_steps")
     steps, device = draft.get(path, 1), _device(draft)

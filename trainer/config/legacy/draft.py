@@ -61,16 +61,16 @@ class Draft:
             self._trace((*path, part), item, (*old, part))
 
     def take(self, path: Path) -> Any:
-        """Take a new key out again; its value, or None."""
+        """Remove a new key; returns its value, or None."""
         section = self.get(path[:-1], {})
         return section.pop(path[-1], None)
 
     def note(self, old: Path, text: str, near: Path, value: Any = None) -> None:
-        """Take down what to know of an old key."""
+        """Add a note about an old key."""
         self.notes.append(Note(old, text, near, value))
 
     def problem(self, old: Path, text: str) -> None:
-        """Take down a mistake."""
+        """Add a mistake in an old key."""
         self.problems.append(Problem(old, text))
 
     def finish(self, order: Mapping[str, tuple[str, ...]]) -> None:

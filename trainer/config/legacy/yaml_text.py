@@ -52,9 +52,8 @@ class _Writer:
         for note in converted.notes:
             self._place(note)
         trainer = self.params.get("trainer", {})
-        fit = (
-            trainer.get("fit", {}) if isinstance(trainer, dict) else {}
-        )  # a list has no such loader
+        # a list of trainers has no such loader
+        fit = trainer.get("fit", {}) if isinstance(trainer, dict) else {}
         self.loader = fit.get("val_dataloader")
 
     def _place(self, note: Note) -> None:

@@ -117,7 +117,7 @@ def made(plan: Plan, call: Call, **more: Any) -> Any:
 
 @contextlib.contextmanager
 def noted(plan: Plan, path: Path, name: str) -> Iterator[None]:
-    """Say in a note which part of the file an error comes from."""
+    """Add a note to errors: which part of the file they come from."""
     try:
         yield
     except Exception as error:
@@ -205,14 +205,10 @@ def file_callbacks(plan: Plan, init: Init) -> list[pl.Callback]:
     ]
     own = [made(plan, call) for call in init.own_callbacks]
     checkpoint = init.checkpoint
-    if checkpoint is None and _makes_checkpoints(init, own):
-        checkpoint = Checkpoint()
+    if checkpoint is None and init.wants_checkpoints:
+        others = any(isinstance(one, ModelCheckpoint) for one in own)
+        checkpoint = None if others else Checkpoint()
     return [*made_by_default, *own, *([checkpoint] if checkpoint is not None else [])]
-
-
-def _makes_checkpoints(init: Init, callbacks: list[pl.Callback]) -> bool:
-    wanted = init.trainer.arguments.get("enable_checkpointing") is not False
-    return wanted and not any(isinstance(one, ModelCheckpoint) for one in callbacks)
 
 
 def _loggers(plan: Plan, init: Init, lightnings: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class EvalFrequency(SparseCallback):
         self._goes_on = False  # whether the next batch is the first of a run that goes on
 
     def every_n_steps(self, trainer: pl.Trainer) -> int:
-        """None but the first of a run."""
+        """0: the hooks around a batch are needed for the first batch of a run alone."""
         return 0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -84,7 +84,7 @@ class EvalFrequency(SparseCallback):
             self._plan(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Find the next."""
+        """Find the batch of the next validation."""
         if self.frequency and trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._goes_on = False
             self._plan(trainer)

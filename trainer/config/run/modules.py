@@ -36,19 +36,19 @@ class FileModule(pl.LightningModule):
         return self.model(batch)
 
     def training_step(self, batch: Any) -> Tensor:
-        """The loss."""
+        """Log the loss as "loss", and return it."""
         loss = self._loss(batch)
         self.log("loss", loss, prog_bar=True)
         return loss
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
-        """The loss."""
+        """Log the loss as "val_loss", and return it."""
         loss = self._loss(batch)
         self.log("val_loss", loss, prog_bar=True)
         return loss
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
-        """The loss."""
+        """Log the loss as "test_loss", and return it."""
         loss = self._loss(batch)
         self.log("test_loss", loss, prog_bar=True)
         return loss
@@ -63,7 +63,7 @@ class FileModule(pl.LightningModule):
         checkpoint["state_dict"] = {k.removeprefix(_PREFIX): v for k, v in state.items()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take weights by those names."""
+        """Take weights by the names that they have in the module."""
         state = checkpoint["state_dict"]
         checkpoint["state_dict"] = {_PREFIX + k: v for k, v in state.items()}
 

@@ -57,7 +57,9 @@ def _with_defaults(said: dict[str, Any], phase: Phase) -> dict[str, Any]:
     logging = _apart(asdict(init.logging or Logging()), "logging", said)
     full["logging"] = {**logging, **(said.get("logging") or {})}
     if "checkpoint" in said and isinstance(said["checkpoint"], Mapping):
-        full["checkpoint"] = {**_signature(Checkpoint), **said["checkpoint"]}
+        parameters = inspect.signature(Checkpoint).parameters.values()
+        defaults = {one.name: one.default for one in parameters}
+        full["checkpoint"] = {**defaults, **said["checkpoint"]}
     own = said.get("callbacks") or []
     own = own if isinstance(own, list) else [own]
     listed = {one.name.rpartition(".")[2].lower() for one in init.callbacks}
@@ -77,12 +79,6 @@ def _apart(section: dict[str, Any], name: str, said: Mapping[str, Any]) -> dict[
     }
 
 
-def _signature(target: type[Any]) -> dict[str, Any]:
-    """An argument's name -> its default."""
-    parameters = inspect.signature(target).parameters.values()
-    return {one.name: one.default for one in parameters}
-
-
 class SaveParams(pl.Callback):
     """Writes the file of a training into its folder, as ``params.yaml``.
 
@@ -97,7 +93,7 @@ class SaveParams(pl.Callback):
         self._plan = plan
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Write it."""
+        """Write the file when a fit begins."""
         backends = [phase.init.backend or {} for phase in self._plan.phases]
         dry = any(one.get("compile_only") or one.get("validate_only") for one in backends)
         if stage == "fit" and trainer.is_global_zero and not (dry or trainer.fast_dev_run):  # type: ignore[attr-defined]

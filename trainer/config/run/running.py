@@ -182,7 +182,7 @@ def checkpoint(plan: Plan, phase: Phase, mode: str) -> str | None:
 
 @contextmanager
 def _told_of(phase: Phase, mode: str, path: str | None) -> Iterator[None]:
-    """Say in a note which checkpoint an error comes from, and how to do without."""
+    """Add a note to errors: which checkpoint they come from, and how to do without it."""
     try:
         yield
     except Exception as error:
@@ -194,7 +194,7 @@ def _told_of(phase: Phase, mode: str, path: str | None) -> Iterator[None]:
 
 @contextmanager
 def _loading(trainer: pl.Trainer, phase: Phase, mode: str, path: str | None) -> Iterator[None]:
-    """Say it of what fails to load while a stage runs, too."""
+    """Add the same note to errors of loading that come while a stage runs."""
     strategy = trainer.strategy
 
     def told(name: str) -> tuple[Any, str, Callable[..., Any]]:
@@ -243,7 +243,7 @@ def all_of(phase: Phase) -> list[str]:
 
 
 def _saves(phase: Phase) -> Checkpoint | None:
-    """The Checkpoint of a trainer, or one like it."""
+    """The Checkpoint of a trainer, or one with its defaults; None where checkpoints are off."""
     init = phase.init
     if init.checkpoint is not None:
         return init.checkpoint
@@ -251,8 +251,7 @@ def _saves(phase: Phase) -> Checkpoint | None:
         target: Any = call.target
         if issubclass(target, AnyCheckpoint):
             return call() if issubclass(target, Checkpoint) else None
-    wanted = init.trainer.arguments.get("enable_checkpointing") is not False
-    return Checkpoint() if wanted else None
+    return Checkpoint() if init.wants_checkpoints else None
 
 
 def _checkpoints(plan: Plan, phase: Phase) -> list[str | None]:

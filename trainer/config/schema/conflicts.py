@@ -14,6 +14,7 @@ from fulgurite.config.types.calls import Call
 from fulgurite.config.types.constructor_checks import TRAINER_CHECKS, trainer_error
 from fulgurite.config.types.report import Report
 from fulgurite.mixed_precision import MixedPrecision
+from fulgurite.precision import CB16_MIXED
 from fulgurite.trainer import PLACEMENT, check_placement
 
 SAME: tuple[tuple[Path, str], ...] = (
@@ -117,10 +118,8 @@ def _check_device(
     except MisconfigurationException as error:
         report.problem((*path, *_named_in(str(error), placed)), str(error))
     precision = found.get("precision")
-    if isinstance(precision, MixedPrecision):
-        only_csx = precision.enabled and precision.fp16_type == "cbfloat16"
-    else:
-        only_csx = precision == "cb16-mixed"
+    mixed = precision if isinstance(precision, MixedPrecision) and precision.enabled else None
+    only_csx = precision == CB16_MIXED or (mixed and mixed.fp16_type == "cbfloat16")
     if only_csx and kind != "CSX":
         report.problem((*path, "precision"), f"cbfloat16 exists on CSX only; got {said}.")
 

@@ -108,7 +108,7 @@ class FileData(pl.LightningDataModule):
         return self._made[-1][1]
 
     def _made_again(self, call: Call) -> Any:
-        """The same; a loader anew where the Trainer reloads it after some epochs."""
+        """As ``made``; but a loader is made anew where the Trainer reloads it after some epochs."""
         trainer = self.trainer
         if trainer is not None and trainer.current_epoch and _reloads(trainer):
             self._made = [
@@ -123,7 +123,7 @@ class FileData(pl.LightningDataModule):
         return found if isinstance(found, list) else [found]
 
     def _stage(self) -> str:
-        """What the Trainer does now."""
+        """The stage that the Trainer runs now; "fit" before any."""
         state = None if self.trainer is None else self.trainer.state.fn
         return "fit" if state is None else str(state.value)
 
@@ -134,7 +134,7 @@ class FileData(pl.LightningDataModule):
         return self._calls("validate", "val_dataloader") or own
 
     def _modules(self) -> list[pl.LightningDataModule]:
-        """Those that the running stage takes its loaders from."""
+        """The LightningDataModules that the running stage takes its loaders from."""
         stage = self._stage()
         calls = {
             "fit": [*self._calls("fit", "train_dataloader"), *self._validation()],
@@ -152,21 +152,18 @@ class FileData(pl.LightningDataModule):
         loaders: list[Any] = []
         for call in calls:
             made = self._made_again(call)
-            if isinstance(made, pl.LightningDataModule):
-                made = getattr(made, hook)()
-                loaders += _listed(made)
-            else:
-                loaders.append(made)
+            is_module = isinstance(made, pl.LightningDataModule)
+            loaders += _listed(getattr(made, hook)()) if is_module else [made]
         return loaders
 
     def train_dataloader(self) -> Any:
-        """Of ``fit``."""
+        """The training loader of ``fit``."""
         [call] = self._calls("fit", "train_dataloader")
         made = self._made_again(call)
         return made.train_dataloader() if isinstance(made, pl.LightningDataModule) else made
 
     def val_dataloader(self) -> Any:
-        """Of ``fit``; of ``validate`` where that runs and has one."""
+        """The validation loaders of ``fit``; those of ``validate`` where that runs and has any."""
         calls = self._validation()
         if not calls and self._validates and self._stage() == "fit":
             modules = self._modules_of(self._calls("fit", "train_dataloader"))
@@ -179,21 +176,21 @@ class FileData(pl.LightningDataModule):
         return self._loaders(calls, "val_dataloader")
 
     def test_dataloader(self) -> Any:
-        """Of ``test``."""
+        """The loaders of ``test``."""
         return self._loaders(self._calls("test", "test_dataloader"), "test_dataloader")
 
     def predict_dataloader(self) -> Any:
-        """Of ``predict``."""
+        """The loaders of ``predict``."""
         return self._loaders(self._calls("predict", "predict_dataloader"), "predict_dataloader")
 
     def prepare_data(self) -> None:
-        """That of the file's modules."""
+        """Call the hook of the file's LightningDataModules."""
         self._active = self._modules()
         for module in self._active:
             module.prepare_data()
 
     def setup(self, stage: str) -> None:
-        """That of the file's modules; what they do with batches is done here."""
+        """Call the hook of the file's LightningDataModules; take over their hooks for batches."""
         self._active = self._modules()
         for module in self._active:
             module.trainer = self.trainer
@@ -209,22 +206,22 @@ class FileData(pl.LightningDataModule):
                     setattr(self, hook, getattr(module, hook))
 
     def teardown(self, stage: str) -> None:
-        """That of the file's modules."""
+        """Call the hook of the file's LightningDataModules."""
         for module in self._active:
             module.teardown(stage)
 
     def on_exception(self, exception: BaseException) -> None:
-        """That of the file's modules."""
+        """Call the hook of the file's LightningDataModules."""
         for module in self._active:
             module.on_exception(exception)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the file's modules keep in a checkpoint, by their classes."""
+        """The states of the file's LightningDataModules, by the names of their classes."""
         states = {type(module).__qualname__: module.state_dict() for module in self._active}
         return {name: state for name, state in states.items() if state}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Give it back."""
+        """Give the LightningDataModules their states back."""
         for module in self._active:
             if type(module).__qualname__ in state_dict:
                 module.load_state_dict(state_dict[type(module).__qualname__])

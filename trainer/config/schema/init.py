@@ -42,6 +42,11 @@ class Init:
     autorestart: AutoRestart | None = None
 
     @property
+    def wants_checkpoints(self) -> bool:
+        """Whether Lightning's ``enable_checkpointing`` leaves checkpoints on."""
+        return self.trainer.arguments.get("enable_checkpointing") is not False
+
+    @property
     def own_callbacks(self) -> list[Call]:
         """The callbacks that are to be made, without the defaults that are taken away."""
         return [one for one in self.callbacks if isinstance(one, Call)]

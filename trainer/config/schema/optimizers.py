@@ -153,9 +153,7 @@ def _options_of(call: Call, options: dict[str, Any], path: Path, report: Report)
 
 
 def _checked_factors(value: Any, path: Path, report: Report) -> dict[str, float]:
-    if value is None:
-        return {}
-    if not is_mapping(value, path, report):
+    if value is None or not is_mapping(value, path, report):
         return {}
     for name, factor in value.items():
         if not isinstance(factor, (int, float)) or isinstance(factor, bool):
@@ -211,12 +209,8 @@ def _kinds(module: nn.Module, names: list[str]) -> list[str]:
 
 def _first(matches: Iterable[bool]) -> int:
     """The index of the first entry that matches; one past the last if there is none."""
-    i = 0
-    for found in matches:
-        if found:
-            break
-        i += 1
-    return i
+    found = list(matches)
+    return found.index(True) if True in found else len(found)
 
 
 def _matches_one(names: list[str], globs: tuple[str, ...]) -> bool:

@@ -110,15 +110,16 @@ def scheduler_configs(
 
 def _made(call: Call, optimizer: Optimizer) -> Any:
     assert call.target is not None
-    nested: dict[str, Any] = {}
-    for name, inner in call.nested.items():
-        if isinstance(inner, list):
-            nested[name] = [_made(_tagged(one, call), optimizer) for one in inner]
-        else:
-            nested[name] = _made(_tagged(inner, call), optimizer)
-    takes = (
-        "optimizer" in inspect.signature(call.target).parameters
-    )  # a chain's first argument are schedulers
+
+    def make(inner: Call) -> Any:
+        return _made(_tagged(inner, call), optimizer)
+
+    nested = {
+        name: [make(one) for one in inner] if isinstance(inner, list) else make(inner)
+        for name, inner in call.nested.items()
+    }
+    # a chain takes no optimizer: its schedulers have one
+    takes = "optimizer" in inspect.signature(call.target).parameters
     return call(**nested, **({"optimizer": optimizer} if takes else {}))
 
 

@@ -128,11 +128,10 @@ class Removable:
             return None
         if not found.removed:
             return self.shape.called(found, report)
+        names = map(str.lower, self.defaults)
         if found.name.lower() in DEFAULTS_ELSEWHERE:
             report.notes.append(Problem(found.name_path, "is no default here: nothing goes away."))
-        elif found.name.lower() not in map(str.lower, self.defaults) and not report.note_ignored(
-            found.name_path
-        ):
+        elif found.name.lower() not in names and not report.note_ignored(found.name_path):
             report.problem(
                 found.name_path,
                 f"null takes a default {self.shape.category} away, and {found.name} is none."

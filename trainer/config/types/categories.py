@@ -4,6 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
+from lightning.pytorch import callbacks
+from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.plugins import LayerSync
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.profilers import Profiler
+from lightning.pytorch.strategies import Strategy
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+from torchmetrics import Metric
+from torchmetrics.aggregation import BaseAggregator
+
+from fulgurite.optim import AdamBase, Optimizer
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Category:
@@ -11,17 +29,20 @@ class Category:
 
     Args:
         title: as in "no optimizer is named".
-        bases: the base classes, or where they are imported from.
+        bases: the base classes.
         homes: modules whose classes are known by their short names; an earlier one counts more.
+            They are imported when a name is looked up: some take long.
         functions: whether a function that makes one does as well.
-        no_choices: classes of the homes that are bases themselves.
+        no_choices: classes of the homes that are bases themselves; a file cannot name them.
+        base_is_choice: whether a file can name a base class: where an argument asks for one.
     """
 
     title: str
-    bases: tuple[str | type, ...]
+    bases: tuple[type, ...]
     homes: tuple[str, ...] = ()
     functions: bool = False
-    no_choices: tuple[str, ...] = ()
+    no_choices: tuple[type, ...] = ()
+    base_is_choice: bool = False
 
 
 _METRICS = (
@@ -32,78 +53,70 @@ _METRICS = (
 CATEGORIES = {
     "model": Category(
         title="model",
-        bases=("torch.nn.Module",),
+        bases=(nn.Module,),
         functions=True,
-        no_choices=("lightning.pytorch.LightningModule",),
+        no_choices=(pl.LightningModule,),
     ),
     "data": Category(title="data processor", bases=(), functions=True),
     "optimizer": Category(
         title="optimizer",
-        bases=("torch.optim.Optimizer",),
+        bases=(torch.optim.Optimizer,),
         homes=("fulgurite.optim", "torch.optim"),
-        no_choices=("fulgurite.optim.Optimizer", "fulgurite.optim.AdamBase"),
+        no_choices=(Optimizer, AdamBase),
     ),
     "scheduler": Category(
         title="scheduler",
-        bases=("torch.optim.lr_scheduler.LRScheduler",),
+        bases=(LRScheduler,),
         homes=(
-            "fulgurite.optim.lr_scheduler",
-            "fulgurite.optim.weight_decay_scheduler",
+            *("fulgurite.optim.lr_scheduler", "fulgurite.optim.weight_decay_scheduler"),
             "torch.optim.lr_scheduler",
         ),
     ),
     "callback": Category(
         title="callback",
-        bases=("lightning.pytorch.Callback",),
+        bases=(pl.Callback,),
         homes=("fulgurite.callbacks", "lightning.pytorch.callbacks"),
-        no_choices=tuple(
-            f"lightning.pytorch.callbacks.{name}"
-            for name in ("Checkpoint", "ProgressBar", "BaseFinetuning", "BasePredictionWriter")
+        no_choices=(
+            *(callbacks.Checkpoint, callbacks.ProgressBar),
+            *(callbacks.BaseFinetuning, callbacks.BasePredictionWriter),
         ),
     ),
     "logger": Category(
         title="logger",
-        bases=("lightning.pytorch.loggers.Logger",),
+        bases=(Logger,),
         homes=("fulgurite.config.types.loggers", "lightning.pytorch.loggers"),
-        no_choices=("lightning.pytorch.loggers.logger.DummyLogger",),
+        no_choices=(DummyLogger,),
     ),
     "metric": Category(
         title="metric",
-        bases=("torchmetrics.Metric",),
+        bases=(Metric,),
         homes=(*(f"torchmetrics.{name}" for name in _METRICS), "torchmetrics"),
-        no_choices=("torchmetrics.aggregation.BaseAggregator",),
+        no_choices=(BaseAggregator,),
     ),
     "profiler": Category(
         title="profiler",
-        bases=("lightning.pytorch.profilers.Profiler",),
+        bases=(Profiler,),
         homes=("lightning.pytorch.profilers",),
     ),
     "strategy": Category(
         title="strategy",
-        bases=("lightning.pytorch.strategies.Strategy",),
+        bases=(Strategy,),
         homes=("lightning.pytorch.strategies",),
     ),
     "accelerator": Category(
         title="accelerator",
-        bases=("lightning.pytorch.accelerators.Accelerator",),
+        bases=(Accelerator,),
         homes=("lightning.pytorch.accelerators",),
     ),
     "plugin": Category(
         title="plugin",
-        bases=(
-            "lightning.pytorch.plugins.precision.Precision",
-            "lightning.fabric.plugins.CheckpointIO",
-            "lightning.fabric.plugins.ClusterEnvironment",
-            "lightning.pytorch.plugins.LayerSync",
-        ),
+        bases=(Precision, CheckpointIO, ClusterEnvironment, LayerSync),
         homes=("lightning.pytorch.plugins", "lightning.pytorch.plugins.environments"),
     ),
     "module": Category(
         title="module",
-        bases=("torch.nn.Module",),
+        bases=(nn.Module,),
         homes=("torch.nn",),
-        no_choices=tuple(
-            f"torch.nn.{name}" for name in ("Container", "NLLLoss2d", "RNNBase", "RNNCellBase")
-        ),
+        no_choices=(nn.Container, nn.NLLLoss2d, nn.RNNBase, nn.RNNCellBase),
     ),
 }

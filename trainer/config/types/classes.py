@@ -33,25 +33,18 @@ from fulgurite.config.types.categories import Category as Category
 
 def category_of(types: tuple[type, ...]) -> Category:
     """The category of a parameter that takes instances of some classes."""
-    homes, no_choices = dict[str, None](), dict[str, None]()
+    homes, no_choices = dict[str, None](), dict[type, None]()
     title = " or ".join(kind.__name__ for kind in types)
     for category in CATEGORIES.values():
-        # a class of a package that nobody imported has no subclasses yet
-        loaded = all(str(base).partition(".")[0] in sys.modules for base in category.bases)
-        if category.bases and category.homes and loaded:
-            bases = bases_of(category)
-            if all(issubclass(kind, bases) for kind in types):
-                title = category.title if set(types) & set(bases) else title
-                homes |= dict.fromkeys(category.homes)
-                no_choices |= dict.fromkeys(category.no_choices)
+        bases = category.bases
+        if category.homes and all(issubclass(kind, bases) for kind in types):
+            title = category.title if set(types) & set(bases) else title
+            homes |= dict.fromkeys(category.homes)
+            no_choices |= dict.fromkeys(category.no_choices)
     homes |= dict.fromkeys(kind.__module__ for kind in types if kind is not object)
-    return Category(title=title, bases=types, homes=tuple(homes), no_choices=tuple(no_choices))
-
-
-@functools.cache
-def bases_of(category: Category) -> tuple[type, ...]:
-    """The base classes of a category."""
-    return tuple(imported(base) if isinstance(base, str) else base for base in category.bases)
+    return Category(
+        title=title, bases=types, homes=(*homes,), no_choices=(*no_choices,), base_is_choice=True
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,7 +170,7 @@ class Classes:
                 raise LookupError(self._unknown(category, name))
             found = known[exact]
         if found is not None and not _fits(found, category):
-            bases = " or ".join(base.__name__ for base in bases_of(category))
+            bases = " or ".join(base.__name__ for base in category.bases)
             a = "a module, not" if inspect.ismodule(found) else "not"
             wanted = f": expected a subclass of {bases}" if bases else ""
             raise LookupError(f"{name} is {a} {with_article(category.title)}{wanted}.")
@@ -297,12 +290,7 @@ def module_of(name: str) -> ModuleType:
 def _fits(value: Any, category: Category) -> bool:
     if not inspect.isclass(value):
         return category.functions and inspect.isroutine(value)
-    if inspect.isabstract(value) or value in _no_choices(category):
+    is_base = value in category.bases and not category.base_is_choice
+    if inspect.isabstract(value) or is_base or value in category.no_choices:
         return False
-    return not category.bases or issubclass(value, bases_of(category))
-
-
-@functools.cache
-def _no_choices(category: Category) -> frozenset[type]:
-    own = {base for base in category.bases if isinstance(base, str)}
-    return frozenset(imported(name) for name in (*own, *category.no_choices))
+    return not category.bases or issubclass(value, category.bases)

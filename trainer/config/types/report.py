@@ -24,7 +24,7 @@ class Report:
     notes: list[Problem] = field(default_factory=list)
 
     def problem(self, path: Path, text: str) -> None:
-        """Take down a mistake."""
+        """Add a mistake."""
         self.problems.append(Problem(path, text))
 
     def note_ignored(self, path: Path) -> bool:
@@ -35,10 +35,10 @@ class Report:
         return note is not None
 
     def fork(self) -> Report:
-        """An empty report of the same file: for what may be tried in several ways."""
+        """An empty report of the same file, for one of several ways to read a value."""
         return replace(self, problems=[], notes=[])
 
     def merge(self, other: Report) -> None:
-        """Take over what another one found."""
+        """Add what another report has found."""
         self.problems += other.problems
         self.notes += other.notes

@@ -64,7 +64,10 @@ def signature_of(target: Callable[..., Any]) -> Signature:
     found, unclear = _resolved(target)
     parameters = {
         item.name: Parameter(
-            name=item.name, kind=item.annotation, default=item.default, text=item.doc or ""
+            name=item.name,
+            kind=item.annotation,
+            default=item.default,
+            text=getattr(item, "doc", None) or "",  # Python's own parameters have none
         )
         for item in found
         if item.kind not in (*_VARIADIC, inspect.Parameter.POSITIONAL_ONLY)
@@ -107,19 +110,8 @@ def _resolved(target: Callable[..., Any]) -> tuple[list[Any], bool]:
     elif inspect.ismethod(target) and inspect.isclass(target.__self__):
         found = get_signature_parameters(target.__self__, target.__name__, log)
     else:
-        found = [
-            _Plain(p.name, p.annotation, p.default, p.kind) for p in (_own(target) or {}).values()
-        ]
+        found = list((_own(target) or {}).values())
     return found, complaints.unclear
-
-
-@dataclass(frozen=True, slots=True)
-class _Plain:
-    name: str
-    annotation: Any
-    default: Any
-    kind: Any
-    doc: str = ""
 
 
 def _reads_more(target: Callable[..., Any]) -> bool:

@@ -61,7 +61,7 @@ def check_untyped(value: Any, path: Path, report: Report) -> Any:
     """A value of which nothing is known: itself, but for classes by ``class_path`` in it."""
     if isinstance(value, Mapping):
         if "class_path" in value and value.keys() <= {"class_path", "init_args"}:
-            category = Category(title="class", bases=(object,), functions=True)
+            category = Category(title="class", bases=(object,), functions=True, base_is_choice=True)
             return check_class(category, value, path, report)
         return {key: check_untyped(item, (*path, key), report) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -144,7 +144,8 @@ def _mapping(kinds: tuple[Any, ...], value: Any, path: Path, report: Report) -> 
 
 def _dataclass(kind: Any, value: Mapping[Any, Any], path: Path, report: Report) -> Call | None:
     if "class_path" in value:
-        return check_class(Category(title=kind.__name__, bases=(kind,)), value, path, report)
+        category = Category(title=kind.__name__, bases=(kind,), base_is_choice=True)
+        return check_class(category, value, path, report)
     arguments = check_arguments(kind, value, path, report)
     return Call(path=path, name=kind.__name__, target=kind, arguments=arguments)
 

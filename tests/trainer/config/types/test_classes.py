@@ -20,7 +20,6 @@ from fulgurite.config.types.classes import (
     CATEGORIES,
     Classes,
     Named,
-    bases_of,
     category_of,
     imported,
     named,
@@ -107,7 +106,7 @@ def test_choices_are_neither_bases_nor_private_nor_abstract() -> None:
         for name, target in Classes().short_names(category).items() if category.homes else ():
             assert not name.startswith("_")
             assert not getattr(target, "__abstractmethods__", None)
-            assert target not in bases_of(category)
+            assert target not in category.bases
             assert "_deprecated" not in target.__module__
 
 
