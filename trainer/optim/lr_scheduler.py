@@ -9,7 +9,7 @@ own learning rate, before any scheduler set it. ``param_group_tags`` chooses gro
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from torch.optim import Optimizer
 
@@ -41,10 +41,10 @@ def _generic(arguments: Mapping[str, Any]) -> dict[str, Any]:
 class _LearningRate:
     """What the schedulers below set."""
 
-    param_group_key = "lr"
+    param_group_key: ClassVar[str] = "lr"
 
 
-class ConstantLR(_LearningRate, generic.ConstantScheduler):
+class ConstantLR(generic.ConstantScheduler, _LearningRate):
     """The same learning rate always.
 
     ``total_iters`` is how long it lasts in a SequentialLR. Torch's ConstantLR, a factor for some
@@ -61,7 +61,7 @@ class ConstantLR(_LearningRate, generic.ConstantScheduler):
         super().__init__(**_generic(locals()))
 
 
-class PolynomialLR(_LearningRate, generic.PolynomialScheduler):
+class PolynomialLR(generic.PolynomialScheduler, _LearningRate):
     """end + (initial - end) (1 - t / total_iters) ** power, then end; torch's has end 0.
 
     With ``cycle`` it jumps up after each ``total_iters`` and falls again, as Keras'
@@ -82,7 +82,7 @@ class PolynomialLR(_LearningRate, generic.PolynomialScheduler):
         super().__init__(**_generic(locals()))
 
 
-class LinearLR(_LearningRate, generic.LinearScheduler):
+class LinearLR(generic.LinearScheduler, _LearningRate):
     """A straight line from initial to end in ``total_iters`` steps, then end.
 
     Torch's with initial = lr * start_factor and end = lr * end_factor.
@@ -101,7 +101,7 @@ class LinearLR(_LearningRate, generic.LinearScheduler):
         super().__init__(**_generic(locals()))
 
 
-class ExponentialLR(_LearningRate, generic.ExponentialScheduler):
+class ExponentialLR(generic.ExponentialScheduler, _LearningRate):
     """initial * decay_rate ** (t / total_iters), the exponent rounded down with ``staircase``.
 
     Torch's with total_iters = 1 and decay_rate = gamma.
@@ -120,7 +120,7 @@ class ExponentialLR(_LearningRate, generic.ExponentialScheduler):
         super().__init__(**_generic(locals()))
 
 
-class InverseExponentialTimeDecayLR(_LearningRate, generic.InverseExponentialTimeDecayScheduler):
+class InverseExponentialTimeDecayLR(generic.InverseExponentialTimeDecayScheduler, _LearningRate):
     """initial / (1 + decay_rate * t ** step_exponent / total_iters).
 
     With ``staircase``, t ** step_exponent / total_iters is rounded down. Keras' InverseTimeDecay at
@@ -141,7 +141,7 @@ class InverseExponentialTimeDecayLR(_LearningRate, generic.InverseExponentialTim
         super().__init__(**_generic(locals()))
 
 
-class InverseSquareRootDecayLR(_LearningRate, generic.InverseSquareRootDecayScheduler):
+class InverseSquareRootDecayLR(generic.InverseSquareRootDecayScheduler, _LearningRate):
     """initial * scale / sqrt(max(t, warmup_steps))."""
 
     def __init__(
@@ -155,7 +155,7 @@ class InverseSquareRootDecayLR(_LearningRate, generic.InverseSquareRootDecaySche
         super().__init__(**_generic(locals()))
 
 
-class CosineDecayLR(_LearningRate, generic.CosineDecayScheduler):
+class CosineDecayLR(generic.CosineDecayScheduler, _LearningRate):
     """Half a cosine from initial to end in ``total_iters`` steps, then end; Keras' CosineDecay."""
 
     def __init__(
@@ -170,7 +170,7 @@ class CosineDecayLR(_LearningRate, generic.CosineDecayScheduler):
         super().__init__(**_generic(locals()))
 
 
-class SequentialLR(_LearningRate, generic.SequentialScheduler):
+class SequentialLR(generic.SequentialScheduler, _LearningRate):
     """One scheduler after another, each counting from its own milestone.
 
     Without ``milestones``, each begins where the one before has arrived. It begins after the count
@@ -178,7 +178,7 @@ class SequentialLR(_LearningRate, generic.SequentialScheduler):
     """
 
 
-class PiecewiseConstantLR(_LearningRate, generic.PiecewiseConstantScheduler):
+class PiecewiseConstantLR(generic.PiecewiseConstantScheduler, _LearningRate):
     """learning_rates[i] once i of the milestones have been reached."""
 
     def __init__(
@@ -191,7 +191,7 @@ class PiecewiseConstantLR(_LearningRate, generic.PiecewiseConstantScheduler):
         super().__init__(**_generic(locals()))
 
 
-class MultiStepLR(_LearningRate, generic.MultiStepScheduler):
+class MultiStepLR(generic.MultiStepScheduler, _LearningRate):
     """initial * gamma ** (how many milestones have been reached)."""
 
     def __init__(
@@ -206,7 +206,7 @@ class MultiStepLR(_LearningRate, generic.MultiStepScheduler):
         super().__init__(**_generic(locals()))
 
 
-class StepLR(_LearningRate, generic.StepScheduler):
+class StepLR(generic.StepScheduler, _LearningRate):
     """initial * gamma ** floor(t / step_size)."""
 
     def __init__(
@@ -221,7 +221,7 @@ class StepLR(_LearningRate, generic.StepScheduler):
         super().__init__(**_generic(locals()))
 
 
-class CosineAnnealingLR(_LearningRate, generic.CosineAnnealingScheduler):
+class CosineAnnealingLR(generic.CosineAnnealingScheduler, _LearningRate):
     """A cosine from initial to ``eta_min`` at ``T_max``, and up again after it."""
 
     def __init__(
@@ -236,7 +236,7 @@ class CosineAnnealingLR(_LearningRate, generic.CosineAnnealingScheduler):
         super().__init__(**_generic(locals()))
 
 
-class LambdaLR(_LearningRate, generic.LambdaScheduler):
+class LambdaLR(generic.LambdaScheduler, _LearningRate):
     """initial * lr_lambda(t), of tensors: a function, or a list with one per param group.
 
     ``lr_lambda`` gets the count as a float64 tensor [] on the host too.
@@ -253,7 +253,7 @@ class LambdaLR(_LearningRate, generic.LambdaScheduler):
         super().__init__(**_generic(locals()))
 
 
-class CosineAnnealingWarmRestarts(_LearningRate, generic.CosineAnnealingWarmRestartsScheduler):
+class CosineAnnealingWarmRestarts(generic.CosineAnnealingWarmRestartsScheduler, _LearningRate):
     """Half a cosine from initial to ``eta_min``, again and again.
 
     The first takes ``T_0`` steps, each other ``T_mult`` times as many as the one before.
@@ -272,7 +272,7 @@ class CosineAnnealingWarmRestarts(_LearningRate, generic.CosineAnnealingWarmRest
         super().__init__(**_generic(locals()))
 
 
-class MultiplicativeLR(_LearningRate, generic.MultiplicativeScheduler):
+class MultiplicativeLR(generic.MultiplicativeScheduler, _LearningRate):
     """initial * coefficient ** t; or initial * lr_lambda(1) * ... * lr_lambda(t), of tensors.
 
     ``lr_lambda`` is a function of the count as a float64 tensor [], or a list with one per param
@@ -290,7 +290,7 @@ class MultiplicativeLR(_LearningRate, generic.MultiplicativeScheduler):
         super().__init__(**_generic(locals()))
 
 
-class CyclicLR(_LearningRate, generic.CyclicScheduler):
+class CyclicLR(generic.CyclicScheduler, _LearningRate):
     """A triangle between ``base_lr`` and ``max_lr``, scaled by a mode or ``scale_fn``.
 
     Torch's with cycle_momentum=False: this one sets learning rates, and no momentum.
@@ -312,7 +312,7 @@ class CyclicLR(_LearningRate, generic.CyclicScheduler):
         super().__init__(**_generic(locals()))
 
 
-class OneCycleLR(_LearningRate, generic.OneCycleScheduler):
+class OneCycleLR(generic.OneCycleScheduler, _LearningRate):
     """Up to ``max_lr`` once, and down to initial / final_div_factor.
 
     Torch's with initial = max_lr / div_factor and cycle_momentum=False: this one sets learning
@@ -334,7 +334,7 @@ class OneCycleLR(_LearningRate, generic.OneCycleScheduler):
         super().__init__(**_generic(locals()))
 
 
-class ChainedLR(_LearningRate, generic.ChainedScheduler):
+class ChainedLR(generic.ChainedScheduler, _LearningRate):
     """The learning rate of the first, times each other's divided by its initial one."""
 
 
@@ -342,7 +342,7 @@ class ChainedScheduler(ChainedLR):
     """ChainedLR by torch's name; equals torch's for schedulers that multiply."""
 
 
-class ScalePerParamLR(_LearningRate, generic.ScalePerParamScheduler):
+class ScalePerParamLR(generic.ScalePerParamScheduler, _LearningRate):
     """A scheduler's learning rate times ``group["adjust_learning_rate"]``, 1 without."""
 
     adjust_keys = ("adjust_learning_rate", "adjust_val")

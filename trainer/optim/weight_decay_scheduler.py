@@ -6,86 +6,88 @@ Return them from ``configure_optimizers`` beside the scheduler of the learning r
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from fulgurite.optim import scheduler as generic
 
 
 class _WeightDecay:
     """What the schedulers below set."""
 
-    param_group_key = "weight_decay"
+    param_group_key: ClassVar[str] = "weight_decay"
 
 
-class ConstantWD(_WeightDecay, generic.ConstantScheduler):
+class ConstantWD(generic.ConstantScheduler, _WeightDecay):
     """The same weight decay always: ``val``."""
 
 
-class PolynomialWD(_WeightDecay, generic.PolynomialScheduler):
+class PolynomialWD(generic.PolynomialScheduler, _WeightDecay):
     """A power of the steps that are left, from ``initial_val`` to ``end_val``."""
 
 
-class LinearWD(_WeightDecay, generic.LinearScheduler):
+class LinearWD(generic.LinearScheduler, _WeightDecay):
     """A straight line from ``initial_val`` to ``end_val``."""
 
 
-class ExponentialWD(_WeightDecay, generic.ExponentialScheduler):
+class ExponentialWD(generic.ExponentialScheduler, _WeightDecay):
     """Falls by ``decay_rate`` every ``total_iters`` steps."""
 
 
-class InverseExponentialTimeDecayWD(_WeightDecay, generic.InverseExponentialTimeDecayScheduler):
+class InverseExponentialTimeDecayWD(generic.InverseExponentialTimeDecayScheduler, _WeightDecay):
     """Falls as 1 / (1 + decay_rate * t ** step_exponent / total_iters)."""
 
 
-class InverseSquareRootDecayWD(_WeightDecay, generic.InverseSquareRootDecayScheduler):
+class InverseSquareRootDecayWD(generic.InverseSquareRootDecayScheduler, _WeightDecay):
     """Falls as 1 / sqrt(t), after ``warmup_steps``."""
 
 
-class CosineDecayWD(_WeightDecay, generic.CosineDecayScheduler):
+class CosineDecayWD(generic.CosineDecayScheduler, _WeightDecay):
     """Half a cosine from ``initial_val`` to ``end_val``, which then stays."""
 
 
-class SequentialWD(_WeightDecay, generic.SequentialScheduler):
+class SequentialWD(generic.SequentialScheduler, _WeightDecay):
     """One scheduler of weight decay after another."""
 
 
-class PiecewiseConstantWD(_WeightDecay, generic.PiecewiseConstantScheduler):
+class PiecewiseConstantWD(generic.PiecewiseConstantScheduler, _WeightDecay):
     """Another of ``vals`` from each milestone on."""
 
 
-class MultiStepWD(_WeightDecay, generic.MultiStepScheduler):
+class MultiStepWD(generic.MultiStepScheduler, _WeightDecay):
     """Times ``gamma`` at each milestone."""
 
 
-class StepWD(_WeightDecay, generic.StepScheduler):
+class StepWD(generic.StepScheduler, _WeightDecay):
     """Times ``gamma`` every ``step_size`` steps."""
 
 
-class CosineAnnealingWD(_WeightDecay, generic.CosineAnnealingScheduler):
+class CosineAnnealingWD(generic.CosineAnnealingScheduler, _WeightDecay):
     """A cosine from ``initial_val`` to ``eta_min`` at ``T_max``, and up again."""
 
 
-class LambdaWD(_WeightDecay, generic.LambdaScheduler):
+class LambdaWD(generic.LambdaScheduler, _WeightDecay):
     """``initial_val`` times a function of the count."""
 
 
-class CosineAnnealingWarmRestartsWD(_WeightDecay, generic.CosineAnnealingWarmRestartsScheduler):
+class CosineAnnealingWarmRestartsWD(generic.CosineAnnealingWarmRestartsScheduler, _WeightDecay):
     """Half a cosine again and again, each ``T_mult`` times as long."""
 
 
-class MultiplicativeWD(_WeightDecay, generic.MultiplicativeScheduler):
+class MultiplicativeWD(generic.MultiplicativeScheduler, _WeightDecay):
     """Times a factor at every step."""
 
 
-class ChainedWD(_WeightDecay, generic.ChainedScheduler):
+class ChainedWD(generic.ChainedScheduler, _WeightDecay):
     """The product of schedulers of weight decay."""
 
 
-class CyclicWD(_WeightDecay, generic.CyclicScheduler):
+class CyclicWD(generic.CyclicScheduler, _WeightDecay):
     """A triangle between ``base_val`` and ``max_val``."""
 
 
-class OneCycleWD(_WeightDecay, generic.OneCycleScheduler):
+class OneCycleWD(generic.OneCycleScheduler, _WeightDecay):
     """Up to ``max_val`` once, and down below ``initial_val``."""
 
 
-class ScalePerParamWD(_WeightDecay, generic.ScalePerParamScheduler):
+class ScalePerParamWD(generic.ScalePerParamScheduler, _WeightDecay):
     """A scheduler's weight decay times ``group["adjust_val"]``, 1 without."""
