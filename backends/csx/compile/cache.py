@@ -58,8 +58,8 @@ class CompileCache:
     """A folder of compiled programs.
 
     It keeps within a limit of bytes: 2 GiB, or what the environment variable
-    ``FULGURITE_CACHE_BYTES`` says. Past it the entries that were used longest ago go, but never one
-    that this object or another process at this moment uses.
+    ``FULGURITE_CACHE_BYTES`` says. Past it the least recently used entries are evicted, but never
+    one that this object or another process at this moment uses.
 
     Args:
         folder: where; made if missing. None is ``$XDG_CACHE_HOME/fulgurite``, or
@@ -104,7 +104,7 @@ class CompileCache:
                 self._build(entry, build)
             fetched = self._fetched(entry, load, built)
         if built:
-            self._make_room()
+            self._evict()
         return fetched
 
     def _fetched(self, entry: Path, load: Callable[[Path], T], built: bool) -> Fetched[T]:
@@ -134,8 +134,11 @@ class CompileCache:
         for part in self.folder.glob(f"{key}.*{_PART}"):
             _remove(part)
 
-    def _make_room(self) -> None:
-        """Remove what dead processes were building, and entries past the limit, oldest first."""
+    def _evict(self) -> None:
+        """Past the limit evict the least recently used entries that nobody uses at this moment.
+
+        What dead processes were building goes too.
+        """
         for key in {path.name.partition(".")[0] for path in self.folder.glob("*.*")}:
             self._remove_unless_locked(key, entry_too=False)
         entries = sorted(self._entries())
