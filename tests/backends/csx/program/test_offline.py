@@ -355,7 +355,8 @@ def test_the_summary_says_what_was_built(offline: str, lines: list[str]) -> None
 def test_artifact_dir_receives_the_programs(tmp_path: Path, offline: str) -> None:
     trainer = make_trainer(offline, backend={"artifact_dir": tmp_path})
     trainer.fit(Everything(), loader(64), loader(32))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["training.txt", "validation.txt"]
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["training.txt", "training_passes", "validation.txt", "validation_passes"]
     assert "models.py" in (tmp_path / "training.txt").read_text()
 
 
