@@ -66,17 +66,9 @@ def is_flushing() -> bool:
 
 
 @functools.cache
-def switches(threads: int) -> tuple[Callable[[], None], Callable[[], None]]:
+def switches(threads: int) -> tuple[Callable[[], object], Callable[[], object]]:
     """Two functions for a pool of ``threads``: flush denormals; the process's own setting again."""
     pool = _pool()
     if threads > 1 and pool is not None:
         return lambda: pool.flush(threads), lambda: pool.restore(threads)
-    return _flush_here, _restore_here
-
-
-def _flush_here() -> None:
-    torch.set_flush_denormal(True)
-
-
-def _restore_here() -> None:
-    torch.set_flush_denormal(False)
+    return lambda: torch.set_flush_denormal(True), lambda: torch.set_flush_denormal(False)

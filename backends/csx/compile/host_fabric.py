@@ -132,13 +132,7 @@ class HostFabric(Fabric):
 
 
 def _interpreted(graph: Graph, began: float, why: str) -> Loaded:
-    """A graph that torch's own kernels run.
-
-    Args:
-        graph: the graph.
-        began: when loading it began, by ``time.perf_counter``.
-        why: the reason for which it is not compiled.
-    """
+    """A graph that torch's own kernels run, and why; ``began`` is when loading it began."""
     return Loaded(
         call=_flat(graph.module),
         compiled=False,

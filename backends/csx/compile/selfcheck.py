@@ -53,7 +53,15 @@ class Value:
     position: int  # of the maker in the graph
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What every run begins with."""
+
+    inputs: list[Tensor]
+    random_state: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Trial:
     """One run from copies of the written inputs."""
 
@@ -99,12 +107,11 @@ class SelfCheck:
 
     def __call__(self, inputs: list[Tensor]) -> Sequence[Tensor]:
         """Run once, both ways, and leave the right results and state."""
-        before = torch.get_rng_state()
-        right = self._run(self._reference, inputs, before)
-        tried = self._run(self._compiled, inputs, before)
-        difference = self._difference(tried, right, inputs, before)
+        start = Start(inputs, torch.get_rng_state())
+        right, tried = self._run(self._reference, start), self._run(self._compiled, start)
+        difference = self._difference(tried, right, start)
         if difference is not None:
-            self._report(difference, tried, right, inputs, before)
+            self._report(difference, tried, right, start)
         chosen = tried if difference is None else right
         for i in self._written:
             inputs[i].copy_(chosen.inputs[i])
@@ -112,11 +119,11 @@ class SelfCheck:
         self._settled(difference is None)
         return [self._own(output, chosen.inputs, inputs) for output in chosen.outputs]
 
-    def _run(self, call: Call, inputs: list[Tensor], random_state: Tensor) -> Trial:
-        copies = list(inputs)
+    def _run(self, call: Call, start: Start) -> Trial:
+        copies = list(start.inputs)
         for i in self._written:
-            copies[i] = like(inputs[i]).copy_(inputs[i])
-        torch.set_rng_state(random_state)
+            copies[i] = like(copies[i]).copy_(copies[i])
+        torch.set_rng_state(start.random_state)
         outputs = list(call(list(copies)))
         values = [*outputs, *(copies[i] for i in self._written)]
         return Trial(copies, outputs, values, torch.get_rng_state())
@@ -132,15 +139,13 @@ class SelfCheck:
 
     # -- comparing ---------------------------------------------------------------------------
 
-    def _difference(
-        self, tried: Trial, right: Trial, inputs: list[Tensor], before: Tensor
-    ) -> Difference | None:
+    def _difference(self, tried: Trial, right: Trial, start: Start) -> Difference | None:
         apart = {
             k: slack
             for k, (a, b) in enumerate(zip(tried.values, right.values, strict=True))
             if (slack := _Slack(a, b)).left
         }
-        apart = self._unexplained(apart, inputs, before)
+        apart = self._unexplained(apart, start)
         if apart:
             first = min(apart, key=lambda k: self._values[k].position)
             value = self._values[first]
@@ -153,9 +158,7 @@ class SelfCheck:
             return Difference("another number of random numbers was drawn", line)
         return None
 
-    def _unexplained(
-        self, apart: dict[int, _Slack], inputs: list[Tensor], before: Tensor
-    ) -> dict[int, _Slack]:
+    def _unexplained(self, apart: dict[int, _Slack], start: Start) -> dict[int, _Slack]:
         """Those of the values apart that the graph's own rounding does not explain."""
         waited = 0
         for seed in range(_DRAWS):
@@ -163,7 +166,7 @@ class SelfCheck:
                 break
             count = sum(slack.left for slack in apart.values())
             noisy = Noisy(self._graph.module, seed, scale=2 ** (seed // 8))
-            moved = self._run(lambda given, noisy=noisy: noisy.run(*given), inputs, before)  # type: ignore[misc]
+            moved = self._run(lambda given, noisy=noisy: noisy.run(*given), start)  # type: ignore[misc]
             for k, slack in apart.items():
                 slack.widen(moved.values[k])
             apart = {k: slack for k, slack in apart.items() if slack.left}
@@ -172,16 +175,9 @@ class SelfCheck:
 
     # -- telling -----------------------------------------------------------------------------
 
-    def _report(
-        self,
-        difference: Difference,
-        tried: Trial,
-        right: Trial,
-        inputs: list[Tensor],
-        before: Tensor,
-    ) -> None:
+    def _report(self, difference: Difference, tried: Trial, right: Trial, start: Start) -> None:
         try:
-            folder = self._write(difference, tried, right, inputs, before)
+            folder = self._write(difference, tried, right, start)
             kept = f"What a report needs is in {folder}."
         except OSError as error:
             kept = f"What a report needs could not be kept ({error})."
@@ -196,14 +192,7 @@ class SelfCheck:
             stacklevel=2,
         )
 
-    def _write(
-        self,
-        difference: Difference,
-        tried: Trial,
-        right: Trial,
-        inputs: list[Tensor],
-        before: Tensor,
-    ) -> Path:
+    def _write(self, difference: Difference, tried: Trial, right: Trial, start: Start) -> Path:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(dir=self._folder, prefix="miscompiled-"))
         (folder / "graph.txt").write_text(self._graph.text())
@@ -214,15 +203,16 @@ class SelfCheck:
         )
         for source in self._program.glob("*.py"):
             shutil.copy(source, folder)
-        torch.save({"inputs": inputs, "random_state": before}, folder / "inputs.pt")
+        torch.save(
+            {"inputs": start.inputs, "random_state": start.random_state}, folder / "inputs.pt"
+        )
         for name, trial in (("compiled", tried), ("right", right)):
             values = {
                 f"{k}: {value.name}": tensor
                 for k, (value, tensor) in enumerate(zip(self._values, trial.values, strict=True))
             }
-            torch.save(
-                {"values": values, "random_state": trial.random_state}, folder / f"{name}.pt"
-            )
+            kept = {"values": values, "random_state": trial.random_state}
+            torch.save(kept, folder / f"{name}.pt")
         return folder
 
 

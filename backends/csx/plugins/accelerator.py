@@ -15,7 +15,7 @@ ACCELERATOR = "csx"
 
 
 class CSXAccelerator(Accelerator):
-    """One CSX system. Its programs decide where tensors live; those of its fabric."""
+    """One CSX system. Its tensors live where its fabric keeps them."""
 
     def __init__(self, *, with_strategy: bool = False) -> None:
         self._with_strategy = with_strategy
