@@ -11,8 +11,9 @@ a part of a trace only, and are made where that part begins: the methods of ``nn
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -75,13 +76,17 @@ def traceable(
 def _importers(scope: Scope) -> Iterator[dict[str, Any]]:
     """Global names that patched functions may have been imported into.
 
-    Those of the user's modules, and of the files that define the classes of what the step works on:
-    such a file may be installed (an optimizer's), or in no list of modules (run by its path).
+    Those of the user's modules, and of the packages that define the classes of what the step works
+    on: they may be installed (an optimizer's), or in no list of modules (a file run by its path).
     """
     yield from map(vars, user_modules())
-    for kind in {kind for item in scope.objects() for kind in type(item).__mro__}:
-        if kind.__module__.partition(".")[0] not in LIBRARIES:
-            for item in vars(kind).values():
-                names = item.__globals__ if isinstance(item, FunctionType) else {}
-                if names.get("__name__") == kind.__module__:  # no decorator's, of another module
-                    yield names
+    kinds = {kind for item in scope.objects() for kind in type(item).__mro__}
+    packages = {kind.__module__.partition(".")[0] for kind in kinds} - LIBRARIES
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in packages and isinstance(module, ModuleType):
+            yield vars(module)
+    for kind in kinds:
+        for item in vars(kind).values() if kind.__module__ not in sys.modules else ():
+            names = item.__globals__ if isinstance(item, FunctionType) else {}
+            if names.get("__name__") == kind.__module__:  # no decorator's, of another module
+                yield names

@@ -32,7 +32,7 @@ from fulgurite.backends.csx.contract.callers import (
 from fulgurite.backends.csx.contract.dtype_rules import OneNarrowType
 from fulgurite.backends.csx.contract.indices import at, without_known_masks, without_scalars
 from fulgurite.backends.csx.contract.lists import note_lists
-from fulgurite.backends.csx.contract.overrides import STATIC_TWINS
+from fulgurite.backends.csx.contract.overrides import STATIC_FORMS
 from fulgurite.backends.csx.contract.refusals import Refusals
 from fulgurite.backends.csx.contract.rules import BREAKING_CALLS, misuse
 from fulgurite.backends.csx.contract.tensor_names import Names, function_name
@@ -141,7 +141,7 @@ class Contract(TorchFunctionMode):
         if literal is not None:
             result = self._call(func, *literal)
             return None if result is None else result.to(STAND_IN)
-        static = STATIC_TWINS.get(func)
+        static = STATIC_FORMS.get(func)
         if static is not None:
             override = self._run(static, func, args, kwargs)
             if override is not NotImplemented:

@@ -27,7 +27,7 @@ from fulgurite.backends.csx.diagnostics.errors import LeakedTensor
 from fulgurite.backends.csx.diagnostics.user_lines import belongs_to_library, user_modules
 from fulgurite.backends.csx.state.fake_swap import swap
 
-_DEPTH, _SECONDS = 5, 1.0
+_DEPTH, _SECONDS = 5, 1.0  # of this thread's own time: a busy machine finds no less
 _OPAQUE = (ModuleType, MethodType, CodeType)
 _ASKED = 3  # leaked tensors: the graph of one keeps many more
 
@@ -101,7 +101,7 @@ def _raised_by(trace: Callable[[], object], leaked: Tensor) -> LeakedTensor | No
 
 def holder_of(value: object) -> str | None:
     """The user's name of what holds a value; None where nothing of theirs is found to."""
-    until = time.monotonic() + _SECONDS
+    until = time.thread_time() + _SECONDS
     modules = {id(vars(module)): module for module in user_modules()}
     level: list[tuple[Any, Any]] = [(value, None)]  # with what each holds
     seen = {id(value)}
@@ -119,7 +119,7 @@ def holder_of(value: object) -> str | None:
                 pair = (referrer, held)
                 seen.add(id(pair))
                 above.append(pair)
-            if time.monotonic() > until:
+            if time.thread_time() > until:
                 return None
         level = above
     return None

@@ -88,7 +88,7 @@ def _random_from_zero(args: Any, kwargs: Any) -> Any:
     return given["self"].random_(given["to"] - given["from"]).add_(given["from"])
 
 
-STATIC_TWINS: dict[Any, Callable[[Any, Any], Any]] = {
+STATIC_FORMS: dict[Any, Callable[[Any, Any], Any]] = {
     torch.bincount: _static_bincount,
     Tensor.bincount: _static_bincount,
     torch.tensor: _stacked,
