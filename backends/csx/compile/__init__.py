@@ -1,5 +1,8 @@
 """From a graph to a callable.
 
+``program`` and ``plugins`` import from here, and no other room; this one imports ``diagnostics``,
+``graph`` and the options of the backend alone.
+
 fabric           what runs programs: what every fabric does
 host_fabric      the host's CPU; fabrics: which there are, and which one a backend asks for
 inductor         torch's compiler; the only file that touches it

@@ -1,5 +1,7 @@
 """Operations, and passes over them.
 
+Every room but ``diagnostics`` may import from here; this one imports ``diagnostics`` alone.
+
 graph         a traced step: its operations, and what each of its inputs is
 op_schema     what is known of an operation without running it: what it writes, whether it draws
 passes        pure functions Graph -> Graph

@@ -60,10 +60,11 @@ class _Rerun(fx.Interpreter):
 
 
 def _compare(node: fx.Node, given: Any) -> None:
-    noted, found = ([*map(_layout, pytree.tree_leaves(x))] for x in (node.meta.get("val"), given))
+    noted, found = map(_layouts, (node.meta.get("val"), given))
     assert noted == found, f"{node.format_node()} is noted as {noted}; run again it is {found}"
 
 
-def _layout(leaf: Any) -> Any:
-    is_tensor = isinstance(leaf, Tensor)
-    return (leaf.dtype, leaf.shape, leaf.stride(), leaf.device) if is_tensor else type(leaf)
+def _layouts(value: Any) -> list[Any]:
+    """Of the tensors in a value; numbers (``is_same_size``) are noted nowhere."""
+    leaves = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+    return [(leaf.dtype, leaf.shape, leaf.stride(), leaf.device) for leaf in leaves]

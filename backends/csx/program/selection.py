@@ -26,7 +26,7 @@ class ModuleTree:
         self.modules = list(scope.module.modules())
         self.parameters = list(scope.module.parameters()) if scope.trains else []
         self._children = [module._modules for module in self.modules if module._modules]
-        places = [(held, name, held[name]) for held in self._children for name in held]
+        places = [(held, *item) for held in self._children for item in held.items()]
         self._owners = [owner for owner, _, _ in places]
         self._names = [name for _, name, _ in places]
         self._descendants = [child for _, _, child in places]
