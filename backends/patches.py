@@ -1,7 +1,8 @@
 """Attributes of modules, classes and objects that have another value for the time of a block.
 
-``patched`` sets them and puts them back. A *patch* replaces a part of somebody else's code, and
-says why. The changes hold for the whole process while they last: one trace at a time.
+``patched`` sets them and puts them back. A *patch* (monkeypatching) replaces a part of somebody
+else's code, and says why; ``csx/capture/patch_table`` lists those of a trace. The changes hold for
+the whole process while they last: one trace at a time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The static-graph backend: a step is traced once, compiled once, then only fed.
 
-Rooms, from the ground up; a room imports from those above it in this list, and ``compile`` from
+Rooms, from the ground up; a room imports from those that are listed before it, and ``compile`` from
 ``diagnostics`` and ``graph`` alone:
 
 config        the options of the backend

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from fulgurite.backends.backend import Backend, check_keys
 
 AUTOGEN_POLICIES = ("disabled", "default", "medium", "aggressive")
-FABRICS = ("auto", "host", "gpu")
+FABRIC_NAMES = ("auto", "host", "gpu")
 EXECUTIONS = ("pipeline", "weight_streaming")
 
 
@@ -109,7 +109,7 @@ class CSXBackend(Backend):
     autogen_policy: str = field(
         default="default", metadata={"known": AUTOGEN_POLICIES, "built": ("disabled", "medium")}
     )
-    fabric: str = field(default="auto", metadata={"known": FABRICS, "built": ("host",)})
+    fabric: str = field(default="auto", metadata={"known": FABRIC_NAMES, "built": ("host",)})
     max_programs: int = 1
     execution: str = field(default="pipeline", metadata={"known": EXECUTIONS, "built": ()})
     max_resident_bytes: int | None = field(default=None, metadata={"built": ()})

@@ -1,7 +1,7 @@
 """One traced step: Lightning's own code, run once on fakes, and what is to be known of that.
 
 Programs and plugins import from here: ``capture`` and what it gives (``captured``), scopes, and
-traces that are compared. This room imports from every room below it but ``compile``.
+traces that are compared. This room imports from every room listed before it but ``compile``.
 
 capture          trace a step as often as it takes; captured: what that gives
 trace            one run of the step's code; step_inputs: the fakes that it works on;

@@ -13,7 +13,7 @@ from fulgurite.backends.csx.contract.constants import Source
 from fulgurite.backends.csx.contract.frozen_scalars import Access
 from fulgurite.backends.csx.graph.graph import Graph, Kind
 from fulgurite.backends.csx.hyperparams.slots import NumberSlot
-from fulgurite.backends.csx.hyperparams.traced_float import Guard
+from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard
 from fulgurite.backends.csx.state.gradients import Handover
 from fulgurite.backends.csx.state.places import StateTensor
 from fulgurite.backends.csx.state.storage import StateInput
@@ -35,7 +35,7 @@ class InputSources:
 class Assumptions:
     """What the traced Python read on the host: the graph is right while it would read the same."""
 
-    numbers: tuple[Guard, ...]  # of param groups
+    numbers: tuple[NumberGuard, ...]  # of param groups
     scalars: tuple[Access, ...]  # of modules
     answers: Answers  # of the trainer, about its state
 

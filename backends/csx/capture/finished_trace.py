@@ -49,9 +49,9 @@ class FinishedTrace:
             scope.check_trace(self.trace.snapshot)
 
     def carries_more_gradients(self) -> bool:
-        """Whether the step leaves gradients for optimizers of the next one that it hid from them.
+        """Whether optimizers of the next step need gradients that this trace hid from them.
 
-        From now on the scope knows of them: to be traced again.
+        They are added to ``scope.carried``; the caller then traces the step again.
         """
         inputs = self.trace.inputs
         for name in sorted(inputs.gradients.missed):

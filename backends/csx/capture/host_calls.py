@@ -32,7 +32,11 @@ _NORMALIZE = "normalize_logits_if_needed"
 
 
 class HostCall(Protocol):
-    """Something to do again after every step; ``value`` is what it takes from the program."""
+    """Something that ``StepFunction`` does again on the host after every step.
+
+    ``value`` is what it takes from the program. A new kind of call is a class like this, recorded
+    in ``record_host_calls``.
+    """
 
     value: Any
 

@@ -1,4 +1,4 @@
-"""Whether code on the host reads gradients: then the program keeps them, else it saves the writing.
+"""Does host code read ``.grad``? If so, programs write all gradients back; if not, they skip that.
 
 The hooks of module and callbacks that run on the host are searched for ``.grad``, with the code of
 the user's that they name, and the functions that wait for ``fit`` to return.
@@ -20,6 +20,7 @@ TRACED_HOOKS = {
     *("on_before_zero_grad", "on_before_backward", "on_after_backward"),
     "on_before_optimizer_step",
 }
+"""Hooks of modules and callbacks that run inside the step, and so are traced."""
 
 
 def reads_gradients(trainer: Any, module: pl.LightningModule) -> bool:

@@ -45,12 +45,14 @@ class LightningScope(Scope):
 
     @property
     def shows_gradients(self) -> bool:
-        """Also under manual optimization; automatic accumulation would be slower for it."""
+        """Whether gradients are in ``p.grad`` between steps: in manual optimization, or if host
+        code reads them. Else they are not: accumulation would be slower.
+        """
         return self.trains and (self.keeps_gradients or not self.backward_is_lightnings)
 
     @property
     def keeps_gradients(self) -> bool:
-        """Whether such code was found when the run began."""
+        """Whether host code that reads ``.grad`` was found when the run began."""
         return self.trains and self.gradients_read
 
     @property

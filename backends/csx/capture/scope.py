@@ -194,4 +194,4 @@ class Scope(ABC):
 
     @abstractmethod
     def line_now(self) -> UserLine | None:
-        """Where the user wrote what now runs without a frame of theirs."""
+        """The user's line to blame while no code of theirs is on the stack: the hook that runs."""

@@ -30,7 +30,7 @@ from fulgurite.backends.csx.hyperparams.slots import (
     number_slots,
     read_numbers,
 )
-from fulgurite.backends.csx.hyperparams.traced_float import Guard
+from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard
 from fulgurite.backends.csx.state.fake_swap import fake_for, swap
 from fulgurite.backends.csx.state.gradients import Gradients
 from fulgurite.backends.csx.state.places import Place, StateTensor
@@ -71,7 +71,7 @@ class StepInputs:
         self.number_slots = number_slots(scope.named_optimizers(), self._schedulers)
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.items = list(self._made())
-        self.guards: list[Guard] = []
+        self.guards: list[NumberGuard] = []
         self.groups: list[NotedGroup] = []
         self.nodes: dict[int, fx.Node] = {}
 

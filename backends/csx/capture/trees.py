@@ -89,7 +89,7 @@ def where_put(place: Place) -> Place:
 
 
 class Untied(Exception):
-    """A trace found that places which hold one tensor get several: it starts again with several."""
+    """Places that share one tensor get different ones in the step: it is traced again untied."""
 
     def __init__(self, held: list[StateTensor]) -> None:
         super().__init__()
@@ -269,7 +269,7 @@ class TreeChanges:
 
 
 def order_of(place: Place, owners: dict[int, str], trees: dict[str, int]) -> tuple[int, str]:
-    """By which outputs are sorted, so that two traces of a step have them in one order.
+    """The key by which outputs are sorted: two traces of one step list them in the same order.
 
     ``owners`` are paths of modules by the identity of their attributes, ``trees`` places in order.
     """

@@ -1,7 +1,7 @@
-"""A fabric: what runs programs. The rooms above know only what stands here.
+"""A fabric: what runs programs (not Lightning Fabric). Other rooms know this interface alone.
 
 A new kind of machine is one class with these methods, in a file of its own (``host_fabric`` is the
-first), and one line in ``fabrics``.
+first), one line in ``fabrics``, and its name among those built in ``config.CSXBackend.fabric``.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from fulgurite.backends.csx.graph.graph import Graph, like
 from fulgurite.backends.csx.graph.op_schema import is_random, operation_name, written_nodes
 
 TOLERANCES = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
-"""Of an element, relative to it; a tenth of it relative to the largest of its tensor."""
+"""Allowed error of an element, relative to |element| + 0.1 * the largest one of its tensor."""
 _FACTOR = 8  # times what the graph itself moved by
 _DRAWS, _PATIENCE = 32, 16  # runs with other rounding; how many in a row that explain nothing more
 

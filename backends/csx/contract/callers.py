@@ -24,7 +24,7 @@ def _caller() -> FrameType | None:
 
 
 def called_by_library() -> bool:
-    """Whether a library's code called, or nobody's that is known."""
+    """Whether library code made the torch call that runs now; also if the caller is unknown."""
     caller = _caller()
     return caller is None or is_library(caller)
 

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from fulgurite.backends.csx.contract.callers import line_of_torchmetrics, torch_frames
 from fulgurite.backends.csx.contract.rules import METRIC, RULES, choice, misuse
 from fulgurite.backends.csx.contract.scalar_arguments import (
-    Place,
+    Misplaced,
     place_in_call,
     place_in_frames,
     place_of_error,
@@ -87,7 +87,7 @@ class Refusals:
         place = place_of_error(error, lambda value: isinstance(value, Tensor) and not value.dim())
         return None if place is None else self._scalar(place, raised_at(error))
 
-    def _scalar(self, place: Place, line: UserLine | None = None) -> TraceError:
+    def _scalar(self, place: Misplaced, line: UserLine | None = None) -> TraceError:
         """A tensor is in the place of a Python number, or of one that makes a shape."""
         tensor = place.tensor if isinstance(place.tensor, str) else self._names(place.tensor)
         name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", place.function).lower().strip("_")

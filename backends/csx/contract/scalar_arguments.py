@@ -23,7 +23,7 @@ from fulgurite.backends.csx.diagnostics.user_lines import is_library, top_packag
 _UNKNOWN = object()
 
 
-class Place(NamedTuple):
+class Misplaced(NamedTuple):
     """A tensor in the place of a Python number."""
 
     function: str
@@ -33,18 +33,18 @@ class Place(NamedTuple):
 
 def place_in_call(
     function: Any, args: Any, kwargs: Any, is_scalar: Callable[[Any], bool]
-) -> Place | None:
+) -> Misplaced | None:
     """Which argument of a call must be a Python number, and is a tensor without dimensions.
 
     ``function`` may be the name of one of torch's, where no more is known.
     """
-    found: list[tuple[bool, Place]] = []
+    found: list[tuple[bool, Misplaced]] = []
     for key, given in (*enumerate(args), *kwargs.items()):
         leaves = [given.start, given.stop] if type(given) is slice else pytree.tree_leaves(given)
         for leaf in filter(is_scalar, leaves):
             argument, takes_tensors = _argument(function, key, len(args))
             if argument:
-                found.append((takes_tensors, Place(_name(function), argument, leaf)))
+                found.append((takes_tensors, Misplaced(_name(function), argument, leaf)))
     found.sort(key=lambda one: one[0])
     return found[0][1] if found else None
 
@@ -67,7 +67,7 @@ def _argument(function: Any, key: int | str, count: int) -> tuple[str, bool]:
 def _schema_arguments(name: str, key: int | str, count: int) -> Iterator[Any]:
     """What the overloads that take ``count`` arguments have in one place.
 
-    None may: sizes are often given one by one, for a list.
+    Where none takes so many, all count: sizes may be given one by one, as in ``zeros(2, 3)``.
     """
     lists: list[list[Any]] = []
     for form in (name, f"{name}_", f"linalg_{name}", f"special_{name}", f"_{name}"):
@@ -85,7 +85,9 @@ def _name(function: Any) -> str:
     return str(name).lstrip("_")
 
 
-def place_in_frames(frames: Iterator[FrameType], is_scalar: Callable[[Any], bool]) -> Place | None:
+def place_in_frames(
+    frames: Iterator[FrameType], is_scalar: Callable[[Any], bool]
+) -> Misplaced | None:
     """The same among the parameters of torch's own Python functions, the outermost first."""
     for frame in frames:
         code = frame.f_code
@@ -94,11 +96,11 @@ def place_in_frames(frames: Iterator[FrameType], is_scalar: Callable[[Any], bool
             if is_scalar(value):
                 made = code.co_name == "__init__"  # a module
                 kind = type(frame.f_locals.get("self")).__name__
-                return Place(kind if made else _name(code.co_name), argument, value)
+                return Misplaced(kind if made else _name(code.co_name), argument, value)
     return None
 
 
-def place_of_error(error: TypeError, is_scalar: Callable[[Any], bool]) -> Place | None:
+def place_of_error(error: TypeError, is_scalar: Callable[[Any], bool]) -> Misplaced | None:
     """The same where torch refused the tensor by itself: what the traceback tells.
 
     torch looks at ``alpha=`` before any mode does; then the tensor is called what the user's line
@@ -120,13 +122,13 @@ def place_of_error(error: TypeError, is_scalar: Callable[[Any], bool]) -> Place 
         place = _place_in_source(innermost, str(error), is_scalar)
     said = re.match(r"(\w+)\(\): argument '(\w+)'.* must be \w+, not FakeTensor", str(error))
     if place is None and said is not None:
-        place = Place(said[1], said[2], "A tensor")
+        place = Misplaced(said[1], said[2], "A tensor")
     return place
 
 
 def _place_in_source(
     traceback: TracebackType, text: str, is_scalar: Callable[[Any], bool]
-) -> Place | None:
+) -> Misplaced | None:
     """The same by the expression that the user's frame was in."""
     call = _expression(traceback)
     if not isinstance(call, ast.Call) or any(isinstance(a, ast.Starred) for a in call.args):
@@ -152,7 +154,7 @@ def _place_in_source(
     if said is not None:
         place = int(said[2]) - 1 + is_method
         expression = kwargs.get(said[1]) or (args[place] if place < len(args) else None)
-        return Place(name, said[1], f"`{expression}`" if expression else "A tensor")
+        return Misplaced(name, said[1], f"`{expression}`" if expression else "A tensor")
     found = place_in_call(name, args, kwargs, lambda leaf: isinstance(leaf, str))
     return None if found is None else found._replace(tensor=f"`{found.tensor}`")
 

@@ -1,4 +1,4 @@
-"""What a step only passes on of its batch is taken from each batch; what it reads is a constant.
+"""Numbers, strings and objects of the batch: passed on from each batch, or read once, and constant.
 
 While a step is traced, it finds proxies for the numbers, strings and objects of its batch and for
 ``batch_idx``. Those that it puts into its result, an attribute, a list or a closure tell where each

@@ -102,7 +102,7 @@ def user_modules() -> Iterator[ModuleType]:
 
 
 def imported() -> int:
-    """A number that is another when another Python module is there; each trace asks often."""
+    """A hash of the loaded Python modules: the key of the cache of ``user_modules``."""
     return hash(tuple(map(id, sys.modules.values())))
 
 

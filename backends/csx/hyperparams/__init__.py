@@ -1,9 +1,9 @@
-"""The numbers of optimizers' param groups (``lr``, ``betas``) as inputs of a program.
+"""Hyperparameters: numbers of optimizers' param groups (``lr``, ``betas``) as inputs of a program.
 
 Any name without an underscore may be imported, by the rooms from ``contract`` up; this room imports
 from ``state``, ``graph`` and ``diagnostics``.
 
-slots             where these numbers are, and what they were
+slots             which numbers are inputs, where they are, and what they were
 schedules         those that schedulers compute inside the program
 traced_float      such a number while it is traced
 torch_functions   torch's functions on them; python_math: Python's

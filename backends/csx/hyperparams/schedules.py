@@ -20,7 +20,12 @@ from torch import Tensor
 
 from fulgurite.backends.csx.diagnostics.errors import FrozenNumber, StateChanged
 from fulgurite.backends.csx.hyperparams.slots import NotedGroup
-from fulgurite.backends.csx.hyperparams.traced_float import Guard, Numbers, TracedNumber, as_number
+from fulgurite.backends.csx.hyperparams.traced_float import (
+    NumberGuard,
+    Numbers,
+    TracedNumber,
+    as_number,
+)
 from fulgurite.backends.csx.state.places import Place
 from fulgurite.backends.schedules import ProgramScheduler, check_schedulers, program_schedulers
 
@@ -37,11 +42,11 @@ class ScheduledNumber(TracedNumber):
 
 
 class ScheduledFactor(ScheduledNumber):
-    """One that only multiplies: a learning rate or a weight decay of torch's own optimizers.
+    """A scheduled learning rate or weight decay of torch's own optimizers, which only multiplies.
 
-    To code that asks whether it is zero it is not: a factor of zero computes the same as code that
-    leaves it out, and a warm-up from zero is then one program. A momentum of zero is no such
-    factor, for optimizers without it keep no average; what other code leaves out nobody knows.
+    ``== 0`` is always False, so that a warm-up from zero is one program: to multiply by zero gives
+    what torch's code gives that leaves the term out. That does not hold of a momentum (an optimizer
+    without one keeps no average), nor of the code of other optimizers, which is not known.
     """
 
     @staticmethod
@@ -85,7 +90,7 @@ class Scheduled:
     """
 
     def __init__(
-        self, guards: list[Guard], in_double: Callable[[], AbstractContextManager[None]]
+        self, guards: list[NumberGuard], in_double: Callable[[], AbstractContextManager[None]]
     ) -> None:
         self._guards, self.in_double = guards, in_double
         self.counted: Counter[ProgramScheduler] = Counter()
@@ -128,7 +133,7 @@ class Scheduled:
             owner[key] = traced
 
 
-def of_computed(guard: Guard, numbers: Numbers) -> bool:
+def of_computed(guard: NumberGuard, numbers: Numbers) -> bool:
     """Whether what a guard saw depends on a number that the program computes."""
     asked = ScheduledNumber.asked
     guard.evaluate(numbers)

@@ -20,7 +20,7 @@ from torch.optim import Optimizer, Rprop
 
 from fulgurite.backends.csx.diagnostics.errors import FrozenNumber, StateChanged, UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, user_line
-from fulgurite.backends.csx.hyperparams.traced_float import Guard, Numbers, TracedNumber
+from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard, Numbers, TracedNumber
 from fulgurite.backends.schedules import ProgramScheduler
 
 
@@ -145,9 +145,9 @@ def _items(value: Any) -> Any:
 
 def install(
     slots: Sequence[NumberSlot], vector: Tensor, optimizers: list[Optimizer]
-) -> list[Guard]:
+) -> list[NumberGuard]:
     """Put traced numbers into the param groups; returns the list that guards are recorded in."""
-    guards: list[Guard] = []
+    guards: list[NumberGuard] = []
     for i, slot in enumerate(slots):
         value = slot.value(optimizers)
         value = int(value) if isinstance(value, int) else float(value)
@@ -243,7 +243,7 @@ def unused_guards(
     used: frozenset[int],
     now: Numbers,
     optimizers: list[Optimizer],
-) -> list[Guard]:
+) -> list[NumberGuard]:
     """Guards for numbers that no operation uses: they may have been read where nothing sees it.
 
     A C function that takes a float takes its value without asking it. (Rprop reads ``lr`` only for
@@ -251,7 +251,7 @@ def unused_guards(
     optimizers pass by.
     """
     return [
-        Guard(str(slot), operator.itemgetter(i), now[i])
+        NumberGuard(str(slot), operator.itemgetter(i), now[i])
         for i, slot in enumerate(slots)
         if i not in used
         and not (slot.key == "lr" and isinstance(optimizers[slot.optimizer], Rprop))

@@ -1,4 +1,8 @@
-"""torch's own code in the form that traces: plain formulas of optimizers, no opaque kernels."""
+"""torch's own code in the form that traces: plain formulas of optimizers, no opaque kernels.
+
+To support an optimizer of torch's that reads values on the host, give it a row in
+``eager_updates``.
+"""
 
 from __future__ import annotations
 

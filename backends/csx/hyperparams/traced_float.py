@@ -21,7 +21,7 @@ Numbers = list[float]  # all numbers of all groups, in the order of their slots
 
 
 @dataclass(frozen=True, slots=True)
-class Guard:
+class NumberGuard:
     """What traced Python saw of a number: ``evaluate(numbers)`` must give ``result``."""
 
     text: str
@@ -49,7 +49,7 @@ class TracedNumber(float):
 
     value: float
     tensor: Tensor
-    guards: list[Guard]
+    guards: list[NumberGuard]
     compute: Callable[[Numbers], float]
     text: str
 
@@ -57,7 +57,7 @@ class TracedNumber(float):
         cls,
         value: float,
         tensor: Tensor,
-        guards: list[Guard],
+        guards: list[NumberGuard],
         compute: Callable[[Numbers], float],
         text: str,
     ) -> TracedNumber:
@@ -76,7 +76,7 @@ class TracedNumber(float):
         compute = self.compute
         result = look(self.value)
         text = text.format(self.text)
-        self.guards.append(Guard(text, lambda numbers: look(compute(numbers)), result))
+        self.guards.append(NumberGuard(text, lambda numbers: look(compute(numbers)), result))
         return result
 
     def plain(self, reader: str = "Python") -> float:
@@ -223,7 +223,7 @@ def _comparison(name: str, sign: str, operation: Callable[[Any, Any], Any]) -> N
         other_compute = computation(other)
         compute, result = self.compute, operation(self.value, _value(other))
         self.guards.append(
-            Guard(
+            NumberGuard(
                 f"{self.text} {sign} {_text(other)}",
                 lambda numbers: operation(compute(numbers), other_compute(numbers)),
                 result,

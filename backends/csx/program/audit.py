@@ -42,10 +42,10 @@ from fulgurite.backends.csx.program.executable import Executable
 from fulgurite.backends.patches import patched
 
 SHARE = 0.02
-"""Of a run's time, at most, besides the audits of the second batches."""
+"""The part of a run's time that audits may take, besides those of the second batches."""
 
 COMPARING = 0.01
-"""Of a run's time, at most, for the comparison of Python values."""
+"""The part of a run's time that comparing Python values may take."""
 
 EVERY_STEP = False
 """Whether every step is looked at again, whatever it takes; for tests."""

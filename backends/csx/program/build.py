@@ -98,7 +98,9 @@ class Builder:
         return captured
 
     def _clears(self, name: str, entries: EntryPoints) -> bool:
-        """Whether an entry point ends an accumulation window, and the host does not look."""
+        """Whether an entry point leaves zeros: it ends an accumulation window, and no host code
+        reads ``.grad``.
+        """
         *others, last = entries
         return bool(others) and name == last and not self.scope.keeps_gradients
 

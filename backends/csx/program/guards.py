@@ -1,4 +1,4 @@
-"""What a program relies on besides its state: whether it fits a step, and if not, why.
+"""Guards: what makes a step need another program (a recompilation), and why, in words.
 
 A program fits as long as the conditions that it was built on hold, the batch has its shapes, and
 all that its Python read on the host is as it was read.
@@ -115,7 +115,7 @@ class Guards:
     def accept(self, now: Conditions, batch: Any) -> list[Tensor] | Misfit | None:
         """The tensors of a batch as the program takes them, or why it does not fit.
 
-        None for a program that is right when the trainer's state is another.
+        None if the program was built for another state of the Trainer (sanity check, validation).
 
         Raises:
             TraceError: no other program may be built for this reason either.

@@ -21,7 +21,7 @@ from fulgurite.backends.csx.hyperparams.slots import (
     group_options,
     read_numbers,
 )
-from fulgurite.backends.csx.hyperparams.traced_float import Guard
+from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard
 from fulgurite.backends.schedules import ProgramScheduler
 
 
@@ -30,8 +30,8 @@ class NumberGuards:
     """The numbers that a program takes, and what its Python saw of them."""
 
     slots: tuple[NumberSlot, ...]
-    guards: tuple[Guard, ...]  # asked when a number is another one
-    computed: tuple[Guard, ...]  # of numbers that the program computes: asked on every step
+    guards: tuple[NumberGuard, ...]  # asked when a number is another one
+    computed: tuple[NumberGuard, ...]  # of numbers that the program computes: asked on every step
     held_for: list[float] | None = None  # the latest numbers for which all of them held
 
 

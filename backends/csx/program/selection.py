@@ -73,7 +73,7 @@ class Selection:
         self.modules, self.groups = ModuleTree(scope), ParamGroups(scope)
 
     def select(self, batch: Any) -> tuple[BoundProgram | None, list[Tensor]]:
-        """The program that fits, and the batch's tensors for it; None where one may be built.
+        """The program that fits, and the batch's tensors for it; (None, []) if one has to be built.
 
         Raises:
             TraceError: no program may be built for this.

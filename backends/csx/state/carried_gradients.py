@@ -27,7 +27,12 @@ Waiting = Callable[[Optimizer], dict[nn.Parameter, Tensor]]
 
 
 class Carried:
-    """Whether a parameter has a gradient when a step begins, ``there`` whether it has one now."""
+    """A flag in the program's state: has this parameter a gradient from the step before?
+
+    Args:
+        name: the parameter's.
+        there: the flag's first value.
+    """
 
     def __init__(self, name: str, there: bool) -> None:
         self._name, self._there = name, there

@@ -1,4 +1,4 @@
-"""A step of an optimizer that may not count: where a tensor says so, its writes are taken back.
+"""Optimizer steps that a tensor can cancel: where it says so, what the step wrote is put back.
 
 Eagerly the host decides whether ``optimizer.step()`` is called. Here it always runs, and every
 state that it wrote becomes ``torch.where(skip, before, after)``: parameters, the optimizer's state,

@@ -68,8 +68,8 @@ class OtherPrograms:
     hidden: set[str] = field(default_factory=set)
 
 
-class Scope(Protocol):
-    """What is asked of a step's ``Scope``."""
+class GradientScope(Protocol):
+    """What gradients ask of a step's ``Scope``."""
 
     gradients_on_host: ClassVar[bool]
     carried: dict[str, Carried]
@@ -90,10 +90,11 @@ class Gradients:
         scope: says which of them the host sees between steps.
 
     Attributes:
-        missed: those that were found to be, too.
+        missed: gradients that were hidden from an optimizer although an earlier step may have
+            left them: the step has to be traced again, and see them.
     """
 
-    def __init__(self, parameters: dict[str, nn.Parameter], scope: Scope) -> None:
+    def __init__(self, parameters: dict[str, nn.Parameter], scope: GradientScope) -> None:
         self.parameters = {name: p for name, p in parameters.items() if p.requires_grad}
         on_host = scope.gradients_on_host
         self.handover = Handover(

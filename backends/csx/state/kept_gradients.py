@@ -69,7 +69,7 @@ class OnHost:
 class Shown:
     """Gradients that the host sees in ``p.grad`` between Lightning's steps, and may change there.
 
-    ``read`` are the positions of those among a program's that it reads.
+    ``read`` are positions of those that the program reads; others it only overwrites.
     """
 
     def __init__(self, inputs: list[Input], handover: Handover, read: set[int]) -> None:

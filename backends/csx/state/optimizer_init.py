@@ -89,6 +89,8 @@ def _copy(value: Any) -> Any:
 def check_optimizer(optimizer: Optimizer, line: UserLine | None = None) -> None:
     """Refuse optimizers that no static program can hold.
 
+    One of torch's that only reads values on the host can be supported: ``hyperparams/torch_optim``.
+
     Raises:
         UnsupportedState: LBFGS, SparseAdam, or one with another optimizer inside.
     """

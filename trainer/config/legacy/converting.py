@@ -1,7 +1,7 @@
 """The old form of parameter files, turned into this one.
 
 Words: *old* keys stand under ``runconfig``, ``model``, ``optimizer`` and the like, *new* ones under
-``trainer``. ``legacy_table`` has a row for each old key; this file applies the rows, and does what
+``trainer``. ``table`` has a row for each old key; this file applies the rows, and does what
 takes more than a new name.
 """
 

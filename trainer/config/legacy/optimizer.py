@@ -34,7 +34,7 @@ PAIRS = {
     "etas": ("eta1", "eta2"),
     "step_sizes": ("step_size_min", "step_size_max"),
 }
-"""Arguments that were two."""
+"""A new argument, which takes a tuple, and the two old ones that it replaces."""
 
 PAIR_DEFAULTS = {"betas": (0.9, 0.999), "etas": (0.5, 1.2), "step_sizes": (1e-6, 50.0)}
 

@@ -57,9 +57,10 @@ class EvalFrequency(SparseCallback):
         self._go_on(trainer)
 
     def _go_on(self, trainer: pl.Trainer) -> None:
-        """Show Lightning a validation that belongs to the checkpoint's step and was not done.
+        """Let Lightning find the validation of the checkpoint's step due, if it was not finished.
 
-        It then does one that was broken off, and of another draws the random numbers.
+        Lightning then repeats one that was interrupted; one that never began it does not run, but
+        it draws the random numbers that begin it.
         """
         loop, step = trainer.fit_loop.epoch_loop, trainer.global_step - self.begin
         self._goes_on = False

@@ -70,7 +70,7 @@ def _with_defaults(said: dict[str, Any], phase: Phase) -> dict[str, Any]:
 
 
 def _apart(section: dict[str, Any], name: str, said: Mapping[str, Any]) -> dict[str, Any]:
-    """Those defaults of a section that Lightning's own arguments do not stand for."""
+    """A section's values, without those that the file gives by Lightning's own argument."""
     return {
         key: value
         for key, value in section.items()

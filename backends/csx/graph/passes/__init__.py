@@ -1,4 +1,7 @@
-"""Passes: pure functions Graph -> Graph, one a file, run in the order of ``PASSES``.
+"""Graph passes: optimizations, and what else is done to a graph before it is compiled.
+
+Pure functions Graph -> Graph, one a file, which ``lower`` runs in the order of ``PASSES``. To add a
+pass: its file, and its place in ``PASSES``; ``verify`` checks what it makes.
 
 drop_renames    no operations that only rename
 functional_draws  random numbers are drawn into tensors of their own (draws)
@@ -11,7 +14,7 @@ prune           no inputs that nothing reads
 
 and for compiled programs those of ``COMPILER_PASSES``:
 
-realize         scalars are computed once, outside the loops
+realize_scalars scalars are computed once, outside the loops
 """
 
 from __future__ import annotations

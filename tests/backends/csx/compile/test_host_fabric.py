@@ -256,7 +256,7 @@ def test_a_program_is_frozen_plain_and_printable(tmp_path: Path) -> None:
 @pytest.mark.parametrize("precision", ["32-true", "cb16-mixed"])
 def test_passes_are_pure(monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
     seen: list[tuple[str, str, str]] = []
-    from fulgurite.backends.csx.capture import trace as capture
+    from fulgurite.backends.csx.capture import finished_trace
 
     def watched(graph: Any, passes: Any) -> Any:
         for one in passes:
@@ -267,7 +267,7 @@ def test_passes_are_pure(monkeypatch: pytest.MonkeyPatch, precision: str) -> Non
             graph = after
         return graph
 
-    monkeypatch.setattr(capture, "lower", watched)
+    monkeypatch.setattr(finished_trace, "lower", watched)
     fit(lambda: Classifier(mlp()), lambda: (loader(16),), static=True, precision=precision)
     assert [name for name, _, _ in seen] == [
         "drop_renames",
