@@ -14,7 +14,7 @@ prune           no inputs that nothing reads
 
 and for compiled programs those of ``COMPILER_PASSES``:
 
-realize_scalars scalars are computed once, outside the loops
+realize_scalars  are computed once, outside the loops (realize)
 """
 
 from __future__ import annotations
