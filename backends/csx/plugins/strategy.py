@@ -37,7 +37,7 @@ from fulgurite.backends.csx.plugins.precision import (
     refuse_replaced_precision,
 )
 from fulgurite.backends.csx.plugins.refusals import refuse_host_step, refuse_unsupported
-from fulgurite.backends.csx.plugins.zero_grad import zero_grad_noted
+from fulgurite.backends.csx.plugins.zero_grad import ZeroGradNoted
 from fulgurite.backends.csx.program import offline
 from fulgurite.backends.csx.program.audit import Budget
 from fulgurite.backends.csx.program.step_function import HostCode, StepFunction
@@ -157,7 +157,7 @@ class StaticGraph(Strategy):
         self.schedulers.check(self.lightning_module)
         for optimizer in self.optimizers:
             self._hooks.callback(optimizer.register_step_pre_hook(refuse_host_step).remove)
-        self._hooks.enter_context(zero_grad_noted(lambda: self.training))
+        self._hooks.callback(ZeroGradNoted(lambda: self.training).remove)
 
     def teardown(self) -> None:
         """Give the optimizers back, and what a run that only builds had put aside."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fulgurite.backends.csx.plugins.zero_grad import zero_grad_noted
+from fulgurite.backends.csx.plugins.zero_grad import ZeroGradNoted
 
 
 class Step:
@@ -20,14 +20,15 @@ class Step:
         self.cleared.append(parameters)
 
 
-def test_zero_grad_of_modules_and_optimizers_is_told_while_the_block_runs() -> None:
+def test_zero_grad_of_modules_and_optimizers_is_told_until_it_is_removed() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD([model.weight], lr=0.1)
     before, step = (nn.Module.zero_grad, torch.optim.Optimizer.zero_grad), Step()
     noted: Any = step
-    with zero_grad_noted(lambda: noted):
-        model.zero_grad()
-        optimizer.zero_grad()
+    change = ZeroGradNoted(lambda: noted)
+    model.zero_grad()
+    optimizer.zero_grad()
+    change.remove()
     model.zero_grad()
     assert step.cleared == [{id(model.weight), id(model.bias)}, {id(model.weight)}]
     assert (nn.Module.zero_grad, torch.optim.Optimizer.zero_grad) == before
