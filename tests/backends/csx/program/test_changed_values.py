@@ -107,9 +107,9 @@ def test_a_value_that_no_step_reads_has_one_step_looked_at_and_no_more(
     looked: list[int] = []
     look = audit.Audits._look
 
-    def counted(self: Any, ready: Any, run: Any, batch: Any, step: int, clears: bool) -> None:
+    def counted(self: Any, executable: Any, again: Any, step: int) -> None:
         looked.append(step)
-        look(self, ready, run, batch, step, clears)
+        look(self, executable, again, step)
 
     monkeypatch.setattr(audit.Audits, "_look", counted)
     assert len(run(Irrelevant).losses) == EPOCHS * BATCHES
