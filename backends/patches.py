@@ -1,17 +1,37 @@
 """Attributes of modules, classes and objects that have another value for the time of a block.
 
 ``patched`` sets them and puts them back. A *patch* (monkeypatching) replaces a part of somebody
-else's code, and says why; ``csx/capture/patch_table`` lists those of a trace. The changes hold for
-the whole process while they last: one trace at a time.
+else's code, and says why; ``csx/capture/patch_table`` lists those of a trace. Changes are the whole
+process's while they last; patched functions and properties are as ever in other threads.
 """
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import functools
+import inspect
+import threading
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from types import ModuleType
+from dataclasses import dataclass, replace
+from types import CodeType, FrameType, ModuleType
 from typing import Any
+
+from torch.fx._symbolic_trace import _Patcher
+
+fx_lock = threading.RLock()
+"""Held while a step is traced or compiled: torch.fx, which both use, is made for one thread.
+
+Who takes ``trace_lock`` too takes this one first.
+"""
+
+trace_lock = threading.RLock()
+"""Held while a step is traced, not while it is compiled.
+
+While it is, the parameters and buffers of the module that is traced stand for no values. Another
+thread that reads them waits where it can (``csx/state/fake_swap``); one that takes this lock first
+reads them as they are between two steps.
+"""
 
 MISSING: Any = object()
 """What is in a place where there is nothing."""
@@ -51,14 +71,23 @@ def patches_of(
 
 
 @contextlib.contextmanager
+def tracing() -> Iterator[None]:
+    """Be the only thread that traces while the block runs."""
+    with fx_lock, trace_lock, applied([FX]):
+        yield
+
+
+@contextlib.contextmanager
 def applied(patches: Iterable[Patch], importers: Iterable[dict[str, Any]] = ()) -> Iterator[None]:
     """Keep patches in place while the block runs, whatever ends it.
+
+    Other threads that call a patched function, or ask a patched property, get to the original.
 
     Args:
         patches: all of them are made before the first is put in place.
         importers: global names of modules that may have imported a patched function by its name.
     """
-    patches = tuple(patches)
+    patches = tuple(map(_of_this_thread, tuple(patches)))
     changes = [(patch.owner, patch.name, patch.replacement) for patch in patches]
     with patched([*changes, *rebind_everywhere(patches, importers)]):
         yield
@@ -81,6 +110,74 @@ def rebind_everywhere(
         for name, value in names.items():
             if id(value) in functions:
                 yield _Namespace(names), name, functions[id(value)]
+
+
+def _of_this_thread(patch: Patch) -> Patch:
+    """The patch for the thread that asks for it, with the original for all others."""
+    here, new = threading.get_ident(), patch.replacement
+    if isinstance(new, property):
+        own = inspect.getattr_static(patch.owner, patch.name)
+        if not isinstance(own, property):
+            own = _plain(patch.name, own)
+        chosen: Any = property(*(_chosen(here, *pair) for pair in _accessors(new, own)))
+    elif callable(new) and not isinstance(new, type):
+        chosen = _chosen(
+            here, new, getattr(patch.owner, patch.name, vars(builtins).get(patch.name))
+        )
+    else:  # a value
+        return patch
+    return replace(patch, replacement=chosen)
+
+
+def _accessors(new: property, own: property) -> Iterator[tuple[Any, Any]]:
+    """What gets and what sets, of both."""
+    yield new.fget, own.fget
+    yield new.fset, own.fset
+
+
+def _plain(name: str, default: Any) -> property:
+    """An attribute that objects keep themselves, as a property."""
+    return property(
+        lambda owner: vars(owner).get(name, default),
+        lambda owner, value: vars(owner).__setitem__(name, value),
+    )
+
+
+def _chosen(here: int, new: Any, own: Any) -> Any:
+    """A function that is ``new`` in the thread ``here`` and ``own`` in others."""
+    if new is None:
+        return None
+
+    @functools.wraps(new)
+    def chosen(*args: Any, **kwargs: Any) -> Any:
+        return (new if threading.get_ident() == here else own)(*args, **kwargs)
+
+    return chosen
+
+
+_CHOSEN: CodeType = _chosen(0, len, len).__code__
+
+
+def caller(frame: FrameType) -> FrameType:
+    """Who called a patch: ``frame``, or the one before it where that chose by thread."""
+    return frame.f_back or frame if frame.f_code is _CHOSEN else frame
+
+
+def _patch_method(
+    patcher: _Patcher, owner: type, name: str, new: Any, deduplicate: bool = True
+) -> None:
+    by_thread = _chosen(threading.get_ident(), new, getattr(owner, name))
+    _ORIGINAL(patcher, owner, name, by_thread, deduplicate)
+
+
+_ORIGINAL = _Patcher.patch_method
+FX = Patch(
+    owner=_Patcher,
+    name="patch_method",
+    replacement=_patch_method,
+    why="nn.Module.__call__ raises NameError in other threads while torch.fx traces",
+    checked="torch 2.13",
+)
 
 
 class _Namespace:

@@ -19,6 +19,8 @@ MixedPrecision      ``precision=`` by the keys of parameter files (``fulgurite.m
 optim               optimizers, and schedulers that a program computes (``fulgurite.optim``)
 load, run_config    parameter files (``fulgurite.config``); the command is ``fulgurite.cli``
 runners             ``run`` and the runners of old scripts: import ``fulgurite.runners``
+trace_lock          held while a step is traced; for threads that read its weights
+                    (``backends.patches``)
 errors              TraceError, its kinds, and FrozenValueWarning (``fulgurite.errors``)
 """
 
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     )
     from fulgurite.backends.csx.diagnostics.errors import TraceError as TraceError
     from fulgurite.backends.gradient_norm import gradient_norm as gradient_norm
+    from fulgurite.backends.patches import trace_lock as trace_lock
     from fulgurite.backends.step_count import global_step as global_step
     from fulgurite.config.run.building import load as load
     from fulgurite.config.run.running import run_config as run_config
@@ -61,6 +64,7 @@ _HOMES = {
     "load": "fulgurite.config.run.building",
     "run_config": "fulgurite.config.run.running",
     "trace": "fulgurite.function",
+    "trace_lock": "fulgurite.backends.patches",
     "step_closure": "fulgurite.backends.closures",
     "checkpoint_closure": "fulgurite.backends.closures",
     "TraceError": "fulgurite.errors",
@@ -85,6 +89,7 @@ __all__ = [
     "run_config",
     "step_closure",
     "trace",
+    "trace_lock",
 ]
 
 

@@ -8,7 +8,6 @@ state; tensors in other attributes are outputs; logging and the like are host ca
 from __future__ import annotations
 
 import contextlib
-import io
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +20,7 @@ from fulgurite.backends.csx.capture.undo import Before, restored, undone_on_fail
 from fulgurite.backends.csx.contract.holders import tell_of_leaks
 from fulgurite.backends.csx.contract.refusals import explained
 from fulgurite.backends.csx.contract.watched import values_where_refused
+from fulgurite.backends.csx.diagnostics.muted import muted
 
 
 def capture(
@@ -63,7 +63,7 @@ def _captured(scope: Scope, trace: Callable[[], FinishedTrace]) -> Captured:
 
         def undo() -> None:
             before.restore()
-            stack.enter_context(contextlib.redirect_stdout(io.StringIO()))  # it printed once
+            stack.enter_context(muted("stdout"))  # it printed once
 
         def traced() -> FinishedTrace:
             while True:

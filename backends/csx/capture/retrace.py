@@ -20,7 +20,7 @@ from fulgurite.backends.csx.capture.undo import undone_on_failure
 from fulgurite.backends.csx.contract.refusals import explained
 from fulgurite.backends.csx.contract.watched import values_where_refused
 from fulgurite.backends.csx.state.places import Place
-from fulgurite.backends.patches import MISSING
+from fulgurite.backends.patches import MISSING, tracing
 
 
 def retrace(
@@ -42,7 +42,7 @@ def retrace(
         GraphChanged: it is another program than ``first``.
         TraceError: the step is no longer static.
     """
-    with undone_on_failure(scope), explained(), as_first_traced(first):
+    with tracing(), undone_on_failure(scope), explained(), as_first_traced(first):
         return values_where_refused(
             lambda: _recorded_again(Trace(scope, run, batch, clears_gradients, first), step, first),
             lambda: undone_on_failure(scope),

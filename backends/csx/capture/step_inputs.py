@@ -31,7 +31,7 @@ from fulgurite.backends.csx.hyperparams.slots import (
     read_numbers,
 )
 from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard
-from fulgurite.backends.csx.state.fake_swap import fake_for, swap
+from fulgurite.backends.csx.state.fake_swap import StateFake, fake_for, swap
 from fulgurite.backends.csx.state.gradients import Gradients
 from fulgurite.backends.csx.state.places import Place, StateTensor
 from fulgurite.backends.csx.state.storage import module_places, optimizer_places, state_inputs
@@ -134,9 +134,13 @@ class StepInputs:
         ``tracker`` tells the node of each tensor; schedules compute under ``in_double``.
         """
         before = [dict(group) for group in self._scope.groups()]
-        swapped: list[tuple[Tensor, Tensor]] = []
+        swapped = self._fakes_of_state(self.of_kind(Kind.STATE, tensors))
         try:
-            self._put_state(self.of_kind(Kind.STATE, tensors), tracker, swapped)
+            for tensor, fake in swapped:
+                fake.__class__ = StateFake
+                swap(tensor, fake)
+                tracker[tensor] = tracker[fake]  # by the object, which stayed
+                self.nodes[id(tensor)] = tracker[fake].proxy.node
             self.gradients.put(self.of_kind(Kind.GRADIENT, tensors))
             for vector in self.of_kind(Kind.NUMBERS, tensors):
                 self.guards = install(self.number_slots, vector, self._scope.optimizers)
@@ -154,19 +158,15 @@ class StepInputs:
                 if isinstance(tensor, FakeTensor):
                     swap(tensor, fake)
 
-    def _put_state(
-        self, bases: list[Tensor], tracker: Any, swapped: list[tuple[Tensor, Tensor]]
-    ) -> None:
-        """Swap each tensor of the state for its fake; ``swapped`` receives both."""
+    def _fakes_of_state(self, bases: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Each tensor of the state, and its fake."""
+        fakes = []
         for item, base in zip(self.state, bases, strict=True):
             for i, held in enumerate(item.tensors):
                 fake = fake_for(held.tensor, item.view(base, i))
                 self.gradients.watch(held.tensor, fake)
-                swapped.append((held.tensor, fake))
-        for tensor, fake in swapped:
-            swap(tensor, fake)
-            tracker[tensor] = tracker[fake]  # by the object, which stayed
-            self.nodes[id(tensor)] = tracker[fake].proxy.node
+                fakes.append((held.tensor, fake))
+        return fakes
 
     def drop_batch(self) -> None:
         """Put other fakes in place of the batch that the step saw: the user may have kept it."""

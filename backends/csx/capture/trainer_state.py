@@ -16,7 +16,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.trainer.states import TrainerState
 
 from fulgurite.backends.csx.diagnostics.user_lines import top_package
-from fulgurite.backends.patches import Patch, patches_of
+from fulgurite.backends.patches import Patch, caller, patches_of
 
 Answers = dict[tuple[str, str], Any]
 """What the trainer's state said, by where and which attribute."""
@@ -31,7 +31,7 @@ def noted_answers(answers: Answers) -> Iterator[Patch]:
     """Patches that note what code other than Lightning's reads."""
 
     def note(where: str, name: str, value: Any) -> Any:
-        if top_package(sys._getframe(2)) not in _FRAMEWORKS:
+        if top_package(caller(sys._getframe(2))) not in _FRAMEWORKS:
             answers[where, name] = value
         return value
 

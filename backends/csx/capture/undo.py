@@ -17,13 +17,13 @@ class Before:
     def __init__(self, scope: Scope) -> None:
         self._scope, self._deferred = scope, scope.deferred
         self._snapshot, self._trees = Snapshot(scope.objects()), scope.trees()
-        self._random_states = rng.collect()
+        self._random_states = rng.Undrawn()
 
     def restore(self) -> None:
         """Put them back."""
         self._snapshot.restore()
         self._trees.restore()
-        rng.restore(self._random_states)
+        self._random_states.restore()
         self._scope.deferred = self._deferred
 
 

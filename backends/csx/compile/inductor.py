@@ -29,7 +29,7 @@ from fulgurite.backends.csx.compile.static_wrapper import make_static
 from fulgurite.backends.csx.graph.graph import Graph, storage_of
 from fulgurite.backends.csx.graph.op_schema import is_random
 from fulgurite.backends.csx.graph.passes import COMPILER_PASSES, lower
-from fulgurite.backends.patches import Patch, applied, patches_of
+from fulgurite.backends.patches import FX, Patch, applied, fx_lock, patches_of
 
 # size_asserts: inputs are checked before (BatchSpec, Binding). combo_kernels: small independent
 # kernels in one call. Together 100-106 against 110-119 µs a step on an MLP 64-128-128-10.
@@ -67,8 +67,8 @@ def compile_graph(graph: Graph, folder: Path) -> None:
         warnings.filterwarnings("ignore", module=r"torch\.")  # its own deprecations, at import too
         from torch._inductor.compile_fx import compile_fx_inner
 
-        patches = (*_order_after_writes(), *_copies_first())
-        with _kernels_of_this_process_alone(), applied(patches):
+        patches = (FX, *_order_after_writes(), *_copies_first())
+        with fx_lock, _kernels_of_this_process_alone(), applied(patches):
             _keep_draws_as_they_are()
             compiled: Any = compile_fx_inner(
                 graph.module,

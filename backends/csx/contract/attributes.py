@@ -42,7 +42,7 @@ from fulgurite.backends.csx.diagnostics.errors import TraceError, UnsupportedSta
 from fulgurite.backends.csx.diagnostics.user_lines import is_library, user_line
 from fulgurite.backends.csx.state.places import Place, SideEffects
 from fulgurite.backends.csx.state.storage import brief, copying_remedy, parameter_replaced
-from fulgurite.backends.patches import MISSING, applied, patches_of
+from fulgurite.backends.patches import MISSING, applied, caller, patches_of
 
 _HOST_HOOK = "a host hook such as on_train_batch_start, which runs on every step"
 _Key = tuple[int, str]
@@ -117,7 +117,7 @@ class Attributes:
         own = value is MISSING or name in vars(module) or name in module._buffers
         kind: Any = type(module)
         own = own or scalar_of_class(kind, name) is not MISSING
-        frameworks = name == "training" or (name[0] == "_" and is_library(sys._getframe(2)))
+        frameworks = name == "training" or (name[0] == "_" and is_library(caller(sys._getframe(2))))
         empty = type(value) is tuple and not value
         if not empty and own and not frameworks and (value is MISSING or is_scalar(value)):
             self._reads[key] = self._access(module, name, value)
@@ -131,7 +131,7 @@ class Attributes:
         if now is value:
             return value
         self._written.add(key)
-        if key[0] in self._paths and not is_library(sys._getframe(2)):
+        if key[0] in self._paths and not is_library(caller(sys._getframe(2))):
             if key in self._reads:
                 value = unwatched(value)  # else it is that of each batch
             if name in module._parameters:
@@ -145,7 +145,7 @@ class Attributes:
     def _list(self, module: nn.Module, name: str, value: list[Any]) -> list[Any]:
         """A list as the code that reads the attribute sees it."""
         key = (id(module), name)
-        if is_library(sys._getframe(2)) or isinstance(module, Metric):
+        if is_library(caller(sys._getframe(2))) or isinstance(module, Metric):
             return value
         if key in self._lists and self._lists[key][1].original is value:
             return self._lists[key][1]

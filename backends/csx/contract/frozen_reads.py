@@ -22,7 +22,7 @@ from fulgurite.backends.csx.contract.replay import told, told_again
 from fulgurite.backends.csx.contract.watched import EPOCH, INDEX, refused_at, watch
 from fulgurite.backends.csx.diagnostics.errors import PUBLIC
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, is_library, user_line
-from fulgurite.backends.patches import Patch, patched, patches_of
+from fulgurite.backends.patches import Patch, caller, patched, patches_of
 
 _COUNT = (
     "fulgurite.global_step(), a tensor that counts optimizer steps, with torch.where; or a host"
@@ -118,6 +118,7 @@ def is_users(frame: FrameType) -> bool:
     """Whether a frame is the user's, in the thread that traces and wants warnings."""
     if _thread != threading.get_ident():
         return False
+    frame = caller(frame)
     if frame.f_globals.get("__name__") == _ATTRIBUTES and frame.f_back is not None:
         frame = frame.f_back  # a module's property, whose reader went through there
     return not is_library(frame)

@@ -7,9 +7,7 @@ reads such a tensor is seen by tracing the step once more. Both only where somet
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import io
 import os
 import time
 import warnings
@@ -24,6 +22,7 @@ from torch._C import DisableTorchFunction
 from fulgurite.backends.csx.contract.leaks import origin_of
 from fulgurite.backends.csx.contract.rules import KEEP, misuse
 from fulgurite.backends.csx.diagnostics.errors import LeakedTensor
+from fulgurite.backends.csx.diagnostics.muted import muted
 from fulgurite.backends.csx.diagnostics.user_lines import belongs_to_library, user_modules
 from fulgurite.backends.csx.state.fake_swap import swap
 
@@ -84,9 +83,8 @@ def fill_constants(
 def _raised_by(trace: Callable[[], object], leaked: Tensor) -> LeakedTensor | None:
     """What a second trace of the step says of a leaked tensor; it leaves all as it was."""
     lists = [(one, one[:]) for one in gc.get_referrers(leaked) if type(one) is list]
-    quiet = contextlib.redirect_stdout(io.StringIO())
     try:
-        with quiet, warnings.catch_warnings():
+        with muted("stdout"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             trace()
     except LeakedTensor as error:

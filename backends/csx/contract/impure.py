@@ -21,6 +21,7 @@ import numpy as np
 
 from fulgurite.backends.csx.contract.frozen_reads import is_users, warn_frozen
 from fulgurite.backends.csx.contract.replay import call_told
+from fulgurite.backends.csx.graph.rng import note_draw
 from fulgurite.backends.patches import Patch, patches_of
 
 _CLOCKS = ("time", "perf_counter", "monotonic", "process_time", "thread_time")
@@ -62,8 +63,12 @@ def _methods_of(module: ModuleType, generator: object) -> list[str]:
 
 
 def _watched(original: Callable[..., Any], label: str, remedy: str) -> Callable[..., Any]:
+    draws = remedy == _RANDOM
+
     @functools.wraps(original)
     def watched(*args: Any, **kwargs: Any) -> Any:
+        if draws:
+            note_draw()
         if not is_users(sys._getframe(1)):
             return original(*args, **kwargs)
         value = call_told(label, original, args, kwargs)

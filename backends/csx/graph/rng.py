@@ -7,6 +7,7 @@ Python values, so that checkpoints which hold it load with ``weights_only=True``
 from __future__ import annotations
 
 import random
+import threading
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,31 @@ def restore(states: dict[str, Any]) -> None:
         name, keys, position, has_gauss, gauss = numpy
         numpy = (name, keys.numpy().astype(np.uint32), position, has_gauss, gauss)
     np.random.set_state(numpy)
+
+
+_draws = 0
+
+
+def note_draw() -> None:
+    """The code of a step that is traced draws from Python's or numpy's generator."""
+    global _draws
+    _draws += 1
+
+
+class Undrawn:
+    """The random states now, to be put back when a trace is undone.
+
+    Other threads draw beside a trace: what they drew must not come again. So where there are any,
+    the states are put back only if the step itself drew.
+    """
+
+    def __init__(self) -> None:
+        self._states, self._draws = collect(), _draws
+
+    def restore(self) -> None:
+        """Put them back."""
+        if _draws != self._draws or threading.active_count() == 1:
+            restore(self._states)
 
 
 def portable(states: dict[str, Any]) -> dict[str, Any]:

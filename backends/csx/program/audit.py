@@ -13,10 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import logging
-import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -37,9 +34,10 @@ from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning, war
 from fulgurite.backends.csx.contract.refusals import explained
 from fulgurite.backends.csx.contract.watched import values_where_refused
 from fulgurite.backends.csx.diagnostics.errors import LeakedTensor, TraceError
+from fulgurite.backends.csx.diagnostics.muted import muted
 from fulgurite.backends.csx.diagnostics.user_lines import LineFinder, UserLine, raised_at
 from fulgurite.backends.csx.program.executable import Executable
-from fulgurite.backends.patches import patched
+from fulgurite.backends.patches import Patch, applied, patched, tracing
 
 SHARE = 0.02
 """The part of a run's time that audits may take, besides those of the second batches."""
@@ -213,7 +211,7 @@ class Audits:
         self, first: Recording, again: _Again, finder: LineFinder | None = None
     ) -> list[Change]:
         """Trace and compare; returns the Python values that it changed, which are put back."""
-        with _silence(self._scope), explained():
+        with tracing(), _silence(self._scope), explained():
             return values_where_refused(
                 lambda: self._trace_once(first, again, finder), contextlib.nullcontext
             )
@@ -273,39 +271,23 @@ def _dated(error: TraceError, when: str) -> TraceError:
 @contextlib.contextmanager
 def _silence(scope: Scope) -> Iterator[None]:
     """Let what this thread prints, logs and warns go nowhere; it was said the first time."""
-    changes: list[tuple[Any, str, Any]] = [
-        (sys, name, _Mute(getattr(sys, name))) for name in ("stdout", "stderr")
-    ]
-    if scope.trainer is not None:
-        changes.append((scope.trainer, "profiler", PassThroughProfiler()))
+    profiler = [] if scope.trainer is None else [(scope.trainer, "profiler", PassThroughProfiler())]
     ignore: Any = ("ignore", None, Warning, None, 0)
-    disabled = logging.root.manager.disable
     filters = warnings.filters
     filters.insert(0, ignore)  # type: ignore[attr-defined]  # without forgetting what was shown
-    logging.disable(logging.CRITICAL)
     try:
-        with patched(changes):
+        with muted("stdout", "stderr"), applied(_NO_LOGS), patched(profiler):
             yield
     finally:
-        logging.disable(disabled)
         filters.remove(ignore)  # type: ignore[attr-defined]
 
 
-class _Mute(io.TextIOBase):
-    """A stream that drops what this thread writes."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream, self._thread = stream, threading.get_ident()
-
-    def write(self, text: str) -> int:
-        """Write what other threads do."""
-        if threading.get_ident() != self._thread:
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        """Flush."""
-        self._stream.flush()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+_NO_LOGS = (
+    Patch(
+        owner=logging.Logger,
+        name="handle",
+        replacement=lambda logger, record: None,
+        why="what a second trace logs was logged by the first",
+        checked="Python 3.11",
+    ),
+)

@@ -25,6 +25,7 @@ from fulgurite.backends.csx.program.param_groups import ParamGroups
 from fulgurite.backends.csx.program.report import announce, passes_of
 from fulgurite.backends.csx.program.summary import Program, make_program
 from fulgurite.backends.csx.program.waiting import shown
+from fulgurite.backends.patches import tracing
 
 EntryPoints = dict[str, Callable[[Any], Any]]
 """Lightning's own code for each entry point by its name; the one that ends a step is the last."""
@@ -64,10 +65,11 @@ class Builder:
         """
         scope, before = self.scope, conditions()
         with undone_on_failure(scope), passes_of(self.stage, self.backend):
-            new_state = scope.make_optimizer_state()
-            captured = self._capture(entries, batch)
-            live = [tensor for one in captured.values() for tensor in one.state_tensors()]
-            scope.forget_unused(new_state, live)
+            with tracing():
+                new_state = scope.make_optimizer_state()
+                captured = self._capture(entries, batch)
+                live = [tensor for one in captured.values() for tensor in one.state_tensors()]
+                scope.forget_unused(new_state, live)
             now = conditions()
             if now.training != before.training:
                 before.difference(now, self.stage, list(scope.module.modules()), [])

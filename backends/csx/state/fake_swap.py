@@ -1,11 +1,20 @@
-"""Fakes in the place of real tensors, behind the same Python objects."""
+"""Fakes in the place of real tensors, behind the same Python objects.
+
+While they are there other threads meet them too. What such a thread does with them waits until the
+trace is over, and then sees the real tensors (``StateFake``).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import resolve_name
+
+from fulgurite.backends.patches import trace_lock
 
 
 def fake_for(real: Tensor, value: Tensor) -> Tensor:
@@ -38,3 +47,33 @@ def swap(a: Tensor, b: Tensor) -> None:
     a.__class__, b.__class__ = b.__class__, a.__class__
     a.__dict__, b.__dict__ = b.__dict__, a.__dict__
     torch._C._swap_tensor_impl(a, b)
+
+
+class StateFake(FakeTensor):
+    """A fake in the place of a state tensor: other threads that use it wait for the real one."""
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function of torch's, or of a tensor; the arguments are real when a trace is over.
+
+        Raises:
+            RuntimeError: it is not over after ``PATIENCE_S``.
+        """
+        if trace_lock._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks
+            return torch._C._disabled_torch_function_impl(function, types, args, kwargs or {})
+        if not trace_lock.acquire(timeout=PATIENCE_S):
+            raise RuntimeError(
+                f"{resolve_name(function) or function} was called on a tensor that has no value:"
+                " another thread traces the step that it is part of, and was not done after"
+                f" {PATIENCE_S:g} s. If the step itself waits for this thread: compute in the"
+                " step's own thread. Else take fulgurite.trace_lock before you read."
+            )
+        try:
+            return function(*args, **(kwargs or {}))
+        finally:
+            trace_lock.release()
+
+
+PATIENCE_S = 60.0
