@@ -5,9 +5,10 @@
 
 fabric           what runs programs: what every fabric does
 host_fabric      the host's CPU; fabrics: which there are, and which one a backend asks for
-inductor         torch's compiler; the only file that touches it
+inductor         torch's compiler; the only file that touches it; processes: the C++ compiler's
 static_wrapper   the Python that the compiler writes around its kernels, made static
 cache            compiled programs in a folder; fingerprint: the key of each
+entries          one of them, sealed; cache_folder: where they lie
 selfcheck        a compiled graph's first run beside the same graph run operation by operation
 sensitivity      how far rounding moves a graph's results
 denormals        numbers next to zero, as zero

@@ -1,7 +1,7 @@
 """The compile cache: compiled programs in a folder, found again by a key.
 
 Words: an *entry* is a folder of files that ``build`` writes and ``load`` reads; the cache does not
-look into them. Its *manifest* holds the SHA-256 of every file in it. In ``compile_dir`` lie
+look into them. It is sealed with its key (see ``entries``). In ``compile_dir`` lie
 
     <key>/          an entry; its modification time is when it was last used
     <key>.lock      locked exclusively while the entry is built or removed, shared while loaded
@@ -10,35 +10,50 @@ look into them. Its *manifest* holds the SHA-256 of every file in it. In ``compi
 
 Loading an entry runs the code in it. So it is loaded only if every byte is as it was written, and
 only from a folder that nobody else can write: then no byte changes between check and load either.
-Locks are ``flock``'s: the system releases them when a process dies. Linux and macOS.
+Whatever else has one of these names is removed. A folder that takes no files any more is left for a
+temporary one. Locks are ``flock``'s: the system releases them when a process dies. Linux and macOS.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import fcntl
-import functools
-import hashlib
 import os
 import re
-import shutil
-import stat
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from fulgurite.backends.csx.compile.cache_folder import (
+    SharedFolder,
+    default_folder,
+    folder_of_this_process,
+    given_folder,
+    locked,
+    make,
+    refuse_shared,
+)
+from fulgurite.backends.csx.compile.entries import is_odd, is_whole, remove, seal, seal_of
+
 T = TypeVar("T")
 
 LIMIT_BYTES = 2 << 30  # assumed: some hundred programs
 LIMIT_VARIABLE = "FULGURITE_CACHE_BYTES"
-MANIFEST = "manifest"
 _LOCK, _PART, _MARK = ".lock", ".part", ".mark"
 _KEY = re.compile("[0-9a-f]{64}")  # nothing else in the folder is ever touched
+
+
+class UnfitEntry(Exception):
+    """``load`` says that an entry, though whole, is not what its user needs: it is built again."""
+
+
+class NothingKept(Exception):
+    """No folder takes compiled programs, not even a temporary one; the text says why."""
+
+    remedy = "Give compile_dir, a folder of your own with free space"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +84,16 @@ class CompileCache:
     Raises:
         PermissionError: others than the user can write the folder, or the user cannot.
         ValueError: the limit is no number of bytes.
+
+    Attributes:
+        folder: where entries lie; another one once that could not be written any more.
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
-        self.folder = _default_folder() if folder is None else _own_folder(Path(folder))
+        self.folder = default_folder() if folder is None else given_folder(Path(folder))
         self._limit = _limit_bytes()
         self._used: set[str] = set()
+        self._left = False  # whether the folder is a temporary one by now
 
     def fetch(
         self,
@@ -83,38 +102,85 @@ class CompileCache:
         load: Callable[[Path], T],
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> Fetched[T]:
-        """Load the entry of a key; build it where there is none, or a damaged one.
+        """Load the entry of a key; build it where there is none, a damaged or an unfit one.
 
         Args:
             key: a SHA-256 in hexadecimal. Who comes with the same key gets the same entry.
             build: writes the entry's files into an empty folder, which then moves.
-            load: makes something of a folder that ``build`` wrote.
+            load: makes something of a folder that ``build`` wrote, or raises UnfitEntry.
             waiting: entered while another process builds the same entry.
+
+        Raises:
+            PermissionError: others can write the folder by now.
+            NothingKept: the folder takes no files any more, and a temporary one does not either.
         """
         assert _KEY.fullmatch(key)
-        entry = _own_folder(self.folder) / key  # which may be gone, or have other rights by now
+        try:
+            return self._fetch(key, build, load, waiting)
+        except SharedFolder:
+            raise
+        except OSError as error:  # the disk is full, read-only, gone
+            why = error
+        try:
+            self._leave(why)
+            return self._fetch(key, build, load, waiting)
+        except OSError as error:
+            raise NothingKept(f"compiled programs cannot be written: {error}") from None
+
+    def _leave(self, why: OSError) -> None:
+        """Go on in a temporary folder; raises the reason where this one is that already."""
+        if self._left:
+            raise why
+        told = f"compile_dir={str(self.folder)!r} cannot be used any more ({why})"
+        self.folder, self._left = folder_of_this_process(told), True
+
+    def _fetch(
+        self,
+        key: str,
+        build: Callable[[Path], None],
+        load: Callable[[Path], T],
+        waiting: Callable[[], AbstractContextManager[None]],
+    ) -> Fetched[T]:
+        refuse_shared(make(self.folder))  # which may be gone, or have other rights by now
+        entry = self.folder / key
         self._used.add(key)
         with self._locked(key, fcntl.LOCK_SH, waiting):
-            if is_whole(entry):
-                os.utime(entry)
-                return self._fetched(entry, load, built=False)
+            found = self._find(entry, load)
+            if found is not None:
+                return found
         with self._locked(key, fcntl.LOCK_EX, waiting):
-            built = not is_whole(entry)  # who held the lock may have built it
-            if built:
-                self._build(entry, build)
-            fetched = self._fetched(entry, load, built)
-        if built:
+            found = self._find(entry, load)  # who held the lock may have built it
+            if found is not None:
+                return found
+            self._build(entry, build)
+            fetched = self._fetched(entry, load, built=True)
+        with contextlib.suppress(OSError):
             self._evict()
         return fetched
 
+    def _find(self, entry: Path, load: Callable[[Path], T]) -> Fetched[T] | None:
+        """An entry that is whole and fits."""
+        if not is_whole(entry):
+            return None
+        try:
+            found = self._fetched(entry, load, built=False)
+        except UnfitEntry:
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(entry)
+        return found
+
     def _fetched(self, entry: Path, load: Callable[[Path], T], built: bool) -> Fetched[T]:
-        seal, mark = _seal_of(entry), self._mark_file(entry.name)
+        sealed, mark = seal_of(entry), self._mark_file(entry.name)
 
         def put() -> None:
-            with contextlib.suppress(OSError), open(mark, "wb", opener=_private) as file:
-                file.write(seal)
+            with contextlib.suppress(OSError):
+                if is_odd(mark):
+                    remove(mark)
+                with open(mark, "wb", opener=_private) as file:
+                    file.write(sealed)
 
-        marked = mark.is_file() and mark.read_bytes() == seal
+        marked = mark.exists() and not is_odd(mark) and mark.read_bytes() == sealed
         return Fetched(load(entry), built, marked, put)
 
     def _build(self, entry: Path, build: Callable[[Path], None]) -> None:
@@ -123,16 +189,25 @@ class CompileCache:
         part = Path(tempfile.mkdtemp(dir=self.folder, prefix=f"{entry.name}.", suffix=_PART))
         try:
             build(part)
-            _seal(part)
-            _remove(entry)  # a damaged one
+            seal(part, entry.name)
+            remove(entry)  # a damaged one
             part.rename(entry)
-        finally:
-            _remove(part)
+        except BaseException:
+            self._forget(entry.name)
+            raise
+
+    def _forget(self, key: str) -> None:
+        """Leave nothing of an entry that was not built; called under its exclusive lock."""
+        self._sweep(key)
+        for path in (self._mark_file(key), self._lock_file(key)):
+            with contextlib.suppress(OSError):
+                remove(path)
 
     def _sweep(self, key: str) -> None:
         """Remove what a dead process was building: a live one would hold the lock."""
         for part in self.folder.glob(f"{key}.*{_PART}"):
-            _remove(part)
+            with contextlib.suppress(OSError):  # where its compiler still writes: the next one does
+                remove(part)
 
     def _evict(self) -> None:
         """Past the limit evict the least recently used entries that nobody uses at this moment.
@@ -155,7 +230,7 @@ class CompileCache:
             if _KEY.fullmatch(path.name):
                 with contextlib.suppress(FileNotFoundError):  # removed by another process
                     size = sum(inner.lstat().st_size for inner in path.rglob("*"))
-                    yield path.stat().st_mtime, size, path.name
+                    yield path.lstat().st_mtime, size, path.name
 
     def _remove_unless_locked(self, key: str, *, entry_too: bool) -> bool:
         if not _KEY.fullmatch(key):
@@ -164,10 +239,9 @@ class CompileCache:
             with self._locked(key, fcntl.LOCK_EX | fcntl.LOCK_NB):
                 self._sweep(key)
                 if entry_too:
-                    _remove(self.folder / key)
+                    remove(self.folder / key)
                 if not (self.folder / key).exists():
-                    self._mark_file(key).unlink(missing_ok=True)
-                    self._lock_file(key).unlink(missing_ok=True)
+                    self._forget(key)
         except BlockingIOError:
             return False
         return True
@@ -178,23 +252,33 @@ class CompileCache:
     def _mark_file(self, key: str) -> Path:
         return self.folder / f"{key}{_MARK}"
 
-    @contextlib.contextmanager
     def _locked(
         self,
         key: str,
         how: int,
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> Iterator[None]:
-        while True:
-            with open(self._lock_file(key), "a", opener=_private) as file:
-                _flock(file.fileno(), how, waiting)
-                if _is_still(file.fileno(), self._lock_file(key)):
-                    yield
-                    return
+    ) -> AbstractContextManager[None]:
+        return _locked_file(self._lock_file(key), how, waiting)
+
+
+@contextlib.contextmanager
+def _locked_file(
+    path: Path, how: int, waiting: Callable[[], AbstractContextManager[None]]
+) -> Iterator[None]:
+    while True:
+        if is_odd(path):
+            with locked(path.parent, fcntl.LOCK_EX):  # or it is another's new lock that is removed
+                if is_odd(path):
+                    remove(path)
+        with open(path, "a", opener=_private) as file:
+            _flock(file.fileno(), how, waiting)
+            if _is_still(file.fileno(), path):
+                yield
+                return
 
 
 def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)  # who can open a file can lock it
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)  # who can open a file can lock it
 
 
 def _flock(file: int, how: int, waiting: Callable[[], AbstractContextManager[None]]) -> None:
@@ -210,64 +294,9 @@ def _flock(file: int, how: int, waiting: Callable[[], AbstractContextManager[Non
 def _is_still(file: int, path: Path) -> bool:
     """Whether an open file still has its name: who removes an entry removes its lock file too."""
     try:
-        return os.path.samestat(os.fstat(file), path.stat())
+        return os.path.samestat(os.fstat(file), path.lstat())
     except FileNotFoundError:
         return False
-
-
-# -- entries ---------------------------------------------------------------------------------------
-
-
-def is_whole(entry: Path) -> bool:
-    """Whether an entry is there, is the user's alone, and holds every byte that was written.
-
-    The manifest's first line is the SHA-256 of its other lines, as ``sha256sum`` writes them. A
-    file that it does not list is damage too: Python might run it.
-    """
-    try:
-        if not all(_is_ours(path) for path in (entry, *entry.rglob("*"))):
-            return False
-        seal, _, listed = (entry / MANIFEST).read_bytes().partition(b"\n")
-        return seal == _sha256(listed) and listed == _listing(entry)
-    except OSError:
-        return False
-
-
-def _seal_of(entry: Path) -> bytes:
-    """The SHA-256 of everything in an entry that is whole."""
-    return (entry / MANIFEST).read_bytes().partition(b"\n")[0]
-
-
-def _seal(folder: Path) -> None:
-    """Write the manifest, and leave everything to its owner, whatever the process's umask is."""
-    listed = _listing(folder)
-    (folder / MANIFEST).write_bytes(_sha256(listed) + b"\n" + listed)
-    for path in folder.rglob("*"):
-        path.chmod(0o700 if path.is_dir() else 0o600)
-
-
-def _listing(folder: Path) -> bytes:
-    """A line for each file but the manifest: its SHA-256 and its path."""
-    lines = []
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and path != folder / MANIFEST:
-            with open(path, "rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            lines.append(f"{digest}  {path.relative_to(folder)}\n")
-    return "".join(lines).encode()
-
-
-def _sha256(data: bytes) -> bytes:
-    return hashlib.sha256(data).hexdigest().encode()
-
-
-def _remove(folder: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        # a compiler that outlived its killed parent may still write: then the next sweep ends it
-        shutil.rmtree(folder, ignore_errors=folder.suffix == _PART)
-
-
-# -- the folder ------------------------------------------------------------------------------------
 
 
 def _limit_bytes() -> int:
@@ -277,69 +306,3 @@ def _limit_bytes() -> int:
     if not text.isdecimal():
         raise ValueError(f"{LIMIT_VARIABLE} must be a number of bytes; got {text!r}.")
     return int(text)
-
-
-def _default_folder() -> Path:
-    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    try:
-        folder = home.expanduser() / "fulgurite"
-        _make(folder)
-    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
-        return _folder_of_this_process(str(error))
-    return _own_folder(folder)
-
-
-@functools.cache
-def _folder_of_this_process(why: str) -> Path:
-    warnings.warn(
-        f"Compiled programs are not kept: the default compile_dir cannot be used ({why})."
-        " Remedy: backend('CSX', compile_dir=...), a folder of your own.",
-        stacklevel=2,
-    )
-    folder = tempfile.mkdtemp(prefix="fulgurite-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
-
-
-def _own_folder(folder: Path) -> Path:
-    """The folder, made if missing; an error unless it is this user's alone to write."""
-    folder = folder.expanduser()
-    try:
-        _make(folder)
-    except OSError as error:
-        raise PermissionError(
-            f"compile_dir={str(folder)!r} cannot be used ({error}). Give a folder of your own."
-        ) from None
-    folder = folder.resolve()
-    refused = f"compile_dir={str(folder)!r} holds code that will be run, and"
-    if folder.stat().st_uid != os.geteuid():
-        raise PermissionError(f"{refused} belongs to another user. Give a folder of your own.")
-    if not _is_ours(folder):
-        raise PermissionError(f"{refused} others can write it. Type: chmod go-w '{folder}'")
-    for parent in folder.parents:
-        mode = parent.stat().st_mode
-        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            raise PermissionError(
-                f"{refused} everybody can write {str(parent)!r}, where they could replace it."
-                f" Type: chmod o-w '{parent}', or give another folder."
-            )
-    return folder
-
-
-def _make(folder: Path) -> None:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise PermissionError(f"no permission to write {str(folder)!r}")
-    file = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # some network file systems have none
-    finally:
-        os.close(file)
-
-
-def _is_ours(path: Path) -> bool:
-    """Whether this user owns a file or folder, and alone can write it; a link never is."""
-    found = path.lstat()
-    kind = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)
-    alone = not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return kind and alone and found.st_uid == os.geteuid()

@@ -38,7 +38,7 @@ _FOREIGN_PASSES = (  # a function's text is its address: what was made with one 
 
 def program_key(graph: Graph) -> str:
     """A SHA-256 in hexadecimal: equal for graphs that compile to the same code here and now."""
-    parts = [*_environment(), *_inputs(graph), *_operations(graph.module)]
+    parts = [*_environment(), *described_inputs(graph), *_operations(graph.module)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -56,7 +56,8 @@ def _environment() -> Iterator[str]:
     yield f"products {torch.get_float32_matmul_precision()} {torch.backends.mkldnn.enabled}"
 
 
-def _inputs(graph: Graph) -> Iterator[str]:
+def described_inputs(graph: Graph) -> Iterator[str]:
+    """Kind, dtype, shape, strides and device of each input, a line each."""
     for item in graph.inputs:
         yield f"input {item.kind.value} {_layout(item.example)}"
 

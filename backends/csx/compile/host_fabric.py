@@ -21,9 +21,14 @@ from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import InductorError, InvalidCxxCompiler
 
 from fulgurite.backends.csx.compile import denormals
-from fulgurite.backends.csx.compile.cache import CompileCache, Fetched
+from fulgurite.backends.csx.compile.cache import (
+    CompileCache,
+    Fetched,
+    NothingKept,
+    UnfitEntry,
+)
 from fulgurite.backends.csx.compile.fabric import Call, Fabric, Loaded, Shown
-from fulgurite.backends.csx.compile.fingerprint import processor, program_key
+from fulgurite.backends.csx.compile.fingerprint import described_inputs, processor, program_key
 from fulgurite.backends.csx.compile.inductor import compile_graph, load_program
 from fulgurite.backends.csx.compile.selfcheck import SelfCheck
 from fulgurite.backends.csx.config import CSXBackend
@@ -31,9 +36,13 @@ from fulgurite.backends.csx.graph.graph import Graph
 
 _set_grad_enabled = torch._C._set_grad_enabled  # as a context manager it costs 2 µs (measured)
 
+_INPUTS = "inputs.txt"
+
 
 class NoToolchain(Exception):
     """Generated kernels cannot be made on this machine; the text says why."""
+
+    remedy = "Install a C++ compiler and Python's headers"
 
 
 class HostFabric(Fabric):
@@ -69,16 +78,15 @@ class HostFabric(Fabric):
             key = program_key(graph)
             found = self._cache.fetch(
                 key,
-                build=lambda folder: _compile(graph, folder, shown),
-                load=load_program,
+                build=lambda folder: _build(graph, folder, shown),
+                load=lambda folder: _load(graph, folder),
                 waiting=lambda: shown("waiting for another process that compiles"),
             )
-        except NoToolchain as missing:
+        except (NoToolchain, NothingKept) as missing:
             if self._backend.compile_only:
                 raise RuntimeError(
                     f"compile_only=True, but nothing can be compiled on this machine: {missing}."
-                    " Install a C++ compiler and Python's headers; or validate_only=True, which"
-                    " checks the model without them."
+                    f" {missing.remedy}; or validate_only=True, which checks the model without."
                 ) from None
             return _interpreted(graph, began, str(missing))
         loaded = Loaded(
@@ -140,6 +148,23 @@ def _interpreted(graph: Graph, began: float, why: str) -> Loaded:
         seconds=time.perf_counter() - began,
         how=f"run operation by operation ({why})",
     )
+
+
+def _build(graph: Graph, folder: Path, shown: Shown) -> None:
+    """Compile a graph into a folder, with what it expects as inputs."""
+    _compile(graph, folder, shown)
+    (folder / _INPUTS).write_text("\n".join(described_inputs(graph)))
+
+
+def _load(graph: Graph, folder: Path) -> Call:
+    """The program in a folder.
+
+    Raises:
+        UnfitEntry: it expects other inputs than the graph has, and would read or write beyond them.
+    """
+    if (folder / _INPUTS).read_text() != "\n".join(described_inputs(graph)):
+        raise UnfitEntry
+    return load_program(folder)
 
 
 def _compile(graph: Graph, folder: Path, shown: Shown) -> None:

@@ -25,6 +25,7 @@ from torch._inductor.utils import BoxedBool
 from torch._inductor.virtualized import V
 
 from fulgurite.backends.csx.compile.fabric import Call
+from fulgurite.backends.csx.compile.processes import compilers
 from fulgurite.backends.csx.compile.static_wrapper import make_static
 from fulgurite.backends.csx.graph.graph import Graph, storage_of
 from fulgurite.backends.csx.graph.op_schema import is_random
@@ -171,19 +172,33 @@ def _kernels_of_this_process_alone() -> Iterator[None]:
     a bus error (seen). What takes long and is the same for all programs, the header and the test of
     the processor's vector units (7 s, measured), it has found in its own folder before.
     """
-    CppPythonBindingsCodeCache.load_pybinding(["float*"], _SMALLEST)
+    with _ended_with_us():
+        CppPythonBindingsCodeCache.load_pybinding(["float*"], _SMALLEST)
     CppPythonBindingsCodeCache.cache_clear()
     before = os.environ.get(_FOLDER)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         os.environ[_FOLDER] = folder
         try:
-            yield
+            with _ended_with_us():
+                yield
         finally:
             CppPythonBindingsCodeCache.cache_clear()  # its files are gone with the folder
             if before is None:
                 del os.environ[_FOLDER]
             else:
                 os.environ[_FOLDER] = before
+
+
+@contextlib.contextmanager
+def _ended_with_us() -> Iterator[None]:
+    """Let C++ compilers not outlive an exception: Ctrl-C, or the failure of one of them."""
+    from torch._inductor import cpp_builder
+
+    with compilers() as running:
+        method = {"_run_compile_cmd": running.run}
+        why = "g++'s own processes outlive it, and write into a folder that is removed"
+        with applied(patches_of(cpp_builder, method, why=why, checked="torch 2.13")):
+            yield
 
 
 _SMALLEST = """

@@ -25,6 +25,7 @@ from fulgurite.backends.csx.program.param_groups import ParamGroups
 from fulgurite.backends.csx.program.report import announce, passes_of
 from fulgurite.backends.csx.program.summary import Program, make_program
 from fulgurite.backends.csx.program.waiting import shown
+from fulgurite.backends.interrupts import interrupted_once
 from fulgurite.backends.patches import tracing
 
 EntryPoints = dict[str, Callable[[Any], Any]]
@@ -64,7 +65,7 @@ class Builder:
             BuiltOnly: the backend asks for no more; all is as before.
         """
         scope, before = self.scope, conditions()
-        with undone_on_failure(scope), passes_of(self.stage, self.backend):
+        with interrupted_once(), undone_on_failure(scope), passes_of(self.stage, self.backend):
             with tracing():
                 new_state = scope.make_optimizer_state()
                 captured = self._capture(entries, batch)

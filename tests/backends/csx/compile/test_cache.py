@@ -6,18 +6,23 @@ import errno
 import hashlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from fulgurite.backends.csx.compile import cache
-from fulgurite.backends.csx.compile.cache import CompileCache, is_whole
+from fulgurite.backends.csx.compile import cache, cache_folder
+from fulgurite.backends.csx.compile.cache import CompileCache, NothingKept, UnfitEntry
+from fulgurite.backends.csx.compile.entries import is_whole, remove
+from fulgurite.backends.interrupts import interrupted_once
 
+BACKENDS = Path(cache.__file__).parents[2]
 KEYS = [hashlib.sha256(bytes([i])).hexdigest() for i in range(4)]
 KEY = KEYS[0]
 
@@ -35,6 +40,13 @@ def load(folder: Path) -> str:
 
 def never(folder: Path) -> None:
     raise AssertionError("built again")
+
+
+@pytest.fixture(autouse=True)
+def no_temporary_folder() -> None:
+    """The process has none yet, and has told of none."""
+    cache_folder._temporary.cache_clear()
+    cache_folder.folder_of_this_process.cache_clear()
 
 
 @pytest.fixture
@@ -108,6 +120,94 @@ def test_an_entry_is_built_again_where(damage: Callable[[Path], object], folder:
     assert not CompileCache(folder).fetch(KEY, never, load).built
 
 
+def test_an_entry_under_another_programs_key_is_built_again(folder: Path) -> None:
+    def other(part: Path) -> None:
+        (part / "program.py").write_text("answer = 43\n")
+
+    CompileCache(folder).fetch(KEYS[0], build, load)
+    CompileCache(folder).fetch(KEYS[1], other, load).mark()
+    shutil.rmtree(folder / KEYS[0])
+    shutil.copytree(folder / KEYS[1], folder / KEYS[0])  # as a script that tidies up would
+    shutil.copy(folder / f"{KEYS[1]}.mark", folder / f"{KEYS[0]}.mark")
+    again = CompileCache(folder).fetch(KEYS[0], build, load)
+    assert (again.value, again.built, again.marked) == ("answer = 42\n", True, False)
+    assert not CompileCache(folder).fetch(KEYS[1], never, load).built
+
+
+def test_an_entry_that_is_whole_and_does_not_fit_is_built_again(folder: Path) -> None:
+    def fitting(part: Path) -> str:
+        if load(part) != "answer = 42\n":
+            raise UnfitEntry
+        return load(part)
+
+    def unfit(part: Path) -> None:
+        (part / "program.py").write_text("answer = 43\n")
+
+    CompileCache(folder).fetch(KEY, unfit, load)
+    again = CompileCache(folder).fetch(KEY, build, fitting)
+    assert (again.value, again.built) == ("answer = 42\n", True)
+    assert not CompileCache(folder).fetch(KEY, never, fitting).built
+
+
+def as_file(path: Path, elsewhere: Path) -> None:
+    path.write_text("not yours")
+
+
+def as_folder(path: Path, elsewhere: Path) -> None:
+    (path / "deep").mkdir(parents=True)
+    (path / "deep" / "file").write_text("")
+    (path / "deep").chmod(0)
+
+
+def as_link(path: Path, elsewhere: Path) -> None:
+    path.symlink_to(elsewhere)
+
+
+def as_link_to_nothing(path: Path, elsewhere: Path) -> None:
+    path.symlink_to(elsewhere / "nothing")
+
+
+def as_link_to_itself(path: Path, elsewhere: Path) -> None:
+    path.symlink_to(path)
+
+
+def as_fifo(path: Path, elsewhere: Path) -> None:
+    os.mkfifo(path)
+
+
+def as_unreadable_file(path: Path, elsewhere: Path) -> None:
+    path.write_text("")
+    path.chmod(0)
+
+
+ODD = (
+    *(as_file, as_folder, as_link, as_link_to_nothing, as_link_to_itself, as_fifo),
+    as_unreadable_file,
+)
+PLACES = ("{key}", "{key}/manifest", "{key}/kernels", "{key}.lock", "{key}.mark", "{key}.x.part")
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("place", PLACES)
+def test_something_else_in_the_cache_is_removed_and_no_more_than_that(
+    place: str, odd: Callable[[Path, Path], None], folder: Path, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "thesis.tex").write_text("years")
+    CompileCache(folder).fetch(KEY, build, load)
+    path = folder / place.format(key=KEY)
+    remove(path)
+    odd(path, elsewhere)
+    found = CompileCache(folder).fetch(KEY, build, load)
+    assert found.value == "answer = 42\n"
+    assert found.built == ("." not in place)
+    assert CompileCache(folder).folder == folder
+    found.mark()
+    assert CompileCache(folder).fetch(KEY, never, load).marked
+    assert [path.name for path in elsewhere.iterdir()] == ["thesis.tex"]
+
+
 def test_a_build_that_fails_leaves_nothing_and_its_exception_unchanged(folder: Path) -> None:
     def fails(part: Path) -> None:
         build(part)
@@ -115,7 +215,27 @@ def test_a_build_that_fails_leaves_nothing_and_its_exception_unchanged(folder: P
 
     with pytest.raises(KeyError, match="the compiler's own"):
         CompileCache(folder).fetch(KEY, fails, load)
-    assert [path.name for path in folder.iterdir()] == [f"{KEY}.lock"]
+    assert list(folder.iterdir()) == []
+
+
+def test_ctrl_c_in_a_build_leaves_nothing_and_a_second_one_changes_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(part: Path) -> None:
+        build(part)
+        signal.raise_signal(signal.SIGINT)
+
+    def remove_slowly(path: Path) -> None:
+        signal.raise_signal(signal.SIGINT)
+        remove(path)
+
+    monkeypatch.setattr(cache, "remove", remove_slowly)
+    with pytest.raises(KeyboardInterrupt) as caught, interrupted_once():
+        CompileCache(folder).fetch(KEY, interrupted, load)
+    assert caught.value.__context__ is None
+    assert list(folder.iterdir()) == []
+    with pytest.raises(KeyboardInterrupt):  # the handler is as it was
+        signal.raise_signal(signal.SIGINT)
 
 
 def test_a_folder_that_was_removed_meanwhile_is_made_again(folder: Path) -> None:
@@ -243,6 +363,74 @@ def test_a_given_folder_that_is_a_file_is_an_error_that_names_it(folder: Path) -
         CompileCache(folder)
 
 
+def test_a_given_folder_that_is_a_link_to_nothing_is_made(folder: Path, tmp_path: Path) -> None:
+    folder.symlink_to(tmp_path / "disk" / "programs")
+    assert CompileCache(folder).fetch(KEY, build, load).built
+    assert keys_in(tmp_path / "disk" / "programs") == {KEY}
+
+
+def test_a_given_folder_that_is_a_link_to_itself_is_an_error_that_names_it(folder: Path) -> None:
+    folder.symlink_to(folder)
+    with pytest.raises(PermissionError, match=re.escape(f"compile_dir={str(folder)!r} cannot")):
+        CompileCache(folder)
+
+
+def refusing(number: int, folder: Path) -> Callable[[Path], None]:
+    """A build for which a folder has no space; others do."""
+
+    def refused(part: Path) -> None:
+        build(part)
+        if folder in part.parents:
+            raise OSError(number, os.strerror(number))
+
+    return refused
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO])
+def test_a_folder_that_is_full_is_left_for_a_temporary_one_with_one_warning(
+    number: int, folder: Path
+) -> None:
+    kept = CompileCache(folder)
+    full = f"{folder}.*cannot be used any more.*{re.escape(os.strerror(number))}.*compile_dir="
+    with pytest.warns(UserWarning, match=full) as caught:
+        assert kept.fetch(KEY, refusing(number, folder), load).built
+    assert not kept.fetch(KEY, never, load).built
+    assert kept.fetch(KEYS[1], refusing(number, folder), load).built
+    assert len(caught) == 1
+    assert folder not in (kept.folder, *kept.folder.parents)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_that_became_read_only_is_left_for_a_temporary_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = CompileCache(folder)
+    monkeypatch.setattr(
+        cache.os, "access", lambda path, mode: not str(path).startswith(str(folder))
+    )
+    with pytest.warns(UserWarning, match=r"cannot be used any more \(no permission to write"):
+        assert kept.fetch(KEYS[2], build, load).built
+
+
+def test_where_no_folder_takes_programs_the_text_says_why(folder: Path) -> None:
+    def full(part: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    kept = CompileCache(folder)
+    for _ in range(2):
+        with warnings.catch_warnings(record=True):
+            warnings.simplefilter("always")
+            with pytest.raises(NothingKept, match=r"cannot be written: .* No space left on device"):
+                kept.fetch(KEYS[3], full, load)
+
+
+def test_a_folder_that_others_can_write_by_now_is_an_error_still(folder: Path) -> None:
+    kept = CompileCache(folder)
+    folder.chmod(0o777)
+    with pytest.raises(PermissionError, match=re.escape(f"Type: chmod go-w '{folder}'")):
+        kept.fetch(KEY, build, load)
+
+
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
 def test_a_folder_that_others_can_write_is_an_error_with_what_to_type(
     mode: int, folder: Path
@@ -277,10 +465,13 @@ PROCESS = """
 import importlib.util, sys
 from contextlib import contextmanager
 
-source, folder, name, key = sys.argv[1:]
-spec = importlib.util.spec_from_file_location("cache", source)  # alone: torch would take seconds
-cache = sys.modules["cache"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(cache)
+backends, folder, name, key = sys.argv[1:]
+room = "csx.compile"
+for part in (f"{room}.entries", f"{room}.cache_folder", f"{room}.cache"):
+    full, path = f"fulgurite.backends.{part}", f"{backends}/{part.replace('.', '/')}.py"
+    spec = importlib.util.spec_from_file_location(full, path)  # alone: torch would take seconds
+    cache = sys.modules[full] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(cache)
 
 def load(folder):
     return (folder / "program.py").read_text()
@@ -309,7 +500,7 @@ class Process:
 
     def __init__(self, folder: Path, name: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", PROCESS, str(cache.__file__), str(folder), name, KEY],
+            [sys.executable, "-c", PROCESS, str(BACKENDS), str(folder), name, KEY],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -409,7 +600,7 @@ def test_an_entry_that_was_removed_while_a_process_waited_for_it_is_built_by_tha
     with kept._locked(KEY, cache.fcntl.LOCK_EX):
         second = start("second")
         assert second.says() == "waits"
-        cache._remove(folder / KEY)
+        remove(folder / KEY)
         (folder / f"{KEY}.lock").unlink()
     assert second.says() == "builds"
     second.go_on()
