@@ -10,6 +10,7 @@ from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from fulgurite.backends.csx.diagnostics.stop_iteration import refuse_users
 from fulgurite.backends.csx.graph.rng import collect_with
 from fulgurite.backends.csx.hyperparams.schedules import RunSchedulers
 from fulgurite.backends.csx.plugins.strategy import strategy_of
@@ -94,11 +95,15 @@ class TrainingEpochLoop(_TrainingEpochLoop):
             positions[position.FIRST_BATCH] = collect_with(loaders)
         if not self._hooks.hold():
             self._hooks = self._find_hooks()
-        if self.restarting or not self._lean:
-            strategy_of(self.trainer).on_host_code()
-            super().advance(data_fetcher)
-        else:
-            self._advance(data_fetcher)
+        try:
+            if self.restarting or not self._lean:
+                strategy_of(self.trainer).on_host_code()
+                super().advance(data_fetcher)
+            else:
+                self._advance(data_fetcher)
+        except StopIteration as error:
+            refuse_users(error)
+            raise
 
     def _advance(self, data_fetcher: _DataFetcher) -> None:
         """The events of a batch, in the order of Lightning's ``advance``."""

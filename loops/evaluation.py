@@ -13,6 +13,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.seed import isolate_rng
 
+from fulgurite.backends.csx.diagnostics.stop_iteration import refuse_users
 from fulgurite.backends.csx.graph.rng import collect, restore
 from fulgurite.backends.csx.plugins.strategy import strategy_of
 from fulgurite.backends.csx.program.offline import BuiltOnly
@@ -96,6 +97,9 @@ class EvaluationLoop(_EvaluationLoop):
             self._run_batch(batch, batch_idx, dataloader_idx, dataloader_iter)
         except BuiltOnly:
             self.trainer.lightning_module._current_fx_name = None
+        except StopIteration as error:
+            refuse_users(error)
+            raise
 
     def _run_batch(
         self, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_iter: Iterator[Any] | None
@@ -173,6 +177,9 @@ class PredictionLoop(_PredictionLoop):
             super()._predict_step(*args)
         except BuiltOnly:
             self.trainer.lightning_module._current_fx_name = None
+        except StopIteration as error:
+            refuse_users(error)
+            raise
 
     def on_run_end(self) -> Any:
         """Call the hooks of the end, and return the predictions."""

@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 
 from fulgurite.backends.csx.contract.frozen_reads import frozen_hook_arguments, frozen_index
 from fulgurite.backends.csx.diagnostics.errors import NoLoss
+from fulgurite.backends.csx.diagnostics.stop_iteration import refuse_users
 from fulgurite.backends.csx.plugins.refusals import refuse_zero_grad_hooks
 from fulgurite.backends.csx.plugins.strategy import strategy_of
 from fulgurite.backends.csx.program.summary import ACCUMULATE, STEP
@@ -133,6 +134,14 @@ class ManualOptimization(_ManualOptimization):
         loss = result["loss"]
         self.losses.note(output.get("loss") if loss is None else loss)
         return output
+
+    def advance(self, kwargs: OrderedDict[str, Any]) -> None:
+        """Run the user's step, to be traced; Lightning takes a StopIteration for its end."""
+        try:
+            super().advance(kwargs)
+        except StopIteration as error:
+            refuse_users(error)
+            raise
 
     @contextlib.contextmanager
     def _backwards(self) -> Iterator[list[Tensor]]:

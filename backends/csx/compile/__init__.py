@@ -9,6 +9,7 @@ inductor         torch's compiler; the only file that touches it; processes: the
 static_wrapper   the Python that the compiler writes around its kernels, made static
 cache            compiled programs in a folder; fingerprint: the key of each
 entries          one of them, sealed; cache_folder: where they lie
+failures         a step that fails while it runs: whose line, and why
 selfcheck        a compiled graph's first run beside the same graph run operation by operation
 sensitivity      how far rounding moves a graph's results
 denormals        numbers next to zero, as zero

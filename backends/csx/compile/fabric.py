@@ -26,7 +26,8 @@ class Loaded:
     """A graph that can be run: ``call`` takes its inputs in order and returns its outputs.
 
     ``built`` is whether it was compiled now, rather than found compiled in the cache; ``how`` says
-    it in words. A fabric may change ``call``, ``compiled`` and ``how`` when the graph has run once.
+    it in words; ``graph`` is what a fabric asks when a run fails. A fabric may change ``call``,
+    ``compiled`` and ``how`` when the graph has run once.
     """
 
     call: Call
@@ -34,6 +35,7 @@ class Loaded:
     built: bool
     seconds: float
     how: str
+    graph: Graph | None = None
 
 
 class Timer(Protocol):

@@ -28,6 +28,7 @@ from fulgurite.backends.csx.compile.cache import (
     UnfitEntry,
 )
 from fulgurite.backends.csx.compile.fabric import Call, Fabric, Loaded, Shown
+from fulgurite.backends.csx.compile.failures import explained
 from fulgurite.backends.csx.compile.fingerprint import described_inputs, processor, program_key
 from fulgurite.backends.csx.compile.inductor import compile_graph, load_program
 from fulgurite.backends.csx.compile.selfcheck import SelfCheck
@@ -95,6 +96,7 @@ class HostFabric(Fabric):
             built=found.built,
             seconds=time.perf_counter() - began,
             how="compiled" if found.built else "loaded from the cache",
+            graph=graph,
         )
         if not found.marked:
             self._check_first(loaded, graph, found, key)
@@ -126,11 +128,18 @@ class HostFabric(Fabric):
         gradients = torch.is_grad_enabled()
         flushes = denormals.is_flushing()
         flush, restore = denormals.switches(torch.get_num_threads())
+        given = list(inputs)  # compiled code empties the other one
         try:
             _set_grad_enabled(False)
             if not flushes:
                 flush()
             return loaded.call(inputs)
+        except (RuntimeError, IndexError) as error:
+            if loaded.graph is None:
+                raise
+            compiled = loaded.compiled and not isinstance(loaded.call, SelfCheck)
+            told = explained(loaded.graph, given, error, compiled)
+            raise told from (None if told is not error else error.__cause__)
         finally:
             if not flushes:
                 restore()
@@ -147,6 +156,7 @@ def _interpreted(graph: Graph, began: float, why: str) -> Loaded:
         built=False,
         seconds=time.perf_counter() - began,
         how=f"run operation by operation ({why})",
+        graph=graph,
     )
 
 

@@ -108,7 +108,11 @@ class SelfCheck:
     def __call__(self, inputs: list[Tensor]) -> Sequence[Tensor]:
         """Run once, both ways, and leave the right results and state."""
         start = Start(inputs, torch.get_rng_state())
-        right, tried = self._run(self._reference, start), self._run(self._compiled, start)
+        try:
+            right, tried = self._run(self._reference, start), self._run(self._compiled, start)
+        except BaseException:
+            torch.set_rng_state(start.random_state)  # and nothing else has changed
+            raise
         difference = self._difference(tried, right, start)
         if difference is not None:
             self._report(difference, tried, right, start)

@@ -5,4 +5,5 @@ Every room may import from this one; it imports no other room.
 user_lines    lines of the user's code: which runs now, which one every node of a graph comes from
 errors        TraceError and its kinds
 muted         a trace that repeats another one prints nothing
+stop_iteration   StopIteration of the user's code, which loops would take for the end of the data
 """
