@@ -38,3 +38,20 @@ def interrupted_once() -> Iterator[None]:
     finally:
         if signal.getsignal(signal.SIGINT) is receive:
             signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def shielded() -> Iterator[None]:
+    """Let a Ctrl-C that comes while something is put back take effect when the block is done."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)

@@ -9,6 +9,7 @@ from fulgurite.backends.csx.capture.python_state import PythonState
 from fulgurite.backends.csx.capture.scope import Scope
 from fulgurite.backends.csx.graph import rng
 from fulgurite.backends.csx.state.snapshot import Snapshot
+from fulgurite.backends.interrupts import shielded
 
 
 class Before:
@@ -21,10 +22,11 @@ class Before:
 
     def restore(self) -> None:
         """Put them back."""
-        self._snapshot.restore()
-        self._trees.restore()
-        self._random_states.restore()
-        self._scope.deferred = self._deferred
+        with shielded():
+            self._snapshot.restore()
+            self._trees.restore()
+            self._random_states.restore()
+            self._scope.deferred = self._deferred
 
 
 @contextlib.contextmanager

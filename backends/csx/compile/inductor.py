@@ -25,6 +25,7 @@ from torch._inductor.utils import BoxedBool
 from torch._inductor.virtualized import V
 
 from fulgurite.backends.csx.compile.fabric import Call
+from fulgurite.backends.csx.compile.parallel_checks import throw_after_loops
 from fulgurite.backends.csx.compile.processes import compilers
 from fulgurite.backends.csx.compile.static_wrapper import make_static
 from fulgurite.backends.csx.graph.graph import Graph, storage_of
@@ -68,7 +69,7 @@ def compile_graph(graph: Graph, folder: Path) -> None:
         warnings.filterwarnings("ignore", module=r"torch\.")  # its own deprecations, at import too
         from torch._inductor.compile_fx import compile_fx_inner
 
-        patches = (FX, *_order_after_writes(), *_copies_first())
+        patches = (FX, *_order_after_writes(), *_copies_first(), *_checks_that_do_not_end_us())
         with fx_lock, _kernels_of_this_process_alone(), applied(patches):
             _keep_draws_as_they_are()
             compiled: Any = compile_fx_inner(
@@ -134,6 +135,20 @@ def _copies_first() -> Iterator[Patch]:
     why = "a copy of an input may be read after the input was overwritten"
     graph_pass = {"remove_noop_ops": remove_noop_ops}
     return patches_of(post_grad, graph_pass, why=why, checked="torch 2.13", upstream=_READ_LATE)
+
+
+def _checks_that_do_not_end_us() -> Iterator[Patch]:
+    """A patch that lets a bad label in a loop of several threads be an error."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    original = AsyncCompile.cpp_pybinding
+
+    def cpp_pybinding(self: AsyncCompile, argtypes: list[str], source_code: str) -> Any:
+        return original(self, argtypes, throw_after_loops(source_code))
+
+    method = {"cpp_pybinding": cpp_pybinding}
+    why = "an index out of range in a parallel loop ends the process"
+    return patches_of(AsyncCompile, method, why=why, checked="torch 2.13")
 
 
 @functools.cache

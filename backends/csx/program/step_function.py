@@ -23,6 +23,7 @@ from fulgurite.backends.csx.program.build import BoundProgram, Builder, EntryPoi
 from fulgurite.backends.csx.program.selection import Selection
 from fulgurite.backends.csx.program.summary import STEP
 from fulgurite.backends.csx.state.first_update import DeferredState
+from fulgurite.backends.interrupts import interrupted_once
 from fulgurite.backends.schedules import program_schedulers
 
 
@@ -156,6 +157,7 @@ class StepFunction:
         assert tensors is not None
         return program, tensors
 
+    @interrupted_once()
     def _trace_again(
         self, program: BoundProgram, entry: str, entries: EntryPoints, batch: Any, tensors: Any
     ) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fulgurite.backends.csx.state.storage import brief
+from fulgurite.backends.interrupts import shielded
 
 _CONTAINERS = (dict, list, set)
 _REFILL: dict[Any, Callable[[Any, Any], None]] = {
@@ -73,8 +74,8 @@ def remember(optimizer: Optimizer) -> Callable[[], None]:
     values = [(tensor, tensor.detach().clone()) for tensor in snapshot.tensors()]
 
     def restore() -> None:
-        snapshot.restore()
-        with torch.no_grad():
+        with shielded(), torch.no_grad():
+            snapshot.restore()
             for tensor, value in values:
                 tensor.copy_(value)
 
