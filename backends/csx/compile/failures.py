@@ -130,10 +130,11 @@ def _origin(graph: Graph, index: fx.Node, values: dict[fx.Node, Any]) -> str:
         if node in seen:
             continue
         seen.add(node)
-        item, value = items.get(node), values.get(node)
-        is_batch = item is not None and item.kind is Kind.BATCH
-        if is_batch and not value.is_floating_point() and value.numel():
-            found.append(f"{item.name}, which holds {int(value.min())} to {int(value.max())}")
+        item = items.get(node)
+        if item is not None and item.kind is Kind.BATCH:
+            value: Tensor = values[node]
+            if not value.is_floating_point() and value.numel():
+                found.append(f"{item.name}, which holds {int(value.min())} to {int(value.max())}")
         todo += node.all_input_nodes
     made = f"It is made of {' and '.join(sorted(found))}.\n  " if found else ""
     remedy = "Remedy: labels below the number of classes, ids below the table's size."
