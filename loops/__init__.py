@@ -7,6 +7,7 @@ changed; their state keeps Lightning's keys, so checkpoints interchange.
 position       which batch comes next after a resume, and from which random states
 shapes         refuses loaders whose last batch is smaller
 fetching       takes batches from an ordinary loader without Lightning's and torch's overhead
+loader_errors  adds worker, samples and cause to errors of loaders
 feeding        says once if the loader is slower than the program
 lean           calls the hooks around a step (``on_train_batch_start`` and the like)
 finite         says once at which step a loss was first not finite

@@ -10,6 +10,7 @@ from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from fulgurite.backends.csx.diagnostics.errors import InputChanged
 from fulgurite.backends.csx.diagnostics.stop_iteration import refuse_users
 from fulgurite.backends.csx.graph.rng import collect_with
 from fulgurite.backends.csx.hyperparams.schedules import RunSchedulers
@@ -22,6 +23,7 @@ from fulgurite.loops.lean import (
     store_step_metrics,
     takes_batch_idx,
 )
+from fulgurite.loops.loader_errors import name_batch
 
 
 class TrainingEpochLoop(_TrainingEpochLoop):
@@ -103,6 +105,9 @@ class TrainingEpochLoop(_TrainingEpochLoop):
                 self._advance(data_fetcher)
         except StopIteration as error:
             refuse_users(error)
+            raise
+        except InputChanged as error:
+            name_batch(error, data_fetcher, self.batch_progress.current.ready - 1)
             raise
 
     def _advance(self, data_fetcher: _DataFetcher) -> None:

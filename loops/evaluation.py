@@ -13,6 +13,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.seed import isolate_rng
 
+from fulgurite.backends.csx.diagnostics.errors import InputChanged
 from fulgurite.backends.csx.diagnostics.stop_iteration import refuse_users
 from fulgurite.backends.csx.graph.rng import collect, restore
 from fulgurite.backends.csx.plugins.strategy import strategy_of
@@ -25,6 +26,7 @@ from fulgurite.loops.lean import (
     store_step_metrics,
     takes_batch_idx,
 )
+from fulgurite.loops.loader_errors import explained, name_batch
 from fulgurite.loops.shapes import check_last_batch
 
 
@@ -57,7 +59,7 @@ class EvaluationLoop(_EvaluationLoop):
             return []  # the fit loop builds these programs after training's
         states = collect()
         try:
-            with building.uncounted(self) if builds else nullcontext():
+            with explained(), building.uncounted(self) if builds else nullcontext():
                 results: list[_OUT_DICT] = super().run()
         except SIGTERMException:
             restore(states)  # a fit that goes on validates anew, and draws the same again
@@ -99,6 +101,9 @@ class EvaluationLoop(_EvaluationLoop):
             self.trainer.lightning_module._current_fx_name = None
         except StopIteration as error:
             refuse_users(error)
+            raise
+        except InputChanged as error:
+            name_batch(error, self._data_fetcher, batch_idx)
             raise
 
     def _run_batch(
@@ -165,8 +170,9 @@ class PredictionLoop(_PredictionLoop):
     def run(self) -> Any:
         """Run over all loaders, or only build."""
         if not building.only_builds(self.trainer):
-            return super().run()
-        with building.uncounted(self):
+            with explained():
+                return super().run()
+        with building.uncounted(self), explained():
             results = super().run()
         building.close(self.trainer)
         return results

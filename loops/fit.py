@@ -17,6 +17,7 @@ from fulgurite.backends.csx.program import report
 from fulgurite.backends.csx.program.offline import BuiltOnly
 from fulgurite.loops import building, feeding, position
 from fulgurite.loops.finite import Losses
+from fulgurite.loops.loader_errors import explained
 from fulgurite.loops.shapes import check_last_batch
 
 
@@ -30,9 +31,10 @@ class FitLoop(_FitLoop):
         epoch_loop.automatic_optimization.losses = losses
         epoch_loop.manual_optimization.losses = losses
         if not building.only_builds(self.trainer):
-            super().run()
+            with explained():
+                super().run()
             return
-        with building.uncounted(self):
+        with building.uncounted(self), explained():
             with contextlib.suppress(BuiltOnly):
                 super().run()
             if not self.skip:
