@@ -1,19 +1,27 @@
-"""A run says at which step its loss was first not finite, once; nothing is read on every step.
+"""A run says at which step its loss was first not finite, once, and whether the batch was finite.
 
-The losses of up to ``SAMPLE`` steps are kept and looked at together: 0.3 µs a step (measured).
-Where the run has a ``CheckLoss``, which ends it, nothing is said here.
+On the CPU each loss is looked at when its step has run. Elsewhere, where reading one waits for the
+device, the losses of up to ``SAMPLE`` steps are kept and looked at together. Both take 0.3 µs a
+step (measured). Where the run has a ``CheckLoss``, it is told when to look, and what was not finite
+first.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from lightning.pytorch.tuner.lr_finder import _LRCallback
 from torch import Tensor
 
+from fulgurite.backends.csx.graph.passes.hold import GUARD
+from fulgurite.backends.csx.plugins.strategy import strategy_of
+from fulgurite.backends.csx.program.first_bad import in_words
+from fulgurite.backends.csx.program.summary import ACCUMULATE, STEP
 from fulgurite.callbacks.check_loss import CheckLoss, describe
 
 SAMPLE = 64
@@ -32,28 +40,57 @@ class Losses:
         self._batches = 0  # of this run, before the first that is kept
         others = (CheckLoss, _LRCallback)  # the learning-rate finder looks for a loss like that
         self._watches = not any(isinstance(one, others) for one in trainer.callbacks)
+        self._checks = [one for one in trainer.callbacks if isinstance(one, CheckLoss)]
 
-    def note(self, loss: Any, stepped: bool = True) -> None:
-        """Keep a loss; look at all of them from time to time.
+    def note(self, loss: Any, batch: Any, stepped: bool = True) -> None:
+        """Look at a loss, at once on the CPU; elsewhere keep it, and look from time to time.
 
         Args:
             loss: of the batch that has just been trained.
+            batch: it.
             stepped: whether an optimizer step ended with it.
+
+        Raises:
+            NonFiniteLoss: a ``CheckLoss`` ends the run.
         """
+        if self._checks:
+            self._look_at_count(batch, stepped)
+            return
         kept = self._kept
+        if not self._watches or not isinstance(loss, Tensor):
+            return
+        on_cpu = loss.is_cpu
+        if on_cpu and not loss.ndim and math.isfinite(loss.item()):
+            self._batches += 1
+            return
         if not kept:
             self._begin(stepped)
-        if self._watches and isinstance(loss, Tensor):
-            kept.append(loss)
-            if len(kept) == SAMPLE:
-                self.look()
+        kept.append(loss)
+        if on_cpu or len(kept) == SAMPLE:
+            self.look(batch if on_cpu else None)
+
+    def _look_at_count(self, batch: Any, stepped: bool) -> None:
+        """Let a ``CheckLoss`` look, where that waits for no device."""
+        count = vars(self._trainer.lightning_module).get(GUARD)
+        if count is None or not count.is_cpu or count.item() >= 0:
+            return
+        training = strategy_of(self._trainer).training
+        assert training is not None
+        entry = STEP if stepped else ACCUMULATE
+        for check in self._checks:
+            origin = functools.partial(training.first_not_finite, batch, entry)
+            check.look(self._trainer, self._trainer.lightning_module, origin)
 
     def _begin(self, stepped: bool) -> None:
         self._batch_idx = self._trainer.fit_loop.epoch_loop.batch_progress.current.ready - 1
         self._step = self._trainer.global_step + (not stepped)
 
-    def look(self) -> None:
-        """Warn if one of them is not finite; at the end of an epoch, too."""
+    def look(self, batch: Any = None) -> None:
+        """Warn if one of them is not finite; at the end of an epoch, too.
+
+        Args:
+            batch: that of the last one, where it is known.
+        """
         kept, self._kept = self._kept, []
         if not kept:
             return
@@ -62,10 +99,10 @@ class Losses:
             first = next((i for i, one in enumerate(values) if not math.isfinite(one)), None)
             if first is not None:
                 self._watches = False
-                self._warn(first, math.isinf(values[first]))
+                self._warn(first, math.isinf(values[first]), batch)
         self._batches += len(kept)
 
-    def _warn(self, first: int, is_inf: bool) -> None:
+    def _warn(self, first: int, is_inf: bool, batch: Any) -> None:
         trainer = self._trainer
         batch_idx = self._batch_idx + first
         where = (
@@ -77,10 +114,23 @@ class Losses:
             step = self._step + (self._batch_idx % window + first) // window
             where += f", which is in optimizer step {step}"
         warnings.warn(
-            f"{describe(is_inf, where, trainer)} To end such a run:"
+            f"{describe(is_inf, where, trainer)}{_of_batch(batch)} To end such a run before its"
+            " weights change, and to be told which module it was:"
             " callbacks=[fulgurite.callbacks.CheckLoss()].",
             stacklevel=2,
         )
+
+
+def _of_batch(batch: Any) -> str:
+    """Whether a batch is finite; nothing where there is none."""
+    if batch is None:
+        return ""
+    leaves, _ = pytree.tree_flatten_with_path(batch)
+    for path, leaf in leaves:
+        words = isinstance(leaf, Tensor) and in_words(f"batch{pytree.keystr(path)}", leaf)
+        if words:
+            return f" The batch was not finite: {words}."
+    return " All of that batch was finite."
 
 
 def _numbers(losses: list[Tensor]) -> list[float]:

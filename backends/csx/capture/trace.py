@@ -151,7 +151,8 @@ class Trace:
         stack.enter_context(running(trace=self, reads=self.reads if self.scope.freezes else None))
         stack.enter_context(traceable(self.scope, self._fallback_line, self.answers))
         stack.enter_context(self.inputs.mode)
-        stack.enter_context(record_lines(Trace._step.__code__, self.scope.line_now))
+        paths = {id(module): path for path, module in self.scope.module.named_modules()}
+        stack.enter_context(record_lines(Trace._step.__code__, self.scope.line_now, paths))
         stack.enter_context(self._contract)
         stack.enter_context(applied(self._contract.in_backward()))
 

@@ -15,7 +15,7 @@ import linecache
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any
@@ -29,6 +29,9 @@ from fulgurite.backends.patches import applied, patches_of
 LIBRARIES = frozenset(
     {"torch", "lightning", "lightning_fabric", "pytorch_lightning", "torchmetrics", "fulgurite"}
 ) | (sys.stdlib_module_names - {"__main__"})
+
+_CALL = torch.nn.Module._call_impl.__code__
+_IN = "\n    in "  # after a line's source, before the module
 
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
@@ -231,8 +234,12 @@ def user_frames(traceback: TracebackType | None) -> TracebackType | None:
 
 
 @contextlib.contextmanager
-def record_lines(boundary: CodeType, fallback: Callable[[], UserLine | None]) -> Iterator[None]:
+def record_lines(
+    boundary: CodeType, fallback: Callable[[], UserLine | None], paths: Mapping[int, str]
+) -> Iterator[None]:
     """Put the user's line on each node that is traced inside, as its ``stack_trace``.
+
+    The module goes with it whose ``forward`` runs; ``paths`` has modules' names by their identity.
 
     A node of the backward pass gets the line of a hook of the user's that makes it, or else of the
     forward operation that it differentiates: both carry the same autograd sequence number. A node
@@ -241,23 +248,28 @@ def record_lines(boundary: CodeType, fallback: Callable[[], UserLine | None]) ->
     """
     original = PythonKeyTracer.create_node
     forward_lines: dict[int, UserLine] = {}
+    forward_modules: dict[int, str] = {}
 
     def create_node(self: PythonKeyTracer, kind: str, *args: Any, **kwargs: Any) -> Node:
         node = original(self, kind, *args, **kwargs)
         if kind == "call_function":
             grad_node = torch._C._current_autograd_node()
             if grad_node is None:
-                line = user_line(boundary)
+                line, inside = user_line(boundary), _module_now(boundary, paths)
+                # the operation's own autograd node is made next, and takes this number
+                number = torch.autograd._get_sequence_nr()
+                forward_modules[number] = inside
                 if line is not None:
-                    # the operation's own autograd node is made next, and takes this number
-                    forward_lines[torch.autograd._get_sequence_nr()] = line
+                    forward_lines[number] = line
             else:
+                inside = forward_modules.get(grad_node._sequence_nr(), "")
+                inside = "the backward pass" + f" of {inside}" * bool(inside)
                 line = (
                     user_line(run_backward.__code__)
                     or forward_lines.get(grad_node._sequence_nr())
                     or user_line(boundary)
                 )
-            set_line(node, line or fallback())
+            set_line(node, line or fallback(), inside)
         return node
 
     why = "torch's record_stack_traces keeps only frames named forward (0 of 162 nodes, measured)"
@@ -272,9 +284,27 @@ def line_of(node: Node) -> UserLine | None:
     return None if found is None else UserLine(found[1], int(found[2]), found[3])
 
 
-def set_line(node: Node, line: UserLine | None) -> None:
-    """Put a line on a node; as ``stack_trace``, torch's own passes carry it along."""
+def module_of(node: Node) -> str:
+    """``net.0 (Linear)`` or ``the backward pass of net.0 (Linear)``; empty where none ran."""
+    return str(node.meta.get("stack_trace", "")).partition(_IN)[2]
+
+
+def set_line(node: Node, line: UserLine | None, inside: str = "") -> None:
+    """Put a line on a node, and what ``module_of`` gives: torch's own passes carry both along."""
     if line is not None:
         node.meta["stack_trace"] = (
             f'File "{line.file}", line {line.line}, in {line.function}\n    {line.source}'
+            + f"{_IN}{inside}" * bool(inside)
         )
+
+
+def _module_now(boundary: CodeType, paths: Mapping[int, str]) -> str:
+    """The innermost module that has a name and whose ``forward`` runs now."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code is not boundary:
+        if frame.f_code is _CALL:
+            module = frame.f_locals["self"]
+            if path := paths.get(id(module)):
+                return f"{path} ({type(module).__name__})"
+        frame = frame.f_back
+    return ""

@@ -9,6 +9,7 @@ guards          what a program relies on: whether it fits, and if not, why
 param_groups    options and numbers of param groups, kept up to date
 build           entry points are traced, described, loaded and bound
 executable      an entry point, loaded and bound to its tensors
+first_bad       which operation of a step gave the first result that is not finite
 audit           now and then a step is traced again and compared
 summary         a program as plain data
 report          what was built, in a line and as files; waiting: what is being built

@@ -17,6 +17,7 @@ from fulgurite.backends.csx.compile.fabric import Fabric, Loaded
 from fulgurite.backends.csx.contract.constants import Source
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedInput
 from fulgurite.backends.csx.graph.graph import Kind
+from fulgurite.backends.csx.program.first_bad import first_not_finite
 from fulgurite.backends.csx.state.binding import Binding
 from fulgurite.backends.csx.state.kept_gradients import Unkept, held_gradients
 
@@ -55,6 +56,7 @@ class Executable:
         clears_gradients: bool,
     ) -> None:
         graph, sources = captured.graph, captured.sources
+        self.graph = graph
         self._fabric, self.loaded = fabric, loaded
         self.clears_gradients, self.counted = clears_gradients, captured.counted
         trained = frozenset(id(p) for group in scope.groups() for p in group["params"])
@@ -99,16 +101,8 @@ class Executable:
             given: its tensors as they came.
             passed: what the step only passes on.
         """
-        inputs = self._binding.inputs()
         gradients = [] if self._gradients is None else self._gradients.before()
-        inputs += gradients
-        if self._takes_numbers:
-            assert vector is not None
-            inputs.append(vector)
-        if self._global_step is not None:
-            inputs.append(self._global_step())
-        if self._constants:
-            inputs += [source.now() for source in self._constants]
+        inputs = self._resident(vector, gradients)
         if self.written:
             self._check_writes(batch)
         storages = self._binding.storages
@@ -125,6 +119,24 @@ class Executable:
             if given[i] is not batch[i]:
                 given[i].copy_(batch[i])
         return self.results.put([*outputs, *passed] if passed else outputs)
+
+    def _resident(self, vector: Tensor | None, gradients: list[Tensor]) -> list[Tensor]:
+        """The inputs of a run but for the batch."""
+        inputs = self._binding.inputs() + gradients
+        if self._takes_numbers:
+            assert vector is not None
+            inputs.append(vector)
+        if self._global_step is not None:
+            inputs.append(self._global_step())
+        if self._constants:
+            inputs += [source.now() for source in self._constants]
+        return inputs
+
+    def first_not_finite(self, vector: Tensor | None, batch: list[Tensor]) -> str | None:
+        """Run again operation by operation, to no effect (see ``program.first_bad``)."""
+        gradients = [] if self._gradients is None else self._gradients.before()
+        inputs = self._resident(vector, gradients) + [batch[i] for i in self._batch]
+        return first_not_finite(self.graph, inputs, self._names)
 
     def _check_writes(self, batch: list[Tensor]) -> None:
         pointers = [tensor.untyped_storage().data_ptr() for tensor in batch]

@@ -11,6 +11,7 @@ drop_renames    none that this added
 fold_zeros      fold away additions to gradients that are zero
 simplify        none that repeat another, no dead ones
 prune           no inputs that nothing reads
+hold_state      where a guard says that the step went wrong, no state changes (hold)
 
 and for compiled programs those of ``COMPILER_PASSES``:
 
@@ -27,6 +28,7 @@ from fulgurite.backends.csx.graph.passes.cbfloat16 import to_cbfloat16
 from fulgurite.backends.csx.graph.passes.draws import functional_draws
 from fulgurite.backends.csx.graph.passes.fold import fold_zeros
 from fulgurite.backends.csx.graph.passes.functionalize import functionalize
+from fulgurite.backends.csx.graph.passes.hold import hold_state
 from fulgurite.backends.csx.graph.passes.prune import prune
 from fulgurite.backends.csx.graph.passes.realize import realize_scalars
 from fulgurite.backends.csx.graph.passes.rename import drop_renames
@@ -40,6 +42,7 @@ PASSES: tuple[Callable[[Graph], Graph], ...] = (
     fold_zeros,
     simplify,
     prune,
+    hold_state,
 )
 CBFLOAT16_PASSES = (*PASSES[:2], to_cbfloat16, *PASSES[2:])
 COMPILER_PASSES: tuple[Callable[[Graph], Graph], ...] = (realize_scalars,)

@@ -1,0 +1,69 @@
+"""State stays as it was once a step has gone wrong: where a guard is negative after the step.
+
+The guard is a number that the step keeps (``callbacks.check_loss`` has one). In compiled programs
+the choice is part of the loop that writes the state; what it costs is in docs/callbacks.md.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, fx
+
+from fulgurite.backends.csx.graph.graph import Graph, Kind
+
+GUARD = "_losses_until_bad"
+"""Name of the module's attribute that is the guard, an integer; it is written all the same."""
+
+_GUARD = f"self.{GUARD}"
+_NOT_HELD = "loss_scale["  # it shrinks where a step went wrong
+_COPY = torch.ops.aten.copy_.default
+
+
+def hold_state(graph: Graph) -> Graph:
+    """Write the state that it has to each state, where the guard's new value is negative.
+
+    Gradients between steps are written all the same, and numbers that the host keeps.
+    """
+    names = [item.name if item.kind is Kind.STATE else "" for item in graph.inputs]
+    if _GUARD not in names:
+        return graph
+    fresh = graph.copied()
+    states = list(fresh.find_nodes(op="placeholder"))
+    writes = {node.args[0]: node for node in fresh.find_nodes(op="call_function", target=_COPY)}
+    guard = writes.get(states[names.index(_GUARD)])
+    if guard is None:
+        return graph
+    now = guard.args[1]
+    assert isinstance(now, fx.Node)
+    order = {node: i for i, node in enumerate(fresh.nodes)}
+    with fresh.inserting_after(now):
+        bad = _made(graph, now, torch.ops.aten.lt.Scalar, (now, 0))
+    for state, name in zip(states, names, strict=True):
+        write = writes.get(state)
+        if not name or name == _GUARD or name.startswith(_NOT_HELD) or write is None:
+            continue
+        if order[write] < order[now]:  # as that of BatchNorm's statistics
+            if any(order[user] > order[write] for user in state.users) or write.users:
+                continue  # it is read after it was written
+            fresh.output_node().prepend(write)
+        with fresh.inserting_before(write):
+            value = write.args[1]
+            assert isinstance(value, fx.Node)
+            before, after = state.meta["val"], value.meta["val"]
+            if before.dtype != after.dtype:
+                to = torch.ops.prims.convert_element_type.default
+                value = _made(graph, write, to, (value, before.dtype))
+            held = _made(graph, write, torch.ops.aten.where.self, (bad, state, value))
+        write.update_arg(1, held)
+    fresh.lint()
+    return graph.with_operations(fresh)
+
+
+def _made(graph: Graph, like: fx.Node, operation: object, args: tuple[object, ...]) -> fx.Node:
+    """A new operation, with the user's line of another."""
+    node = like.graph.call_function(operation, args)  # type: ignore[arg-type]
+    values = [arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in args]
+    with graph.mode, torch.no_grad():
+        value: Tensor = operation(*values)  # type: ignore[operator]
+    node.meta = {**like.meta, "val": value}
+    return node
