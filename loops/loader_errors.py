@@ -55,8 +55,8 @@ _STATES = {
     "t": "stopped by a debugger",
     "Z": "dead",
 }
-_fetch = _MapDatasetFetcher.fetch
-_try_get_data = _MultiProcessingDataLoaderIter._try_get_data
+_fetch: Any = _MapDatasetFetcher.fetch
+_try_get_data: Any = _MultiProcessingDataLoaderIter._try_get_data
 _living: weakref.WeakSet[Any] = weakref.WeakSet()  # iterators with workers
 
 
@@ -138,7 +138,7 @@ def name_batch(error: BaseException, fetcher: Any, number: int) -> None:
         number: of the batch in its loader.
     """
     combined = fetcher.combined_loader if fetcher is not None else None
-    iterators = getattr(getattr(combined, "_iterator", None), "iterators", ())
+    iterators: Any = getattr(getattr(combined, "_iterator", None), "iterators", ())
     one = iterators[0] if len(iterators) == 1 else None
     error.add_note(f"The batch is {batch_in_words(one, number)}.")
 

@@ -192,21 +192,12 @@ class StepFunction:
         return placed
 
     def first_not_finite(self, batch: Any, entry: str = STEP) -> str | None:
-        """Which result of the step on a batch is not finite, in words, from the state as it is.
-
-        Args:
-            batch: the batch that the step ran on last.
-            entry: the entry point that ran.
-
-        Returns:
-            None where all is finite, or nothing has run.
-        """
-        program = self._latest
-        batch = without(batch, self._added) if self._added else batch
-        tensors = None if program is None else program.guards.batch.accept(batch)
+        """What was not finite first in the step that ran last (see ``first_bad``), in words."""
+        program, vector = self._latest, self._selection.groups.vector
+        tensors = program and program.guards.batch.accept(without(batch, self._added))
         if program is None or tensors is None:
             return None
-        return program.entries[entry].first_not_finite(self._selection.groups.vector, tensors)
+        return program.entries[entry].first_not_finite(vector, tensors)
 
     def clear_gradients(self, parameters: set[int]) -> None:
         """``zero_grad()`` on the host: gradients that the programs keep to themselves become zero.
