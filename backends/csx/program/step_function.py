@@ -194,9 +194,9 @@ class StepFunction:
     def first_not_finite(self, batch: Any, entry: str = STEP) -> str | None:
         """What was not finite first in the step that ran last (see ``first_bad``), in words."""
         program, vector = self._latest, self._selection.groups.vector
-        tensors = program and program.guards.batch.accept(without(batch, self._added))
-        if program is None or tensors is None:
+        if program is None:
             return None
+        tensors = program.guards.batch.accept(without(batch, self._added)) or []
         return program.entries[entry].first_not_finite(vector, tensors)
 
     def clear_gradients(self, parameters: set[int]) -> None:
