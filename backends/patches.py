@@ -12,7 +12,7 @@ import contextlib
 import functools
 import inspect
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import CodeType, FrameType, ModuleType
 from typing import Any
@@ -110,6 +110,34 @@ def rebind_everywhere(
         for name, value in names.items():
             if id(value) in functions:
                 yield _Namespace(names), name, functions[id(value)]
+
+
+class Shared:
+    """Patches for all threads, in place while any of the blocks runs that ask for them.
+
+    Args:
+        patches: makes them.
+    """
+
+    def __init__(self, patches: Callable[[], Iterable[Patch]]) -> None:
+        self._patches, self._users, self._lock = patches, 0, threading.Lock()
+        self._stack = contextlib.ExitStack()
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Keep them in place while the block runs."""
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                changes = [(one.owner, one.name, one.replacement) for one in self._patches()]
+                self._stack.enter_context(patched(changes))
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._users == 0:
+                    self._stack.close()
 
 
 def _of_this_thread(patch: Patch) -> Patch:

@@ -30,7 +30,7 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
-from fulgurite.backends.patches import Patch, applied, patches_of
+from fulgurite.backends.patches import Patch, Shared, patches_of
 
 STUCK_S = 60.0  # without a batch, until a run says whom it waits for
 _DIES_WITHIN_S = 0.2  # a worker whose end of a connection is closed
@@ -63,7 +63,7 @@ _living: weakref.WeakSet[Any] = weakref.WeakSet()  # iterators with workers
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
     """Let errors of loaders name worker, samples and cause while the block runs."""
-    with applied(_patches()):
+    with _PATCHES.in_place():
         try:
             yield
         except RuntimeError as error:
@@ -85,6 +85,9 @@ def _patches() -> Iterator[Patch]:
     yield from patches_of(_MultiProcessingDataLoaderIter, waits, why=why, checked=checked)
     why = "the error of a dataset does not say which index was asked for"
     yield from patches_of(_MapDatasetFetcher, {"fetch": _fetch_told}, why=why, checked=checked)
+
+
+_PATCHES = Shared(_patches)
 
 
 # -- remembering --------------------------------------------------------------------------------
