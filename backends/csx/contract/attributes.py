@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import sys
 from collections.abc import Callable, Iterator
 from operator import is_
@@ -39,7 +40,7 @@ from fulgurite.backends.csx.contract.proxies import unwatched
 from fulgurite.backends.csx.contract.rules import misuse
 from fulgurite.backends.csx.contract.watched import holds_traced
 from fulgurite.backends.csx.diagnostics.errors import TraceError, UnsupportedState
-from fulgurite.backends.csx.diagnostics.user_lines import is_library, user_line
+from fulgurite.backends.csx.diagnostics.user_lines import UserLine, is_library, user_line
 from fulgurite.backends.csx.state.places import Place, SideEffects
 from fulgurite.backends.csx.state.storage import brief, copying_remedy, parameter_replaced
 from fulgurite.backends.patches import MISSING, applied, caller, patches_of
@@ -269,6 +270,20 @@ def code_of_zeros(value: Any) -> str:
     return repr(value)
 
 
+def _update(line: UserLine | None, before: Any, now: Any) -> str:
+    """How a buffer changes as a number did on a line of the user's."""
+    changed = re.match(
+        r"(?P<target>[\w.]+)\s*(?P<op>[-+*/])?=\s*(?(op)|(?P=target)\s*(?P<plain>[-+*/]))\s*[\w.]+\s*(#|$)",
+        "" if line is None else line.source,
+    )
+    operator = (changed["op"] or changed["plain"]) if changed else ""
+    if operator in ("+", "-"):
+        return f"add_({now - before!r})"
+    if operator in ("*", "/") and before:
+        return f"mul_({now / before!r})"
+    return "copy_(...) of its next value, computed from tensors,"
+
+
 def _warn_of_change(write: Access, was_read: bool) -> None:
     before, now = write.before, write.now()
     counted = was_read if before is None or before is MISSING else is_scalar(before)
@@ -276,8 +291,9 @@ def _warn_of_change(write: Access, was_read: bool) -> None:
         return
     remedy = f"a buffer; or {_HOST_HOOK}"
     if {type(before), type(now)} <= {int, float}:
-        remedy = f"{buffer_code(write.name, before)}, and self.{write.name}.add_({now - before!r})"
-        remedy = f"a buffer: {remedy} in the step"
+        update = _update(write.line, before, now)
+        remedy = f"{buffer_code(write.name, before)}, and self.{write.name}.{update} in the step"
+        remedy = f"a buffer: {remedy}"
     shown = "nothing" if before is MISSING else repr(before)
     text = f"{write.where} was changed from {shown} to {now!r} while the step was traced"
     warn(write.where, f"{text}; that happens once", write.line, remedy)

@@ -48,6 +48,12 @@ _ASSERT = (
     "      def check(ok):  # runs on the host after every step: check(condition)\n"
     "          assert ok"
 )
+_SKIP = (
+    "to leave out steps whose loss or gradients are not finite, a callback (torch.where on the"
+    " loss\n    still gives NaN gradients, for 0 * NaN is NaN):\n"
+    "      Trainer(callbacks=[fulgurite.callbacks.CheckLoss(max_consecutive_skips=10)])\n"
+    "    for a value that no gradient comes from: torch.nan_to_num(x), torch.where(condition, a, b)"
+)
 READ_LATER = (
     'leave it a tensor: x.detach() in a computation, self.log("name", x); to look at it:\n'
     "      @fulgurite.step_closure\n"
@@ -286,6 +292,8 @@ def choice(source: str) -> str:
     """The remedy for a line that asks a tensor for its truth; empty where the rule's will do."""
     if source.startswith("assert"):
         return _ASSERT
+    if re.search(r"\bis_?(nan|finite|inf)\(", source):
+        return _SKIP
     found = re.search(rf"(?<![\w.])({'|'.join(_CHOSEN_BY)})\(", source)
     if found is None:
         return ""

@@ -7,6 +7,7 @@ user's code, and what to do instead.
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Self
 
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, user_frames
 
@@ -42,6 +43,13 @@ class TraceError(RuntimeError):
         if remedy:
             lines.append(f"  Remedy: {remedy}")
         super().__init__("\n".join(lines))
+
+    def replaced(self, *, line: UserLine | None, what: str = "") -> Self:
+        """The same error with another line, or another text; its notes stay."""
+        error = type(self)(what or self.what, line=line, remedy=self.remedy)
+        for note in getattr(self, "__notes__", ()):
+            error.add_note(note)
+        return error
 
 
 TraceError.__module__ = PUBLIC

@@ -258,14 +258,8 @@ _FUNCTIONS = (FunctionType, BuiltinFunctionType, functools.partial)
 
 def _dated(error: TraceError, when: str) -> TraceError:
     """An error of an audit, which says when."""
-    now = type(error)(
-        f"{error.what}\n  changed: {when}; the steps before it ran as the first one",
-        line=error.line,
-        remedy=error.remedy,
-    )
-    for note in getattr(error, "__notes__", ()):
-        now.add_note(note)
-    return now
+    text = f"{error.what}\n  changed: {when}; the steps before it ran as the first one"
+    return error.replaced(what=text, line=error.line)
 
 
 @contextlib.contextmanager

@@ -171,6 +171,9 @@ class StepFunction:
         now = retrace(self._scope, run, batch, first, step=self.stage, clears_gradients=clears)
         executable.follow(now.constants, now.outputs)
 
+    def __deepcopy__(self, memo: object) -> None:
+        """A copied Trainer has none: the programs work on tensors of this one's module."""
+
     def _switch_to(self, program: BoundProgram) -> None:
         """Another program ran before: what it left in ``p.grad`` is not this one's."""
         self._latest = program
@@ -186,10 +189,7 @@ class StepFunction:
         """An error with the line that is to blame: one it names, or where the step begins."""
         line = self._scope.line_naming(error.named) if error.named else None
         line = line or self._scope.line_of(f"{self.stage.partition(' ')[0]}_step")
-        placed = type(error)(error.what, line=line, remedy=error.remedy)
-        for note in getattr(error, "__notes__", ()):
-            placed.add_note(note)
-        return placed
+        return error.replaced(line=line)
 
     def first_not_finite(self, batch: Any, entry: str = STEP) -> str | None:
         """What was not finite first in the step that ran last (see ``first_bad``), in words."""
