@@ -12,9 +12,12 @@ from weakref import proxy
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning_utilities.core.rank_zero import rank_zero_info
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
+from fulgurite.backends.checkpoints.damage import CheckpointError, check_file
+from fulgurite.backends.checkpoints.plugin import files_of
 from fulgurite.backends.csx.plugins.strategy import StaticGraph
+from fulgurite.callbacks.beside import saved_beside
 from fulgurite.callbacks.saving import SaveAnnouncer, SaveObserver
 from fulgurite.callbacks.sparse import SparseCallback
 
@@ -80,6 +83,27 @@ class Checkpoint(SaveAnnouncer, SparseCallback, ModelCheckpoint):
     def found(self, folder: str | Path) -> list[Path]:
         """The checkpoints in a folder, the newest last; as for ``newest``, others do not count."""
         return [path for _, _, path in sorted(self._found(Path(folder)))]
+
+    def newest_whole(self, folder: str | Path) -> Path | None:
+        """The newest that is not damaged, with a warning about those that are.
+
+        Raises:
+            CheckpointError: there are some, and all are damaged.
+        """
+        damaged: list[CheckpointError] = []
+        for path in reversed(self.found(folder)):
+            try:
+                check_file(path)
+            except CheckpointError as error:
+                damaged.append(error)
+                continue
+            for one in damaged:
+                rank_zero_warn(f"{one.path} {one.what}. An older one is taken: {path}")
+            return path
+        if damaged:
+            remedy = "There is no older one that is whole. ckpt_path=None begins anew."
+            raise CheckpointError(damaged[0].path, damaged[0].what, remedy)
+        return None
 
     def _found(self, folder: Path) -> Iterator[tuple[int, str, Path]]:
         before, after = map(re.escape, self.checkpoint_name.split("{step}"))
@@ -152,34 +176,42 @@ class Checkpoint(SaveAnnouncer, SparseCallback, ModelCheckpoint):
     # -- saving ------------------------------------------------------------------------------
 
     def save(self, trainer: pl.Trainer) -> Path:
-        """Write a checkpoint of this moment; returns where it lies."""
+        """Write a checkpoint of this moment; returns where it lies, or will once it is written.
+
+        During the steps of a fit it is copied, and written beside the steps that follow.
+        """
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
         observers = [callback for callback in callbacks if isinstance(callback, SaveObserver)]
-        path = self._free_path(Path(trainer.default_root_dir), trainer.global_step)
-        for observer in observers:
-            observer.before_checkpoint(trainer, path)
-        self._write(trainer, path)
-        self._saved_at = self._last_global_step_saved = trainer.global_step
-        self.best_model_path = self.last_model_path = self._last_checkpoint_saved = str(path)
-        rank_zero_info(f"Checkpoint: {path}")
-        for observer in observers:
-            observer.after_checkpoint(trainer, path)
+        path = self._free_path(trainer)
+        with saved_beside(trainer):
+            for observer in observers:
+                observer.before_checkpoint(trainer, path)
+            self._write(trainer, path)
+            self._saved_at = self._last_global_step_saved = trainer.global_step
+            self.best_model_path = self.last_model_path = self._last_checkpoint_saved = str(path)
+            rank_zero_info(f"Checkpoint: {path}")
+            for observer in observers:
+                observer.after_checkpoint(trainer, path)
         for logger in trainer.loggers if trainer.is_global_zero else ():
             logger.after_save_checkpoint(proxy(self))
         return path
 
     @staticmethod
     def _write(trainer: pl.Trainer, path: Path) -> None:
-        """Write to another name, then rename: a checkpoint appears only when it is complete."""
+        """A checkpoint appears only when it is complete, whoever writes it."""
+        if trainer.world_size == 1 and files_of(trainer) is not None:
+            trainer.save_checkpoint(path, weights_only=False)
+            return
         part = path.with_name(f".{path.name}.part")
         trainer.save_checkpoint(part, weights_only=False)
         if trainer.is_global_zero:
             part.replace(path)
         trainer.strategy.barrier("Checkpoint")
 
-    def _free_path(self, folder: Path, step: int) -> Path:
+    def _free_path(self, trainer: pl.Trainer) -> Path:
+        folder, step, files = Path(trainer.default_root_dir), trainer.global_step, files_of(trainer)
         path = folder / self.checkpoint_name.format(step=step)
-        if not path.exists():
+        if not (path.exists() if files is None else files.exists(path)):
             return path
         return folder / self.checkpoint_name.format(step=f"{step}_{datetime.now():{_STAMP}}")
 
@@ -200,7 +232,7 @@ class Checkpoint(SaveAnnouncer, SparseCallback, ModelCheckpoint):
 
     def _find_last_checkpoints(self, trainer: pl.Trainer) -> set[str]:
         """What ``ckpt_path="last"`` loads (checked against Lightning 2.6.6)."""
-        newest = self.newest(trainer.default_root_dir)
+        newest = self.newest_whole(trainer.default_root_dir)
         return set() if newest is None else {str(newest)}
 
 

@@ -7,7 +7,6 @@ from string import Formatter
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 
 from fulgurite.callbacks.checkpoint_states import chosen, without
 from fulgurite.callbacks.saving import SaveObserver, check_saved
@@ -45,21 +44,32 @@ class SaveCheckpointState(pl.Callback, SaveObserver):
         _check_name(checkpoint_name)
         self.checkpoint_name = checkpoint_name
         self._saved = 0
+        self._whole: dict[str, Any] | None = None  # while one is being saved
+        self._is_saving = False
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Refuse a run in which no ``Checkpoint`` writes checkpoints."""
         check_saved(self, trainer, stage)
 
+    def before_checkpoint(self, trainer: pl.Trainer, path: Path) -> None:
+        """What is saved now is the checkpoint that the smaller one is a part of."""
+        self._is_saving = True
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Take note of the checkpoint; hooks and the strategy add to it until it is saved."""
+        self._whole = checkpoint if self._is_saving else None
+
     def after_checkpoint(self, trainer: pl.Trainer, path: Path) -> None:
         """Write a smaller checkpoint beside every k-th one."""
+        whole, self._whole, self._is_saving = self._whole, None, False
         self._saved += 1
-        if self._saved % self.k or not trainer.is_global_zero:
+        if self._saved % self.k or not trainer.is_global_zero or whole is None:
             return
         name = self.checkpoint_name.format(checkpoint_states=self._label, ckpt_name=path.name)
-        whole = torch.load(path, map_location="cpu", weights_only=False, mmap=True)
-        part = path.with_name(f".{name}.part")
-        trainer.strategy.checkpoint_io.save_checkpoint(without(whole, self.states), part)
-        part.replace(path.with_name(name))
+        smaller = without(whole, self.states)
+        trainer.strategy.checkpoint_io.save_checkpoint(smaller, path.with_name(name))
 
     def state_dict(self) -> dict[str, Any]:
         """The number of checkpoints so far."""

@@ -1,5 +1,6 @@
 """The errors and the warning about steps that are not static: ``docs/errors.md`` shows each."""
 
+from fulgurite.backends.checkpoints.damage import CheckpointError as CheckpointError
 from fulgurite.backends.csx.compile.selfcheck import MiscompiledWarning as MiscompiledWarning
 from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning as FrozenValueWarning
 from fulgurite.backends.csx.diagnostics.errors import ConditionalOnTensor as ConditionalOnTensor

@@ -28,6 +28,7 @@ from torch import Tensor
 from fulgurite.backends import Backend, CSXBackend, backend_from
 from fulgurite.backends import backend as make_backend
 from fulgurite.backends.backend import current_backend, set_backend
+from fulgurite.backends.checkpoints.plugin import install, loads_lightnings
 from fulgurite.backends.closures import checkpoint_written, watch_trainer
 from fulgurite.backends.csx.diagnostics.errors import UsersFramesAlone
 from fulgurite.backends.csx.plugins.accelerator import CSXAccelerator
@@ -36,6 +37,8 @@ from fulgurite.backends.gradient_norm import clip_by_norm
 from fulgurite.backends.patches import patched
 from fulgurite.backends.schedules import check_schedulers
 from fulgurite.backends.step_context import running
+from fulgurite.callbacks.beside import beside_steps
+from fulgurite.callbacks.folders import check_folders
 from fulgurite.mixed_precision import MixedPrecision
 from fulgurite.precision import precision_arguments
 
@@ -149,6 +152,7 @@ class Trainer(pl.Trainer):
         if logger is True or (logger is None and not barebones):
             arguments["logger"] = default_logger(arguments["default_root_dir"])
         pl.Trainer.__init__.__wrapped__(self, **arguments)  # type: ignore[attr-defined]
+        install(self.strategy)
         watch_trainer(self)
 
     def save_checkpoint(
@@ -157,7 +161,13 @@ class Trainer(pl.Trainer):
         weights_only: bool | None = None,
         storage_options: Any | None = None,
     ) -> None:
-        """Write a checkpoint, as Lightning does; then run the checkpoint closures."""
+        """Write a checkpoint, as Lightning does; then run the checkpoint closures.
+
+        The file is there when this returns.
+
+        Raises:
+            OSError: it could not be written; a file of that name is the one before.
+        """
         super().save_checkpoint(filepath, weights_only, storage_options)
         checkpoint_written(self)
 
@@ -165,6 +175,14 @@ class Trainer(pl.Trainer):
         """Lightning's run of a stage; ``global_step()`` and ``gradient_norm()`` are its own."""
         with _counting(self):
             return super()._run(*args, **kwargs)
+
+    def _run_stage(self) -> Any:
+        """Lightning's loop of a stage; a fit first tries to write to its folders."""
+        if not self.training:
+            return super()._run_stage()
+        check_folders(self)
+        with beside_steps(self):
+            return super()._run_stage()
 
     fit = _with_short_traceback(pl.Trainer.fit)
     validate = _with_short_traceback(pl.Trainer.validate)
@@ -237,7 +255,8 @@ def _counting(trainer: pl.Trainer) -> Iterator[None]:
         check_schedulers(strategy.lr_scheduler_configs)
 
     make_optimizers = strategy.setup_optimizers
-    changes: list[tuple[Any, str, Any]] = [(strategy, "training_step", training_step)]
+
+    changes = [(strategy, "training_step", training_step), loads_lightnings(strategy)]
     if not isinstance(strategy, CSXStrategy):
         changes.append((strategy, "setup_optimizers", setup_optimizers))
     if type(plugin).clip_grad_by_norm is Precision.clip_grad_by_norm:  # sharded ones compute others

@@ -21,6 +21,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.optim import Optimizer
 
 from fulgurite.backends.backend import current_backend
+from fulgurite.backends.checkpoints.plugin import install
 from fulgurite.backends.closures import checkpoint_written, watch_trainer
 from fulgurite.backends.csx.capture.host_reads import reads_gradients
 from fulgurite.backends.csx.capture.lightning_scope import LightningScope
@@ -100,6 +101,7 @@ class StaticGraph(Strategy):
     def connect(self, model: pl.LightningModule) -> None:
         """Begin a run; one that only builds leaves no traces."""
         super().connect(model)
+        install(self)
         if self.backend.only_builds:
             self._aside = offline.put_aside(model.trainer)
 

@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import Checkpoint as AnyCheckpoint
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_utilities.core.rank_zero import rank_zero_info
 
+from fulgurite.backends.checkpoints.damage import check_file
 from fulgurite.backends.patches import patched
 from fulgurite.callbacks import Checkpoint, LoadCheckpointStates
 from fulgurite.config.run.building import Loaded, built, model_dir
@@ -165,11 +166,14 @@ def checkpoint(plan: Plan, phase: Phase, mode: str) -> str | None:
 
     Raises:
         ParameterFileError: there is no such file.
+        CheckpointError: the named one is damaged, or all are.
     """
     stage = phase.stages[mode]
     if "ckpt_path" in stage:
         plan.document.refuse(missing_checkpoints(phase, mode))
         path: str | None = stage["ckpt_path"]
+        if path is not None and os.path.isfile(path):
+            check_file(path)
         return path
     newest = newest_of(phase)
     if newest is not None:
@@ -232,7 +236,7 @@ def newest_of(phase: Phase) -> str | None:
     saves = _saves(phase)
     if saves is None or not saves.autoload_last_checkpoint:
         return None
-    newest = saves.newest(model_dir(phase.init))
+    newest = saves.newest_whole(model_dir(phase.init))
     return None if newest is None else str(newest)
 
 

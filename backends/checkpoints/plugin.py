@@ -1,0 +1,148 @@
+"""Lightning's ``CheckpointIO``: who saves, loads or removes a checkpoint comes through here."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.pytorch.strategies.strategy import Strategy
+
+from fulgurite.backends.checkpoints.beside import Writer
+from fulgurite.backends.checkpoints.copying import Copy
+from fulgurite.backends.checkpoints.damage import check_file, check_lightning
+from fulgurite.backends.checkpoints.files import link, write
+from fulgurite.backends.patches import Change
+
+AnyPath = str | os.PathLike[str]
+
+
+class CheckpointFiles(TorchCheckpointIO):
+    """Whole files or none, and no damaged ones; the files are those of Lightning's own plugin.
+
+    ``save_checkpoint`` returns when the file is there. In a block of ``beside`` it returns when the
+    checkpoint is copied, and a thread writes the file while training goes on;
+    ``remove_checkpoint`` and ``link`` happen after what was asked for before. What the thread
+    cannot write is an error of the next call, or of ``wait``. Paths with a protocol
+    (``s3://...``) are left to Lightning.
+    """
+
+    def __init__(self) -> None:
+        self._writer = Writer()
+        self._is_beside = False
+        self.is_training = False  # steps run, beside which files can be written
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: AnyPath, storage_options: Any | None = None
+    ) -> None:
+        """Write a checkpoint; or copy it, and write it beside the training.
+
+        Raises:
+            OSError: it cannot be written, or one before it could not.
+        """
+        if storage_options is not None or not is_local(path):
+            self.wait()
+            super().save_checkpoint(checkpoint, os.fspath(path), storage_options)
+        elif self._is_beside:
+            copy = Copy(checkpoint)
+            self._writer.submit(lambda: write(copy.restored(), Path(path)), path, leaves=True)
+        else:
+            self.wait()
+            write(checkpoint, Path(path))
+
+    def load_checkpoint(
+        self,
+        path: AnyPath,
+        map_location: Callable[..., Any] | None = lambda storage, _: storage,
+        weights_only: bool | None = None,
+    ) -> Any:
+        """Read a checkpoint, and all of its checksums.
+
+        Raises:
+            FileNotFoundError: there is none.
+            CheckpointError: it is damaged, or of another kind.
+        """
+        self.wait()
+        if not is_local(path) or not os.path.isfile(path):
+            return super().load_checkpoint(os.fspath(path), map_location, weights_only)
+        with open(path, "rb") as file:
+            check_file(os.fspath(path), file)
+            file.seek(0)
+            return torch.load(file, map_location=map_location, weights_only=weights_only)
+
+    def remove_checkpoint(self, path: AnyPath) -> None:
+        """Remove a checkpoint; not before what was to be written before is."""
+        if self._writer.is_idle:
+            super().remove_checkpoint(os.fspath(path))
+        else:
+            remove = super().remove_checkpoint
+            self._writer.submit(lambda: remove(os.fspath(path)), path, leaves=False)
+
+    def link(self, target: AnyPath, name: AnyPath) -> None:
+        """Let a symbolic link lead to a checkpoint that was saved."""
+        if self._writer.is_idle:
+            link(Path(target), Path(name))
+        else:
+            self._writer.submit(lambda: link(Path(target), Path(name)), name, leaves=True)
+
+    def exists(self, path: AnyPath) -> bool:
+        """Whether a file is there when all that was asked for is done."""
+        return self._writer.exists(path)
+
+    @contextlib.contextmanager
+    def beside(self) -> Iterator[None]:
+        """Save what is saved in the block beside the training, after what was saved before."""
+        before, self._is_beside = self._is_beside, True
+        try:
+            if not before:
+                self.wait()  # so at most the copies of one block are in memory
+            yield
+        finally:
+            self._is_beside = before
+
+    def wait(self) -> None:
+        """Wait until all is written.
+
+        Raises:
+            OSError: a file could not be written.
+        """
+        self._writer.wait()
+
+    def teardown(self) -> None:
+        """As ``wait``; then end the thread."""
+        self._writer.close()
+
+
+def is_local(path: AnyPath) -> bool:
+    """Whether a path is one of this machine's file systems."""
+    return "://" not in os.fspath(path)
+
+
+def install(strategy: Strategy) -> None:
+    """Let a strategy use ``CheckpointFiles``, where nobody chose another plugin."""
+    chosen = strategy._checkpoint_io  # Lightning 2.6.6
+    if chosen is None and type(strategy).checkpoint_io is Strategy.checkpoint_io:
+        strategy.checkpoint_io = CheckpointFiles()
+
+
+def loads_lightnings(strategy: Strategy) -> Change:
+    """The change by which a strategy refuses to load what is no Lightning checkpoint."""
+    return strategy, "load_checkpoint", functools.partial(_load, strategy.load_checkpoint)
+
+
+def _load(load: Callable[..., Any], path: AnyPath, *args: Any, **kwargs: Any) -> Any:
+    loaded = load(path, *args, **kwargs)
+    check_lightning(path, loaded)
+    return loaded
+
+
+def files_of(trainer: pl.Trainer) -> CheckpointFiles | None:
+    """The plugin of a trainer, where it is ours."""
+    chosen = trainer.strategy._checkpoint_io  # Lightning 2.6.6: asking for it may raise
+    return chosen if isinstance(chosen, CheckpointFiles) else None
