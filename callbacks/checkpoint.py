@@ -101,7 +101,7 @@ class Checkpoint(SaveAnnouncer, SparseCallback, ModelCheckpoint):
                 rank_zero_warn(f"{one.path} {one.what}. An older one is taken: {path}")
             return path
         if damaged:
-            remedy = "There is no older one that is whole. ckpt_path=None begins anew."
+            remedy = "No older one is whole. ckpt_path=None (null in a file) begins anew."
             raise CheckpointError(damaged[0].path, damaged[0].what, remedy)
         return None
 

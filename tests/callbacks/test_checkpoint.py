@@ -13,6 +13,7 @@ from harness import Run, assert_close, fit, make_trainer
 from models import GAN, Classifier, loader, mlp
 
 import fulgurite
+from fulgurite.backends.checkpoints.damage import CheckpointError
 from fulgurite.callbacks import (
     Checkpoint,
     KeepNCheckpoints,
@@ -120,14 +121,47 @@ def test_the_newest_is_the_last_by_step_and_then_by_time(tmp_path: Path) -> None
 def test_a_write_that_fails_leaves_no_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def cut_off(checkpoint: Any, path: Any) -> None:
-        Path(path).write_bytes(b"half")
-        raise OSError("no space left")
+    def cut_off(checkpoint: Any, file: Any) -> None:
+        file.write(b"half")
+        raise OSError(28, "no space left")
 
-    monkeypatch.setattr("lightning.fabric.plugins.io.torch_io._atomic_save", cut_off)
-    with pytest.raises(OSError, match="no space left"):
+    monkeypatch.setattr("fulgurite.backends.checkpoints.files._save", cut_off)
+    with pytest.raises(OSError, match=r"No space left on device.*checkpoint_4\.ckpt"):
         train(tmp_path, Checkpoint(steps=4))
-    assert Checkpoint().newest(tmp_path) is None
+    assert names(tmp_path) == []
+
+
+def damage(path: Path) -> None:
+    """Flip one bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_the_next_older_one_is_taken_where_the_newest_are_damaged(tmp_path: Path) -> None:
+    train(tmp_path, Checkpoint(steps=3))
+    damage(tmp_path / "checkpoint_10.ckpt")
+    (tmp_path / "checkpoint_9.ckpt").write_bytes(b"")
+    trainer = make_trainer(
+        True,
+        callbacks=[Checkpoint(steps=None)],
+        max_epochs=2,
+        enable_checkpointing=True,
+        default_root_dir=tmp_path,
+    )
+    said = (
+        r"checkpoint_10\.ckpt is damaged or cut off.* An older one is taken: .*checkpoint_6\.ckpt"
+    )
+    with (
+        pytest.warns(UserWarning, match=said),
+        pytest.warns(UserWarning, match=r"checkpoint_9\.ckpt is empty\. An older one is taken"),
+    ):
+        trainer.fit(classifier(), *loaders(), ckpt_path="last")
+    assert trainer.global_step == 20
+    for path in tmp_path.glob("*.ckpt"):
+        path.write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"is empty\. No older one is whole"):
+        trainer.fit(classifier(), *loaders(), ckpt_path="last")
 
 
 @devices

@@ -15,6 +15,7 @@ from parts import DEVICES, QUIET, Net, Rows, Steps, described
 from torch.utils.data import DataLoader
 
 import fulgurite
+from fulgurite.backends.checkpoints.damage import CheckpointError
 from fulgurite.callbacks import StopOnSignal
 from fulgurite.config.document.problems import ParameterFileError
 from fulgurite.config.run import running
@@ -262,9 +263,22 @@ def test_a_checkpoint_of_something_else_is_named(device: str, tmp_path: Path) ->
         fitted(file, trainer__init__model="parts.Plain", **more)
     assert raised_too.value.__notes__ == [note]
     newest.write_bytes(newest.read_bytes()[:1000])
-    with pytest.raises((RuntimeError, OSError)) as unreadable:
+    told = rf"^{newest} is damaged or cut off.* No older one is whole. .*null in a file"
+    with pytest.raises(CheckpointError, match=told):
         fitted(file, **more)
-    assert unreadable.value.__notes__ == [note]
+    named = {"trainer__fit__ckpt_path": str(newest)}
+    with pytest.raises(CheckpointError, match=rf"^{newest} is damaged or cut off"):
+        fitted(file, **more, **named)
+
+
+@MID_EPOCH
+def test_an_older_checkpoint_is_taken_where_the_newest_is_damaged(tmp_path: Path) -> None:
+    file = described(tmp_path, loop={"max_steps": 4}, checkpoint={"steps": 2})
+    assert len(fitted(file).losses) == 4
+    (tmp_path / "checkpoint_4.ckpt").write_bytes(b"")
+    said = rf"checkpoint_4.ckpt is empty\. An older one is taken: {tmp_path}/checkpoint_2.ckpt"
+    with pytest.warns(UserWarning, match=said):
+        assert len(fitted(file).losses) == 2
 
 
 def test_a_missing_checkpoint_is_an_error_before_the_model_is_built(tmp_path: Path) -> None:
