@@ -20,6 +20,8 @@ count_params          prints the table of parameters
 flags                 sets low-level flags; the table of those that are known
 checkpoint            writes checkpoints every n steps, and finds the newest
   saving              how ``Checkpoint`` tells other callbacks that it writes
+  beside              writes the checkpoints of a fit beside its steps
+  folders             tries the folders of a fit's checkpoints before the first step
   keep_n              deletes old checkpoints
   save_states         writes smaller checkpoints beside whole ones
   load_states         loads parts of a checkpoint

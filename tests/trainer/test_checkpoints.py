@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import fulgurite
+from fulgurite.backends import reset_backend
+from fulgurite.backends.checkpoints.damage import CheckpointError
 
 SAVE = {**QUIET, "enable_checkpointing": True}
 
@@ -195,3 +197,22 @@ def test_the_best_checkpoint_is_used_for_test(tmp_path: Path) -> None:
     trainer.fit(module, loader(160), loader(32))
     [result] = trainer.test(module, loader(32), ckpt_path="best", verbose=False)
     assert result["test_loss"] == pytest.approx(float(keep.best_model_score), rel=1e-5)
+
+
+@pytest.mark.parametrize("device", ["CSX", "CPU"])
+def test_damaged_and_foreign_files_are_errors_that_name_them(device: str, tmp_path: Path) -> None:
+    make: dict[str, Any] = {"backend": csx()} if device == "CSX" else {"device": "CPU"}
+    reset_backend()
+    trainer = fulgurite.Trainer(**make, **QUIET, max_epochs=1)
+    module = Classifier(mlp())
+    trainer.fit(module, loader(32))
+    path = tmp_path / "a.ckpt"
+    trainer.save_checkpoint(path)
+    content = bytearray(path.read_bytes())
+    content[content.index(module.net[0].weight.detach().numpy().tobytes())] ^= 4
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"^{path} is damaged or cut off"):
+        trainer.fit(Classifier(mlp()), loader(32), ckpt_path=path)
+    torch.save(mlp().state_dict(), path)
+    with pytest.raises(CheckpointError, match=f"^{path} is a file of torch's, but no Lightning"):
+        trainer.validate(Scheduled(), loader(32), ckpt_path=path)
