@@ -4,9 +4,10 @@ In reading order: ``backend`` (the base and the rule of one type per process), `
 (eager Lightning), ``mixed`` (mixed precision on every device), ``csx`` (the static-graph backend),
 ``closures``, ``step_count`` and ``gradient_norm`` (what a step may call on every device),
 ``schedules`` (schedulers that a program computes), ``step_context`` (what runs now, which they
-ask), ``checkpoints`` (files that are whole, on every device), ``interrupts`` (Ctrl-C while something
-is put back). Importing this package registers strategy and accelerator "csx" with Lightning, so
-that ``lightning.Trainer(strategy="csx")`` works too.
+ask), ``checkpoints`` (files that are whole, on every device), ``safe_load`` (what is read runs
+nothing), ``interrupts`` (Ctrl-C while something is put back). Importing this package registers
+strategy and accelerator "csx" with Lightning, so that ``lightning.Trainer(strategy="csx")`` works
+too.
 """
 
 from __future__ import annotations

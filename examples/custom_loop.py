@@ -119,7 +119,7 @@ def main(arguments: list[str] | None = None) -> float:
             print(f"step {executor.step:4d}  test accuracy {evaluate():.3f}")
     seconds = time.perf_counter() - began
 
-    saved = torch.load(checkpoint)
+    saved = torch.load(checkpoint, weights_only=True)
     model.load_state_dict(saved["model"])
     accuracy = evaluate()
     print(f"{steps} steps in {seconds:.1f} s on {backend.backend_type}, building included")

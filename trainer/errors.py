@@ -1,4 +1,6 @@
-"""The errors and the warning about steps that are not static: ``docs/errors.md`` shows each."""
+"""The errors and the warning about steps that are not static (``docs/errors.md`` shows each), and
+those about parameter files and checkpoints.
+"""
 
 from fulgurite.backends.checkpoints.damage import CheckpointError as CheckpointError
 from fulgurite.backends.csx.compile.selfcheck import MiscompiledWarning as MiscompiledWarning
@@ -24,4 +26,5 @@ from fulgurite.backends.csx.diagnostics.errors import UnsupportedDevice as Unsup
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedDtype as UnsupportedDtype
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedInput as UnsupportedInput
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedState as UnsupportedState
+from fulgurite.backends.safe_load import UnsafeCheckpoint as UnsafeCheckpoint
 from fulgurite.config.document.problems import ParameterFileError as ParameterFileError

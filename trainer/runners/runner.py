@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import lightning.pytorch as pl
-import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_utilities.core.rank_zero import rank_zero_info
 
+from fulgurite.backends.safe_load import read_checkpoint
 from fulgurite.callbacks.runner_hooks import Runner, RunnerHooks
 from fulgurite.config.run.building import built, model_dir
 from fulgurite.config.run.refusing import device_of
@@ -147,7 +147,7 @@ class PyTorchBaseRunner(Runner):
         say_if_done(self.trainer, path, steps_of(path))
 
     def _load_weights(self, path: str) -> None:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        found = read_checkpoint(path)
         self.module.on_load_checkpoint(found)
         self.module.load_state_dict(found["state_dict"], strict=self.module.strict_loading)
 

@@ -44,6 +44,7 @@ from fulgurite.backends.csx.program.audit import Budget
 from fulgurite.backends.csx.program.step_function import HostCode, StepFunction
 from fulgurite.backends.csx.program.summary import Program
 from fulgurite.backends.csx.state.first_update import hidden
+from fulgurite.backends.safe_load import naming_classes
 
 LOOPS = "fulgurite.loops:install"
 """Who puts the CSX loops into a Trainer: a room above this one, so it is named, not imported."""
@@ -244,8 +245,10 @@ class StaticGraph(Strategy):
     def load_checkpoint(
         self, checkpoint_path: str | Path, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read a checkpoint, ours or Lightning's."""
-        checkpoint = super().load_checkpoint(checkpoint_path, weights_only=weights_only)
+        """Read a checkpoint, ours or Lightning's; what is in it runs only if that is asked for."""
+        weights_only = weights_only is None or weights_only
+        with naming_classes(checkpoint_path):
+            checkpoint = super().load_checkpoint(checkpoint_path, weights_only=weights_only)
         self.restored = checkpoint.get(CHECKPOINT_KEY)
         return checkpoint
 

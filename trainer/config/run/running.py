@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 from lightning.pytorch.callbacks import Checkpoint as AnyCheckpoint
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from fulgurite.backends.checkpoints.damage import check_file
 from fulgurite.backends.patches import patched
+from fulgurite.backends.safe_load import read_checkpoint
 from fulgurite.callbacks import Checkpoint, LoadCheckpointStates
 from fulgurite.config.run.building import Loaded, built, model_dir
 from fulgurite.config.run.modules import FileModule
@@ -288,5 +288,5 @@ def _progress(path: str | None) -> tuple[int, int]:
     """The optimizer steps and the epochs."""
     if path is None or path in LIGHTNINGS_PATHS or not os.path.isfile(path):
         return 0, 0
-    found = torch.load(path, map_location="cpu", mmap=True, weights_only=False)
+    found = read_checkpoint(path)
     return int(found.get("global_step", 0)), int(found.get("epoch", 0))
