@@ -23,6 +23,7 @@ from fulgurite.config.document.problems import (
     nearest,
     shown,
 )
+from fulgurite.config.document.variables import Variables
 
 MOST_BYTES = 500_000
 """Of a file. Some 10,000 lines, which are read in two seconds."""
@@ -44,6 +45,7 @@ class Document:
         places: the place of each key and list item.
         origins: where each key of a converted file stood before (``fulgurite.config.legacy``).
         notes: what its conversion left out or changed.
+        variables: what in it came from the environment.
     """
 
     source: str
@@ -51,6 +53,7 @@ class Document:
     places: dict[Path, Place] = field(default_factory=dict)
     origins: dict[Path, Path] = field(default_factory=dict)
     notes: tuple[Problem, ...] = ()
+    variables: Variables = field(default_factory=Variables)
 
     def place(self, path: Path) -> Place:
         """Where a path stands, or the nearest key above it that stands somewhere."""
@@ -62,10 +65,14 @@ class Document:
 
     def told(self, problem: Problem) -> str:
         """A problem of this file as a line of text, with its place."""
-        return described(self.place(problem.path), problem)
+        return described(self.place(problem.path), self._hidden(problem))
+
+    def _hidden(self, problem: Problem) -> Problem:
+        return Problem(problem.path, self.variables.hidden(problem.text))
 
     def refuse(self, problems: Iterable[Problem]) -> None:
         """Raise a ParameterFileError if there are any problems."""
+        problems = map(self._hidden, problems)
         # what several aliases stand for is told once
         told = {(self.place(problem.path), problem.text): problem for problem in problems}
         placed = [(place, problem) for (place, _), problem in told.items()]
@@ -182,13 +189,15 @@ def with_overrides(document: Document, overrides: Mapping[str, Any]) -> Document
     """
     problems = []
     data, places = _plain(document.data, document.source), dict(document.places)
+    variables = document.variables
     for key, value in overrides.items():
         path, problem = _set(data, _parts(key), value)
+        variables = variables.without(path)
         places = {k: v for k, v in places.items() if k[: len(path)] != path}
         places[path] = Place("override")
         if problem:
             problems.append(Problem(path, f"{problem} (set as {key!r})"))
-    changed = replace(document, data=data, places=places)
+    changed = replace(document, data=data, places=places, variables=variables)
     changed.refuse(problems)
     return changed
 
@@ -253,6 +262,8 @@ def with_environment(document: Document) -> Document:
         ParameterFileError: a variable is not set.
     """
     problems: list[Problem] = []
+    stood: dict[Path, tuple[str, Any]] = {}
+    values: dict[str, tuple[str, Any]] = {}
 
     def replaced(value: Any, path: Path) -> Any:
         if isinstance(value, dict):
@@ -262,13 +273,23 @@ def with_environment(document: Document) -> Document:
         if not isinstance(value, str) or "$" not in value:
             return value
         problems.extend(_unset(value, path))
-        text = _VARIABLE.sub(lambda m: os.environ.get(m[1], "") if m[1] else "$", value)
+        names = [name for name in _VARIABLE.findall(value) if name in os.environ]
+        if not names:
+            return value.replace("$$", "$")
         whole = _VARIABLE.fullmatch(value)
-        return _meant(text, path, problems) if whole and whole[1] else text
+        text = _VARIABLE.sub(lambda m: os.environ.get(m[1], "") if m[1] else "$", value)
+        found = _meant(text, path, problems) if whole else text
+        stood[path] = (value, found)
+        for name in names:
+            if whole or name not in values:
+                values[name] = (os.environ[name], found if whole else None)
+        return found
 
     data = replaced(document.data, ())
+    variables = Variables(stood=stood, values=values)
+    document = replace(document, data=data, variables=variables)
     document.refuse(problems)
-    return replace(document, data=data)
+    return document
 
 
 def _unset(value: str, path: Path) -> Iterator[Problem]:
@@ -280,9 +301,13 @@ def _unset(value: str, path: Path) -> Iterator[Problem]:
 
 
 def _meant(text: str, path: Path, problems: list[Problem]) -> Any:
-    """The value of a variable, read as YAML."""
+    """The value of a variable, read as YAML; what is wrong with it is told without quoting it."""
     try:
         return parse(text, "").data if text.strip() else ""
-    except ParameterFileError as error:
-        problems += [Problem(path, f"the variable's value {p.text}") for _, p in error.problems]
+    except ParameterFileError:
+        wrong = (
+            "the variable's value is not YAML: no number, word, list or mapping. If it is a text,"
+            " put quotes around it in the variable itself: NAME=\"'the text'\"."
+        )
+        problems.append(Problem(path, wrong))
         return None

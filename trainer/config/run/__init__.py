@@ -5,6 +5,7 @@
 refusing         what a checked file cannot be run with
 modules          a plain nn.Module as a LightningModule; the file's optimizer for it
 eval_frequency   validation after so many steps
+hiding           values of the environment stay out of errors and saved hyperparameters
 resolved         a checked file with overrides and defaults in; kept with each training
 building         from a plan to Trainer, module and data
 running          fit, validate, validate_all, test, predict

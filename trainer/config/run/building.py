@@ -21,6 +21,7 @@ import fulgurite.callbacks
 from fulgurite.callbacks import DEFAULT_CALLBACKS, Checkpoint
 from fulgurite.config.document.problems import Path, dotted
 from fulgurite.config.run.eval_frequency import ARGUMENTS, EvalFrequency
+from fulgurite.config.run.hiding import HideVariables
 from fulgurite.config.run.modules import as_lightning, with_optimizer
 from fulgurite.config.run.refusing import refuse_unbuilt
 from fulgurite.config.run.resolved import SaveParams
@@ -100,6 +101,8 @@ def built(
     if init.seed is not None:
         pl.seed_everything(init.seed, workers=True, verbose=False)
     callbacks = [*callbacks, *file_callbacks(plan, init), SaveParams(plan)]
+    if plan.document.variables.values:
+        callbacks.append(HideVariables(plan.document.variables))
     with noted(plan, (*phase.path, "init"), "the Trainer"):
         trainer = Trainer(**trainer_arguments(plan, init, callbacks, begin))
     model = made(plan, init.model)
@@ -117,11 +120,14 @@ def made(plan: Plan, call: Call, **more: Any) -> Any:
 
 @contextlib.contextmanager
 def noted(plan: Plan, path: Path, name: str) -> Iterator[None]:
-    """Add a note to errors: which part of the file they come from."""
+    """Add a note to errors: which part of the file they come from. What the environment gave is
+    hidden in them.
+    """
     try:
         yield
     except Exception as error:
         error.add_note(f"while making {name}, at {plan.document.place(path)}: {dotted(path)}")
+        plan.document.variables.hide_in(error)
         raise
 
 

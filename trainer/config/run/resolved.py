@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
-from pathlib import Path
+from pathlib import Path as FilePath
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from fulgurite.callbacks import DEFAULT_CALLBACKS, Checkpoint
+from fulgurite.config.document.problems import Path
 from fulgurite.config.legacy.converting import Converted
 from fulgurite.config.legacy.yaml_text import to_yaml
 from fulgurite.config.schema.checking import Phase, Plan
@@ -24,46 +25,54 @@ PARAMS = "params"
 def as_yaml(plan: Plan) -> str:
     """The text of a file that means the same, with overrides and defaults in.
 
+    What came from the environment is ``${NAME}`` again.
+
     Raises:
-        TypeError: a dict was loaded that has other than plain values.
+        TypeError: a dict was loaded that has other than plain values; or a value of the environment
+            would have to be written out.
     """
-    data = _escaped(plan.document.data)
+    document, stood = plan.document, plan.document.variables.stood
+    for text, meant in stood.values() if document.origins else ():
+        if isinstance(meant, (dict, list)):
+            raise TypeError(f"{text} stands for several keys of a file of the old form.")
+    data = document.variables.restored(document.data, (), document.origins)
     for phase in plan.phases:
-        place: Any = data
-        for part in phase.path:
-            place = place[part]
-        place["init"] = _with_defaults(place["init"], phase)
+        path: Path = (*phase.path, "init")
+        if not any(path[:end] in stood for end in range(len(path) + 1)):
+            place = data
+            for part in phase.path:
+                place = place[part]
+            whole = [key for key in place["init"] if (*path, key) in stood]
+            place["init"] = _with_defaults(place["init"], phase, whole)
     return to_yaml(Converted(params=data, origins={}, notes=(), problems=()))
 
 
-def _escaped(value: Any) -> Any:
-    """A copy in which a dollar sign stands for itself when it is read again."""
-    if isinstance(value, Mapping):
-        return {key: _escaped(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_escaped(item) for item in value]
-    return value.replace("$", "$$") if isinstance(value, str) else value
+def _with_defaults(said: dict[str, Any], phase: Phase, whole: Collection[str]) -> dict[str, Any]:
+    """What ``init`` says, with the defaults of its sections.
 
-
-def _with_defaults(said: dict[str, Any], phase: Phase) -> dict[str, Any]:
-    init = phase.init
-    full = {**said}
+    Args:
+        said: what it says.
+        phase: of the trainer.
+        whole: keys that the environment gives; no default is put into them.
+    """
+    init, full = phase.init, {**said}
     if not {"model_dir", "default_root_dir"} & full.keys():
         full["model_dir"] = "model_dir"
-    if init.loop is not None:
-        full["loop"] = {**_apart(asdict(init.loop), "loop", said), **said["loop"]}
-    elif not {"max_epochs", "max_steps", "max_time"} & full.keys():
+    if init.loop is None and not {"max_epochs", "max_steps", "max_time"} & full.keys():
         full["max_epochs"] = 1
-    logging = _apart(asdict(init.logging or Logging()), "logging", said)
-    full["logging"] = {**logging, **(said.get("logging") or {})}
-    if "checkpoint" in said and isinstance(said["checkpoint"], Mapping):
+    elif init.loop is not None and "loop" not in whole:
+        full["loop"] = {**_apart(asdict(init.loop), "loop", said), **said["loop"]}
+    if "logging" not in whole:
+        logging = _apart(asdict(init.logging or Logging()), "logging", said)
+        full["logging"] = {**logging, **(said.get("logging") or {})}
+    if isinstance(said.get("checkpoint"), Mapping):
         parameters = inspect.signature(Checkpoint).parameters.values()
         defaults = {one.name: one.default for one in parameters}
         full["checkpoint"] = {**defaults, **said["checkpoint"]}
     own = said.get("callbacks") or []
     own = own if isinstance(own, list) else [own]
     listed = {one.name.rpartition(".")[2].lower() for one in init.callbacks}
-    if not said.get("barebones"):
+    if "callbacks" not in whole and not init.trainer.arguments.get("barebones"):
         default = [{k: v} for k, v in DEFAULT_CALLBACKS.items() if k.lower() not in listed]
         full["callbacks"] = [*default, *own]
     return full
@@ -97,10 +106,10 @@ class SaveParams(pl.Callback):
         backends = [phase.init.backend or {} for phase in self._plan.phases]
         dry = any(one.get("compile_only") or one.get("validate_only") for one in backends)
         if stage == "fit" and trainer.is_global_zero and not (dry or trainer.fast_dev_run):  # type: ignore[attr-defined]
-            save(self._plan, Path(trainer.default_root_dir))
+            save(self._plan, FilePath(trainer.default_root_dir))
 
 
-def save(plan: Plan, folder: Path) -> None:
+def save(plan: Plan, folder: FilePath) -> None:
     """Write a file into a folder, unless its newest one there says the same."""
     try:
         text = as_yaml(plan)

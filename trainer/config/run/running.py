@@ -17,6 +17,7 @@ from fulgurite.backends.patches import patched
 from fulgurite.backends.safe_load import read_checkpoint
 from fulgurite.callbacks import Checkpoint, LoadCheckpointStates
 from fulgurite.config.run.building import Loaded, built, model_dir
+from fulgurite.config.run.hiding import hiding
 from fulgurite.config.run.modules import FileModule
 from fulgurite.config.run.refusing import (
     LIGHTNINGS_PATHS,
@@ -77,7 +78,8 @@ def run_phase(plan: Plan, phase: Phase, mode: str, callbacks: Callbacks = ()) ->
     Returns:
         As an item of ``run_config``'s.
     """
-    return _RUNS[mode](plan, phase, callbacks)
+    with hiding(plan.document.variables):
+        return _RUNS[mode](plan, phase, callbacks)
 
 
 def _fit(plan: Plan, phase: Phase, callbacks: Callbacks) -> dict[str, float]:
