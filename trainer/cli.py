@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="say what is wrong with parameter files")
     check.add_argument("files", nargs="+", metavar="FILE")
     check.add_argument(
-        "--no-imports", action="store_true", help="only name classes of your own; import nothing"
+        "--no-imports", action="store_true", help="import nothing of yours; say what a run imports"
     )
     _add_set(check)
     convert = commands.add_parser("convert", help="write an old parameter file in the new form")
@@ -268,6 +268,8 @@ def _check(options: argparse.Namespace) -> int:
         else:
             for note in plan.notes:
                 print(plan.document.told(note))
+            for named in plan.imports if options.no_imports else ():
+                print(plan.document.told(named))
             print(f"{file}: no problems")
     return status
 

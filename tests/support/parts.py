@@ -31,12 +31,13 @@ def batches(count: int = SIZE, size: int = 8) -> DataLoader[Any]:
     return DataLoader(rows(count), batch_size=size, shuffle=True)
 
 
-def odd(texts: list[str]) -> None:
-    """Texts that YAML might take for something else."""
+def odd(texts: list[str]) -> list[Any]:
+    """Data of texts that YAML might take for something else."""
+    return list(texts)
 
 
-def number() -> int:
-    """No data."""
+def number() -> Any:
+    """No data, and nothing that says so."""
     return SIZE
 
 

@@ -254,6 +254,45 @@ def test_check_without_imports_only_names_the_users_classes(
     assert cli.main(["check", "--no-imports", str(file)]) == 0
 
 
+IMPORTING = """\
+imports: [users.models]
+trainer:
+  init:
+    device: CSX
+    model:
+      class_path: users.nets.Net
+      init_args:
+        loss: {class_path: users.losses.Focal}
+        activation: users.gelu
+    optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.1}}
+    callbacks: [{users.callbacks.Mine: {}}, CheckLoss]
+  fit:
+    train_dataloader: {data_processor: users.data, collate_fn: users.collate}
+"""
+
+
+def test_check_without_imports_says_what_a_run_imports(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(IMPORTING)
+    (tmp_path / "users.py").write_text("1 / 0\n")
+    assert cli.main(["check", "--no-imports", str(file)]) == 0
+    init, fit = "trainer.init", "trainer.fit.train_dataloader"
+    assert capsys.readouterr().out.replace(f"{file}:", "").splitlines() == [
+        "1:11: imports.0: imports users.models",
+        f"6:7: {init}.model.class_path: imports users.nets.Net",
+        f"8:16: {init}.model.init_args.loss.class_path: imports users.losses.Focal",
+        f"9:9: {init}.model.init_args.activation: imports users.gelu, if that is taken for a path",
+        f"10:17: {init}.optimizer.class_path: imports torch.optim.SGD",
+        f"11:18: {init}.callbacks.0.users.callbacks.Mine: imports users.callbacks.Mine",
+        f"13:24: {fit}.data_processor: imports users.data",
+        f"13:52: {fit}.collate_fn: imports users.collate, if that is taken for a path",
+        " no problems",
+    ]
+    assert "users" not in sys.modules
+
+
 def test_the_command_that_goes_on_loads_a_checkpoint_whole(
     params: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:

@@ -35,11 +35,16 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A checked file: its trainers in order, and what it says that has no effect here."""
+    """A checked file: its trainers in order, and what it says that has no effect here.
+
+    Args:
+        imports: what a run of it imports, each where the file names it.
+    """
 
     document: Document
     phases: tuple[Phase, ...]
     notes: tuple[Problem, ...]
+    imports: tuple[Problem, ...] = ()
 
 
 def check(
@@ -90,9 +95,9 @@ def _converted(document: Document) -> Document:
 
 def check_document(document: Document, *, imports: bool = True) -> Plan:
     """Check a file that was read; the same errors as ``check``."""
-    folder = _folder_of(document) if imports else None
+    folder = _folder_of(document)
     report = Report(Classes(imports=imports, folder=folder))
-    if folder is not None and folder not in sys.path:
+    if imports and folder is not None and folder not in sys.path:
         sys.path.insert(0, folder)  # a file names modules beside it, as a script there could
     if not isinstance(document.data, Mapping):
         text = f"expected keys and values (trainer: ...); got {shown(document.data)}."
@@ -105,7 +110,8 @@ def check_document(document: Document, *, imports: bool = True) -> Plan:
     if not phases:
         report.problem((), "trainer: required, and not given.")
     document.refuse(report.problems)
-    return Plan(document=document, phases=tuple(phases), notes=(*document.notes, *report.notes))
+    notes, named = (*document.notes, *report.notes), tuple(report.imports)
+    return Plan(document=document, phases=tuple(phases), notes=notes, imports=named)
 
 
 def _unknown_top(key: object) -> str:
@@ -132,7 +138,12 @@ def _with_imports(document: Document, report: Report) -> Classes:
         if not isinstance(name, str) or not all(map(str.isidentifier, name.split("."))):
             text = f"expected the name of a module, as my.module; got {shown(name)}."
             report.problem(("imports", i), text)
-        elif report.classes.imports:
+            continue
+        if wrong := report.classes.not_allowed(name):
+            report.problem(("imports", i), wrong)
+            continue
+        report.imports.append(Problem(("imports", i), f"imports {name}"))
+        if report.classes.imports:
             try:
                 modules.append(module_of(name))
             except ImportError as error:

@@ -35,6 +35,8 @@ class Category:
         functions: whether a function that makes one does as well.
         no_choices: classes of the homes that are bases themselves; a file cannot name them.
         base_is_choice: whether a file can name a base class: where an argument asks for one.
+        makes_batches: whether it is what loaders are made of; there is no base class of those.
+        anything: whether any value does: where an argument has no type.
     """
 
     title: str
@@ -43,6 +45,8 @@ class Category:
     functions: bool = False
     no_choices: tuple[type, ...] = ()
     base_is_choice: bool = False
+    makes_batches: bool = False
+    anything: bool = False
 
 
 _METRICS = (
@@ -57,7 +61,7 @@ CATEGORIES = {
         functions=True,
         no_choices=(pl.LightningModule,),
     ),
-    "data": Category(title="data processor", bases=(), functions=True),
+    "data": Category(title="data processor", bases=(), functions=True, makes_batches=True),
     "optimizer": Category(
         title="optimizer",
         bases=(torch.optim.Optimizer,),
@@ -120,3 +124,8 @@ CATEGORIES = {
         no_choices=(nn.Container, nn.NLLLoss2d, nn.RNNBase, nn.RNNCellBase),
     ),
 }
+
+ANY_CLASS = Category(
+    title="class", bases=(object,), functions=True, base_is_choice=True, anything=True
+)
+"""What ``class_path`` may name where an argument has no type."""

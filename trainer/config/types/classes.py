@@ -29,6 +29,7 @@ from typing import Any
 from fulgurite.config.document.problems import Path, Problem, choices, nearest, shown, with_article
 from fulgurite.config.types.categories import CATEGORIES as CATEGORIES
 from fulgurite.config.types.categories import Category as Category
+from fulgurite.config.types.makes import PYTHONS, is_plain, is_pythons, refusal
 
 
 def category_of(types: tuple[type, ...]) -> Category:
@@ -169,6 +170,9 @@ class Classes:
                     return None
                 raise LookupError(self._unknown(category, name))
             found = known[exact]
+        why = None if found is None else refusal(found, category)
+        if why:
+            raise LookupError(f"{name} {why}")
         if found is not None and not _fits(found, category):
             bases = " or ".join(base.__name__ for base in category.bases)
             a = "a module, not" if inspect.ismodule(found) else "not"
@@ -187,7 +191,7 @@ class Classes:
                     # torchmetrics' deprecated classes have public names for private ones
                     names = (name, getattr(value, "__name__", "_"))
                     private = any(other.startswith("_") for other in names)
-                    if not private and _fits(value, category):
+                    if not private and _fits(value, category) and not refusal(value, category):
                         found.setdefault(name, value)
             self._short[category] = found
         return self._short[category]
@@ -198,12 +202,20 @@ class Classes:
         Raises:
             LookupError: it cannot be imported; the text says why.
         """
+        wrong = self.not_allowed(name)
+        if wrong:
+            raise LookupError(wrong)
         if not self.imports and name.partition(".")[0] not in LIBRARIES:
             return None
         try:
             return imported(name)
         except LookupError as error:
             raise LookupError(f"{error}{self.missing(name)}") from None
+
+    def not_allowed(self, name: str) -> str:
+        """Why a path of Python's own library has no place in a file; nothing is imported."""
+        wrong = is_pythons(name, self.folder) and not is_plain(name)
+        return f"{name} {PYTHONS}" if wrong else ""
 
     def missing(self, name: str) -> str:
         """Where modules are looked for, if the first part of a name is none at all."""

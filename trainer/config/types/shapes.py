@@ -17,6 +17,7 @@ from fulgurite.config.document.problems import Path, Problem, choices, shown
 from fulgurite.config.types.calls import Call, made
 from fulgurite.config.types.classes import CATEGORIES, Named, named
 from fulgurite.config.types.constructor_checks import constructor_error
+from fulgurite.config.types.named_code import names_unseen
 from fulgurite.config.types.report import Report as Report
 from fulgurite.config.types.signatures import names_of
 from fulgurite.config.types.values import check_arguments, check_value
@@ -162,8 +163,11 @@ class OneClass:
             if not report.note_ignored(found.name_path):
                 report.problem(found.name_path, str(error))
             return None
+        report.names_code(found.name_path, found.name)
         skip, arguments, tried = frozenset(self.skip), found.arguments, report.fork()
-        if target is not None:
+        if target is None:
+            names_unseen(arguments, found.arguments_path, tried)
+        else:
             arguments = check_arguments(target, arguments, found.arguments_path, tried, skip)
         report.merge(tried)
         call = Call(path=found.path, name=found.name, target=target, arguments=arguments, skip=skip)

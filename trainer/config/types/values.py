@@ -35,7 +35,9 @@ from fulgurite.config.types.annotations import (
     type_names,
 )
 from fulgurite.config.types.calls import Call, Later
+from fulgurite.config.types.categories import ANY_CLASS
 from fulgurite.config.types.classes import Category, category_of, named
+from fulgurite.config.types.named_code import class_paths, names_unseen, wrong_names, wrong_objects
 from fulgurite.config.types.report import Report
 from fulgurite.config.types.signatures import signature_of
 
@@ -61,8 +63,7 @@ def check_untyped(value: Any, path: Path, report: Report) -> Any:
     """A value of which nothing is known: itself, but for classes by ``class_path`` in it."""
     if isinstance(value, Mapping):
         if "class_path" in value and value.keys() <= {"class_path", "init_args"}:
-            category = Category(title="class", bases=(object,), functions=True, base_is_choice=True)
-            return check_class(category, value, path, report)
+            return check_class(ANY_CLASS, value, path, report)
         return {key: check_untyped(item, (*path, key), report) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [check_untyped(item, (*path, i), report) for i, item in enumerate(value)]
@@ -80,8 +81,11 @@ def check_class(category: Category, value: Any, path: Path, report: Report) -> C
     except LookupError as error:
         report.problem(found.name_path, str(error))
         return None
+    report.names_code(found.name_path, found.name)
     arguments = found.arguments
-    if target is not None:
+    if target is None:
+        names_unseen(arguments, found.arguments_path, report)
+    else:
         arguments = check_arguments(target, arguments, found.arguments_path, report)
     return Call(path=path, name=found.name, target=target, arguments=arguments)
 
@@ -245,7 +249,12 @@ def _first_without_problems(
 
 def _by_jsonargparse(kinds: tuple[Any, ...], value: Any, path: Path, report: Report) -> Any:
     """What jsonargparse makes of a value, or one line of what it complains about."""
-    if not report.classes.imports and any(map(_names_code, kinds)) and not isinstance(value, bool):
+    is_code = any(map(_names_code, kinds)) and not isinstance(value, bool)
+    wrong = wrong_names(value, is_code, path, report)
+    if wrong:
+        report.problem(path, wrong)
+        return None
+    if not report.classes.imports and (is_code or any(class_paths(value, path))):
         return value
     parser = parser_of(kinds)
     try:
@@ -254,6 +263,10 @@ def _by_jsonargparse(kinds: tuple[Any, ...], value: Any, path: Path, report: Rep
         report.problem(
             path, f"expected {type_names(kinds)}; got {shown(value)}.{_hint(kinds, value)}"
         )
+        return None
+    wrong = wrong_objects(parsed.value, report)
+    if wrong:
+        report.problem(path, wrong)
         return None
     if isinstance(parsed.value, Namespace):
         return Later(parser, parsed)
