@@ -78,7 +78,7 @@ class Variables:
         text, meant = self.stood.get(_origin(path, origins), (None, None))
         if text is not None and value == meant:
             return text
-        if text is not None and isinstance(value, (dict, list)):
+        if path in self.stood and isinstance(meant, (dict, list)):
             raise TypeError(
                 f"{dotted(path)}: a key was set inside of what {text} stands for, and its value is"
                 " not written out. Set the whole of it."

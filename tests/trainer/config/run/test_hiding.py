@@ -148,3 +148,20 @@ def test_an_error_in_python_has_no_secret_in_what_it_came_from() -> None:
         fulgurite.load("run.yaml")
     assert SECRET not in str(caught.value.__cause__)
     assert SECRET not in str(pickle.dumps(caught.value.args))
+
+
+OLD = """\
+model: {name: parts.Net, dropout: '${RATE}'}
+optimizer: {optimizer_type: AdamW, learning_rate: '${RATE}'}
+runconfig: {max_steps: 1, model_dir: 'out/${TOKEN}'}
+train_input: {data_processor: parts.Rows}
+"""
+
+
+def test_a_file_of_the_old_form_keeps_its_variables(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("run.yaml").write_text(OLD)
+    assert cli.main(["fit", "run.yaml", "--device", "CPU", "--print_config"]) == 0
+    printed = capsys.readouterr().out
+    assert SECRET not in printed
+    for key in ("model_dir: out/", "dropout: ", "lr: "):
+        assert "${" in printed.replace('"', "").partition(key)[2].partition("\n")[0]
