@@ -35,9 +35,12 @@ def wrong_names(value: Any, is_code: bool, path: Path, report: Report) -> str:
 
 def wrong_objects(parsed: Any, report: Report) -> str:
     """What is wrong with the classes and functions that jsonargparse found in a value."""
-    for target in _objects(parsed, report):
-        if why := refusal(target, ANY_CLASS):
-            return f"{getattr(target, '__name__', target)} {why}"
+    try:
+        for target in _objects(parsed, report):
+            if why := refusal(target, ANY_CLASS):
+                return f"{getattr(target, '__name__', target)} {why}"
+    except LookupError as error:  # a path that jsonargparse takes and a file cannot have
+        return str(error)
     return ""
 
 
