@@ -26,6 +26,8 @@ from lightning.pytorch.strategies import (
     Strategy,
 )
 
+from fulgurite.backends.patches import patched
+
 
 class UnsafeCheckpoint(pickle.UnpicklingError):
     """A checkpoint holds what could run code when it is read; nothing of it was run.
@@ -132,3 +134,11 @@ def loading_safely(strategy: Strategy, load: Callable[..., Any]) -> Callable[...
             return load(path, weights_only=weights_only)
 
     return load_checkpoint
+
+
+@contextlib.contextmanager
+def reading_safely(strategy: Strategy) -> Iterator[None]:
+    """Let a strategy load as ``loading_safely`` says while the block runs."""
+    load = loading_safely(strategy, strategy.load_checkpoint)
+    with patched([(strategy, "load_checkpoint", load)]):
+        yield

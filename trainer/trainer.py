@@ -35,7 +35,7 @@ from fulgurite.backends.csx.plugins.accelerator import CSXAccelerator
 from fulgurite.backends.csx.plugins.strategy import CSXStrategy
 from fulgurite.backends.gradient_norm import clip_by_norm
 from fulgurite.backends.patches import patched
-from fulgurite.backends.safe_load import loading_safely
+from fulgurite.backends.safe_load import reading_safely
 from fulgurite.backends.schedules import check_schedulers
 from fulgurite.backends.step_context import running
 from fulgurite.callbacks.beside import beside_steps
@@ -260,11 +260,9 @@ def _counting(trainer: pl.Trainer) -> Iterator[None]:
     changes = [(strategy, "training_step", training_step), loads_lightnings(strategy)]
     if not isinstance(strategy, CSXStrategy):
         changes.append((strategy, "setup_optimizers", setup_optimizers))
-        load = loading_safely(strategy, strategy.load_checkpoint)
-        changes.append((strategy, "load_checkpoint", load))
     if type(plugin).clip_grad_by_norm is Precision.clip_grad_by_norm:  # sharded ones compute others
         changes.append((plugin, "clip_grad_by_norm", functools.partial(clip_by_norm, plugin)))
-    with patched(changes), running(global_step=count, norms=norms):
+    with patched(changes), reading_safely(strategy), running(global_step=count, norms=norms):
         yield
 
 
