@@ -188,8 +188,7 @@ class StepFunction:
     def _with_line(self, error: TraceError) -> TraceError:
         """An error with the line that is to blame: one it names, or where the step begins."""
         line = self._scope.line_naming(error.named) if error.named else None
-        line = line or self._scope.line_of(f"{self.stage.partition(' ')[0]}_step")
-        return error.replaced(line=line)
+        return error.replaced(line=line or self._scope.line_of(f"{self.stage.split()[0]}_step"))
 
     def first_not_finite(self, batch: Any, entry: str = STEP) -> str | None:
         """What was not finite first in the step that ran last (see ``first_bad``), in words."""
