@@ -5,6 +5,8 @@ package imports ``callbacks`` and ``backends``. Each class is Lightning's with a
 changed; their state keeps Lightning's keys, so checkpoints interchange.
 
 position       which batch comes next after a resume, and from which random states
+logged         what an epoch has accumulated of logged values and metrics, for a checkpoint
+resuming       at which moment of an epoch a checkpoint was written, and what is left of it to do
 shapes         refuses loaders whose last batch is smaller
 fetching       takes batches from an ordinary loader without Lightning's and torch's overhead
 loader_errors  adds worker, samples and cause to errors of loaders
@@ -51,6 +53,8 @@ from __future__ import annotations
 
 import lightning.pytorch as pl
 
+from fulgurite.backends.csx.plugins.strategy import strategy_of
+from fulgurite.loops import resuming
 from fulgurite.loops.epoch import TrainingEpochLoop as TrainingEpochLoop
 from fulgurite.loops.evaluation import EvaluationLoop as EvaluationLoop
 from fulgurite.loops.evaluation import PredictionLoop as PredictionLoop
@@ -66,6 +70,7 @@ def install(trainer: pl.Trainer) -> None:
     holds.
     """
     epoch_loop = trainer.fit_loop.epoch_loop
+    strategy_of(trainer).progress = resuming.note
     for loop, kind in (
         (trainer.fit_loop, FitLoop),
         (epoch_loop, TrainingEpochLoop),

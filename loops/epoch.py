@@ -8,6 +8,7 @@ from typing import Any
 
 from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.loops.utilities import _is_max_limit_reached
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from fulgurite.backends.csx.diagnostics.errors import InputChanged
@@ -15,7 +16,7 @@ from fulgurite.backends.csx.diagnostics.stop_iteration import refuse_users
 from fulgurite.backends.csx.graph.rng import collect_with
 from fulgurite.backends.csx.hyperparams.schedules import RunSchedulers
 from fulgurite.backends.csx.plugins.strategy import strategy_of
-from fulgurite.loops import fetching, position
+from fulgurite.loops import fetching, position, resuming
 from fulgurite.loops.finite import Losses
 from fulgurite.loops.lean import (
     BatchHooks,
@@ -37,18 +38,31 @@ class TrainingEpochLoop(_TrainingEpochLoop):
     _validates: bool
     _schedulers: RunSchedulers
     _limits: tuple[Any, ...] | None = None  # for which that is so; None outside of an epoch
+    stopped: dict[str, Any] | None = None  # of an epoch that ended early: what a checkpoint keeps
+    fetched: Any = None  # the batch that runs, as the loader gave it
 
     def run(self, data_fetcher: _DataFetcher) -> None:
         """Run an epoch; whatever ends it, the last step's values can be read afterwards."""
+        self.stopped = None
         try:
             super().run(data_fetcher)
+            if self._is_stopped():
+                self.stopped = resuming.stopped(self.trainer)
         finally:
             self.losses.look()
-            self._limits = None
+            self._limits = self.fetched = None
             store_step_metrics(self.trainer, self._results)
+
+    def _is_stopped(self) -> bool:
+        """Whether max_steps or somebody who asked for it ended the epoch before its last batch."""
+        trainer = self.trainer
+        asked = trainer.should_stop or _is_max_limit_reached(self.global_step, self.max_steps)
+        return asked and not self._num_ready_batches_reached()
 
     def reset(self) -> None:
         """Reset; Lightning's warning that the data position is lost does not hold here."""
+        if self.trainer.fit_loop.resumed in resuming.WITHIN:
+            return
         with warnings.catch_warnings():
             if strategy_of(self.trainer).restored:
                 message = "You're resuming from a checkpoint that ended before the epoch ended"
@@ -62,6 +76,9 @@ class TrainingEpochLoop(_TrainingEpochLoop):
         if self.trainer.current_epoch > 0 and not fit_loop.is_resuming and not self.restarting:
             loaders = data_fetcher.combined_loader.flattened
             positions[position.ITERATOR] = collect_with(loaders)
+        if not fit_loop.resumed and fit_loop.loader_states:
+            data_fetcher.combined_loader._load_state_dicts(fit_loop.loader_states)
+            fit_loop.loader_states = []
         super().on_run_start(data_fetcher)
         self._limits = ()
         self._schedulers = strategy.schedulers
@@ -69,12 +86,31 @@ class TrainingEpochLoop(_TrainingEpochLoop):
         restored = strategy.restored
         if restored is not None:
             strategy.restored = None
-            positions |= position.replay(restored, data_fetcher, self.batch_progress.current.ready)
+            seen, exact = self.batch_progress.current.ready, position.PROGRESS in restored
+            ended = exact and self.batch_progress.is_last_batch
+            positions |= position.replay(restored, data_fetcher, seen, ended=ended)
         self._begins, self._is_due = True, False
         self._hooks = self._find_hooks()
         self._lean = self._hooks.suffice(data_fetcher)
         if self._lean:
             fetching.shorten(data_fetcher)
+        if self.trainer.fit_loop.resumed in resuming.WITHIN:
+            self._finish_batch(data_fetcher, self.trainer.fit_loop.resumed)
+
+    def _finish_batch(self, data_fetcher: _DataFetcher, moment: str) -> None:
+        """Do what was still to be done of the last batch when the checkpoint was written."""
+        if moment == resuming.BATCH_END:
+            self.batch_progress.increment_completed()
+            self._log()
+        self._skip_next_val = moment == resuming.VALIDATION_END
+        if moment != resuming.BATCH_DONE:
+            self.on_advance_end(data_fetcher)
+
+    def sample(self) -> str | None:
+        """Of the batch that runs, for a later run to compare; None where a step may change it."""
+        training = strategy_of(self.trainer).training
+        unchanged = self._hooks.leave_batches and training and not training.writes_batch
+        return position.sample(self.fetched) if self.fetched is not None and unchanged else None
 
     def _find_hooks(self) -> BatchHooks:
         return BatchHooks(self.trainer, "on_train_batch_start", "on_train_batch_end")
@@ -114,6 +150,7 @@ class TrainingEpochLoop(_TrainingEpochLoop):
         """The events of a batch, in the order of Lightning's ``advance``."""
         self.val_loop._restarting = False
         batch, _, _ = next(data_fetcher)
+        self.fetched = batch
         progress, batch_idx = self.batch_progress, self.batch_progress.current.ready
         progress.is_last_batch = data_fetcher.done
         if progress.is_last_batch or self._batches_that_stepped + 1 == self.max_steps:
@@ -179,7 +216,7 @@ class TrainingEpochLoop(_TrainingEpochLoop):
     def update_lr_schedulers(self, interval: str, update_plateau_schedulers: bool) -> None:
         """Step those schedulers that the program does not."""
         strategy = strategy_of(self.trainer)
-        configs, on_host = strategy.lr_scheduler_configs, self._schedulers.on_host
+        configs, on_host = strategy.lr_scheduler_configs, strategy.schedulers.on_host
         strategy.lr_scheduler_configs = on_host
         try:
             super().update_lr_schedulers(interval, update_plateau_schedulers)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
+import torch
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.loops.prediction_loop import _PredictionLoop
 from lightning.pytorch.trainer.connectors.logger_connector.result import _OUT_DICT
@@ -15,13 +16,14 @@ from lightning.pytorch.utilities.seed import isolate_rng
 
 from fulgurite.backends.csx.diagnostics.errors import InputChanged
 from fulgurite.backends.csx.diagnostics.stop_iteration import refuse_users
-from fulgurite.backends.csx.graph.rng import collect, restore
+from fulgurite.backends.csx.graph.rng import collect_with, restore, restore_loaders
 from fulgurite.backends.csx.plugins.strategy import strategy_of
 from fulgurite.backends.csx.program.offline import BuiltOnly
 from fulgurite.loops import building
 from fulgurite.loops.lean import (
     BatchHooks,
     announce_batch,
+    call_hooks,
     enter_hook,
     store_step_metrics,
     takes_batch_idx,
@@ -34,10 +36,17 @@ class EvaluationLoop(_EvaluationLoop):
     """Lightning's ``_EvaluationLoop``."""
 
     _hooks: BatchHooks
+    began: dict[str, Any]  # random states, of the process and the loaders
+    first_loop_iter: bool | None = None  # Lightning's flag of the training that waits for it
+    ended: bool = False  # whether its last hooks are called
+    generators: list[torch.Tensor] | None = None  # of loaders, in the checkpoint that goes on
 
     def setup_data(self) -> None:
         """Make the loaders, and refuse those that cannot be static."""
         super().setup_data()
+        if self.generators is not None and self._combined_loader is not None:
+            restore_loaders(self._combined_loader.flattened, self.generators)
+            self.generators = None
         backend = strategy_of(self.trainer).backend
         stage = {"validate": "validation"}.get(str(self._stage.value), str(self._stage.value))
         check_last_batch(self._combined_loader, backend, stage, self._max_batches)
@@ -57,12 +66,15 @@ class EvaluationLoop(_EvaluationLoop):
         builds = building.only_builds(self.trainer)
         if builds and self.trainer.sanity_checking:
             return []  # the fit loop builds these programs after training's
-        states = collect()
+        self.first_loop_iter = self.trainer._logger_connector._first_loop_iter
+        self.setup_data()
+        loader = self._combined_loader
+        self.began = states = collect_with([] if loader is None else loader.flattened)
         try:
             with explained(), building.uncounted(self) if builds else nullcontext():
                 results: list[_OUT_DICT] = super().run()
         except SIGTERMException:
-            restore(states)  # a fit that goes on validates anew, and draws the same again
+            restore(states["rng"])  # a fit that goes on validates anew, and draws the same again
             raise
         if builds and self.trainer.state.fn != TrainerFn.FITTING:
             building.close(self.trainer)
@@ -78,6 +90,17 @@ class EvaluationLoop(_EvaluationLoop):
         self._on_evaluation_model_train()
         self.trainer._logger_connector.reset_results()
         return []
+
+    def _on_evaluation_end(self, *args: Any, **kwargs: Any) -> None:
+        """Call the hooks of the very end, those from which checkpoints are written last."""
+        trainer, hook = self.trainer, f"on_{'test' if self.trainer.testing else 'validation'}_end"
+        self.ended = True
+        try:
+            call_hooks(trainer, hook)
+        finally:
+            self.ended = False
+        getattr(trainer.strategy, hook)()
+        trainer._logger_connector.reset_results()
 
     def on_run_start(self) -> None:
         """Call the hooks of the start, and find those around the batches."""

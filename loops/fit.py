@@ -8,14 +8,16 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import torch
 from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.utilities.exceptions import _TunerExitException
 
 from fulgurite.backends.csx.graph.rng import collect_with
 from fulgurite.backends.csx.plugins.strategy import strategy_of
 from fulgurite.backends.csx.program import report
 from fulgurite.backends.csx.program.offline import BuiltOnly
-from fulgurite.loops import building, feeding, position
+from fulgurite.loops import building, feeding, position, resuming
 from fulgurite.loops.finite import Losses
 from fulgurite.loops.loader_errors import explained
 from fulgurite.loops.shapes import check_last_batch
@@ -24,13 +26,24 @@ from fulgurite.loops.shapes import check_last_batch
 class FitLoop(_FitLoop):
     """Lightning's ``_FitLoop``."""
 
+    resumed: str | None = None  # the moment of the checkpoint, until its rest was done
+    loader_states: list[Any] = []
+
+    @property
+    def done(self) -> bool:
+        """Whether the run ends here; not before the rest of a checkpoint's moment was done."""
+        ended: bool = self.resumed not in resuming.UNFINISHED and super().done
+        return ended
+
     def run(self) -> None:
         """Run, or only build; then Lightning's exit without the hooks of a training's end."""
         epoch_loop: Any = self.epoch_loop
         epoch_loop.losses = losses = Losses(self.trainer)
         epoch_loop.automatic_optimization.losses = losses
         epoch_loop.manual_optimization.losses = losses
+        epoch_loop.stopped = None
         if not building.only_builds(self.trainer):
+            self.resumed = resuming.begin(self.trainer)
             with explained():
                 super().run()
             return
@@ -49,6 +62,42 @@ class FitLoop(_FitLoop):
             self.epoch_loop.val_loop.run()
             trainer.training = True
 
+    def load_state_dict(self, state_dict: dict[str, Any], prefix: str = "") -> None:
+        """Take the counters of a checkpoint; a run that goes on begins with no sanity check."""
+        super().load_state_dict(state_dict, prefix)
+        if resuming.is_exact(self.trainer):
+            self.epoch_loop.val_loop._restarting = True
+
+    def reset(self) -> None:
+        """Begin; where a checkpoint says at which moment it was written, exactly there."""
+        if self.resumed is None:
+            super().reset()
+            return
+        torch.set_grad_enabled(True)
+        _Loop.restarting.fset(self, False)  # this loop's own setter does not where max_steps ends
+        self._restart_stage = resuming.restart_stage(self.resumed)
+
+    def on_run_start(self) -> None:
+        """Call the hooks of the start; an epoch whose end was being saved is not done yet."""
+        current = self.epoch_progress.current
+        completed = current.completed
+        super().on_run_start()
+        if self.resumed == resuming.EPOCH_END:
+            current.completed = completed
+
+    def on_advance_start(self) -> None:
+        """Begin an epoch; the first from a checkpoint's random states, if it is not within one."""
+        if self.resumed in (resuming.EPOCH_END, resuming.EPOCH_DONE):
+            strategy = strategy_of(self.trainer)
+            assert strategy.restored is not None
+            assert self._combined_loader is not None
+            position.restore_now(strategy.restored, self._combined_loader.flattened)
+            if self.trainer.current_epoch == 0 and self.resumed == resuming.EPOCH_DONE:
+                assert self._data_fetcher is not None
+                position.begin_first_epoch(strategy.restored, self._data_fetcher)
+            strategy.restored, self._resuming_from_checkpoint = None, False
+        super().on_advance_start()
+
     def setup_data(self) -> None:
         """Make the loader and its iterator, and remember the random states it was made from."""
         strategy, fetcher = strategy_of(self.trainer), self._data_fetcher
@@ -66,14 +115,18 @@ class FitLoop(_FitLoop):
 
     def _load_combined_loader_states(self) -> None:
         """Give loaders their states back, and the process the random states they begin with."""
+        ended = self.epoch_loop.batch_progress.is_last_batch
+        if ended and resuming.is_exact(self.trainer):
+            self.loader_states = self._combined_loader_states_to_load
         super()._load_combined_loader_states()
         restored = strategy_of(self.trainer).restored
         if restored is not None and self._combined_loader is not None:
-            ended = self.epoch_loop.batch_progress.is_last_batch
             position.restore_for_iterator(restored, self._combined_loader, ended)
 
     def advance(self) -> None:
         """Run one epoch; after the first, say if the program waits for the loader."""
+        if self.resumed == resuming.EPOCH_END:
+            return
         if self.trainer.current_epoch:
             super().advance()
             return
@@ -88,13 +141,24 @@ class FitLoop(_FitLoop):
             report.say(self.trainer, hint)
 
     def on_advance_end(self) -> None:
-        """End an epoch; one that was gone on with steps plateau schedulers, too.
-
-        Lightning leaves them out after a restart, as it has no metrics then. Here the epoch goes
-        on within, and has those of its validation.
-        """
+        """End an epoch; one whose end was being saved ends without its hooks, which were called."""
+        resumed, self.resumed = self.resumed, None
+        if resumed == resuming.EPOCH_END:
+            self._finish_epoch()
+            return
         self.trainer._logger_connector.epoch_end_reached()
         configs = self.trainer.strategy.lr_scheduler_configs
         if {one.monitor for one in configs} - {None} <= self.trainer.callback_metrics.keys():
-            self._restarting = False
+            self._restarting = False  # Lightning would leave plateau schedulers out
         super().on_advance_end()
+
+    def _finish_epoch(self) -> None:
+        """What Lightning does in ``on_advance_end`` after the hooks."""
+        connector, epoch_loop = self.trainer._logger_connector, self.epoch_loop
+        connector.on_epoch_end()
+        if epoch_loop._num_ready_batches_reached():
+            epoch_loop.update_lr_schedulers("epoch", update_plateau_schedulers=True)
+        epoch_loop._batches_that_stepped -= 1  # loggers get the step of the epoch's last batch
+        connector.update_train_epoch_metrics()
+        epoch_loop._batches_that_stepped += 1
+        self.epoch_progress.increment_completed()

@@ -2,7 +2,8 @@
 
 A shuffled loader gives the same order again when the random states of two moments are restored:
 when its iterator was made (with workers, the order is drawn then) and when its first batch was
-fetched (without, then). The batches already seen are then skipped.
+fetched (without, then). The batches already seen are then fetched again and skipped, in the workers
+where there are any; the last of them is compared with the one that was trained.
 
 A loader with ``state_dict`` and ``load_state_dict`` knows its own position: Lightning saves it and
 gives it back, and nothing of it is skipped here.
@@ -10,14 +11,18 @@ gives it back, and nothing of it is skipped here.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+import torch.utils._pytree as pytree
 from lightning.fabric.utilities.types import _Stateful
 from lightning.pytorch.loops.fetchers import _DataFetcher, _PrefetchDataFetcher
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from torch import Tensor
 
 from fulgurite.backends.csx.graph.rng import (
     collect_with,
@@ -27,7 +32,9 @@ from fulgurite.backends.csx.graph.rng import (
     restore_with,
 )
 
-ITERATOR, FIRST_BATCH = "iterator", "first_batch"
+MOMENTS = ITERATOR, FIRST_BATCH = "iterator", "first_batch"
+PROGRESS = "progress"  # the moment of the epoch, and what was accumulated (resuming.py)
+SAMPLE = "sample"  # of the batch that was trained last
 MADE = "made"  # when the iterator of loaders with a state had been made, in the run that goes on
 
 
@@ -43,7 +50,7 @@ def restore_for_iterator(restored: dict[str, Any], loader: CombinedLoader, ended
     """
     if any(map(has_state, loader.flattened)):
         now = restored if ended else restored.get(ITERATOR, restored)
-        _restore_some(now, loader.flattened)
+        restore_now(now, loader.flattened)
 
 
 def has_state(loader: object) -> bool:
@@ -51,13 +58,24 @@ def has_state(loader: object) -> bool:
     return isinstance(loader, _Stateful)
 
 
-def replay(restored: dict[str, Any], fetcher: _DataFetcher, seen: int) -> dict[str, Any]:
+def replay(
+    restored: dict[str, Any], fetcher: _DataFetcher, seen: int, *, ended: bool = False
+) -> dict[str, Any]:
     """Make the fetcher's next batch the one after ``seen`` batches of the saved epoch.
+
+    Args:
+        restored: the states of a checkpoint.
+        fetcher: of the training loaders.
+        seen: batches of the epoch that were trained.
+        ended: these were all, so none needs to be fetched again.
 
     Returns:
         The states of that epoch's moments, as a later checkpoint of it needs them.
     """
     loaders = fetcher.combined_loader.flattened
+    if ended:
+        restore_now(restored, loaders)
+        return {moment: restored[moment] for moment in MOMENTS if moment in restored}
     if any(map(has_state, loaders)):
         return _replay_those_without_state(restored, fetcher, seen)
     once = any(isinstance(loader, Iterator) for loader in loaders)  # iter() would lose a batch
@@ -71,12 +89,69 @@ def replay(restored: dict[str, Any], fetcher: _DataFetcher, seen: int) -> dict[s
     if once:
         fetcher.fetched -= seen  # Lightning has counted them
     else:
-        iter(fetcher)
+        _make_iterator(fetcher)
     restore_with(restored[FIRST_BATCH], loaders)
-    for _ in range(seen):
-        next(fetcher)
+    _fetch_again(fetcher, seen, restored.get(SAMPLE))
     restore_with(restored, loaders)
-    return {moment: restored[moment] for moment in (ITERATOR, FIRST_BATCH)}
+    return {moment: restored[moment] for moment in MOMENTS}
+
+
+def begin_first_epoch(restored: dict[str, Any], fetcher: _DataFetcher) -> None:
+    """Make the iterator of the first epoch again, where a checkpoint was written before it."""
+    loaders = fetcher.combined_loader.flattened
+    made_once = any(isinstance(one, Iterator) or has_state(one) for one in loaders)
+    if ITERATOR in restored and not made_once:
+        restore_with(restored[ITERATOR], loaders)
+        _make_iterator(fetcher)
+        restore_with(restored, loaders)
+
+
+def _make_iterator(fetcher: _DataFetcher) -> None:
+    """Make it anew, with new workers: those that persist have been seeded from other states."""
+    for loader in fetcher.combined_loader.flattened:
+        if getattr(loader, "persistent_workers", False):
+            loader._iterator = None
+    iter(fetcher)
+
+
+def sample(batch: Any) -> str:
+    """A few thousand numbers of a batch, as a digest: equal batches have equal ones."""
+    digest = hashlib.blake2b(digest_size=16)
+    for leaf in pytree.tree_leaves(batch):
+        if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
+            some = leaf.detach().reshape(-1)[:: max(1, leaf.numel() // 4096)]
+            digest.update(some.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        elif isinstance(leaf, (str, bytes, int, float)):
+            digest.update(repr(leaf).encode())
+    return digest.hexdigest()
+
+
+def _fetch_again(fetcher: _DataFetcher, seen: int, wanted: str | None) -> None:
+    """Take ``seen`` batches; say so where the last is not the one that was trained."""
+    batch: Any = None
+    for i in range(seen):
+        try:
+            batch, _, _ = next(fetcher)
+        except StopIteration:
+            warnings.warn(
+                f"The checkpoint was written after {seen} batches of an epoch, and the training"
+                f" loader has {i}: this epoch ends here. Resume with the loader that the run began"
+                " with.",
+                stacklevel=2,
+            )
+            return
+    if wanted is not None and sample(batch) != wanted:
+        warnings.warn(
+            f"The run does not go on exactly: batch {seen - 1} of the epoch, fetched again to find"
+            " the place in the data, is not the batch that was trained before the checkpoint, so"
+            " the batches that follow, and with them losses and weights, will differ from those of"
+            " an undisturbed run. The loader draws from random numbers that no checkpoint has"
+            " (persistent_workers=True after the first epoch, a generator of the dataset's own, a"
+            " shuffle buffer that shares torch's with the step), or data or arguments changed. Let"
+            " the dataset draw from a generator seeded by the sample's index, or give the loader"
+            " state_dict() and load_state_dict().",
+            stacklevel=2,
+        )
 
 
 def _replay_those_without_state(
@@ -86,7 +161,7 @@ def _replay_those_without_state(
     combined = fetcher.combined_loader
     loaders, mode = combined.flattened, combined._iterator
     if not seen or ITERATOR not in restored or FIRST_BATCH not in restored:
-        _restore_some(restored[MADE], loaders)
+        restore_now(restored[MADE], loaders)
         return {ITERATOR: {name: restored[name] for name in ("rng", "generators")}}
     if not all(map(has_state, loaders)):
         ahead = isinstance(fetcher, _PrefetchDataFetcher) and fetcher.batches
@@ -98,10 +173,10 @@ def _replay_those_without_state(
                 stacklevel=2,
             )
         else:
-            _restore_some(restored[FIRST_BATCH], loaders)
+            restore_now(restored[FIRST_BATCH], loaders)
             _skip_those_without_state(mode, loaders, seen)
-    _restore_some(restored, loaders)
-    return {moment: restored[moment] for moment in (ITERATOR, FIRST_BATCH)}
+    restore_now(restored, loaders)
+    return {moment: restored[moment] for moment in MOMENTS}
 
 
 def _skip_those_without_state(mode: Any, loaders: list[Any], seen: int) -> None:
@@ -117,7 +192,7 @@ def _skip_those_without_state(mode: Any, loaders: list[Any], seen: int) -> None:
     mode.iterators = [before if state else now for state, before, now in pairs]
 
 
-def _restore_some(states: dict[str, Any], loaders: list[Any]) -> None:
+def restore_now(states: dict[str, Any], loaders: list[Any]) -> None:
     """Put back what ``collect_with`` returned, but the generators of loaders with a state."""
     restore(states["rng"])
     owners = [loader for loader in loaders for _ in generators_of(loader)]

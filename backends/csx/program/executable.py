@@ -72,6 +72,13 @@ class Executable:
         self._batch = [item.index for item in graph.inputs if item.kind is Kind.BATCH]
         offset, written = len(graph.inputs) - len(self._batch), graph.written()
         self.written = [i for k, i in enumerate(self._batch) if offset + k in written]
+        self.written_places = [
+            place
+            for k, item in enumerate(graph.inputs)
+            if item.kind is Kind.STATE and k in written
+            for held in sources.state[item.index].tensors
+            for place in held.places
+        ]
         self._names = [leaf.name for leaf in sources.batch.tensor_leaves()]
         self._takes_all = self._batch == list(range(len(self._names)))
         self.recording = captured.recording

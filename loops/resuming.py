@@ -1,0 +1,142 @@
+"""At which moment of an epoch a checkpoint was written, and what of it is still to be done.
+
+A checkpoint is written from a hook. What the loops do after that hook belongs to the run that goes
+on from it: the row for the loggers, a validation that is due, plateau schedulers, the epoch's end.
+Lightning 2.6.6 guesses from its counters, leaves a due validation out, calls the hooks of an
+epoch's end twice, and begins another epoch where ``max_steps`` ended one early. Here the moment is
+in the checkpoint, and the loops begin with the rest of it. Where a checkpoint has none (Lightning
+wrote it, or it was written in the middle of a step), they do as Lightning's.
+
+BATCH_END        in a hook at a batch's end: its row, validation if due, schedulers are to come
+VALIDATION       in a validation within an epoch: all of it is done anew, from its random states
+VALIDATION_END   in a hook at its end: schedulers are to come
+BATCH_DONE       after all of that: the next batch is to come
+EPOCH_END        in a hook at an epoch's end: plateau schedulers and the epoch's row are to come
+EPOCH_DONE       after that, or before the first epoch: the next epoch is to come
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch.loops.fit_loop import RestartStage
+from torch import Tensor
+
+from fulgurite.backends.csx.graph import rng
+from fulgurite.backends.csx.plugins.strategy import strategy_of
+from fulgurite.loops import logged, position
+from fulgurite.loops.position import PROGRESS
+
+BATCH_END, VALIDATION, VALIDATION_END = "batch_end", "validation", "validation_end"
+BATCH_DONE, EPOCH_END, EPOCH_DONE = "batch_done", "epoch_end", "epoch_done"
+WITHIN = (BATCH_END, VALIDATION, VALIDATION_END, BATCH_DONE)
+UNFINISHED = (BATCH_END, VALIDATION, VALIDATION_END, EPOCH_END)
+
+
+def moment_of(trainer: Any) -> str | None:
+    """The moment of a fit's epoch that is now; None in the middle of a step.
+
+    Args:
+        trainer: a ``pl.Trainer``, whose attributes have no types.
+    """
+    epochs = trainer.fit_loop.epoch_progress.total
+    batches = trainer.fit_loop.epoch_loop.batch_progress.total
+    if not batches.ready == batches.started == batches.processed:
+        return None
+    if epochs.ready == epochs.started == epochs.processed:
+        return EPOCH_DONE if epochs.completed == epochs.processed else EPOCH_END
+    if not epochs.ready == epochs.started == epochs.processed + 1:
+        return None
+    if batches.completed < batches.processed:
+        return BATCH_END
+    if trainer.validating:
+        return VALIDATION_END if trainer.fit_loop.epoch_loop.val_loop.ended else VALIDATION
+    return BATCH_DONE
+
+
+def note(trainer: Any, found: dict[str, Any]) -> None:
+    """Add to random states and data position (``Strategy.position``) what a run goes on with."""
+    epoch_loop = trainer.fit_loop.epoch_loop
+    moment = moment_of(trainer)
+    if moment is None:
+        return
+    if epoch_loop.stopped is not None:  # the epoch ended early: the run goes on within it
+        found |= epoch_loop.stopped
+        return
+    states = {"moment": moment, "logged": logged.collect(trainer), "gradients": _gradients(trainer)}
+    loader = epoch_loop.val_loop._combined_loader
+    if loader is not None:
+        states["validation"] = rng.collect_loaders(loader.flattened)
+    if moment == VALIDATION:
+        began = epoch_loop.val_loop.began
+        found["rng"], states["validation"] = rng.portable(began["rng"]), began["generators"]
+    found[PROGRESS] = states
+    if moment in WITHIN:
+        found[position.SAMPLE] = epoch_loop.sample()
+
+
+def stopped(trainer: Any) -> dict[str, Any]:
+    """What ``note`` shall say of a run that ends within an epoch, whatever its end changes."""
+    found: dict[str, Any] = strategy_of(trainer).position()
+    found[PROGRESS]["moment"] = BATCH_DONE
+    return found
+
+
+def is_exact(trainer: Any) -> bool:
+    """Whether the checkpoint that a run goes on from says at which moment it was written."""
+    return PROGRESS in (strategy_of(trainer).restored or {})
+
+
+def begin(trainer: Any) -> str | None:
+    """Put back what ``note`` found, loops' counters first; returns the moment, if there is one."""
+    if not is_exact(trainer):
+        return None
+    states = strategy_of(trainer).restored[PROGRESS]
+    moment: str = states["moment"]
+    fit_loop = trainer.fit_loop
+    if moment in WITHIN:
+        for epochs in (fit_loop.epoch_progress.total, fit_loop.epoch_progress.current):
+            epochs.processed = epochs.completed = epochs.started - 1
+    if moment == VALIDATION:
+        batches = fit_loop.epoch_loop.val_loop.batch_progress
+        for name, of_this in vars(batches.current).items():
+            setattr(batches.total, name, getattr(batches.total, name) - of_this)
+    logged.restore(trainer, states["logged"])
+    _put_gradients(trainer, states["gradients"])
+    fit_loop.epoch_loop.val_loop.generators = states.get("validation")
+    return moment
+
+
+def restart_stage(moment: str) -> str:
+    """Lightning's name of a moment: the hooks of the epoch's start are not called again."""
+    if moment == EPOCH_DONE:
+        return RestartStage.NONE
+    if moment == EPOCH_END:
+        return RestartStage.RESTARTED_ON_EPOCH_END
+    return RestartStage.RESTARTED_MID_EPOCH
+
+
+def _gradients(trainer: Any) -> dict[str, Tensor]:
+    """Gradients that the next step adds to: those of a window of micro-batches that is not over."""
+    module, training = trainer.lightning_module, strategy_of(trainer).training
+    if training is None:
+        return {}
+    if module.automatic_optimization and not trainer.fit_loop._should_accumulate():
+        return {}
+    found = {name: gradient.clone() for name, gradient in training.gradients.items()}
+    if strategy_of(trainer).keeps_gradients:
+        for name, p in module.named_parameters():
+            if p.grad is not None:
+                found[f"p.{name}"] = p.grad.detach().clone()
+    return found
+
+
+def _put_gradients(trainer: Any, gradients: dict[str, Tensor]) -> None:
+    training = strategy_of(trainer).training
+    parameters = dict(trainer.lightning_module.named_parameters())
+    for name, gradient in gradients.items():
+        if name.startswith("p."):
+            if name[2:] in parameters:
+                parameters[name[2:]].grad = gradient
+        elif training is not None:
+            training.gradients[name] = gradient
