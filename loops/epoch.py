@@ -8,7 +8,6 @@ from typing import Any
 
 from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
-from lightning.pytorch.loops.utilities import _is_max_limit_reached
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from fulgurite.backends.csx.diagnostics.errors import InputChanged
@@ -31,7 +30,7 @@ class TrainingEpochLoop(_TrainingEpochLoop):
     """Lightning's ``_TrainingEpochLoop``."""
 
     losses: Losses
-    _hooks: BatchHooks
+    hooks: BatchHooks
     _lean: bool  # whether this epoch's batches are ours
     _begins: bool  # whether the next batch is the first of this epoch that runs
     _is_due: bool  # whether hooks that are needed on some steps only are called on this batch
@@ -46,18 +45,11 @@ class TrainingEpochLoop(_TrainingEpochLoop):
         self.stopped = None
         try:
             super().run(data_fetcher)
-            if self._is_stopped():
-                self.stopped = resuming.stopped(self.trainer)
+            self.stopped = resuming.stopped(self.trainer)
         finally:
             self.losses.look()
             self._limits = self.fetched = None
             store_step_metrics(self.trainer, self._results)
-
-    def _is_stopped(self) -> bool:
-        """Whether max_steps or somebody who asked for it ended the epoch before its last batch."""
-        trainer = self.trainer
-        asked = trainer.should_stop or _is_max_limit_reached(self.global_step, self.max_steps)
-        return asked and not self._num_ready_batches_reached()
 
     def reset(self) -> None:
         """Reset; Lightning's warning that the data position is lost does not hold here."""
@@ -88,10 +80,11 @@ class TrainingEpochLoop(_TrainingEpochLoop):
             strategy.restored = None
             seen, exact = self.batch_progress.current.ready, position.PROGRESS in restored
             ended = exact and self.batch_progress.is_last_batch
-            positions |= position.replay(restored, data_fetcher, seen, ended=ended)
+            first = self.trainer.current_epoch == 0
+            positions |= position.replay(restored, data_fetcher, seen, first=first, ended=ended)
         self._begins, self._is_due = True, False
-        self._hooks = self._find_hooks()
-        self._lean = self._hooks.suffice(data_fetcher)
+        self.hooks = self._find_hooks()
+        self._lean = self.hooks.suffice(data_fetcher)
         if self._lean:
             fetching.shorten(data_fetcher)
         if self.trainer.fit_loop.resumed in resuming.WITHIN:
@@ -105,12 +98,6 @@ class TrainingEpochLoop(_TrainingEpochLoop):
         self._skip_next_val = moment == resuming.VALIDATION_END
         if moment != resuming.BATCH_DONE:
             self.on_advance_end(data_fetcher)
-
-    def sample(self) -> str | None:
-        """Of the batch that runs, for a later run to compare; None where a step may change it."""
-        training = strategy_of(self.trainer).training
-        unchanged = self._hooks.leave_batches and training and not training.writes_batch
-        return position.sample(self.fetched) if self.fetched is not None and unchanged else None
 
     def _find_hooks(self) -> BatchHooks:
         return BatchHooks(self.trainer, "on_train_batch_start", "on_train_batch_end")
@@ -131,8 +118,8 @@ class TrainingEpochLoop(_TrainingEpochLoop):
             loaders = data_fetcher.combined_loader.flattened
             positions = strategy_of(self.trainer).data_position
             positions[position.FIRST_BATCH] = collect_with(loaders)
-        if not self._hooks.hold():
-            self._hooks = self._find_hooks()
+        if not self.hooks.hold():
+            self.hooks = self._find_hooks()
         try:
             if self.restarting or not self._lean:
                 strategy_of(self.trainer).on_host_code()
@@ -155,15 +142,15 @@ class TrainingEpochLoop(_TrainingEpochLoop):
         progress.is_last_batch = data_fetcher.done
         if progress.is_last_batch or self._batches_that_stepped + 1 == self.max_steps:
             strategy_of(self.trainer).on_host_code(ends=True)
-        batch = self._hooks.transfer(batch, 0)
+        batch = self.hooks.transfer(batch, 0)
         progress.increment_ready()
         announce_batch(self.trainer, self._results, batch)
         output = self._train(batch, batch_idx)
         progress.increment_processed()
         self._step_schedulers()
-        self._hooks.after(output, batch, batch_idx)
+        self.hooks.after(output, batch, batch_idx)
         if self._is_due:
-            self._hooks.after_some(output, batch, batch_idx)
+            self.hooks.after_some(output, batch, batch_idx)
             self._begins = False
         self._results.batch = self._results.batch_size = None
         progress.increment_completed()
@@ -174,13 +161,13 @@ class TrainingEpochLoop(_TrainingEpochLoop):
         if batch is None:
             self._warning_cache.warn("The training dataloader yielded None: no step here.")
             return None
-        response = self._hooks.before(batch, batch_idx)
+        response = self.hooks.before(batch, batch_idx)
         self._is_due = self._begins
-        for every in self._hooks.periods:
+        for every in self.hooks.periods:
             if (self._batches_that_stepped + 1) % every == 0:
                 self._is_due = True
         if self._is_due:
-            self._hooks.before_some(batch, batch_idx)
+            self.hooks.before_some(batch, batch_idx)
         if batch_idx == 0:
             self.trainer.strategy.on_train_batch_start(batch, batch_idx)
         if response == -1:

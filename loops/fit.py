@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch.loops.fit_loop import _FitLoop
-from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.utilities.exceptions import _TunerExitException
 
 from fulgurite.backends.csx.graph.rng import collect_with
@@ -46,6 +45,9 @@ class FitLoop(_FitLoop):
             self.resumed = resuming.begin(self.trainer)
             with explained():
                 super().run()
+            if self.resumed is not None:  # nothing was left to do
+                self._restore_random_states()
+                self.resumed = None
             return
         with building.uncounted(self), explained():
             with contextlib.suppress(BuiltOnly):
@@ -74,7 +76,8 @@ class FitLoop(_FitLoop):
             super().reset()
             return
         torch.set_grad_enabled(True)
-        _Loop.restarting.fset(self, False)  # this loop's own setter does not where max_steps ends
+        self._restarting = self.epoch_loop._restarting = False  # the setter does not always
+        self.epoch_loop.val_loop._restarting = False
         self._restart_stage = resuming.restart_stage(self.resumed)
 
     def on_run_start(self) -> None:
@@ -88,15 +91,20 @@ class FitLoop(_FitLoop):
     def on_advance_start(self) -> None:
         """Begin an epoch; the first from a checkpoint's random states, if it is not within one."""
         if self.resumed in (resuming.EPOCH_END, resuming.EPOCH_DONE):
-            strategy = strategy_of(self.trainer)
-            assert strategy.restored is not None
-            assert self._combined_loader is not None
-            position.restore_now(strategy.restored, self._combined_loader.flattened)
-            if self.trainer.current_epoch == 0 and self.resumed == resuming.EPOCH_DONE:
-                assert self._data_fetcher is not None
-                position.begin_first_epoch(strategy.restored, self._data_fetcher)
-            strategy.restored, self._resuming_from_checkpoint = None, False
+            self._restore_random_states()
+            self._resuming_from_checkpoint = False
         super().on_advance_start()
+
+    def _restore_random_states(self) -> None:
+        """Those of a checkpoint that was written between two epochs."""
+        strategy, loader = strategy_of(self.trainer), self._combined_loader
+        restored, strategy.restored = strategy.restored, None
+        if restored is None or loader is None:
+            return
+        position.restore_now(restored, loader.flattened)
+        if self.trainer.current_epoch == 0 and self.resumed == resuming.EPOCH_DONE:
+            assert self._data_fetcher is not None
+            position.begin_first_epoch(restored, self._data_fetcher)
 
     def setup_data(self) -> None:
         """Make the loader and its iterator, and remember the random states it was made from."""

@@ -196,9 +196,9 @@ def _is_here(leaf: Any) -> bool:
     return type(leaf) is Tensor and leaf.is_cpu
 
 
-def call_hooks(trainer: pl.Trainer, name: str) -> None:
+def call_hooks(trainer: Any, name: str) -> None:
     """Call hooks without arguments as Lightning does, those that write checkpoints at the end."""
-    module, callbacks = trainer.lightning_module, trainer.callbacks  # type: ignore[attr-defined]
+    module, callbacks = trainer.lightning_module, trainer.callbacks
     before = enter_hook(module, name)
     for saves in (False, True):
         for callback in callbacks:

@@ -153,7 +153,7 @@ def _written(trainer: Any) -> dict[str, Tensor]:
     if training is None:
         return {}
     module = trainer.lightning_module
-    written = set(training.written_places())
+    written = {place for one in training.executables() for place in one.written_places}
     kept = set(module.state_dict(keep_vars=True))
     kept |= {f"{path}.{name}" for path, metric in _metrics(module) for name in metric._defaults}
     return {

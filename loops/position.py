@@ -59,7 +59,7 @@ def has_state(loader: object) -> bool:
 
 
 def replay(
-    restored: dict[str, Any], fetcher: _DataFetcher, seen: int, *, ended: bool = False
+    restored: dict[str, Any], fetcher: _DataFetcher, seen: int, *, first: bool, ended: bool
 ) -> dict[str, Any]:
     """Make the fetcher's next batch the one after ``seen`` batches of the saved epoch.
 
@@ -67,6 +67,7 @@ def replay(
         restored: the states of a checkpoint.
         fetcher: of the training loaders.
         seen: batches of the epoch that were trained.
+        first: it is the first epoch.
         ended: these were all, so none needs to be fetched again.
 
     Returns:
@@ -89,7 +90,7 @@ def replay(
     if once:
         fetcher.fetched -= seen  # Lightning has counted them
     else:
-        _make_iterator(fetcher)
+        _make_iterator(fetcher, first)
     restore_with(restored[FIRST_BATCH], loaders)
     _fetch_again(fetcher, seen, restored.get(SAMPLE))
     restore_with(restored, loaders)
@@ -102,14 +103,18 @@ def begin_first_epoch(restored: dict[str, Any], fetcher: _DataFetcher) -> None:
     made_once = any(isinstance(one, Iterator) or has_state(one) for one in loaders)
     if ITERATOR in restored and not made_once:
         restore_with(restored[ITERATOR], loaders)
-        _make_iterator(fetcher)
+        _make_iterator(fetcher, first=True)
         restore_with(restored, loaders)
 
 
-def _make_iterator(fetcher: _DataFetcher) -> None:
-    """Make it anew, with new workers: those that persist have been seeded from other states."""
+def _make_iterator(fetcher: _DataFetcher, first: bool) -> None:
+    """Make an epoch's iterator anew.
+
+    Workers that persist are begun, and seeded, in the first epoch alone: there those which this run
+    has begun from other random states are ended.
+    """
     for loader in fetcher.combined_loader.flattened:
-        if getattr(loader, "persistent_workers", False):
+        if first and getattr(loader, "persistent_workers", False):
             loader._iterator = None
     iter(fetcher)
 

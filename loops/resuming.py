@@ -19,10 +19,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.loops.fit_loop import RestartStage
+from lightning.pytorch.loops.utilities import _is_max_limit_reached
 from torch import Tensor
 
 from fulgurite.backends.csx.graph import rng
+from fulgurite.backends.csx.plugins.position import position_of
 from fulgurite.backends.csx.plugins.strategy import strategy_of
 from fulgurite.loops import logged, position
 from fulgurite.loops.position import PROGRESS
@@ -55,7 +58,7 @@ def moment_of(trainer: Any) -> str | None:
 
 
 def note(trainer: Any, found: dict[str, Any]) -> None:
-    """Add to random states and data position (``Strategy.position``) what a run goes on with."""
+    """Add to random states and data position (``position_of``) what a run goes on with."""
     epoch_loop = trainer.fit_loop.epoch_loop
     moment = moment_of(trainer)
     if moment is None:
@@ -63,7 +66,8 @@ def note(trainer: Any, found: dict[str, Any]) -> None:
     if epoch_loop.stopped is not None:  # the epoch ended early: the run goes on within it
         found |= epoch_loop.stopped
         return
-    states = {"moment": moment, "logged": logged.collect(trainer), "gradients": _gradients(trainer)}
+    states: dict[str, Any] = {"moment": moment, "logged": logged.collect(trainer)}
+    states["gradients"] = _gradients(trainer)
     loader = epoch_loop.val_loop._combined_loader
     if loader is not None:
         states["validation"] = rng.collect_loaders(loader.flattened)
@@ -72,26 +76,44 @@ def note(trainer: Any, found: dict[str, Any]) -> None:
         found["rng"], states["validation"] = rng.portable(began["rng"]), began["generators"]
     found[PROGRESS] = states
     if moment in WITHIN:
-        found[position.SAMPLE] = epoch_loop.sample()
+        found[position.SAMPLE] = _sample(epoch_loop)
 
 
-def stopped(trainer: Any) -> dict[str, Any]:
-    """What ``note`` shall say of a run that ends within an epoch, whatever its end changes."""
-    found: dict[str, Any] = strategy_of(trainer).position()
-    found[PROGRESS]["moment"] = BATCH_DONE
-    return found
+def stopped(trainer: Any) -> dict[str, Any] | None:
+    """What ``note`` shall say of a run that ends within an epoch, whatever its end changes.
+
+    None where the epoch was not ended early, by ``max_steps`` or somebody who asked for it.
+    """
+    epoch_loop = trainer.fit_loop.epoch_loop
+    asked = trainer.should_stop or _is_max_limit_reached(trainer.global_step, epoch_loop.max_steps)
+    if not asked or epoch_loop._num_ready_batches_reached():
+        return None
+    found = position_of(trainer.strategy, note)
+    return found if found.get(PROGRESS, {}).get("moment") == BATCH_DONE else None
+
+
+def _sample(epoch_loop: Any) -> str | None:
+    """Of the batch that runs, for a later run to compare; None where somebody may change it."""
+    training = strategy_of(epoch_loop.trainer).training
+    batch, leave = epoch_loop.fetched, epoch_loop.hooks.leave_batches
+    if batch is None or training is None or not leave:
+        return None
+    written = any(executable.written for executable in training.executables())
+    return None if written else position.sample(batch)
 
 
 def is_exact(trainer: Any) -> bool:
-    """Whether the checkpoint that a run goes on from says at which moment it was written."""
-    return PROGRESS in (strategy_of(trainer).restored or {})
+    """Whether a run goes on from a moment: the checkpoint says it, and counters were loaded."""
+    loaded: bool = trainer.fit_loop._loaded_from_state_dict
+    return loaded and PROGRESS in (strategy_of(trainer).restored or {})
 
 
 def begin(trainer: Any) -> str | None:
     """Put back what ``note`` found, loops' counters first; returns the moment, if there is one."""
-    if not is_exact(trainer):
+    restored = strategy_of(trainer).restored
+    if restored is None or not is_exact(trainer):
         return None
-    states = strategy_of(trainer).restored[PROGRESS]
+    states = restored[PROGRESS]
     moment: str = states["moment"]
     fit_loop = trainer.fit_loop
     if moment in WITHIN:
@@ -101,8 +123,9 @@ def begin(trainer: Any) -> str | None:
         batches = fit_loop.epoch_loop.val_loop.batch_progress
         for name, of_this in vars(batches.current).items():
             setattr(batches.total, name, getattr(batches.total, name) - of_this)
-    logged.restore(trainer, states["logged"])
-    _put_gradients(trainer, states["gradients"])
+    device = trainer.strategy.root_device
+    logged.restore(trainer, move_data_to_device(states["logged"], device))
+    _put_gradients(trainer, move_data_to_device(states["gradients"], device))
     fit_loop.epoch_loop.val_loop.generators = states.get("validation")
     return moment
 

@@ -24,6 +24,10 @@ import fulgurite
 
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Your `val_dataloader`'s sampler has shuffling enabled"
+)
+
 
 class Net(pl.LightningModule):
     """Dropout, a metric, values of steps and epochs, a scheduler if given."""

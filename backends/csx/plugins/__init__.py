@@ -5,6 +5,7 @@ hand-written loops (traced functions). Rooms above ``backends`` import its class
 from every room of the backend.
 
 strategy      Lightning's strategy "csx"
+position      what a checkpoint of ours holds beside Lightning's
 evaluation    the steps of validation, test and predict
 refusals      what CSX cannot do, as errors
 zero_grad     ``zero_grad()`` on the host reaches the gradients that programs keep

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import pkgutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from fulgurite.backends.csx.graph import rng
 from fulgurite.backends.csx.hyperparams.schedules import RunSchedulers
 from fulgurite.backends.csx.plugins.accelerator import CSXAccelerator
 from fulgurite.backends.csx.plugins.evaluation import EvaluationSteps
+from fulgurite.backends.csx.plugins.position import Progress, position_of
 from fulgurite.backends.csx.plugins.precision import (
     CSXPrecision,
     csx_precision,
@@ -51,8 +51,6 @@ LOOPS = "fulgurite.loops:install"
 """Who puts the CSX loops into a Trainer: a room above this one, so it is named, not imported."""
 
 CHECKPOINT_KEY = "fulgurite"
-STEPPED = ("optimizer_states",)
-"""Keys of a checkpoint that a run can go on from; one of weights alone lacks them."""
 
 
 class StaticGraph(Strategy):
@@ -73,7 +71,7 @@ class StaticGraph(Strategy):
         self.data_position: dict[str, Any] = {}
         self.loader_generators: list[torch.Tensor] = []
         self.restored: dict[str, Any] | None = None
-        self.progress: Callable[[pl.Trainer, dict[str, Any]], None] | None = None  # of the loops
+        self.progress: Progress | None = None  # set by the loops
         self.training: StepFunction | None = None  # the step, once a fit has begun
         self._evaluation = EvaluationSteps(self._step_function)
         self.host_code = HostCode()
@@ -231,25 +229,10 @@ class StaticGraph(Strategy):
         Lightning ignores the key, so its own strategies resume from the file as from their own.
         """
         assert self.lightning_module is not None
-        checkpoint[CHECKPOINT_KEY] = self.position(not checkpoint.keys().isdisjoint(STEPPED))
+        goes_on = "optimizer_states" in checkpoint  # not one of weights alone
+        checkpoint[CHECKPOINT_KEY] = position_of(self, self.progress if goes_on else None)
         super().save_checkpoint(checkpoint, filepath, storage_options)
         checkpoint_written(self.lightning_module.trainer)
-
-    def position(self, whole: bool = True) -> dict[str, Any]:
-        """Where a run is: random states, data position, and what the loops add by ``progress``.
-
-        Args:
-            whole: whether a run goes on from there, so that the loops' part is needed.
-        """
-        assert self.lightning_module is not None
-        loader = self.lightning_module.trainer.fit_loop._combined_loader
-        found = {
-            **rng.portable(rng.collect_with(loader.flattened if loader is not None else [])),
-            **{moment: rng.portable(states) for moment, states in self.data_position.items()},
-        }
-        if whole and self.progress is not None:
-            self.progress(self.lightning_module.trainer, found)
-        return found
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """An optimizer's state, without what its first update is still to make."""

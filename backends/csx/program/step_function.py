@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,6 @@ from fulgurite.backends.csx.program.build import BoundProgram, Builder, EntryPoi
 from fulgurite.backends.csx.program.selection import Selection
 from fulgurite.backends.csx.program.summary import STEP
 from fulgurite.backends.csx.state.first_update import DeferredState
-from fulgurite.backends.csx.state.places import Place
 from fulgurite.backends.interrupts import interrupted_once
 from fulgurite.backends.schedules import program_schedulers
 
@@ -198,16 +197,6 @@ class StepFunction:
             return None
         tensors = program.guards.batch.accept(without(batch, self._added)) or []
         return program.entries[entry].first_not_finite(vector, tensors)
-
-    def written_places(self) -> Iterator[Place]:
-        """Where the state is that programs write."""
-        for executable in self._selection.executables():
-            yield from executable.written_places
-
-    @property
-    def writes_batch(self) -> bool:
-        """Whether a program changes its batch in place."""
-        return any(executable.written for executable in self._selection.executables())
 
     @property
     def gradients(self) -> dict[str, Tensor]:
