@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable
@@ -21,8 +22,6 @@ from torch.utils.data import DataLoader, Dataset
 from torchmetrics.classification import MulticlassAccuracy
 
 import fulgurite
-
-sys.path.append(str(Path(__file__).parents[1] / "tools"))
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Your `val_dataloader`'s sampler has shuffling enabled"
@@ -281,11 +280,10 @@ def test_other_checkpoints_go_on_as_lightning_s(tmp_path: Path) -> None:
 
 
 @pytest.mark.compiler
-def test_kills_leave_readable_files_and_nothing_else_changes(
-    tmp_path: Path, cache_folder: None
-) -> None:
-    import kills
-
-    figures = kills.run(3, 1, tmp_path, compiling=0.0)
-    assert figures.kills.total() == 3
-    assert not figures.failed, str(figures)
+def test_kills_leave_readable_files_and_change_nothing() -> None:
+    """In a process of its own: it forks, which OpenMP's threads do not survive."""
+    tool = Path(__file__).parents[1] / "tools" / "kills.py"
+    command = [sys.executable, str(tool), "--kills", "3", "--compiling", "0"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.startswith("3 kills")
