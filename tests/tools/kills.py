@@ -157,10 +157,7 @@ class Fits:
                     figures.lost.append(f"{self._now}: step {key}")
                 continue
             figures.lines += 1
-            wanted = (
-                next(v for k, v in self.wanted.items() if k[0] == "end") if kind == "end" else ""
-            )
-            wanted = wanted or self.wanted.get((kind, key), "nothing")
+            wanted = self.wanted.get(kind if kind == "end" else f"{kind} {key}", "nothing")
             if line != wanted:
                 figures.different.append(f"{self._now}: {line} instead of {wanted}")
 
