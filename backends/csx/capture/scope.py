@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from fulgurite.backends.csx.capture.leaves import Trees, holders_in
 from fulgurite.backends.csx.capture.python_state import PythonState
 from fulgurite.backends.csx.contract.constants import Source
+from fulgurite.backends.csx.contract.watched import EPOCH, INDEX
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.state.carried_gradients import Carried
 from fulgurite.backends.csx.state.first_update import DeferredState
@@ -63,6 +64,11 @@ class Scope(ABC):
     def trainer(self) -> pl.Trainer | None:
         """The Trainer that runs the step, where Lightning does."""
         return None
+
+    def arguments(self, batch_idx: int | None) -> dict[str, Any]:
+        """The arguments of hooks in the step that it may pass on."""
+        trainer = self.trainer
+        return {INDEX: batch_idx, EPOCH: None if trainer is None else trainer.current_epoch}
 
     @property
     def backward_is_lightnings(self) -> bool:

@@ -15,7 +15,6 @@ from fulgurite.backends.csx.capture.retrace import retrace
 from fulgurite.backends.csx.capture.scope import Scope
 from fulgurite.backends.csx.compile.fabric import Fabric
 from fulgurite.backends.csx.config import CSXBackend
-from fulgurite.backends.csx.contract.watched import EPOCH, INDEX
 from fulgurite.backends.csx.diagnostics.errors import TraceError
 from fulgurite.backends.csx.hyperparams.schedules import show_all
 from fulgurite.backends.csx.program.audit import Audits, Budget
@@ -23,6 +22,7 @@ from fulgurite.backends.csx.program.build import BoundProgram, Builder, EntryPoi
 from fulgurite.backends.csx.program.selection import Selection
 from fulgurite.backends.csx.program.summary import STEP
 from fulgurite.backends.csx.state.first_update import DeferredState
+from fulgurite.backends.csx.state.kept_gradients import zero_kept
 from fulgurite.backends.interrupts import interrupted_once
 from fulgurite.backends.schedules import program_schedulers
 
@@ -121,7 +121,7 @@ class StepFunction:
             if results.logs and self._scope.trainer is not None:
                 begin_step(self._scope.trainer, results.logs)
             if results.passed:
-                passed = passed_on(results.passed, batch, given, self._arguments(batch_idx))
+                passed = passed_on(results.passed, batch, given, self._scope.arguments(batch_idx))
             as_given = program.guards.batch.tensors(batch) if executable.written else tensors
             vector = self._selection.groups.vector
             result, calls, values = executable.run(vector, tensors, as_given, passed)
@@ -180,11 +180,6 @@ class StepFunction:
         for executable in program.entries.values():
             executable.tells_unkept = True
 
-    def _arguments(self, batch_idx: int | None) -> dict[str, Any]:
-        """The arguments of hooks in the step that it may pass on."""
-        trainer = self._scope.trainer
-        return {INDEX: batch_idx, EPOCH: None if trainer is None else trainer.current_epoch}
-
     def _with_line(self, error: TraceError) -> TraceError:
         """An error with the line that is to blame: one it names, or where the step begins."""
         line = self._scope.line_naming(error.named) if error.named else None
@@ -214,10 +209,7 @@ class StepFunction:
         """
         for executable in self._selection.executables():
             executable.tells_unkept = True
-        for name, p in self._scope.parameters().items():
-            kept = self._builder.gradients.get(f"{name}.grad")
-            if kept is not None and id(p) in parameters:
-                kept.zero_()
+        zero_kept(self._builder.gradients, self._scope.parameters(), parameters)
 
     def check_modules(self) -> None:
         """``check_state`` where a module was added, removed or replaced: quick, for every call."""

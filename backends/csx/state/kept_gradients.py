@@ -7,6 +7,8 @@ used (dropped_gradient.py).
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
+
 import torch
 from torch import Tensor, nn
 
@@ -168,3 +170,19 @@ class Unkept:
             p.grad = DroppedGradient(p, name)
         for p in self._none:
             p.grad = None
+
+
+def zero_kept(
+    gradients: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter], which: Container[int]
+) -> None:
+    """Fill gradients that programs keep with zeros.
+
+    Args:
+        gradients: those that are kept, as ``{parameter}.grad``.
+        parameters: all of the step, by name.
+        which: whose gradients, by identity.
+    """
+    for name, parameter in parameters.items():
+        kept = gradients.get(f"{name}.grad")
+        if kept is not None and id(parameter) in which:
+            kept.zero_()
