@@ -30,6 +30,7 @@ from fulgurite.backends.csx.graph.dtypes import cbfloat16_facts
 from fulgurite.backends.csx.hyperparams.python_math import traced_math
 from fulgurite.backends.csx.hyperparams.rounding import fused_rounding
 from fulgurite.backends.csx.hyperparams.torch_optim import eager_updates, plain_library_code
+from fulgurite.backends.csx.state.fake_swap import traced_as_fakes
 from fulgurite.backends.csx.state.optimizer_init import plain_options
 from fulgurite.backends.patches import Patch, applied
 
@@ -47,6 +48,7 @@ def patches(scope: Scope, line: Callable[[], UserLine | None], answers: Answers)
     yield from eager_updates(
         scope.optimizers
     )  # torch.optim and BatchNorm: counts and numbers that are traced
+    yield from traced_as_fakes()  # torch.fx: fakes in the place of state
     yield from plain_library_code()  # torch, logging: what only pays eagerly, or prints
     yield from refused_calls(line)  # torch: functions whose use is an error
     if scope.fp16_type == "cbfloat16":

@@ -120,7 +120,7 @@ def is_users(frame: FrameType) -> bool:
         return False
     frame = caller(frame)
     if frame.f_globals.get("__name__") == _ATTRIBUTES and frame.f_back is not None:
-        frame = frame.f_back  # a module's property, whose reader went through there
+        frame = caller(frame.f_back)  # a module's property, whose reader went through there
     return not is_library(frame)
 
 

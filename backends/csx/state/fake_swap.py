@@ -6,15 +6,16 @@ trace is over, and then sees the real tensors (``StateFake``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental import proxy_tensor
 from torch.overrides import resolve_name
 
-from fulgurite.backends.patches import trace_lock
+from fulgurite.backends.patches import Patch, patches_of, trace_lock
 
 
 def fake_for(real: Tensor, value: Tensor) -> Tensor:
@@ -71,9 +72,19 @@ class StateFake(FakeTensor):
                 " step's own thread. Else take fulgurite.trace_lock before you read."
             )
         try:
+            name = getattr(function, "__name__", "")
+            if getattr(Tensor, name, None) is function:  # a parameter may have its own
+                function = getattr(type(args[0]), name)
             return function(*args, **(kwargs or {}))
         finally:
             trace_lock.release()
 
 
 PATIENCE_S = 60.0
+
+
+def traced_as_fakes() -> Iterator[Patch]:
+    """A patch by which a trace within a trace (torch.func.linearize) takes these fakes too."""
+    kinds = (*proxy_tensor.HANDLED_TYPES, StateFake)
+    why = "a trace refuses subclasses of FakeTensor that are no inputs of its own"
+    yield from patches_of(proxy_tensor, {"HANDLED_TYPES": kinds}, why=why, checked="torch 2.13")

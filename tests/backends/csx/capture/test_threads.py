@@ -70,6 +70,9 @@ READS: dict[str, Callable[[Slow], Any]] = {
     "forward": lambda module: module.net[3](torch.ones(1, 8)).tolist(),
     "saved": lambda module: torch.load(io.BytesIO(saved(module)))["net.1.running_mean"].tolist(),
     "a function": lambda module: torch.cat([p.flatten() for p in module.parameters()]).tolist(),
+    "deepcopy": lambda module: copy.deepcopy(module.net)[0].weight.tolist(),
+    "numpy": lambda module: module.net[0].weight.detach().numpy().tolist(),
+    "a buffer's value": lambda module: float(module.net[1].running_mean[0]),
     "locked": lambda module: _locked(lambda: copy.deepcopy(module.net)[0].weight.tolist()),
 }
 
