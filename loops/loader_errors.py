@@ -161,6 +161,11 @@ def _fetch_told(self: Any, possibly_batched_index: Any) -> Any:
     """torch's; an error says which sample it came from."""
     try:
         return _fetch(self, possibly_batched_index)
+    except StopIteration as error:
+        raise RuntimeError(
+            "The dataset raised StopIteration, which would end the epoch early in silence."
+            f" {_sample_in_words(error.__traceback__, possibly_batched_index)}"
+        ) from error
     except Exception as error:
         error.add_note(_sample_in_words(error.__traceback__, possibly_batched_index))
         raise

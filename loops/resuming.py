@@ -37,13 +37,15 @@ UNFINISHED = (BATCH_END, VALIDATION, VALIDATION_END, EPOCH_END)
 
 
 def moment_of(trainer: Any) -> str | None:
-    """The moment of a fit's epoch that is now; None in the middle of a step.
+    """The moment of a fit's epoch that is now; None in the middle of a step, and before it all.
 
     Args:
         trainer: a ``pl.Trainer``, whose attributes have no types.
     """
     epochs = trainer.fit_loop.epoch_progress.total
     batches = trainer.fit_loop.epoch_loop.batch_progress.total
+    if trainer.fit_loop._combined_loader is None:  # the fit has not begun: on_fit_start
+        return None
     if not batches.ready == batches.started == batches.processed:
         return None
     if epochs.ready == epochs.started == epochs.processed:

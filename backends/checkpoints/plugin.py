@@ -85,7 +85,9 @@ class CheckpointFiles(TorchCheckpointIO):
             self._writer.submit(lambda: remove(os.fspath(path)), path, leaves=False)
 
     def link(self, target: AnyPath, name: AnyPath) -> None:
-        """Let a symbolic link lead to a checkpoint that was saved."""
+        """Let a symbolic link lead to a checkpoint that was saved; a file of that name stays."""
+        if os.path.abspath(target) == os.path.abspath(name):
+            return
         if self._writer.is_idle:
             link(Path(target), Path(name))
         else:

@@ -18,6 +18,7 @@ import fulgurite
 from fulgurite.backends import reset_backend
 from fulgurite.backends.checkpoints import plugin
 from fulgurite.backends.checkpoints.damage import check_file
+from fulgurite.backends.checkpoints.plugin import CheckpointFiles
 from fulgurite.callbacks import Checkpoint, KeepNCheckpoints, SaveCheckpointState
 
 DEVICES = {"CSX": lambda: {"backend": csx()}, "CPU": lambda: {"device": "CPU"}}
@@ -96,6 +97,16 @@ def test_steps_go_on_and_no_two_are_mixed(tmp_path: Path, device: str, kind: str
 
 
 @pytest.mark.usefixtures("slow")
+def test_a_link_to_a_file_of_its_own_name_leaves_the_file(tmp_path: Path) -> None:
+    files, last = CheckpointFiles(), tmp_path / "last.ckpt"
+    with files.beside():
+        files.save_checkpoint({"step": 1}, last)
+        files.link(last, last)
+    files.wait()
+    assert not last.is_symlink()
+    assert torch.load(last)["step"] == 1
+
+
 @pytest.mark.parametrize("save_last", [True, "link"])
 def test_a_model_checkpoint_leaves_what_it_leaves_in_stock(tmp_path: Path, save_last: Any) -> None:
     def saves(folder: str) -> list[pl.Callback]:

@@ -31,7 +31,7 @@ from fulgurite.backends.csx.hyperparams.slots import (
     read_numbers,
 )
 from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard
-from fulgurite.backends.csx.state.fake_swap import StateFake, fake_for, swap
+from fulgurite.backends.csx.state.fake_swap import StateFakeTensor, fake_for, swap
 from fulgurite.backends.csx.state.gradients import Gradients
 from fulgurite.backends.csx.state.places import Place, StateTensor
 from fulgurite.backends.csx.state.storage import module_places, optimizer_places, state_inputs
@@ -137,7 +137,7 @@ class StepInputs:
         swapped = self._fakes_of_state(self.of_kind(Kind.STATE, tensors))
         try:
             for tensor, fake in swapped:
-                fake.__class__ = StateFake
+                fake.__class__ = StateFakeTensor
                 swap(tensor, fake)
                 tracker[tensor] = tracker[fake]  # by the object, which stayed
                 self.nodes[id(tensor)] = tracker[fake].proxy.node

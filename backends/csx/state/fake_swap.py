@@ -1,7 +1,7 @@
 """Fakes in the place of real tensors, behind the same Python objects.
 
 While they are there other threads meet them too. What such a thread does with them waits until the
-trace is over, and then sees the real tensors (``StateFake``).
+trace is over, and then sees the real tensors (``StateFakeTensor``).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def swap(a: Tensor, b: Tensor) -> None:
     torch._C._swap_tensor_impl(a, b)
 
 
-class StateFake(FakeTensor):
+class StateFakeTensor(FakeTensor):
     """A fake in the place of a state tensor: other threads that use it wait for the real one."""
 
     @classmethod
@@ -63,7 +63,10 @@ class StateFake(FakeTensor):
             RuntimeError: it is not over after ``PATIENCE_S``.
         """
         if trace_lock._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks
-            return torch._C._disabled_torch_function_impl(function, types, args, kwargs or {})
+            result = torch._C._disabled_torch_function_impl(function, types, args, kwargs or {})
+            if function is Tensor.detach:
+                result.__class__ = cls  # nn.Parameter(p) wants the class of p
+            return result
         if not trace_lock.acquire(timeout=PATIENCE_S):
             raise RuntimeError(
                 f"{resolve_name(function) or function} was called on a tensor that has no value:"
@@ -85,6 +88,6 @@ PATIENCE_S = 60.0
 
 def traced_as_fakes() -> Iterator[Patch]:
     """A patch by which a trace within a trace (torch.func.linearize) takes these fakes too."""
-    kinds = (*proxy_tensor.HANDLED_TYPES, StateFake)
+    kinds = (*proxy_tensor.HANDLED_TYPES, StateFakeTensor)
     why = "a trace refuses subclasses of FakeTensor that are no inputs of its own"
     yield from patches_of(proxy_tensor, {"HANDLED_TYPES": kinds}, why=why, checked="torch 2.13")

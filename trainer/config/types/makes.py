@@ -47,8 +47,9 @@ PLAIN_MODULES = ("math", "statistics")
 READS_CODE = (
     *("torch.hub", "torch.jit", "torch.package", "torch.serialization", "torch._ops"),
     *("torch._classes", "torch.utils.cpp_extension", "torch.utils.model_zoo"),
+    *("joblib", "cloudpickle", "dill", "numpy.lib._npyio_impl", "pandas.io.pickle"),
 )
-"""Modules of torch that run or compile what a file or an address holds."""
+"""Modules of torch and others that run or compile what a file or an address holds."""
 
 _LIBRARIES = ("torch", "lightning", "torchmetrics")
 """Libraries whose functions have to say what they return."""
