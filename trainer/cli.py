@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fulgurite.config.document.reading import Document
+    from fulgurite.config.run.attempt import Attempt
     from fulgurite.config.schema.checking import Phase, Plan
 
 RUNS = {
@@ -97,7 +98,12 @@ def _override(text: str) -> tuple[str, str]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; returns its exit status."""
-    options = parser().parse_args(arguments)
+    return _main(parser().parse_args(arguments))
+
+
+def _main(options: argparse.Namespace, attempt: Attempt | None = None) -> int:
+    """Run a command; in a process that is watched, ``attempt`` is what it is told."""
+    options.attempt = attempt
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)  # as `python -m` does: a params.yaml lies in its model_dir
     try:
@@ -151,7 +157,7 @@ def _run(options: argparse.Namespace) -> int:
     document = opened(options.file, _overrides(options))
     document = with_overrides(document, flags_as_overrides(document, options))
     plan = check_document(document)
-    for note in plan.notes:
+    for note in plan.notes if options.attempt is None else ():
         print(plan.document.told(note), file=sys.stderr)
     if options.print_config:
         from fulgurite.config.run.resolved import as_yaml
@@ -176,19 +182,29 @@ def without_noise() -> None:
 def _run_phases(plan: Plan, options: argparse.Namespace) -> int:
     from fulgurite.callbacks.stopping import StopOnSignal
     from fulgurite.config.run.refusing import refuse_unbuilt
-    from fulgurite.config.run.running import run_phase
+    from fulgurite.config.run.restarting import supervise, wants_restarts
+    from fulgurite.config.run.running import all_of, run_phase
 
     refuse_unbuilt(plan, options.command)
     without_noise()
-    for phase in plan.phases:
+    attempt: Attempt | None = options.attempt
+    if attempt is None and wants_restarts(plan):
+        return supervise(plan, options.command, all_of, _attempt, (options,)).status
+    for phase in plan.phases[attempt.trainer if attempt else 0 :]:
         with StopOnSignal() as stop:
-            run_phase(plan, phase, options.command, [stop])
+            run_phase(plan, phase, options.command, [stop], attempt)
         if stop.signal:
             print(f"\nStopped by {stop.signal.name}.", file=sys.stderr)
             if stop.checkpoint:
                 print(f"Go on with: {_going_on(options, phase, stop.checkpoint)}", file=sys.stderr)
             return stop.exit_status
     return 0
+
+
+def _attempt(attempt: Attempt, options: argparse.Namespace) -> None:
+    """Run a command in a process that is watched."""
+    attempt.begin()
+    sys.exit(_main(options, attempt))
 
 
 def _going_on(options: argparse.Namespace, phase: Phase, checkpoint: FilePath) -> str:

@@ -24,7 +24,7 @@ from fulgurite.backends.csx.program.offline import BuiltOnly
 from fulgurite.backends.csx.program.param_groups import ParamGroups
 from fulgurite.backends.csx.program.report import announce, passes_of
 from fulgurite.backends.csx.program.summary import Program, make_program
-from fulgurite.backends.csx.program.waiting import shown
+from fulgurite.backends.csx.program.waiting import building, shown
 from fulgurite.backends.interrupts import interrupted_once
 from fulgurite.backends.patches import tracing
 
@@ -51,6 +51,7 @@ class Builder:
     programs: list[Program] = field(default_factory=list)  # descriptions of those built so far
     gradients: dict[str, Tensor] = field(default_factory=dict)  # buffers that all of them share
 
+    @building()
     def build(
         self,
         entries: EntryPoints,

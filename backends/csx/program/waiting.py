@@ -14,6 +14,23 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from fulgurite.backends.csx.program import report
 
 PATIENCE_S = 2.0
+_under_way: set[object] = set()
+
+
+@contextlib.contextmanager
+def building() -> Iterator[None]:
+    """Let ``is_building`` be true while the block runs: it traces and compiles a program."""
+    one = object()
+    _under_way.add(one)
+    try:
+        yield
+    finally:
+        _under_way.discard(one)
+
+
+def is_building() -> bool:
+    """Whether a program is being traced or compiled, in any thread."""
+    return bool(_under_way)
 
 
 @contextlib.contextmanager

@@ -8,5 +8,9 @@ eval_frequency   validation after so many steps
 hiding           values of the environment stay out of errors and saved hyperparameters
 resolved         a checked file with overrides and defaults in; kept with each training
 building         from a plan to Trainer, module and data
+summary          summary.json, the history of attempts
+attempt          one attempt of a run that is watched, from its own side
+watching         the same from the side of the process that watches
+restarting       a run in another process, started again after a crash
 running          fit, validate, validate_all, test, predict
 """

@@ -41,11 +41,10 @@ def _unbuilt(phase: Phase) -> Iterator[Problem]:
     init, at = phase.init, (*phase.path, "init")
     if init.device is None and init.backend is None:
         yield Problem(at, "device (CSX, CPU or GPU) or backend: required, and not given.")
-    if init.autorestart is not None and init.autorestart.max_num_restarts is not None:
+    if init.autorestart is not None and init.autorestart.min_num_csx != 1:
         yield Problem(
-            (*at, "autorestart"),
-            "restarting after a failure is not built yet. Leave it out; a run that is started again"
-            " goes on from its newest checkpoint.",
+            (*at, "autorestart", "min_num_csx"),
+            f"{init.autorestart.min_num_csx} systems: only 1 is built yet. Leave it out.",
         )
     cluster = (init.backend or {}).get("cluster_config") or {}
     if cluster.get("num_csx", 1) != 1:

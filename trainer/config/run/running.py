@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +18,7 @@ from fulgurite.backends.checkpoints.damage import check_file
 from fulgurite.backends.patches import patched
 from fulgurite.backends.safe_load import read_checkpoint
 from fulgurite.callbacks import Checkpoint, LoadCheckpointStates
+from fulgurite.config.run.attempt import Attempt
 from fulgurite.config.run.building import Loaded, built, model_dir
 from fulgurite.config.run.hiding import hiding
 from fulgurite.config.run.modules import FileModule
@@ -26,6 +29,7 @@ from fulgurite.config.run.refusing import (
     no_optimizer,
     refuse_unbuilt,
 )
+from fulgurite.config.run.restarting import run_watched, wants_restarts
 from fulgurite.config.schema.checking import Phase, Plan, check
 
 Callbacks = Sequence[pl.Callback]
@@ -54,19 +58,47 @@ def run_config(
     Raises:
         ParameterFileError: with all the mistakes of the file, before anything is built.
         ValueError: no such mode.
+        RestartsUsedUp: the file has ``autorestart``, and the run crashed too often.
     """
     if mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(MODES)}; got {mode!r}.")
-    return run_plan(check(file, overrides), mode)
-
-
-def run_plan(plan: Plan, mode: str) -> list[Any]:
-    """Run a checked file in one of the modes; the same errors as ``run_config``."""
+    plan = check(file, overrides)
     refuse_unbuilt(plan, mode)
-    return [run_phase(plan, phase, mode) for phase in plan.phases]
+    if wants_restarts(plan):
+        return run_watched(plan, mode, all_of, _attempt, (file, mode, overrides))
+    return run_plan(plan, mode)
 
 
-def run_phase(plan: Plan, phase: Phase, mode: str, callbacks: Callbacks = ()) -> Any:
+def run_plan(plan: Plan, mode: str, attempt: Attempt | None = None) -> list[Any]:
+    """Run a checked file in one of the modes, in this process; the same errors as ``run_config``.
+
+    Args:
+        plan: the file.
+        mode: as for ``run_config``.
+        attempt: that this is, where another process watches; trainers that are done are left out.
+    """
+    refuse_unbuilt(plan, mode)
+    left = plan.phases[attempt.trainer if attempt else 0 :]
+    return [run_phase(plan, phase, mode, attempt=attempt) for phase in left]
+
+
+def _attempt(attempt: Attempt, file: Any, mode: str, overrides: Mapping[str, Any] | None) -> None:
+    """What the other process does."""
+    attempt.begin()
+    try:
+        run_plan(check(file, overrides), mode, attempt)
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        sys.exit(1)
+
+
+def run_phase(
+    plan: Plan,
+    phase: Phase,
+    mode: str,
+    callbacks: Callbacks = (),
+    attempt: Attempt | None = None,
+) -> Any:
     """Run one trainer of a file, which ``refuse_unbuilt`` let pass.
 
     Args:
@@ -74,23 +106,40 @@ def run_phase(plan: Plan, phase: Phase, mode: str, callbacks: Callbacks = ()) ->
         phase: the trainer.
         mode: as for ``run_config``.
         callbacks: more of them, before the file's.
+        attempt: that this is, where another process watches.
 
     Returns:
         As an item of ``run_config``'s.
     """
     with hiding(plan.document.variables):
-        return _RUNS[mode](plan, phase, callbacks)
+        if attempt is None:
+            return _RUNS[mode](plan, phase, callbacks)
+        [index] = [i for i, one in enumerate(plan.phases) if one is phase]
+        fits = mode == "fit"
+        with attempt.running(index, all_of(phase) if fits else ()) as watched:
+            resume = attempt.resumes(index) if fits else None
+            run = _RUNS[mode] if resume is None else functools.partial(_fit, resume=resume)
+            result = run(plan, phase, [watched, *callbacks])
+        attempt.done(index, result)
+        return result
 
 
-def _fit(plan: Plan, phase: Phase, callbacks: Callbacks) -> dict[str, float]:
-    ckpt_path = checkpoint(plan, phase, "fit")
+def _fit(
+    plan: Plan, phase: Phase, callbacks: Callbacks, resume: str | None = None
+) -> dict[str, float]:
+    ckpt_path = resume or checkpoint(plan, phase, "fit")
     with _told_of(phase, "fit", ckpt_path):
-        done, epochs = _progress(ckpt_path) if _loads_steps(phase) else (0, 0)
-    loop = phase.init.loop
-    named = phase.stages["fit"].get("ckpt_path") is not None
-    begin = done if named and loop and loop.num_steps else 0
+        done, epochs = _progress(ckpt_path) if resume or _loads_steps(phase) else (0, 0)
+    named, loop = phase.stages["fit"].get("ckpt_path"), phase.init.loop
+    begin = 0
+    if named is not None and loop and loop.num_steps:
+        begin = done if resume is None else _first_step(plan, phase)
     loaded = built(plan, phase, begin, callbacks)
     trainer, module, data = loaded
+    if resume is not None:  # what this run has written counts whole
+        for one in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(one, LoadCheckpointStates):
+                one.states = LoadCheckpointStates().states
     if isinstance(module, FileModule) and not is_overridden("configure_optimizers", module):
         plan.document.refuse([no_optimizer(phase)])
     if epochs > (trainer.max_epochs or -1) > 0:  # Lightning refuses to load it
@@ -100,6 +149,12 @@ def _fit(plan: Plan, phase: Phase, callbacks: Callbacks) -> dict[str, float]:
         trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
     say_if_done(trainer, ckpt_path, done)
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+
+def _first_step(plan: Plan, phase: Phase) -> int:
+    """The step that a fit began from which goes on after a crash."""
+    plan.document.refuse(missing_checkpoints(phase, "fit"))
+    return steps_of(phase.stages["fit"]["ckpt_path"]) if _loads_steps(phase) else 0
 
 
 def say_if_done(trainer: pl.Trainer, ckpt_path: str | None, done: int) -> None:

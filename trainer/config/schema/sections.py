@@ -78,15 +78,27 @@ class Logging:
 
 @dataclass(frozen=True, kw_only=True)
 class AutoRestart:
-    """``autorestart``: begin again after a failure. Checked here; not built yet.
+    """``autorestart``: begin again from the last checkpoint after a crash, in a new process.
 
     Args:
-        max_num_restarts: attempts in all; null is no restart.
-        min_num_csx: systems to go on with at least.
+        max_num_restarts: restarts in a row without a new checkpoint; null or 0 is no restart.
+        min_num_csx: systems to go on with at least; there is one.
+        hang_timeout: seconds without a finished batch after which a run counts as hung, the
+            building of programs left out; null: never.
     """
 
     max_num_restarts: int | None = None
     min_num_csx: int = 1
+    hang_timeout: int | float | None = 1800
 
     def __post_init__(self) -> None:
-        _check_positive(self, "max_num_restarts", "min_num_csx")
+        if self.max_num_restarts is not None and self.max_num_restarts < 0:
+            raise ValueError(
+                f"max_num_restarts must be 0 (no restart) or more; got {self.max_num_restarts}."
+            )
+        _check_positive(self, "min_num_csx")
+        if self.hang_timeout is not None and not 0 < self.hang_timeout < float("inf"):
+            raise ValueError(
+                f"hang_timeout must be seconds, more than 0, or null for none; got"
+                f" {self.hang_timeout}."
+            )

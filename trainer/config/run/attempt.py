@@ -1,0 +1,268 @@
+"""One attempt of a run that is started again after a crash: what it tells the process that watches.
+
+The attempt is a process of its own (``restarting`` starts it). It says which trainer of the file
+runs, from which checkpoint, and twice a second whether batches come; a thread does that, so nothing
+is asked per step. If the watching process dies, the attempt ends as by SIGTERM.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import faulthandler
+import os
+import pickle
+import re
+import signal
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning_utilities.core.rank_zero import rank_zero_info
+
+from fulgurite.backends.csx.program.waiting import is_building
+from fulgurite.callbacks import Checkpoint
+
+BEAT_S = 0.5
+
+_OF_THE_MACHINE = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ENFILE, errno.EMFILE}
+    | {errno.ENOMEM, errno.EAGAIN, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN}
+)
+_WORKER_LOST = re.compile(r"DataLoader (worker \(pid|timed out)|Worker \d+ of the loader \(pid")
+
+_sending = threading.Lock()  # beats come from a thread of their own
+
+Identity = tuple[str, int, int]
+"""A file: its path, inode and time, so that another of the same name is another."""
+
+
+def identity(path: str) -> Identity:
+    """Which file lies at a path."""
+    found = os.stat(path)
+    return path, found.st_ino, found.st_mtime_ns
+
+
+def identities(paths: Collection[str]) -> Iterator[Identity]:
+    """Which files lie at some paths; those that are gone meanwhile do not count."""
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            yield identity(path)
+
+
+def is_of_the_machine(error: BaseException) -> bool:
+    """Whether an error comes from the machine rather than from somebody's code.
+
+    A data worker that died or timed out, a connection, a disk that is full or fails, an
+    accelerator that fails (but for an assertion of the code that it ran).
+    """
+    if isinstance(error, torch.AcceleratorError):
+        return "device-side assert" not in str(error)
+    if isinstance(error, (ConnectionError, TimeoutError)):
+        return True
+    if isinstance(error, OSError):
+        return error.errno in _OF_THE_MACHINE
+    texts = [str(error), *getattr(error, "__notes__", ())]
+    return isinstance(error, (RuntimeError, EOFError)) and any(map(_WORKER_LOST.match, texts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """What a process that is watched gets from the one that watches it.
+
+    Args:
+        number: of the attempt, from 1.
+        reports: takes dicts; each replaces what was told before under its keys.
+        trainer: index of the first trainer of the file that is not done.
+        earlier: the checkpoints that lay there before that trainer first began; None if it did not.
+        resume: the checkpoint that it goes on from; None where it begins as the first time.
+        wants_results: whether what the stages find is reported too.
+        watcher: the process that watches.
+    """
+
+    number: int
+    reports: Connection
+    trainer: int = 0
+    earlier: Collection[Identity] | None = None
+    resume: str | None = None
+    wants_results: bool = False
+    watcher: int = field(default_factory=os.getpid)
+
+    def begin(self) -> None:
+        """Get ready in the new process: signals of the terminal go to the watching process alone,
+        and a crash, or SIGQUIT, prints where each thread is.
+        """
+        os.setpgid(0, 0)
+        faulthandler.enable()
+        faulthandler.register(signal.SIGQUIT, all_threads=True)
+
+    def report(self, **told: Any) -> None:
+        """Tell the watching process; not an error where that is gone."""
+        with _sending, contextlib.suppress(BrokenPipeError):
+            self.reports.send(told)
+
+    @contextlib.contextmanager
+    def running(self, index: int, checkpoints: Sequence[str]) -> Iterator[Watched]:
+        """Report the beginning of a trainer's stage, its beats, and its failure.
+
+        Args:
+            index: of the trainer in the file.
+            checkpoints: those of its folder.
+        """
+        first = index != self.trainer or self.earlier is None
+        earlier = list(identities(checkpoints)) if first else self.earlier
+        self.report(trainer=index, earlier=earlier)
+        watched = Watched(self)
+        try:
+            with watched:
+                yield watched
+        except Exception as error:
+            told = {"error": f"{type(error).__name__}: {error}", "crash": is_of_the_machine(error)}
+            self.report(**told, raised=_sendable(error) if self.wants_results else None)
+            raise
+
+    def resumes(self, index: int) -> str | None:
+        """The checkpoint that a trainer goes on from, if it was begun before."""
+        return self.resume if index == self.trainer else None
+
+    def done(self, index: int, result: Any) -> None:
+        """Report that a trainer's stage is done."""
+        sent = pickle.dumps(result) if self.wants_results else None
+        self.report(trainer=index + 1, earlier=None, result=(index, sent))
+
+
+def _sendable(error: Exception) -> bytes | None:
+    """An error for another process; None where it cannot be made again there."""
+    try:
+        sent = pickle.dumps(error)
+        pickle.loads(sent)
+    except (pickle.PicklingError, TypeError, AttributeError):
+        return None
+    return sent
+
+
+class Watched(pl.Callback):
+    """The callback, and the context, by which an attempt tells whether batches come.
+
+    Beats count as watched while a loop over batches runs and no program is built.
+    """
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+        self._beats = _Beats(attempt)
+
+    def __enter__(self) -> Watched:
+        """Begin to report."""
+        self._beats.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Report a last time, and no more."""
+        self._beats.end()
+
+    def __deepcopy__(self, memo: object) -> Watched:
+        """A copied Trainer is watched by the same thread."""
+        return self
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Take the trainer.
+
+        Raises:
+            ValueError: it runs in several processes.
+        """
+        if trainer.world_size > 1:
+            raise ValueError(
+                f"autorestart watches one process, and this run has {trainer.world_size}. Leave"
+                " autorestart out, and start it by what restarts all of them: torchrun"
+                " --max-restarts."
+            )
+        self._beats.trainer = trainer
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Tell what the fit goes on from; batches must come from here on."""
+        path = None if trainer.ckpt_path is None else str(trainer.ckpt_path)
+        self._attempt.report(ckpt_path=path, from_step=trainer.global_step)
+        saves = trainer.checkpoint_callback
+        often = isinstance(saves, Checkpoint) and isinstance(saves.steps, int)
+        if self._attempt.number == 1 and not often:
+            rank_zero_info(
+                "autorestart: no checkpoints are written on the way, so a restart begins where this"
+                " attempt did. checkpoint: {steps: 1000} writes one every 1000 steps."
+            )
+        self._beats.running = True
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """No batches come any more."""
+        self._beats.running = False
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """No batches come any more."""
+        self._beats.running = False
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Batches must come from here on."""
+        self._beats.running = True
+
+    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Batches must come from here on."""
+        self._beats.running = True
+
+    def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Batches must come from here on."""
+        self._beats.running = True
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """No batches come any more."""
+        self._beats.running = False
+
+    def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """No batches come any more."""
+        self._beats.running = False
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Go on watching the fit that it belongs to, if it is not the one before the fit."""
+        fits = trainer.state.fn == "fit" and not trainer.sanity_checking
+        self._beats.running = fits
+
+
+class _Beats(threading.Thread):
+    """Reports step and batches twice a second."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        super().__init__(name="fulgurite-beats", daemon=True)
+        self._attempt = attempt
+        self._ended = threading.Event()
+        self.trainer: pl.Trainer | None = None
+        self.running = False
+
+    def run(self) -> None:
+        """Report until the end; end the process where nobody watches it any more."""
+        while not self._ended.wait(BEAT_S):
+            self._beat()
+            if os.getppid() != self._attempt.watcher:
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    def end(self) -> None:
+        """Report a last time."""
+        self.running = False
+        self._ended.set()
+        self.join()
+        self._beat()
+
+    def _beat(self) -> None:
+        trainer = self.trainer
+        if trainer is None:
+            return
+        fit = trainer.fit_loop.epoch_loop
+        loops: tuple[Any, ...] = (fit, fit.val_loop, trainer.validate_loop, trainer.test_loop)
+        every = [loop.batch_progress for loop in (*loops, trainer.predict_loop)]
+        batches = [(one.total.completed, one.current.ready) for one in every]
+        watched = self.running and not is_building()
+        self._attempt.report(last_step=trainer.global_step, beat=(watched, batches))
