@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import pytest
 
 from fulgurite import cli
 from fulgurite.config.document.reading import Document
+from fulgurite.config.run import restarting
 
 PARTS = """\
 import torch
@@ -304,3 +308,74 @@ def test_the_command_that_goes_on_loads_a_checkpoint_whole(
     assert cli.main(["fit", params, "--set", f"trainer.init.callbacks=[{partly}]"]) == 143
     *_, command = capsys.readouterr().err.strip().splitlines()
     assert command.endswith("--set 'trainer.init.callbacks.0={LoadCheckpointStates: {}}'")
+
+
+SLOW = """
+import time
+from lightning.pytorch import Callback
+
+class Slow(Callback):
+    def on_train_batch_start(self, *args):
+        time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize("to", ["watcher", "group", "killed watcher"])
+def test_signals_end_a_run_that_is_watched_with_a_checkpoint(
+    to: str, params: str, tmp_path: Path
+) -> None:
+    [parts] = tmp_path.glob("parts_of_*.py")
+    parts.write_text(parts.read_text() + SLOW)
+    keys = {
+        "autorestart": "{max_num_restarts: 3}",
+        "loop": "{max_steps: 100000}",
+        "callbacks": f"[{{class_path: {parts.stem}.Slow}}]",
+    }
+    sets = [
+        word for key, value in keys.items() for word in ("--set", f"trainer.init.{key}={value}")
+    ]
+    command = [sys.executable, "-m", "fulgurite", "fit", params, *sets]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        summary = tmp_path / "out" / "summary.json"
+        wait_for((tmp_path / "out" / "params.yaml").exists)
+        [attempt] = json.loads(summary.read_text())["runs"][0]["attempts"]
+        time.sleep(2.0)
+        if to == "group":  # what Ctrl-C in a terminal does
+            os.killpg(process.pid, signal.SIGINT)
+        else:
+            process.send_signal(signal.SIGINT if to == "watcher" else signal.SIGKILL)
+        told = process.communicate(timeout=60)[1]
+    assert process.returncode == (-signal.SIGKILL if to == "killed watcher" else 130)
+    assert f"Stopped by {'SIGTERM' if to == 'killed watcher' else 'SIGINT'}." in told
+    assert list((tmp_path / "out").glob("checkpoint_*.ckpt"))
+    wait_for(lambda: not Path("/proc", str(attempt["pid"])).exists())
+    run = json.loads(summary.read_text())["runs"][0]
+    assert len(run["attempts"]) == 1
+    assert run["outcome"] == ("running" if to == "killed watcher" else "stopped")
+
+
+def wait_for(happened: Callable[[], bool]) -> None:
+    """Wait until something happened, a minute at most."""
+    until = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def test_a_run_that_is_killed_too_often_ends_with_1(
+    params: str, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(restarting, "START_METHOD", "fork")
+    monkeypatch.setattr(restarting, "FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr(cli, "_attempt", lambda *args: os.kill(os.getpid(), signal.SIGKILL))
+    restarts = "trainer.init.autorestart.max_num_restarts=1"
+    assert cli.main(["fit", params, "--set", restarts]) == 1
+    assert "RestartsUsedUp: autorestart: attempt 2 ended: killed by" in capsys.readouterr().err
+
+
+def test_programs_that_do_not_run_are_not_watched(params: str, tmp_path: Path) -> None:
+    restarts = "trainer.init.autorestart.max_num_restarts=1"
+    assert cli.main(["fit", params, "--validate_only", "--set", restarts]) == 0
+    assert not (tmp_path / "out").exists()

@@ -30,6 +30,8 @@ def refuse_unbuilt(plan: Plan, mode: str | None = None) -> None:
     """
     problems = [problem for phase in plan.phases for problem in _unbuilt(phase)]
     problems += _other_devices(plan)
+    if mode is None:
+        problems += [problem for phase in plan.phases for problem in _unwatched(phase)]
     if mode is not None:
         for phase in plan.phases:
             problems += _missing(phase, mode)
@@ -56,6 +58,17 @@ def _unbuilt(phase: Phase) -> Iterator[Problem]:
         yield Problem(
             (*at, "sparsity"),
             "sparse training is not built; a dense run would give other numbers. Leave it out.",
+        )
+
+
+def _unwatched(phase: Phase) -> Iterator[Problem]:
+    """Where the caller runs it, there is no process to watch."""
+    restarts = phase.init.autorestart
+    if restarts is not None and restarts.max_num_restarts:
+        yield Problem(
+            (*phase.path, "init", "autorestart"),
+            "fulgurite fit and run_config start a run again; a Trainer in your own process does"
+            " not. Leave it out, or set it to null here.",
         )
 
 

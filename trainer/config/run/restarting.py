@@ -33,6 +33,7 @@ from fulgurite.config.schema.checking import Phase, Plan
 from fulgurite.config.schema.sections import AutoRestart
 
 LOOKS_EVERY_S = 0.2
+START_METHOD = "spawn"  # no state of this process, no locks of its threads
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 300.0
 
 Target = Callable[..., None]
@@ -62,8 +63,10 @@ class Outcome:
 
 
 def wants_restarts(plan: Plan) -> bool:
-    """Whether a trainer of a file is to be started again after a crash."""
-    return any(_settings(phase).max_num_restarts for phase in plan.phases)
+    """Whether a trainer of a file is to be started again after a crash; none that only builds."""
+    backends = [phase.init.backend or {} for phase in plan.phases]
+    dry = any(one.get("compile_only") or one.get("validate_only") for one in backends)
+    return not dry and any(_settings(phase).max_num_restarts for phase in plan.phases)
 
 
 def _settings(phase: Phase) -> AutoRestart:
@@ -218,7 +221,7 @@ class _Supervision:
     def _attempt(self, received: list[signal.Signals]) -> tuple[Watch, int]:
         """Start the process, and watch it to its end; returns its exit status too."""
         record = AttemptRecord(number=len(self.summary.run.attempts) + 1)
-        context = multiprocessing.get_context("spawn")  # no state of this process, no locks of it
+        context = multiprocessing.get_context(START_METHOD)
         reports, sending = context.Pipe(duplex=False)
         attempt = Attempt(
             number=record.number,

@@ -111,17 +111,18 @@ def run_phase(
     Returns:
         As an item of ``run_config``'s.
     """
-    with hiding(plan.document.variables):
-        if attempt is None:
+    if attempt is None:
+        with hiding(plan.document.variables):
             return _RUNS[mode](plan, phase, callbacks)
-        [index] = [i for i, one in enumerate(plan.phases) if one is phase]
-        fits = mode == "fit"
-        with attempt.running(index, all_of(phase) if fits else ()) as watched:
-            resume = attempt.resumes(index) if fits else None
-            run = _RUNS[mode] if resume is None else functools.partial(_fit, resume=resume)
-            result = run(plan, phase, [watched, *callbacks])
-        attempt.done(index, result)
-        return result
+    [index] = [i for i, one in enumerate(plan.phases) if one is phase]
+    fits = mode == "fit"
+    reporting = attempt.running(index, all_of(phase) if fits else ())
+    with reporting as watched, hiding(plan.document.variables):
+        resume = attempt.resumes(index) if fits else None
+        run = _RUNS[mode] if resume is None else functools.partial(_fit, resume=resume)
+        result = run(plan, phase, [watched, *callbacks])
+    attempt.done(index, result)
+    return result
 
 
 def _fit(

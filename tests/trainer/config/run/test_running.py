@@ -371,7 +371,7 @@ def test_trainers_of_a_list_are_of_one_device(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"autorestart": {"max_num_restarts": 3}}, "autorestart: restarting after a failure"),
+        ({"autorestart": {"min_num_csx": 2}}, "min_num_csx: 2 systems: only 1 is built"),
         ({"sparsity": 0.5}, "sparsity: sparse training is not built"),
         (
             {"backend": {"backend_type": "CSX", "cluster_config": {"num_csx": 2}}},
