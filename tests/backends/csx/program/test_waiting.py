@@ -12,10 +12,13 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
+import torch
+from harness import csx
 from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 from rich.console import Console
 from rich.progress import Progress
 
+import fulgurite
 from fulgurite.backends.csx.program import report, waiting
 from fulgurite.backends.csx.program.waiting import shown
 
@@ -162,3 +165,19 @@ def test_an_exception_passes_and_leaves_terminal_and_threads_as_they_were(
     bar.progress.stop()
     assert screen.getvalue().rfind("\x1b[?25h") > screen.getvalue().rfind("\x1b[?25l")
     assert bar.progress.console._live_stack == []
+
+
+def test_a_program_is_being_built_while_a_step_is_traced_and_not_when_it_runs() -> None:
+    seen = []
+
+    @fulgurite.trace
+    def step(x: torch.Tensor) -> torch.Tensor:
+        seen.append(waiting.is_building())
+        return x + 1
+
+    assert not waiting.is_building()
+    csx(audit=False)
+    for _ in range(2):
+        step(torch.zeros(2))
+        assert not waiting.is_building()
+    assert set(seen) == {True}
