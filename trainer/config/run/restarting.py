@@ -221,7 +221,7 @@ class _Supervision:
     def _attempt(self, received: list[signal.Signals]) -> tuple[Watch, int]:
         """Start the process, and watch it to its end; returns its exit status too."""
         record = AttemptRecord(number=len(self.summary.run.attempts) + 1)
-        context = multiprocessing.get_context(START_METHOD)
+        context: Any = multiprocessing.get_context(START_METHOD)
         reports, sending = context.Pipe(duplex=False)
         attempt = Attempt(
             number=record.number,
@@ -272,7 +272,7 @@ class _Supervision:
             RestartsUsedUp: there shall be no other.
         """
         allowed = _settings(self.plan.phases[self.trainer]).max_num_restarts or 0
-        told = self.plan.document.variables.hidden(record.ended_by or "")
+        told = self.plan.document.variables.hidden(record.ended_by or "").rstrip(". ")
         at = "" if record.last_step is None else f" after step {record.last_step}"
         ended = f"autorestart: attempt {record.number} ended{at}: {told}"
         if self.in_a_row > allowed:

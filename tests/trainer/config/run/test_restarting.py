@@ -84,6 +84,23 @@ def test_a_run_that_was_killed_ends_with_the_weights_of_one_that_was_not(tmp_pat
     assert [path.name for path in (tmp_path / "out").glob("params*")] == ["params.yaml"]
 
 
+def test_a_trainer_of_a_list_goes_on_and_those_that_are_done_do_not_run_again(
+    tmp_path: Path,
+) -> None:
+    first = troubled(tmp_path / "first", loop={"max_steps": 2})["trainer"]
+    restarts = {"max_num_restarts": 1}
+    second = troubled(tmp_path, "kill", loop={"num_steps": 6}, autorestart=restarts)["trainer"]
+    second["fit"]["ckpt_path"] = str(tmp_path / "first" / "out" / "checkpoint_2.ckpt")
+    found = fulgurite.run_config({"trainer": [first, {"trainer": second}]}, "fit")
+    assert len(found) == 2
+    names = [path.name for path in (tmp_path / "first" / "out").glob("checkpoint*")]
+    assert names == ["checkpoint_2.ckpt"]  # and none with a time
+    _, again = history(tmp_path / "first" / "out")["attempts"]
+    assert again["trainer"] == 1
+    assert again["from_step"] in (2, 4)
+    assert again["last_step"] == 8  # 6 beyond those of the checkpoint that the file names
+
+
 def test_an_error_of_the_users_code_is_raised_and_not_tried_again(tmp_path: Path) -> None:
     file = troubled(tmp_path, "raise", autorestart={"max_num_restarts": 3})
     with pytest.raises(ValueError, match="an error of the user's code"):
