@@ -278,6 +278,7 @@ def test_passes_are_pure(monkeypatch: pytest.MonkeyPatch, precision: str) -> Non
         "fold_zeros",
         "simplify",
         "prune",
+        "hold_state",
     ]
 
 
