@@ -348,6 +348,21 @@ def test_left_out_steps_are_as_on_other_devices() -> None:
         torch.testing.assert_close(ours, stock)
 
 
+def test_what_left_out_steps_log_is_no_part_of_the_epochs_mean() -> None:
+    class Logs(Network):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            self.log("loss", loss, on_step=False, on_epoch=True)
+            self.log("factors", batch[2][0], on_step=False, on_epoch=True, reduce_fx="sum")
+            return loss
+
+    module = Logs(lambda net, x, f: net(x) * torch.sqrt(f))
+    with pytest.warns(UserWarning, match="left out"):
+        trainer = run_on(module, (CheckLoss(max_consecutive_skips=1),), at_3=-1.0)
+    assert trainer.callback_metrics["loss"].isfinite()
+    assert trainer.callback_metrics["factors"] == 7  # of 8 batches
+
+
 def test_more_in_a_row_end_the_run() -> None:
     check = CheckLoss(max_consecutive_skips=2)
     bad = {f"at_{i}": -1.0 for i in (1, 3, 4, 5)}

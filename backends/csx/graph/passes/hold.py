@@ -22,9 +22,11 @@ _COPY = torch.ops.aten.copy_.default
 def hold_state(graph: Graph) -> Graph:
     """Write the state that it has to each state, where the guard's new value is negative.
 
+    Sums and counts of an epoch's logged values, which are read from outside, are state too.
     Gradients between steps are written all the same, and numbers that the host keeps.
     """
-    names = [item.name if item.kind is Kind.STATE else "" for item in graph.inputs]
+    kinds = (Kind.STATE, Kind.CONSTANT)
+    names = [item.name if item.kind in kinds else "" for item in graph.inputs]
     if _GUARD not in names:
         return graph
     fresh = graph.copied()
