@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import signal
 import warnings
 from collections.abc import Iterator
 
@@ -57,6 +58,7 @@ def cache_folder(
 def fresh_process() -> Iterator[None]:
     """No backend lives, one seed, warnings are errors but for those of others."""
     reset_backend()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Lightning ignores it after a Ctrl-C
     torch.manual_seed(0)
     with warnings.catch_warnings():
         for message in FOREIGN:
