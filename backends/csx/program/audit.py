@@ -279,8 +279,8 @@ def _silence(scope: Scope) -> Iterator[None]:
 _NO_LOGS = (
     Patch(
         owner=logging.Logger,
-        name="handle",
-        replacement=lambda logger, record: None,
+        name="isEnabledFor",
+        replacement=lambda logger, level: False,
         why="what a second trace logs was logged by the first",
         checked="Python 3.11",
     ),
