@@ -69,12 +69,17 @@ def test_a_read_that_may_run_something_is_seen(code: str) -> None:
     assert unsafe_reads(ast.parse(code))
 
 
+PIPES = ("attempt.py", "restarting.py")
+"""Files of ``trainer/config/run`` that unpickle what a run sends to the process that watches it."""
+
+
 def test_nothing_here_reads_a_file_and_may_run_what_is_in_it() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{call}"
         for folder in ("trainer", "loops", "callbacks", "backends", "examples")
         for path in sorted((ROOT / folder).rglob("*.py"))
         for call in unsafe_reads(ast.parse(path.read_text(encoding="utf-8")))
+        if path.name not in PIPES or "pickle.loads(" not in call
     ]
     assert wrong == []
 

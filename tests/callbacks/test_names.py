@@ -18,7 +18,7 @@ from fulgurite.callbacks.checkpoint_states import STATES
 from fulgurite.callbacks.flags import KNOWN
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
-    "CheckLoss": {},
+    "CheckLoss": {"gradients": False, "max_consecutive_skips": 0},
     "Checkpoint": {
         "steps": "end",
         "autoload_last_checkpoint": True,
