@@ -8,6 +8,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from fulgurite.callbacks.sparse import SparseCallback
+from fulgurite.loops.resuming import BATCH_END, VALIDATION
 
 _NEVER = 2**62
 ARGUMENTS: dict[str, Any] = {"val_check_interval": _NEVER, "check_val_every_n_epoch": None}
@@ -57,16 +58,21 @@ class EvalFrequency(SparseCallback):
         self._go_on(trainer)
 
     def _go_on(self, trainer: pl.Trainer) -> None:
-        """Let Lightning find the validation of the checkpoint's step due, if it was not finished.
+        """Let the validation of the checkpoint's step be due, if it was not finished.
 
-        Lightning then repeats one that was interrupted; one that never began it does not run, but
-        it draws the random numbers that begin it.
+        On CSX it is run. Elsewhere Lightning repeats one that was interrupted; one that never began
+        it does not run, but it draws the random numbers that begin it.
         """
         loop, step = trainer.fit_loop.epoch_loop, trainer.global_step - self.begin
+        moment = getattr(trainer.fit_loop, "resumed", None)
         self._goes_on = False
-        if self._interval and step > 0 and loop.restarting and not loop._should_accumulate():
+        goes_on = moment is not None or loop.restarting
+        if self._interval and step > 0 and goes_on and not loop._should_accumulate():
             due = step % self._interval == 0 or trainer.global_step == self._end
-            done = loop.restarted_on_last and not loop.val_loop.restarted_mid_evaluation
+            if moment is None:
+                done = loop.restarted_on_last and not loop.val_loop.restarted_mid_evaluation
+            else:
+                done = moment not in (BATCH_END, VALIDATION)
             self._goes_on = due and not done
         if self._goes_on:
             trainer.val_check_batch = loop.batch_progress.total.ready
