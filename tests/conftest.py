@@ -40,6 +40,7 @@ FOREIGN = (
     r"`torch.jit.script` is deprecated",  # by torch's own forward-mode formulas
     r"Attempted to insert a get_attr Node",  # by torch.func.linearize
     r"LSTM with projections is not supported with oneDNN",
+    r"This DataLoader will create \d+ worker processes in total",  # on a machine of one core
 )
 
 
