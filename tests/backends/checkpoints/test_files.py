@@ -23,15 +23,20 @@ def weights(value: float, n: int = 100_000) -> dict[str, torch.Tensor]:
     return {"weight": torch.full((n,), value)}
 
 
-def in_a_fork(work: Callable[[], Any]) -> int:
-    """Run something in a process of its own; what ended it, as ``os.waitpid`` says."""
+def forked(work: Callable[[], Any]) -> int:
+    """Begin something in a process of its own, which ends with 7 if ``work`` returns; its pid."""
     child = os.fork()
     if child == 0:
         try:
             work()
         finally:
             os._exit(7)
-    return os.waitpid(child, 0)[1]
+    return child
+
+
+def in_a_fork(work: Callable[[], Any]) -> int:
+    """Run something in a process of its own; what ended it, as ``os.waitpid`` says."""
+    return os.waitpid(forked(work), 0)[1]
 
 
 def value_of(path: Path) -> float:
@@ -104,15 +109,7 @@ def test_processes_that_share_a_folder_do_not_disturb_each_other(tmp_path: Path)
             link(tmp_path / f"{os.getpid()}.ckpt", tmp_path / "last.ckpt")
         os._exit(0)
 
-    children = []
-    for _ in range(4):
-        child = os.fork()
-        if child == 0:
-            try:
-                work()
-            finally:
-                os._exit(7)
-        children.append(child)
+    children = [forked(work) for _ in range(4)]
     assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
     whole = {tmp_path / f"{child}.ckpt": child for child in children}
     assert set(tmp_path.iterdir()) == {*whole, tmp_path / "last.ckpt"}
