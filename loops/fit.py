@@ -27,6 +27,7 @@ class FitLoop(_FitLoop):
 
     resumed: str | None = None  # the moment of the checkpoint, until its rest was done
     loader_states: list[Any] = []
+    hooks_told: set[str]  # in which a checkpoint was saved that is not gone on from exactly
 
     @property
     def done(self) -> bool:
@@ -41,6 +42,7 @@ class FitLoop(_FitLoop):
         epoch_loop.automatic_optimization.losses = losses
         epoch_loop.manual_optimization.losses = losses
         epoch_loop.stopped = None
+        self.hooks_told = set()
         if not building.only_builds(self.trainer):
             self.resumed = resuming.begin(self.trainer)
             with explained():

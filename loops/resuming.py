@@ -17,6 +17,7 @@ EPOCH_DONE       after that, or before the first epoch: the next epoch is to com
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from lightning.fabric.utilities import move_data_to_device
@@ -34,6 +35,7 @@ BATCH_END, VALIDATION, VALIDATION_END = "batch_end", "validation", "validation_e
 BATCH_DONE, EPOCH_END, EPOCH_DONE = "batch_done", "epoch_end", "epoch_done"
 WITHIN = (BATCH_END, VALIDATION, VALIDATION_END, BATCH_DONE)
 UNFINISHED = (BATCH_END, VALIDATION, VALIDATION_END, EPOCH_END)
+_BEGINNINGS = ("on_train_epoch_start", "on_train_batch_start")
 
 
 def moment_of(trainer: Any) -> str | None:
@@ -64,6 +66,7 @@ def note(trainer: Any, found: dict[str, Any]) -> None:
     epoch_loop = trainer.fit_loop.epoch_loop
     moment = moment_of(trainer)
     if moment is None:
+        _warn_of_hook(trainer)
         return
     if epoch_loop.stopped is not None:  # the epoch ended early: the run goes on within it
         found |= epoch_loop.stopped
@@ -79,6 +82,27 @@ def note(trainer: Any, found: dict[str, Any]) -> None:
     found[PROGRESS] = states
     if moment in WITHIN:
         found[position.SAMPLE] = _sample(epoch_loop)
+
+
+def _warn_of_hook(trainer: Any) -> None:
+    """Say, once a run and hook, that a checkpoint of this hook cannot be gone on from exactly.
+
+    The batch that is fetched by then, or whose order is drawn next, is fetched from random states
+    that later hooks change, and of the hooks with this name some were called and others were not.
+    """
+    hook, told = trainer.lightning_module._current_fx_name, trainer.fit_loop.hooks_told
+    if trainer.fit_loop._combined_loader is None or hook not in _BEGINNINGS or hook in told:
+        return
+    told.add(hook)
+    warnings.warn(
+        f"A checkpoint was saved in {hook}, in the middle of what begins an"
+        f" {'epoch' if hook == _BEGINNINGS[0] else 'optimization step'}: a run that goes on from it"
+        " differs from the undisturbed one in what is drawn (shuffles, dropout), calls hooks again,"
+        " and has lost what the epoch accumulated. Save it in on_train_start, on_train_batch_end"
+        " or on_train_epoch_end, or with fulgurite.callbacks.Checkpoint or ModelCheckpoint, to go"
+        " on exactly.",
+        stacklevel=2,
+    )
 
 
 def stopped(trainer: Any) -> dict[str, Any] | None:

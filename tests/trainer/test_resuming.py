@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics.classification import MulticlassAccuracy
 
-import fulgurite
+from fulgurite.callbacks import Checkpoint
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Your `val_dataloader`'s sampler has shuffling enabled"
@@ -169,7 +169,7 @@ SCENARIOS = {
     "first": Scenario(
         make=Net,
         loaders=lambda: both(num_workers=1),
-        keep=lambda folder: fulgurite.callbacks.Checkpoint(100, save_initial_checkpoint=True),
+        keep=lambda folder: Checkpoint(100, save_initial_checkpoint=True),
     ),
 }
 
@@ -204,6 +204,30 @@ def test_a_validation_that_was_broken_off_is_done_anew(tmp_path: Path) -> None:
     rest = run(scenario, tmp_path / "rest", path=path, start=50)
     rest.events.before["hooks"] -= 1  # it begins once more
     assert differences(whole, rest) == []
+
+
+@pytest.mark.parametrize("hook", ["on_train_epoch_start", "on_train_batch_start"])
+@pytest.mark.parametrize("of_module", [True, False])
+def test_saving_where_an_epoch_or_a_batch_begins_warns_once(
+    hook: str, of_module: bool, tmp_path: Path
+) -> None:
+    """A run that goes on from there shuffles otherwise, and calls hooks again."""
+    made = Net
+
+    class Saving(Net):
+        def _save(self, *args: Any) -> None:
+            self.trainer.save_checkpoint(tmp_path / "whole" / "own.ckpt")
+
+    if of_module:
+        made = type("Saving", (Saving,), {hook: Saving._save})
+    callbacks: Any = list if of_module else lambda: [EachBatch(hook)]
+    scenario = Scenario(make=made, loaders=lambda: (train(),), keep={}, callbacks=callbacks)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run(scenario, tmp_path / "whole")
+    [told] = [str(one.message) for one in caught if "A checkpoint was saved" in str(one.message)]
+    assert f"in {hook}, " in told
+    assert "Save it in on_train_start, on_train_batch_end or on_train_epoch_end" in told
 
 
 @pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: float(torch.rand(()))])
@@ -255,7 +279,7 @@ def test_a_loader_that_became_shorter_ends_the_epoch_and_is_named(tmp_path: Path
 def test_max_steps_may_end_a_run_anywhere(steps: int, at_epoch_end: bool, tmp_path: Path) -> None:
     keep: Any = {"save_on_train_epoch_end": True}
     if not at_epoch_end:
-        keep = lambda folder: fulgurite.callbacks.Checkpoint()  # noqa: E731
+        keep = lambda folder: Checkpoint()  # noqa: E731
     scenario = Scenario(make=lambda: Net(on_plateau), loaders=both, keep=keep)
     whole = run(scenario, tmp_path / "whole")
     first = run(scenario, tmp_path / "first", max_steps=steps, max_epochs=-1)
