@@ -3,7 +3,8 @@
 Lightning's checkpoints hold none of it, so its means and metrics of an epoch that was gone on with
 are those of its rest. Kept here: the results of ``self.log`` (sums, counts, the last step's value),
 the values that callbacks and loggers see, the states of metrics, and tensors that the step writes
-and that are no part of ``state_dict()``: plain attributes and buffers with ``persistent=False``.
+and that are no part of ``state_dict()``: plain attributes, what is in lists, tuples, dicts and
+objects of the module, and buffers with ``persistent=False``.
 Everything is in tensors and plain Python values, for checkpoints load with ``weights_only=True``.
 
 Private parts of Lightning and torchmetrics are those of Lightning 2.6.6 and torchmetrics 1.8.
@@ -11,6 +12,7 @@ Private parts of Lightning and torchmetrics are those of Lightning 2.6.6 and tor
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,8 +25,10 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from fulgurite.backends.csx.capture.leaves import Trees, holders_in
 from fulgurite.backends.csx.plugins.strategy import strategy_of
-from fulgurite.backends.csx.state.storage import module_places
+from fulgurite.backends.csx.state.places import Place
+from fulgurite.backends.csx.state.storage import brief, module_places
 from fulgurite.loops.lean import store_step_metrics
 
 _DICTS = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
@@ -32,6 +36,7 @@ _META = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_grap
 _OF_LOADERS = ("add_dataloader_idx", "dataloader_idx", "metric_attribute")
 _STATE = ("_update_count", "has_reset", "_forward_cache")
 _SUMS = ("value", "cumulated_batch_size")
+_SELF = "self."  # begins the name of each place of the module
 
 
 def collect(trainer: Any) -> dict[str, Any]:
@@ -69,13 +74,7 @@ def restore(trainer: Any, states: dict[str, Any]) -> None:
     for path, metric in _metrics(module):
         if path in states["metrics"]:
             _put_metric(metric, states["metrics"][path])
-    places = {place.name: place for place in module_places(module, "")}
-    for name, value in states["written"].items():
-        place = places.get(name)
-        tensor = None if place is None else place.get()
-        if isinstance(tensor, Tensor) and tensor.shape == value.shape:
-            with torch.no_grad():
-                tensor.copy_(value)
+    _put_written(module, states["written"])
     results, connector = trainer.fit_loop.epoch_loop._results, trainer._logger_connector
     for key, state in states["results"].items():
         result = _result(trainer, state, dict(_metrics(module)))
@@ -148,16 +147,38 @@ def _result(
 
 
 def _written(trainer: Any) -> dict[str, Tensor]:
-    """Tensors that the step writes and that nothing else in the checkpoint holds, by name."""
-    training = strategy_of(trainer).training
-    if training is None:
-        return {}
-    module = trainer.lightning_module
-    written = {place for one in training.executables() for place in one.written_places}
+    """Tensors that steps write and that nothing else in the checkpoint holds, by name."""
+    module, steps = trainer.lightning_module, strategy_of(trainer).step_functions
+    executables = [one for step in steps.values() for one in step.executables()]
+    written = {place for one in executables for place in one.written_places}
     kept = set(module.state_dict(keep_vars=True))
     kept |= {f"{path}.{name}" for path, metric in _metrics(module) for name in metric._defaults}
-    return {
-        place.name: _copied(place.get())
-        for place in module_places(module, "")
-        if place in written and place.name not in kept
-    }
+    named = {place.name.removeprefix(_SELF): place for place in written}
+    own = {name: place.get() for name, place in named.items() if name not in kept}
+    places = _places(module) if own else {}
+    return {name: _copied(own[name]) for name in places if isinstance(own.get(name), Tensor)}
+
+
+def _put_written(module: nn.Module, written: dict[str, Tensor]) -> None:
+    places = _places(module) if written else {}
+    for name, value in written.items():
+        tensor = places[name].get() if name in places else None
+        if isinstance(tensor, Tensor) and tensor.shape == value.shape:
+            with torch.no_grad():
+                tensor.copy_(value)
+        else:
+            warnings.warn(
+                f"The run does not go on exactly: {_SELF}{name}, which steps write, was"
+                f" {brief(value)} in the checkpoint, and the module begins with {brief(tensor)}"
+                " there. Give it in __init__ the shape that it keeps.",
+                stacklevel=2,
+            )
+
+
+def _places(module: nn.Module) -> dict[str, Place]:
+    """Where a module may hold tensors that a step writes, by their names without ``self``."""
+    root = _SELF.rstrip(".")
+    registered = {*map(id, module.modules()), *map(id, module.parameters())}
+    inside = Trees(holders_in(module, root), registered).places
+    found = [*module_places(module, root), *inside]
+    return {place.name.removeprefix(_SELF): place for place in found}

@@ -81,6 +81,36 @@ class Averaging(Net):
         self.ends += 1
 
 
+class Memory:
+    """An object that a module holds."""
+
+    def __init__(self) -> None:
+        self.trace = torch.zeros(CLASSES)
+
+
+class Remembering(Net):
+    """A step that writes tensors in lists, tuples, dicts and objects, in place and anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.anew = torch.zeros(CLASSES)
+        self.list = [torch.zeros(CLASSES), torch.zeros(CLASSES)]
+        self.pair = torch.zeros(CLASSES), torch.zeros(CLASSES)
+        self.nested = {"a": [(torch.zeros(CLASSES),)]}
+        self.memory = Memory()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        bias = self.net[3].bias
+        self.anew = 0.9 * self.anew + bias.detach()
+        self.list[0].mul_(0.8).add_(bias.detach())
+        self.list[1] = 0.7 * self.list[1] + bias.detach()
+        self.pair = self.pair[1] + bias.detach(), 0.6 * self.pair[0]
+        self.nested["a"][0][0].mul_(0.5).add_(bias.detach())
+        self.memory.trace = 0.4 * self.memory.trace + bias.detach()
+        held = [self.anew, *self.list, *self.pair, self.nested["a"][0][0], self.memory.trace]
+        return super().training_step(batch, batch_idx) + torch.stack(held).tanh().sum(0) @ bias
+
+
 def on_plateau(optimizer: Any) -> dict[str, Any]:
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
     scheduler = plateau(optimizer, patience=0, factor=0.5, threshold=0.3)
@@ -148,6 +178,7 @@ SCENARIOS = {
         make=lambda: Net(after_steps), loaders=with_own_generator, options=MIDDLE
     ),
     "hooks": Scenario(make=Averaging, loaders=both, options=MIDDLE),
+    "state in containers": Scenario(make=Remembering, loaders=both),
     "hooks, epoch's end": Scenario(make=Averaging, loaders=both, keep={}),
     "hooks, validation's end": Scenario(
         make=Averaging, loaders=both, options=MIDDLE, keep={"save_on_train_epoch_end": False}
@@ -189,6 +220,17 @@ def test_what_follows_a_checkpoint_is_what_followed_it(name: str, tmp_path: Path
     for path in some(written):
         rest = run(scenario, tmp_path / path.stem, path=path, start=50)
         assert differences(whole, rest) == [], path.name
+
+
+def test_state_for_which_the_module_has_no_place_is_named(tmp_path: Path) -> None:
+    run(Scenario(make=Remembering, loaders=both), tmp_path / "whole", max_steps=2)
+    path = next(checkpoints(tmp_path / "whole"))
+    with pytest.warns(UserWarning, match="The run does not go on exactly: self") as caught:
+        run(Scenario(make=Net, loaders=both), tmp_path / "other", path=path, max_steps=2)
+    told = [str(one.message) for one in caught if "does not go on exactly" in str(one.message)]
+    assert len(told) == 7
+    assert "self.list[0], which steps write, was float32[4] in the checkpoint" in told[1]
+    assert "the module begins with nothing there" in told[1]
 
 
 def test_a_validation_that_was_broken_off_is_done_anew(tmp_path: Path) -> None:

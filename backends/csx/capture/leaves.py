@@ -8,7 +8,7 @@ it, a *path* the way to it from the attribute.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from types import SimpleNamespace
 from typing import Any
 
@@ -149,6 +149,17 @@ class Inside:
             else:
                 text = f"{text}[{key!r}]"
         return Place(self, path, text)
+
+
+def lies_in(place: Place, filled: Set[Place]) -> bool:
+    """Whether a place, or one that it lies in, is among those that are filled."""
+    if place in filled:
+        return True
+    if not isinstance(place.container, Inside):
+        return False
+    inside, path = place.container, place.key
+    above = [Place(inside, path[:i]) for i in range(len(path))]
+    return inside.root in filled or any(one in filled for one in above)
 
 
 class Trees:

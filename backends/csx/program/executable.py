@@ -10,6 +10,7 @@ from torch import Tensor
 from fulgurite.backends.csx.capture.batch_changes import BatchChanges
 from fulgurite.backends.csx.capture.captured import Captured
 from fulgurite.backends.csx.capture.host_calls import ClosureCall
+from fulgurite.backends.csx.capture.leaves import lies_in
 from fulgurite.backends.csx.capture.logs import Accumulator, LogCall
 from fulgurite.backends.csx.capture.outputs import Outputs, builder
 from fulgurite.backends.csx.capture.scope import Scope
@@ -72,12 +73,14 @@ class Executable:
         self._batch = [item.index for item in graph.inputs if item.kind is Kind.BATCH]
         offset, written = len(graph.inputs) - len(self._batch), graph.written()
         self.written = [i for k, i in enumerate(self._batch) if offset + k in written]
+        filled = frozenset(captured.outputs.attributes)
         self.written_places = [
             place
             for k, item in enumerate(graph.inputs)
-            if item.kind is Kind.STATE and k in written
+            if item.kind is Kind.STATE
             for held in sources.state[item.index].tensors
             for place in held.places
+            if k in written or lies_in(place, filled)
         ]
         self._names = [leaf.name for leaf in sources.batch.tensor_leaves()]
         self._takes_all = self._batch == list(range(len(self._names)))
