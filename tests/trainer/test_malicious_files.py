@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -306,6 +307,11 @@ CODE: dict[str, dict[str, Any]] = {
     "imported elsewhere": called(f"{MODULE}.check_output", {"args": TOUCH.split()}),
     "through torch": called("torch.os.system", {"command": TOUCH}),
     "a pickle": called("torch.load", {"f": "evil.pt", "weights_only": False}),
+    "an array": called("numpy.load", {"file": "evil.npy", "allow_pickle": True}),
+    "an array, by its other name": called(
+        "numpy.lib._npyio_impl.load", {"file": "evil.npy", "allow_pickle": True}
+    ),
+    "a library": called("numpy.ctypeslib.load_library", {"libname": "evil", "loader_path": "."}),
     "a repository": called("torch.hub.load", {"repo_or_dir": ".", "model": "x", "source": "local"}),
 }
 
@@ -354,7 +360,8 @@ LOADER = {"data_processor": f"{MODULE}.rows"}
 
 @pytest.fixture
 def pickled(folder: Path) -> None:
-    """What ``torch.load`` and ``torch.hub.load`` of a file would run."""
+    """What ``torch.load``, ``numpy.load`` and ``torch.hub.load`` of a file would run."""
+    np.save(folder / "evil.npy", np.array([EVIL], dtype=object), allow_pickle=True)
     (folder / "evil.pt").write_bytes(by_torch(EVIL))
     (folder / "hubconf.py").write_text(f"import os\nos.system({TOUCH!r})\ndef x(): pass\n")
 
@@ -391,8 +398,22 @@ def test_without_imports_pythons_own_is_refused_by_its_name(
     refused = cli.main(["check", "--no-imports", "run.yaml"]) == 1
     named = CODE[code]["class_path"]
     assert MODULE not in sys.modules
-    assert refused or named.startswith((MODULE, "torch."))
+    assert refused or named.startswith((MODULE, "torch.", "numpy."))
     assert named in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["numpy.load", "numpy.lib._npyio_impl.load"])
+def test_functions_that_run_what_a_file_holds_are_named(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("run.yaml").write_text(yaml.safe_dump(described(**net(anything=called(name)))))
+    assert cli.main(["check", "run.yaml"]) == 1
+    assert "runs what a file or an address holds" in capsys.readouterr().out
+
+
+def test_functions_beside_them_that_read_numbers_pass() -> None:
+    Path("run.yaml").write_text(yaml.safe_dump(described(**net(function="numpy.loadtxt"))))
+    assert cli.main(["check", "run.yaml"]) == 0
 
 
 def test_the_file_around_the_code_is_a_good_one() -> None:

@@ -47,9 +47,17 @@ PLAIN_MODULES = ("math", "statistics")
 READS_CODE = (
     *("torch.hub", "torch.jit", "torch.package", "torch.serialization", "torch._ops"),
     *("torch._classes", "torch.utils.cpp_extension", "torch.utils.model_zoo"),
-    *("joblib", "cloudpickle", "dill", "numpy.lib._npyio_impl", "pandas.io.pickle"),
+    *("joblib", "cloudpickle", "dill", "numpy.ctypeslib", "numpy.f2py", "pandas.io.pickle"),
 )
 """Modules of torch and others that run or compile what a file or an address holds."""
+
+READERS_OF_CODE = frozenset(
+    (
+        *("numpy.load", "numpy.lib.format.read_array", "numpy.lib.npyio.NpzFile"),
+        "pandas.read_pickle",
+    )
+)
+"""Others that do, by the names that they say they have: their modules also read plain values."""
 
 _LIBRARIES = ("torch", "lightning", "torchmetrics")
 """Libraries whose functions have to say what they return."""
@@ -68,7 +76,8 @@ def refusal(target: Any, category: Category) -> str:
     if is_pythons(home):
         plain = is_plain(f"{home}.{target.__qualname__}")
         return "" if plain and (category.anything or inspect.isclass(target)) else PYTHONS
-    if home.startswith(READS_CODE) and (category.anything or not inspect.isclass(target)):
+    reads = home.startswith(READS_CODE) and (category.anything or not inspect.isclass(target))
+    if reads or f"{home}.{target.__qualname__}" in READERS_OF_CODE:
         return (
             "runs what a file or an address holds, and nobody can know what that is. Write a"
             " function of your own around it."
