@@ -24,10 +24,14 @@ def weights(value: float, n: int = 100_000) -> dict[str, torch.Tensor]:
 
 
 def forked(work: Callable[[], Any]) -> int:
-    """Begin something in a process of its own, which ends with 7 if ``work`` returns; its pid."""
+    """Begin something in a process of its own, which ends with 7 if ``work`` returns; its pid.
+
+    It computes in one thread: OpenMP's others are not forked, and it would wait for them for ever.
+    """
     child = os.fork()
     if child == 0:
         try:
+            torch.set_num_threads(1)
             work()
         finally:
             os._exit(7)
