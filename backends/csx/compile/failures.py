@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, fx
 
 from fulgurite.backends.csx.diagnostics.user_lines import line_of
-from fulgurite.backends.csx.graph.graph import Graph, Kind, like
+from fulgurite.backends.csx.graph.graph import Graph, Kind
 from fulgurite.backends.csx.graph.op_schema import operation_name, written_nodes
+from fulgurite.backends.csx.graph.rerun import on_copies
 
 _TABLES = {"embedding": (0, 1, 0), "nll_loss_forward": (0, 1, 1), "nll_loss2d_forward": (0, 1, 1)}
 """Operations that look rows up: positions of the table and the indices; the table's dimension."""
@@ -41,18 +42,14 @@ def explained(graph: Graph, inputs: list[Tensor], error: Exception, compiled: bo
         compiled: whether compiled code ran, whose order of writes is not that of the operations.
     """
     finder = _Finder(graph.module)
-    written = graph.written()
-    copies = [like(x).copy_(x) if i in written else x for i, x in enumerate(inputs)]
-    state = torch.get_rng_state()
-    try:
-        finder.run(*copies)
-    except (RuntimeError, IndexError) as found:
-        why = found
-    else:
-        error.add_note("Operation by operation the same step does not fail.")
-        return error
-    finally:
-        torch.set_rng_state(state)
+    with on_copies(graph, inputs) as copies:
+        try:
+            finder.run(*copies)
+        except (RuntimeError, IndexError) as found:
+            why = found
+        else:
+            error.add_note("Operation by operation the same step does not fail.")
+            return error
     node = finder.node
     assert node is not None
     untouched = not compiled and not _writes_before(graph, node)

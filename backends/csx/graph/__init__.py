@@ -5,6 +5,7 @@ Every room but ``diagnostics`` may import from here; this one imports ``diagnost
 graph         a traced step: its operations, and what each of its inputs is
 op_schema     what is known of an operation without running it: what it writes, whether it draws
 passes        pure functions Graph -> Graph
+rerun         running a graph again to no effect
 verify        whether a graph is sound, after every pass
 dtypes        narrow floats, wide ones, and cbfloat16, which torch does not have
 rng           the random states of a process

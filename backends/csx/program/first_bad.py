@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, fx
 
 from fulgurite.backends.csx.diagnostics.user_lines import line_of, module_of
-from fulgurite.backends.csx.graph.graph import Graph, Kind, like
+from fulgurite.backends.csx.graph.graph import Graph, Kind
 from fulgurite.backends.csx.graph.op_schema import operation_name
+from fulgurite.backends.csx.graph.rerun import on_copies
 
 FINITE, INFINITE, NAN = 0, 1, 2
 _WORDS = {INFINITE: "infinite", NAN: "NaN"}
@@ -32,15 +33,9 @@ def first_not_finite(graph: Graph, inputs: list[Tensor], leaves: Sequence[str]) 
     Returns:
         What it is and where it comes from, in words; None where all is finite.
     """
-    written = graph.written()
-    copies = [like(t).copy_(t) if i in written else t for i, t in enumerate(inputs)]
-    states = torch.get_rng_state()
     seen = _Watched(graph.module)
-    try:
-        with torch.no_grad():
-            seen.run(*copies)
-    finally:
-        torch.set_rng_state(states)
+    with on_copies(graph, inputs) as copies, torch.no_grad():
+        seen.run(*copies)
     root = _root(graph, seen.kinds)
     if root is None:
         return None
