@@ -226,3 +226,27 @@ class SiluDropout(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         return torch.optim.AdamW(self.parameters(), 1e-3)
+
+
+class WithTotals(pl.LightningModule):
+    """Any net as a classifier that logs a metric, the loss of steps and epochs, and ``val_loss``.
+
+    Args:
+        net: x -> logits [batch, CLASSES].
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+        self.accuracy = MulticlassAccuracy(CLASSES, average="micro")
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        logits = self.net(batch[0])
+        loss = nn.functional.cross_entropy(logits, batch[1])
+        self.accuracy(logits, batch[1])
+        self.log("accuracy", self.accuracy, on_step=False, on_epoch=True)
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", nn.functional.cross_entropy(self.net(batch[0]), batch[1]))

@@ -15,11 +15,10 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging
-from models import CLASSES, mlp, rows
+from models import CLASSES, WithTotals, mlp, rows
 from resuming import Ended, Scenario, checkpoints, differences, run
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
-from torchmetrics.classification import MulticlassAccuracy
 
 from fulgurite.callbacks import Checkpoint
 
@@ -28,25 +27,17 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-class Net(pl.LightningModule):
+class Net(WithTotals):
     """Dropout, a metric, values of steps and epochs, a scheduler if given."""
 
     def __init__(self, scheduler: Callable[[Any], dict[str, Any]] | None = None) -> None:
-        super().__init__()
-        self.net, self.scheduler = mlp(0.3), scheduler
-        self.accuracy = MulticlassAccuracy(CLASSES, average="micro")
+        super().__init__(mlp(0.3))
+        self.scheduler = scheduler
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        logits = self.net(batch[0])
-        loss = nn.functional.cross_entropy(logits, batch[1])
-        self.accuracy(logits, batch[1])
-        self.log("accuracy", self.accuracy, on_step=False, on_epoch=True)
-        self.log("loss", loss, on_step=True, on_epoch=True)
+        loss = super().training_step(batch, batch_idx)
         self.log("highest", loss, on_step=False, on_epoch=True, reduce_fx="max")
         return loss
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("val_loss", nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
