@@ -181,9 +181,10 @@ def without_noise() -> None:
 
 def _run_phases(plan: Plan, options: argparse.Namespace) -> int:
     from fulgurite.callbacks.stopping import StopOnSignal
+    from fulgurite.config.run.own_checkpoints import all_of
     from fulgurite.config.run.refusing import refuse_unbuilt
     from fulgurite.config.run.restarting import supervise, wants_restarts
-    from fulgurite.config.run.running import all_of, run_phase
+    from fulgurite.config.run.running import run_phase
 
     refuse_unbuilt(plan, options.command)
     without_noise()
@@ -210,7 +211,7 @@ def _attempt(attempt: Attempt, options: argparse.Namespace) -> None:
 def _going_on(options: argparse.Namespace, phase: Phase, checkpoint: FilePath) -> str:
     """The command that goes on from a checkpoint: the same one, where that is found by itself."""
     from fulgurite.callbacks import LoadCheckpointStates
-    from fulgurite.config.run.running import newest_of, steps_of
+    from fulgurite.config.run.own_checkpoints import newest_of, steps_of
 
     command = ["fulgurite", options.command, options.file]
     for key, text in options.overrides:

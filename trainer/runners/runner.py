@@ -21,9 +21,10 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 from fulgurite.backends.safe_load import read_checkpoint
 from fulgurite.callbacks.runner_hooks import Runner, RunnerHooks
 from fulgurite.config.run.building import built, model_dir
+from fulgurite.config.run.own_checkpoints import all_of, steps_of
 from fulgurite.config.run.refusing import device_of
 from fulgurite.config.run.resolved import SaveParams
-from fulgurite.config.run.running import all_of, checkpoint, say_if_done, steps_of
+from fulgurite.config.run.running import checkpoint, say_if_done
 from fulgurite.config.types.calls import Call
 from fulgurite.runners.flags import DEVICES
 from fulgurite.runners.models import lightning_module

@@ -8,6 +8,7 @@ eval_frequency   validation after so many steps
 hiding           values of the environment stay out of errors and saved hyperparameters
 resolved         a checked file with overrides and defaults in; kept with each training
 building         from a plan to Trainer, module and data
+own_checkpoints  those of a trainer's folder: all, and the newest
 summary          summary.json, the history of attempts
 attempt          one attempt of a run that is watched, from its own side
 watching         the same from the side of the process that watches

@@ -10,20 +10,24 @@ from contextlib import contextmanager
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import Checkpoint as AnyCheckpoint
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from fulgurite.backends.checkpoints.damage import check_file
 from fulgurite.backends.patches import patched
-from fulgurite.backends.safe_load import read_checkpoint
-from fulgurite.callbacks import Checkpoint, LoadCheckpointStates
+from fulgurite.callbacks import LoadCheckpointStates
 from fulgurite.config.run.attempt import Attempt
-from fulgurite.config.run.building import Loaded, built, model_dir
+from fulgurite.config.run.building import Loaded, built
 from fulgurite.config.run.hiding import hiding
 from fulgurite.config.run.modules import FileModule
+from fulgurite.config.run.own_checkpoints import (
+    all_of,
+    checkpoints_callback,
+    newest_of,
+    progress_of,
+    steps_of,
+)
 from fulgurite.config.run.refusing import (
-    LIGHTNINGS_PATHS,
     checkpoints_of,
     missing_checkpoints,
     no_optimizer,
@@ -130,7 +134,7 @@ def _fit(
 ) -> dict[str, float]:
     ckpt_path = resume or checkpoint(plan, phase, "fit")
     with _told_of(phase, "fit", ckpt_path):
-        done, epochs = _progress(ckpt_path) if resume or _loads_steps(phase) else (0, 0)
+        done, epochs = progress_of(ckpt_path) if resume or _loads_steps(phase) else (0, 0)
     named, loop = phase.stages["fit"].get("ckpt_path"), phase.init.loop
     begin = 0
     if named is not None and loop and loop.num_steps:
@@ -289,38 +293,11 @@ def _check_kinds(trainer: pl.Trainer) -> None:
                 )
 
 
-def newest_of(phase: Phase) -> str | None:
-    """The newest checkpoint of a trainer's folder, if the file wants it loaded."""
-    saves = _saves(phase)
-    if saves is None or not saves.autoload_last_checkpoint:
-        return None
-    newest = saves.newest_whole(model_dir(phase.init))
-    return None if newest is None else str(newest)
-
-
-def all_of(phase: Phase) -> list[str]:
-    """The checkpoints of a trainer's folder that the trainer itself wrote, by step."""
-    saves = _saves(phase) or Checkpoint()
-    return [str(path) for path in saves.found(model_dir(phase.init))]
-
-
-def _saves(phase: Phase) -> Checkpoint | None:
-    """The Checkpoint of a trainer, or one with its defaults; None where checkpoints are off."""
-    init = phase.init
-    if init.checkpoint is not None:
-        return init.checkpoint
-    for call in init.own_callbacks:
-        target: Any = call.target
-        if issubclass(target, AnyCheckpoint):
-            return call() if issubclass(target, Checkpoint) else None
-    return Checkpoint() if init.wants_checkpoints else None
-
-
 def _checkpoints(plan: Plan, phase: Phase) -> list[str | None]:
     """Those that ``validate_all`` loads: named, or all of the folder."""
     stage = phase.stages["validate_all"]
     if "ckpt_paths" not in stage:
-        saves = _saves(phase)
+        saves = checkpoints_callback(phase)
         loads = saves is not None and saves.autoload_last_checkpoint
         return [*(all_of(phase) if loads else [])] or [None]
     plan.document.refuse(missing_checkpoints(phase, "validate_all"))
@@ -335,16 +312,3 @@ def _loads_steps(phase: Phase) -> bool:
     calls = phase.init.own_callbacks
     loads = [call() for call in calls if call.target is LoadCheckpointStates]
     return all("global_step" in one.states for one in loads)
-
-
-def steps_of(path: str | None) -> int:
-    """The optimizer steps that a checkpoint has behind it; weights are not read."""
-    return _progress(path)[0]
-
-
-def _progress(path: str | None) -> tuple[int, int]:
-    """The optimizer steps and the epochs."""
-    if path is None or path in LIGHTNINGS_PATHS or not os.path.isfile(path):
-        return 0, 0
-    found = read_checkpoint(path)
-    return int(found.get("global_step", 0)), int(found.get("epoch", 0))

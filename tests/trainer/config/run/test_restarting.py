@@ -17,8 +17,8 @@ from fulgurite.config.document.problems import ParameterFileError
 from fulgurite.config.document.variables import Variables
 from fulgurite.config.run import restarting
 from fulgurite.config.run.attempt import is_of_the_machine
+from fulgurite.config.run.own_checkpoints import all_of
 from fulgurite.config.run.restarting import Outcome, RestartsUsedUp, supervise
-from fulgurite.config.run.running import all_of
 from fulgurite.config.run.summary import AttemptRecord, RunRecord, Summary
 from fulgurite.config.schema.checking import check
 
