@@ -56,9 +56,11 @@ class Fabric(Protocol):
 
     Attributes:
         timer: told of every run, where there is one.
+        torn: a run failed that may have written a part of the state.
     """
 
     timer: Timer | None
+    torn: bool
 
     def __init__(self, backend: CSXBackend) -> None: ...
 

@@ -29,8 +29,10 @@ PERHAPS = (
 )
 
 
-def explained(graph: Graph, inputs: list[Tensor], error: Exception, compiled: bool) -> Exception:
-    """What to raise for an error that a run of a graph ended with.
+def explained(
+    graph: Graph, inputs: list[Tensor], error: Exception, compiled: bool
+) -> tuple[Exception, bool]:
+    """What to raise for an error that a run of a graph ended with, and whether it wrote nothing.
 
     An index out of range becomes an IndexError that names the line, the values and the batch's
     leaf; any other error is the same one, with a note that names the line.
@@ -49,10 +51,10 @@ def explained(graph: Graph, inputs: list[Tensor], error: Exception, compiled: bo
             why = found
         else:
             error.add_note("Operation by operation the same step does not fail.")
-            return error
+            return error, not graph.written()
     node = finder.node
     assert node is not None
-    untouched = not compiled and not _writes_before(graph, node)
+    untouched = not graph.written() or (not compiled and not _writes_before(graph, node))
     holds = UNCHANGED if untouched else PERHAPS
     line = line_of(node)
     where = "" if line is None else f"\n  at {line}\n      {line.source}"
@@ -60,8 +62,8 @@ def explained(graph: Graph, inputs: list[Tensor], error: Exception, compiled: bo
     wrong = _out_of_range(graph, node, {**finder.env, **given})
     if wrong is None:
         error.add_note(f"{operation_name(node.target)} failed: {why}{where}\n  {holds}")
-        return error
-    return IndexError(f"{wrong[0]}{where}\n  {wrong[1]}{holds}")
+        return error, untouched
+    return IndexError(f"{wrong[0]}{where}\n  {wrong[1]}{holds}"), untouched
 
 
 class _Finder(fx.Interpreter):

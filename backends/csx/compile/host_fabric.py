@@ -50,7 +50,7 @@ class HostFabric(Fabric):
     """The CPU of this machine."""
 
     def __init__(self, backend: CSXBackend) -> None:
-        self._backend, self.timer = backend, None
+        self._backend, self.timer, self.torn = backend, None, False
         if backend.compiles and not backend.validate_only and backend.compile_dir is not None:
             self._cache  # noqa: B018  # so that a folder that cannot be used is known at once
 
@@ -136,9 +136,11 @@ class HostFabric(Fabric):
             return loaded.call(inputs)
         except (RuntimeError, IndexError) as error:
             if loaded.graph is None:
+                self.torn = True
                 raise
             compiled = loaded.compiled and not isinstance(loaded.call, SelfCheck)
-            told = explained(loaded.graph, given, error, compiled)
+            told, untouched = explained(loaded.graph, given, error, compiled)
+            self.torn = self.torn or not untouched
             raise told from (None if told is not error else error.__cause__)
         finally:
             if not flushes:

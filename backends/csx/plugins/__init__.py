@@ -6,6 +6,7 @@ from every room of the backend.
 
 strategy      Lightning's strategy "csx"
 position      what a checkpoint of ours holds beside Lightning's
+torn          no checkpoint of a state that a failed step has half written
 evaluation    the steps of validation, test and predict
 refusals      what CSX cannot do, as errors
 zero_grad     ``zero_grad()`` on the host reaches the gradients that programs keep

@@ -39,6 +39,7 @@ from fulgurite.backends.csx.plugins.precision import (
     refuse_replaced_precision,
 )
 from fulgurite.backends.csx.plugins.refusals import refuse_host_step, refuse_unsupported
+from fulgurite.backends.csx.plugins.torn import refuse_torn
 from fulgurite.backends.csx.plugins.zero_grad import ZeroGradNoted
 from fulgurite.backends.csx.program import offline
 from fulgurite.backends.csx.program.audit import Budget
@@ -123,6 +124,7 @@ class StaticGraph(Strategy):
         super().setup(trainer)
         watch_trainer(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
+            self.fabric.torn = False
             self.keeps_gradients = reads_gradients(trainer, module)
             reads = {"gradients_read": self.keeps_gradients}
             self.training = self._step_function(
@@ -227,8 +229,11 @@ class StaticGraph(Strategy):
         """Write Lightning's checkpoint, with random states and data position under a key of ours.
 
         Lightning ignores the key, so its own strategies resume from the file as from their own.
+        Nothing is written after a step that failed in the middle of its updates.
         """
         assert self.lightning_module is not None
+        if self.fabric.torn:
+            return refuse_torn(self.lightning_module.trainer, filepath)
         goes_on = "optimizer_states" in checkpoint  # not one of weights alone
         checkpoint[CHECKPOINT_KEY] = position_of(self, self.progress if goes_on else None)
         super().save_checkpoint(checkpoint, filepath, storage_options)

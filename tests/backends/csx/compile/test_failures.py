@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from harness import make_trainer
+from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -56,12 +58,12 @@ class Rows(TensorDataset):
         return dict(zip(("x", "ids"), super().__getitem__(i), strict=True))
 
 
-def fit(loss: Loss, wrong: dict[int, int], policy: str) -> None:
+def fit(loss: Loss, wrong: dict[int, int], policy: str, **options: Any) -> None:
     """Train on four batches of 16; ``wrong`` holds ids of some rows."""
     ids = torch.arange(64) % 3
     for row, value in wrong.items():
         ids[row] = value
-    trainer = make_trainer(True, policy, max_epochs=1)
+    trainer = make_trainer(True, policy, max_epochs=1, **options)
     trainer.fit(Net(loss), DataLoader(Rows(torch.randn(64, 8), ids), batch_size=16))
 
 
@@ -94,6 +96,28 @@ def test_a_step_that_changed_nothing_left_the_state_of_the_one_before() -> None:
         assert torch.equal(value, kept.state[name]), name
 
 
+@pytest.mark.parametrize("torn", [True, False])
+def test_a_state_that_a_step_left_half_written_is_in_no_checkpoint(
+    torn: bool, tmp_path: Path
+) -> None:
+    """A run that begins anew may save again."""
+    trainer = make_trainer(True, max_epochs=1)
+    data = DataLoader(Rows(torch.randn(64, 8), torch.arange(64) % 3), batch_size=16)
+    trainer.fit(Net(LOSSES["cross_entropy"][0]), data)
+    trainer.strategy.fabric.torn = torn
+    path = tmp_path / "a.ckpt"
+    if torn:
+        with pytest.raises(
+            RuntimeError, match=r"a\.ckpt was not written: .* has no checkpoint from"
+        ):
+            trainer.save_checkpoint(path)
+        assert not path.exists()
+        trainer.fit_loop.max_epochs = 2
+        trainer.fit(trainer.lightning_module, data)
+    trainer.save_checkpoint(path)
+    assert path.exists()
+
+
 def test_another_error_stays_and_has_a_note_with_the_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -107,9 +131,18 @@ def test_another_error_stays_and_has_a_note_with_the_line(
 
 
 @pytest.mark.compiler
-def test_a_bad_label_in_a_compiled_program_names_the_users_line() -> None:
-    with pytest.raises(IndexError) as caught:
-        fit(LOSSES["cross_entropy"][0], {40: 3}, "default")
+def test_a_bad_label_in_a_compiled_program_names_the_users_line(tmp_path: Path) -> None:
+    """And callbacks that save on an exception save nothing of a step that was half done."""
+    saver = ModelCheckpoint(tmp_path / "kept", every_n_train_steps=1, filename="{step}")
+    broken = OnExceptionCheckpoint(str(tmp_path))
+    broken.teardown = lambda *args, **options: None  # type: ignore[method-assign]
+    more = {"callbacks": [broken, saver], "enable_checkpointing": True}
+    with pytest.warns(UserWarning) as warned, pytest.raises(IndexError) as caught:  # noqa: PT030
+        fit(LOSSES["cross_entropy"][0], {40: 3}, "default", **more)
+    [told] = [str(one.message) for one in warned if "was not written" in str(one.message)]
+    assert told.startswith(f"{tmp_path}/on_exception.ckpt was not written: a step failed")
+    assert told.endswith(f"Go on from {tmp_path}/kept/step=2.ckpt.")
+    assert not (tmp_path / "on_exception.ckpt").exists()
     text = str(caught.value)
     assert " got 3, where 3 rows or classes take 0 to 2." in text
     assert "test_failures.py:" in text
