@@ -229,7 +229,6 @@ class StaticGraph(Strategy):
         """Write Lightning's checkpoint, with random states and data position under a key of ours.
 
         Lightning ignores the key, so its own strategies resume from the file as from their own.
-        Nothing is written after a step that failed in the middle of its updates.
         """
         assert self.lightning_module is not None
         if self.fabric.torn:
