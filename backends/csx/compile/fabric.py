@@ -56,7 +56,7 @@ class Fabric(Protocol):
 
     Attributes:
         timer: told of every run, where there is one.
-        torn: a run failed that may have written a part of the state.
+        torn: a run failed, or was interrupted, that may have written a part of the state.
     """
 
     timer: Timer | None

@@ -134,13 +134,14 @@ class HostFabric(Fabric):
             if not flushes:
                 flush()
             return loaded.call(inputs)
-        except (RuntimeError, IndexError) as error:
-            if loaded.graph is None:
-                self.torn = True
+        except BaseException as error:  # Ctrl-C too
+            graph, torn = loaded.graph, self.torn
+            self.torn = torn or graph is None or bool(graph.written())
+            if graph is None or not isinstance(error, (RuntimeError, IndexError)):
                 raise
             compiled = loaded.compiled and not isinstance(loaded.call, SelfCheck)
-            told, untouched = explained(loaded.graph, given, error, compiled)
-            self.torn = self.torn or not untouched
+            told, untouched = explained(graph, given, error, compiled)
+            self.torn = torn or not untouched
             raise told from (None if told is not error else error.__cause__)
         finally:
             if not flushes:

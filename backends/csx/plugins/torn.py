@@ -1,4 +1,4 @@
-"""No checkpoint is written of a state that a failed step has written a part of."""
+"""No checkpoint is written of a state that a step has written a part of, and then ended."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def refuse_torn(trainer: pl.Trainer, path: str | Path) -> None:
     """
     last = _last(trainer)
     told = (
-        f"{path} was not written: a step failed in the middle of its updates, so weights, optimizer"
-        " and buffers are not those after any step. "
+        f"{path} was not written: a step failed or was interrupted in the middle of its updates, so"
+        " weights, optimizer and buffers are not those after any step. "
         + (f"Go on from {last}." if last else "This run has no checkpoint from before it.")
     )
     if trainer.lightning_module._current_fx_name != "on_exception":

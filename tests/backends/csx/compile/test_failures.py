@@ -118,6 +118,33 @@ def test_a_state_that_a_step_left_half_written_is_in_no_checkpoint(
     assert path.exists()
 
 
+def test_a_step_that_was_interrupted_in_its_updates_is_in_no_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Operation by operation a Ctrl-C comes between any two operations."""
+    flat = host_fabric._flat
+
+    def interrupted(forward: Callable[..., Any]) -> Any:
+        runs = iter(range(100))
+
+        def call(inputs: list[Tensor]) -> Any:
+            outputs = flat(forward)(inputs)
+            if next(runs) == 2:
+                raise KeyboardInterrupt
+            return outputs
+
+        return call
+
+    monkeypatch.setattr(host_fabric, "_flat", interrupted)
+    broken = OnExceptionCheckpoint(str(tmp_path))
+    broken.teardown = lambda *args, **options: None  # type: ignore[method-assign]
+    more = {"callbacks": [broken], "enable_checkpointing": True}
+    with pytest.warns(UserWarning) as warned, pytest.raises(SystemExit):  # noqa: PT030
+        fit(LOSSES["cross_entropy"][0], {}, "disabled", **more)
+    assert any("was not written: a step failed or" in str(one.message) for one in warned)
+    assert not list(tmp_path.iterdir())
+
+
 def test_another_error_stays_and_has_a_note_with_the_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
