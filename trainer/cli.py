@@ -202,10 +202,10 @@ def _run_phases(plan: Plan, options: argparse.Namespace) -> int:
     return 0
 
 
-def _attempt(attempt: Attempt, options: argparse.Namespace) -> None:
-    """Run a command in a process that is watched."""
+def _attempt(attempt: Attempt, options: argparse.Namespace) -> int:
+    """Run a command in a process that is watched; returns its exit status."""
     attempt.begin()
-    sys.exit(_main(options, attempt))
+    return _main(options, attempt)
 
 
 def _going_on(options: argparse.Namespace, phase: Phase, checkpoint: FilePath) -> str:

@@ -14,8 +14,9 @@ import os
 import pickle
 import re
 import signal
+import sys
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
@@ -23,6 +24,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info
+from tqdm import tqdm  # a dependency of lightning
 
 from fulgurite.backends.csx.program.waiting import is_building
 from fulgurite.callbacks import Checkpoint
@@ -36,6 +38,12 @@ _OF_THE_MACHINE = frozenset(
 _WORKER_LOST = re.compile(r"DataLoader (worker \(pid|timed out)|Worker \d+ of the loader \(pid")
 
 _sending = threading.Lock()  # beats come from a thread of their own
+
+Target = Callable[..., int | None]
+"""What an attempt does; returns the exit status of its process, None for 0."""
+
+RETURNED, EXITED, RAISED = "returned", "exited", "raised"
+"""How Python ended an attempt; a process that was ended past Python tells nothing."""
 
 Identity = tuple[str, int, int]
 """A file: its path, inode and time, so that another of the same name is another."""
@@ -95,10 +103,14 @@ class Attempt:
     def begin(self) -> None:
         """Get ready in the new process: signals of the terminal go to the watching process alone,
         and a crash, or SIGQUIT, prints where each thread is.
+
+        Progress bars get a lock of this process alone (torch makes one to run a graph): one for
+        several processes would be told of as a leak where this process is killed.
         """
         os.setpgid(0, 0)
         faulthandler.enable()
         faulthandler.register(signal.SIGQUIT, all_threads=True)
+        tqdm.set_lock(threading.RLock())
 
     def report(self, **told: Any) -> None:
         """Tell the watching process; not an error where that is gone."""
@@ -133,6 +145,22 @@ class Attempt:
         """Report that a trainer's stage is done."""
         sent = pickle.dumps(result) if self.wants_results else None
         self.report(trainer=index + 1, earlier=None, result=(index, sent))
+
+
+def run_attempt(target: Target, attempt: Attempt, *arguments: Any) -> None:
+    """Do what an attempt does, and say how Python ended it; what ends the process otherwise,
+    ``os._exit`` or ``exit()`` of a C library, leaves that out.
+    """
+    ended = RAISED
+    try:
+        status = target(attempt, *arguments)
+        ended = RETURNED
+    except SystemExit:
+        ended = EXITED
+        raise
+    finally:
+        attempt.report(ended=ended)
+    sys.exit(status)
 
 
 def _sendable(error: Exception) -> bytes | None:

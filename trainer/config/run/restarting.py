@@ -25,8 +25,9 @@ from typing import Any
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from fulgurite.backends.checkpoints.damage import CheckpointError, check_file
-from fulgurite.config.run.attempt import Attempt, Identity, identities
+from fulgurite.config.run.attempt import Attempt, Identity, Target, identities, run_attempt
 from fulgurite.config.run.building import model_dir
+from fulgurite.config.run.own_checkpoints import steps_of
 from fulgurite.config.run.summary import AttemptRecord, RunRecord, Summary, now
 from fulgurite.config.run.watching import STOPS, Watch
 from fulgurite.config.schema.checking import Phase, Plan
@@ -35,8 +36,6 @@ from fulgurite.config.schema.sections import AutoRestart
 LOOKS_EVERY_S = 0.2
 START_METHOD = "spawn"  # no state of this process, no locks of its threads
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 300.0
-
-Target = Callable[..., None]
 
 
 class RestartsUsedUp(RuntimeError):
@@ -53,6 +52,7 @@ class Outcome:
         raised: the error of the last attempt, pickled, where it can be.
         told: that error in words.
         stopped: the signal to stop that came.
+        exited: the code ended it by ``sys.exit()``.
     """
 
     status: int
@@ -60,6 +60,7 @@ class Outcome:
     raised: bytes | None
     told: str
     stopped: signal.Signals | None
+    exited: bool = False
 
 
 def wants_restarts(plan: Plan) -> bool:
@@ -114,7 +115,7 @@ def supervise(
         try:
             outcome = one.run(received)
             failed = "failed" if outcome.status else "done"
-            run.outcome = "stopped" if outcome.stopped else failed
+            run.outcome = "stopped" if outcome.stopped or outcome.exited else failed
         except RestartsUsedUp:
             run.outcome = "given up"
             raise
@@ -136,7 +137,7 @@ def run_watched(
     Raises:
         ValueError: the arguments cannot be sent to another process; and as ``supervise``.
         KeyboardInterrupt: Ctrl-C ended it.
-        SystemExit: SIGTERM did.
+        SystemExit: SIGTERM did, or the code itself.
         Exception: what the last attempt raised.
     """
     try:
@@ -149,7 +150,7 @@ def run_watched(
     found = supervise(plan, mode, checkpoints, target, arguments, wants_results=True)
     if found.stopped == signal.SIGINT:
         raise KeyboardInterrupt
-    if found.stopped is not None:
+    if found.stopped is not None or found.exited:
         raise SystemExit(found.status)
     if found.status:
         raise RuntimeError(found.told) if found.raised is None else pickle.loads(found.raised)
@@ -203,11 +204,14 @@ class _Supervision:
                 raised=watch.told.get("raised"),
                 told=watch.record.ended_by or "",
                 stopped=_stopped_by(status, received),
+                exited=watch.exited,
             )
             if outcome.stopped is not None:
                 outcome.status = 128 + outcome.stopped
                 return outcome
-            if status == 0 or not watch.crashed(status):
+            if not watch.crashed(status):
+                if outcome.exited:
+                    rank_zero_info(f"{self._ended(watch.record)}. It is not tried again.")
                 return outcome
             if self.trainer == len(self.plan.phases):  # it crashed when all was done
                 outcome.status = 0
@@ -231,7 +235,7 @@ class _Supervision:
             resume=self.resume,
             wants_results=self.wants_results,
         )
-        process = context.Process(target=self.target, args=(attempt, *self.arguments))
+        process = context.Process(target=run_attempt, args=(self.target, attempt, *self.arguments))
         process.start()
         sending.close()
         watch = Watch(process=process, reports=reports, record=record)
@@ -258,12 +262,20 @@ class _Supervision:
         """Find where the next attempt goes on."""
         self.trainer = watch.told.get("trainer", self.trainer)
         self.earlier = watch.told.get("earlier", self.earlier)
-        self.resume = None
+        before, self.resume = self.resume, None
         fits = self.summary.run.mode == "fit" and self.trainer < len(self.plan.phases)
         if fits and self.earlier is not None:
             there = identities(self.checkpoints(self.plan.phases[self.trainer]))
             own = [path for path, *rest in there if (path, *rest) not in self.earlier]
             self.resume = next(filter(_is_whole, reversed(own)), None)
+        if self.resume not in (None, before):  # it trained so far, whatever it could still report
+            watch.record.last_step = max(watch.record.last_step or 0, steps_of(self.resume))
+
+    def _ended(self, record: AttemptRecord) -> str:
+        """The end of an attempt, in words."""
+        told = self.plan.document.variables.hidden(record.ended_by or "").rstrip(". ")
+        at = "" if record.last_step is None else f" after step {record.last_step}"
+        return f"autorestart: attempt {record.number} ended{at}: {told}"
 
     def _wait(self, record: AttemptRecord, received: list[signal.Signals]) -> None:
         """Wait before the next attempt, or until a signal comes.
@@ -272,9 +284,7 @@ class _Supervision:
             RestartsUsedUp: there shall be no other.
         """
         allowed = _settings(self.plan.phases[self.trainer]).max_num_restarts or 0
-        told = self.plan.document.variables.hidden(record.ended_by or "").rstrip(". ")
-        at = "" if record.last_step is None else f" after step {record.last_step}"
-        ended = f"autorestart: attempt {record.number} ended{at}: {told}"
+        ended = self._ended(record)
         if self.in_a_row > allowed:
             raise RestartsUsedUp(
                 f"{ended}. It is not tried again: max_num_restarts is {allowed}, and"

@@ -86,14 +86,15 @@ def run_plan(plan: Plan, mode: str, attempt: Attempt | None = None) -> list[Any]
     return [run_phase(plan, phase, mode, attempt=attempt) for phase in left]
 
 
-def _attempt(attempt: Attempt, file: Any, mode: str, overrides: Mapping[str, Any] | None) -> None:
+def _attempt(attempt: Attempt, file: Any, mode: str, overrides: Mapping[str, Any] | None) -> int:
     """What the other process does."""
     attempt.begin()
     try:
         run_plan(check(file, overrides), mode, attempt)
     except Exception:
         sys.excepthook(*sys.exc_info())
-        sys.exit(1)
+        return 1
+    return 0
 
 
 def run_phase(

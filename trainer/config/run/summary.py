@@ -32,7 +32,7 @@ class AttemptRecord:
         trainer: of the file, from 0, that ran last.
         ckpt_path: the checkpoint that its training went on from; None where it began anew.
         from_step: the optimizer step at which its training began.
-        last_step: the last one that was reported.
+        last_step: the last one that was reported, twice a second, or that a checkpoint of it has.
         exit_status: of the process; None where a signal ended it.
         signal: the name of that.
         ended_by: how it ended, in words.
@@ -56,7 +56,7 @@ class AttemptRecord:
 @dataclass(kw_only=True)
 class RunRecord:
     """What the history says of one run: "running", and then "done", "failed", "stopped" (by a
-    signal) or "given up" as its outcome.
+    signal, or the code's own ``sys.exit()``) or "given up" as its outcome.
     """
 
     file: str

@@ -11,11 +11,13 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from fulgurite.config.run.attempt import EXITED
 from fulgurite.config.run.summary import AttemptRecord, now
 
 PRINTS_WITHIN_S = 2.0  # a hung process its stacks
 STOPS = (signal.SIGINT, signal.SIGTERM)
 _KILLED = " (the system does that when memory runs out)"
+_PAST_PYTHON = "ended with status {} before the run was done, by os._exit() or a C library's exit()"
 
 
 @dataclass
@@ -117,15 +119,24 @@ class Watch:
             record.ended_by = f"hung: no batch for {hang_timeout:g} s"
         elif status < 0:
             record.ended_by = f"killed by {record.signal}{_KILLED if status == -9 else ''}"
-        elif status == 0:
-            record.ended_by = "done"
         elif status - 128 in STOPS:
             record.ended_by = f"stopped by {signal.Signals(status - 128).name}"
+        elif self.exited:
+            record.ended_by = f"the code ended it with status {status} (SystemExit)"
+        elif "ended" not in self.told:
+            record.ended_by = f"the process {_PAST_PYTHON.format(status)}"
+        elif status == 0:
+            record.ended_by = "done"
         else:
             record.ended_by = self.told.get("error", f"exit status {status}")
 
+    @property
+    def exited(self) -> bool:
+        """Whether the code ended it, by ``sys.exit()``."""
+        return self.told.get("ended") == EXITED
+
     def crashed(self, status: int) -> bool:
         """Whether it shall be tried again: not what somebody stopped, nor an error of the code."""
-        if self.hung or (status < 0 and -status not in STOPS):
+        if self.hung or (status < 0 and -status not in STOPS) or "ended" not in self.told:
             return True
         return status == 1 and bool(self.told.get("crash"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +166,53 @@ def test_an_error_of_the_machine_is_tried_again(tmp_path: Path) -> None:
     outcome = supervised(crashing.loses_a_worker, tmp_path)
     assert (outcome.status, outcome.told) == (1, "KeyError: 'mine'")
     assert len(history(tmp_path)["attempts"]) == 2
+
+
+@FORKED
+@pytest.mark.parametrize("status", [0, 7])
+def test_a_process_that_was_ended_past_python_is_started_again(status: int, tmp_path: Path) -> None:
+    assert supervised(crashing.ends_early, tmp_path, str(tmp_path), status, True).status == 0
+    first, second = history(tmp_path)["attempts"]
+    expected = f"the process ended with status {status} before the run was done"
+    assert first["ended_by"].startswith(expected)
+    assert (first["last_step"], first["exit_status"]) == (3, status)
+    assert second["ended_by"] == "done"
+
+
+@FORKED
+@pytest.mark.parametrize("status", [0, 3])
+def test_what_the_code_ends_itself_is_not_tried_again(
+    status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is it done, whatever its status."""
+    told: list[str] = []
+    monkeypatch.setattr(restarting, "rank_zero_info", told.append)
+    outcome = supervised(crashing.ends_early, tmp_path, str(tmp_path), status, False)
+    assert (outcome.status, outcome.exited) == (status, True)
+    run = history(tmp_path)
+    assert (run["outcome"], len(run["attempts"])) == ("stopped", 1)
+    expected = f"the code ended it with status {status} (SystemExit). It is not tried again."
+    assert told == [f"autorestart: attempt 1 ended after step 3: {expected}"]
+
+
+def test_a_process_that_was_ended_leaves_no_lock_of_progress_bars(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _ENDS_EARLY, str(tmp_path)]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    assert "resource_tracker" not in told
+
+
+_ENDS_EARLY = """
+import sys
+from pathlib import Path
+import crashing
+from fulgurite.config.run.own_checkpoints import all_of
+from fulgurite.config.run.restarting import supervise
+from fulgurite.config.schema.checking import check
+from parts import described
+if __name__ == "__main__":
+    plan = check(described(Path(sys.argv[1]), autorestart={"max_num_restarts": 2}))
+    supervise(plan, "fit", all_of, crashing.ends_early, (sys.argv[1], 0, True))
+"""
 
 
 def noted(error: BaseException, note: str) -> BaseException:
