@@ -25,6 +25,10 @@ class SharedFolder(PermissionError):
     """Others can write the folder, and with it the code that this process would run."""
 
 
+class UnusableFolder(PermissionError):
+    """The folder that was given takes no files or locks; ``errno`` is the system's."""
+
+
 def default_folder() -> Path:
     """The user's cache folder; where it cannot be used, a temporary one and a warning."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
@@ -40,14 +44,18 @@ def given_folder(folder: Path) -> Path:
     """The folder that the user gave, made if missing.
 
     Raises:
-        PermissionError: it cannot be used.
+        UnusableFolder: it cannot be used; also where it is not a matter of permission.
+        SharedFolder: others can write it.
     """
     try:
         folder = make(folder.expanduser())
     except (OSError, RuntimeError) as error:  # RuntimeError: a link to itself
-        raise PermissionError(
-            f"compile_dir={str(folder)!r} cannot be used ({error}). Give a folder of your own."
-        ) from None
+        why = getattr(error, "strerror", None) or error
+        unusable = UnusableFolder(
+            f"compile_dir={str(folder)!r} cannot be used: {why}. Give a folder of your own."
+        )
+        unusable.errno = getattr(error, "errno", None)
+        raise unusable from None
     refuse_shared(folder)
     return folder
 

@@ -358,9 +358,15 @@ def test_a_given_folder_that_cannot_be_used_is_an_error_that_names_it(unusable: 
 
 
 def test_a_given_folder_that_is_a_file_is_an_error_that_names_it(folder: Path) -> None:
+    """It is no matter of permission, and the error says none: whoever catches that gets it too."""
     folder.write_text("")
-    with pytest.raises(PermissionError, match=re.escape(f"compile_dir={str(folder)!r} cannot")):
+    expected = (
+        f"compile_dir={str(folder)!r} cannot be used: File exists. Give a folder of your own."
+    )
+    with pytest.raises(PermissionError, match=re.escape(expected)) as caught:
         CompileCache(folder)
+    assert type(caught.value).__name__ == "UnusableFolder"
+    assert caught.value.errno == errno.EEXIST
 
 
 def test_a_given_folder_that_is_a_link_to_nothing_is_made(folder: Path, tmp_path: Path) -> None:
