@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from string import Formatter
 from typing import Any, Literal
@@ -178,18 +179,20 @@ class Checkpoint(SaveAnnouncer, SparseCallback, ModelCheckpoint):
     def save(self, trainer: pl.Trainer) -> Path:
         """Write a checkpoint of this moment; returns where it lies, or will once it is written.
 
-        During the steps of a fit it is copied, and written beside the steps that follow.
+        During the steps of a fit it is copied, and written beside the steps that follow. The line
+        that names it is printed when it is there.
         """
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
         observers = [callback for callback in callbacks if isinstance(callback, SaveObserver)]
-        path = self._free_path(trainer)
+        path, files = self._free_path(trainer), files_of(trainer)
         with saved_beside(trainer):
             for observer in observers:
                 observer.before_checkpoint(trainer, path)
             self._write(trainer, path)
             self._saved_at = self._last_global_step_saved = trainer.global_step
             self.best_model_path = self.last_model_path = self._last_checkpoint_saved = str(path)
-            rank_zero_info(f"Checkpoint: {path}")
+            say = partial(rank_zero_info, f"Checkpoint: {path}")
+            say() if files is None else files.when_there(path, say)
             for observer in observers:
                 observer.after_checkpoint(trainer, path)
         for logger in trainer.loggers if trainer.is_global_zero else ():

@@ -93,6 +93,13 @@ class CheckpointFiles(TorchCheckpointIO):
         else:
             self._writer.submit(lambda: link(Path(target), Path(name)), name, leaves=True)
 
+    def when_there(self, path: AnyPath, call: Callable[[], None]) -> None:
+        """Call a function when a file that was saved is there; maybe in the thread that writes."""
+        if self._writer.is_idle:
+            call()
+        else:
+            self._writer.submit(call, path, leaves=True)
+
     def exists(self, path: AnyPath) -> bool:
         """Whether a file is there when all that was asked for is done."""
         return self._writer.exists(path)

@@ -19,7 +19,7 @@ from fulgurite.backends import reset_backend
 from fulgurite.backends.checkpoints import plugin
 from fulgurite.backends.checkpoints.damage import check_file
 from fulgurite.backends.checkpoints.plugin import CheckpointFiles
-from fulgurite.callbacks import Checkpoint, KeepNCheckpoints, SaveCheckpointState
+from fulgurite.callbacks import Checkpoint, KeepNCheckpoints, SaveCheckpointState, checkpoint
 
 DEVICES = {"CSX": lambda: {"backend": csx()}, "CPU": lambda: {"device": "CPU"}}
 devices = pytest.mark.parametrize("device", DEVICES)
@@ -94,6 +94,21 @@ def test_steps_go_on_and_no_two_are_mixed(tmp_path: Path, device: str, kind: str
         found = torch.load(tmp_path / f"checkpoint_{step}.ckpt", weights_only=True)
         assert found["global_step"] == step
         assert torch.equal(found["state_dict"]["net.0.weight"], watch.weights[step])
+
+
+@pytest.mark.usefixtures("slow")
+def test_the_line_that_names_a_file_comes_when_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, bool]] = []
+
+    def info(text: str) -> None:
+        told.append((text, Path(text.removeprefix("Checkpoint: ")).exists()))
+
+    monkeypatch.setattr(checkpoint, "rank_zero_info", info)
+    trained("CSX", tmp_path, Checkpoint(steps=3))
+    steps = (3, 6, 9, 10)
+    assert told == [(f"Checkpoint: {tmp_path}/checkpoint_{step}.ckpt", True) for step in steps]
 
 
 @pytest.mark.usefixtures("slow")
