@@ -6,6 +6,7 @@ from every room of the backend.
 
 strategy      Lightning's strategy "csx"
 position      what a checkpoint of ours holds beside Lightning's
+restored      what a checkpoint has that a fit cannot go on from
 torn          no checkpoint of a state that a failed step has half written
 evaluation    the steps of validation, test and predict
 refusals      what CSX cannot do, as errors

@@ -16,7 +16,6 @@ import torch
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
-from lightning.pytorch.strategies.strategy import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.optim import Optimizer
 
@@ -39,6 +38,7 @@ from fulgurite.backends.csx.plugins.precision import (
     refuse_replaced_precision,
 )
 from fulgurite.backends.csx.plugins.refusals import refuse_host_step, refuse_unsupported
+from fulgurite.backends.csx.plugins.restored import ChecksStates, restored_of
 from fulgurite.backends.csx.plugins.torn import refuse_torn
 from fulgurite.backends.csx.plugins.zero_grad import ZeroGradNoted
 from fulgurite.backends.csx.program import offline
@@ -54,7 +54,7 @@ LOOPS = "fulgurite.loops:install"
 CHECKPOINT_KEY = "fulgurite"
 
 
-class StaticGraph(Strategy):
+class StaticGraph(ChecksStates):
     """What every CSX strategy does; a mixin over one of Lightning's.
 
     Args:
@@ -252,7 +252,7 @@ class StaticGraph(Strategy):
         weights_only = weights_only is None or weights_only
         with naming_classes(checkpoint_path):
             checkpoint = super().load_checkpoint(checkpoint_path, weights_only=weights_only)
-        self.restored = checkpoint.get(CHECKPOINT_KEY)
+        self.restored = restored_of(self, checkpoint_path, checkpoint, CHECKPOINT_KEY)
         return checkpoint
 
 
