@@ -43,6 +43,7 @@ OPTIONS = {
     "compile_only": False,
     "validate_only": False,
     "retrace_every_iteration": False,
+    "background": True,
     "audit": True,
     "autogen_policy": "default",
     "fabric": "auto",

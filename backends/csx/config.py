@@ -80,6 +80,9 @@ class CSXBackend(Backend):
             next run loads them.
         validate_only: trace them, which is all that is checked, and stop: needs no compiler.
         retrace_every_iteration: run the step's Python on every iteration.
+        background: run a program that has to be compiled operation by operation until another
+            process has compiled it; False waits, as does ``Trainer(deterministic=True)``. The
+            first steps then round differently (docs/backends.md).
         audit: trace the step again now and then, and compare it with the program; takes at most 2 %
             of a run's time, besides once for each program (docs/steps.md).
         autogen_policy: "disabled" runs the program operation by operation; "default", the same as
@@ -105,6 +108,7 @@ class CSXBackend(Backend):
     compile_only: bool = False
     validate_only: bool = False
     retrace_every_iteration: bool = False
+    background: bool = True
     audit: bool = True
     autogen_policy: str = field(
         default="default", metadata={"known": AUTOGEN_POLICIES, "built": ("disabled", "medium")}

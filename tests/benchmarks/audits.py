@@ -64,7 +64,7 @@ def measure(
     loader = torch_.preloaded(model)
     counted = Counted()
     trainer = fulgurite.Trainer(
-        backend=fulgurite.backend("CSX"),
+        backend=fulgurite.backend("CSX", background=False),
         max_time=timedelta(seconds=seconds),
         limit_val_batches=2 * validates,
         callbacks=[counted],

@@ -27,7 +27,9 @@ QUIET: dict[str, Any] = {
     "enable_progress_bar": False,
     "enable_model_summary": False,
 }
-WITHOUT_AUDITS = {"audit": False} if "audit" in CSXBackend.__dataclass_fields__ else {}
+PROGRAM_ALONE = {
+    option: False for option in ("audit", "background") if option in CSXBackend.__dataclass_fields__
+}
 """Commits that are compared may be older than audits."""
 
 
@@ -147,7 +149,7 @@ def make_trainer(ours: bool, **options: Any) -> pl.Trainer:
     """
     if ours:
         return fulgurite.Trainer(
-            backend=fulgurite.backend("CSX", **WITHOUT_AUDITS), **QUIET, **options
+            backend=fulgurite.backend("CSX", **PROGRAM_ALONE), **QUIET, **options
         )
     return pl.Trainer(accelerator="cpu", **QUIET, **options)
 

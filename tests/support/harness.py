@@ -60,9 +60,9 @@ def numbers(metrics: dict[str, Any]) -> dict[str, float]:
     return {key: float(value) for key, value in metrics.items()}
 
 
-defaults: dict[str, Any] = {"autogen_policy": "disabled", "audit": False}
+defaults: dict[str, Any] = {"autogen_policy": "disabled", "audit": False, "background": False}
 """Of a backend, unless a test says otherwise or the suite runs with ``--compiled``: nothing is
-compiled, and no step traced again (0.2 s a test)."""
+compiled, and no step traced again (0.2 s a test); what is compiled is so from the first step on."""
 
 
 def csx(policy: str | None = None, **options: Any) -> fulgurite.backends.Backend:

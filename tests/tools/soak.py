@@ -80,7 +80,7 @@ def main() -> int:
     loader = DataLoader(TensorDataset(x, x[:, :10].argmax(1)), 64, shuffle=True)
     meter = Meter()
     trainer = fulgurite.Trainer(
-        device="CSX",
+        backend=fulgurite.backend("CSX", background=False),
         max_steps=steps,
         max_epochs=-1,
         callbacks=[meter],

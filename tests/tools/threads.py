@@ -79,7 +79,8 @@ class Work:
     def _fit(self) -> list[Tensor]:
         module = Classifier()
         self._modules = [*self._modules[-3:], module]
-        trainer = fulgurite.Trainer(device="CSX", max_epochs=2, **QUIET)
+        backend = fulgurite.backend("CSX", background=False)  # the same bits in every fit
+        trainer = fulgurite.Trainer(backend=backend, max_epochs=2, **QUIET)
         trainer.fit(module, DataLoader(self._data, 8))
         return [tensor.clone() for tensor in module.state_dict().values()]
 

@@ -39,9 +39,11 @@ from fulgurite.backends.csx.compile.cache_folder import (
 from fulgurite.backends.csx.compile.entries import is_odd, is_whole, remove, seal, seal_of
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 LIMIT_BYTES = 2 << 30  # assumed: some hundred programs
 LIMIT_VARIABLE = "FULGURITE_CACHE_BYTES"
+_UNWRITABLE = "compiled programs cannot be written"
 _LOCK, _PART, _MARK = ".lock", ".part", ".mark"
 _KEY = re.compile("[0-9a-f]{64}")  # nothing else in the folder is ever touched
 
@@ -115,32 +117,61 @@ class CompileCache:
             NothingKept: the folder takes no files any more, and a temporary one does not either.
         """
         assert _KEY.fullmatch(key)
+        return self._kept(lambda: self.fetch_here(key, build, load, waiting))
+
+    def find(self, key: str, load: Callable[[Path], T]) -> Fetched[T] | None:
+        """Load the entry of a key, where there is one that is whole, fits, and is not being built.
+
+        Raises:
+            PermissionError, NothingKept: as ``fetch``.
+        """
+        assert _KEY.fullmatch(key)
+        return self._kept(lambda: self._find_unlocked(key, load))
+
+    def _find_unlocked(self, key: str, load: Callable[[Path], T]) -> Fetched[T] | None:
+        refuse_shared(make(self.folder))
+        self._used.add(key)
+        with contextlib.suppress(BlockingIOError):
+            with self._locked(key, fcntl.LOCK_SH | fcntl.LOCK_NB):
+                return self._find(self.folder / key, load)
+        return None
+
+    def _kept(self, use: Callable[[], U]) -> U:
+        """Use the folder; a temporary one where it takes no files any more."""
         try:
-            return self._fetch(key, build, load, waiting)
+            return use()
         except SharedFolder:
             raise
         except OSError as error:  # the disk is full, read-only, gone
             why = error
+        self.leave(why)
         try:
-            self._leave(why)
-            return self._fetch(key, build, load, waiting)
+            return use()
         except OSError as error:
-            raise NothingKept(f"compiled programs cannot be written: {error}") from None
+            raise NothingKept(f"{_UNWRITABLE}: {error}") from None
 
-    def _leave(self, why: OSError) -> None:
-        """Go on in a temporary folder; raises the reason where this one is that already."""
+    def leave(self, why: OSError) -> None:
+        """Go on in a temporary folder.
+
+        Raises:
+            NothingKept: it is in one already, or there is none.
+        """
         if self._left:
-            raise why
+            raise NothingKept(f"{_UNWRITABLE}: {why}")
         told = f"compile_dir={str(self.folder)!r} cannot be used any more ({why})"
-        self.folder, self._left = folder_of_this_process(told), True
+        try:
+            self.folder, self._left = folder_of_this_process(told), True
+        except OSError as error:
+            raise NothingKept(f"{_UNWRITABLE}: {error}") from None
 
-    def _fetch(
+    def fetch_here(
         self,
         key: str,
         build: Callable[[Path], None],
         load: Callable[[Path], T],
-        waiting: Callable[[], AbstractContextManager[None]],
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> Fetched[T]:
+        """As ``fetch``, but an OSError where the folder takes no files any more."""
         refuse_shared(make(self.folder))  # which may be gone, or have other rights by now
         entry = self.folder / key
         self._used.add(key)

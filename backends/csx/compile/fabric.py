@@ -27,7 +27,8 @@ class Loaded:
 
     ``built`` is whether it was compiled now, rather than found compiled in the cache; ``how`` says
     it in words; ``graph`` is what a fabric asks when a run fails. A fabric may change ``call``,
-    ``compiled`` and ``how`` when the graph has run once.
+    ``compiled`` and ``how`` when the graph has run once, and later where ``compiling`` is set:
+    it is compiled in the background. ``told`` is called when that has ended, either way.
     """
 
     call: Call
@@ -36,6 +37,8 @@ class Loaded:
     seconds: float
     how: str
     graph: Graph | None = None
+    compiling: bool = False
+    told: Callable[[], None] | None = None
 
 
 class Timer(Protocol):
@@ -71,12 +74,13 @@ class Fabric(Protocol):
     def describe(self) -> str:
         """The fabric in words, for every line that says what ran where."""
 
-    def load(self, graph: Graph, shown: Shown) -> Loaded:
+    def load(self, graph: Graph, shown: Shown, urgent: bool = True) -> Loaded:
         """Make a graph runnable.
 
         Args:
             graph: the graph.
             shown: entered with what is done ("compiling") where that may take long.
+            urgent: whether it runs more than now: in the background it is compiled before others.
 
         Raises:
             RuntimeError: ``compile_only`` on a machine that cannot compile.

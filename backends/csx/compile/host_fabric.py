@@ -1,8 +1,9 @@
 """The host fabric: programs run on the CPU of this machine.
 
 A graph is compiled, or found compiled in the cache, or, without a compiler or with
-``autogen_policy="disabled"``, run operation by operation by torch's own kernels. Compiled code
-is trusted after its first step was checked (``selfcheck``).
+``autogen_policy="disabled"``, run operation by operation by torch's own kernels; so it is, too,
+while it is compiled in the background. Compiled code is trusted after its first step was checked
+(``selfcheck``).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import platform
 import sysconfig
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,15 @@ from torch import Tensor
 from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import InductorError, InvalidCxxCompiler
 
-from fulgurite.backends.csx.compile import denormals
+from fulgurite.backends.csx.compile import background, denormals
+from fulgurite.backends.csx.compile.background import Job, Meanwhile, queue
 from fulgurite.backends.csx.compile.cache import (
     CompileCache,
     Fetched,
     NothingKept,
     UnfitEntry,
 )
+from fulgurite.backends.csx.compile.cache_folder import SharedFolder
 from fulgurite.backends.csx.compile.fabric import Call, Fabric, Loaded, Shown
 from fulgurite.backends.csx.compile.failures import explained
 from fulgurite.backends.csx.compile.fingerprint import described_inputs, processor, program_key
@@ -68,7 +72,7 @@ class HostFabric(Fabric):
         threads = torch.get_num_threads()
         return f"host fabric ({cpu_name()}, {threads} thread{'s' * (threads > 1)})"
 
-    def load(self, graph: Graph, shown: Shown) -> Loaded:
+    def load(self, graph: Graph, shown: Shown, urgent: bool = True) -> Loaded:
         """Find a graph compiled in the cache or compile it, else run it operation by operation."""
         began = time.perf_counter()
         if next(graph.operations(), None) is None:
@@ -77,12 +81,20 @@ class HostFabric(Fabric):
             if not self._backend.compiles:
                 raise NoToolchain("autogen_policy='disabled'")
             key = program_key(graph)
-            found = self._cache.fetch(
-                key,
-                build=lambda folder: _build(graph, folder, shown),
-                load=lambda folder: _load(graph, folder),
-                waiting=lambda: shown("waiting for another process that compiles"),
-            )
+            if self._waits:
+                found = self._cache.fetch(
+                    key,
+                    build=lambda folder: _build(graph, folder, shown),
+                    load=lambda folder: _load(graph, folder),
+                    waiting=lambda: shown("waiting for another process that compiles"),
+                )
+            else:
+                kept = self._cache.find(key, lambda folder: _load(graph, folder))
+                if kept is None:
+                    return self._load_later(graph, key, began, urgent)
+                if urgent:
+                    queue.hurry()
+                found = kept
         except (NoToolchain, NothingKept) as missing:
             if self._backend.compile_only:
                 raise RuntimeError(
@@ -102,6 +114,79 @@ class HostFabric(Fabric):
             self._check_first(loaded, graph, found, key)
         return loaded
 
+    @property
+    def _waits(self) -> bool:
+        """Whether programs are compiled before they run, and not in the background.
+
+        Graphs are written down after each pass by this process, as long as it builds a program.
+        """
+        backend = self._backend
+        return (
+            not (backend.background and background.AVAILABLE)
+            or backend.compile_only
+            or backend.artifact_dir is not None
+            or torch.are_deterministic_algorithms_enabled()
+        )
+
+    def _load_later(self, graph: Graph, key: str, began: float, urgent: bool) -> Loaded:
+        """Run a graph operation by operation while it is compiled."""
+        missing = toolchain_missing()
+        if missing is not None:
+            raise NoToolchain(missing)
+        loaded = _interpreted(graph, began, "")
+        loaded.how, loaded.compiling = "running operation by operation while it compiles", True
+        loaded.call = self._meanwhile(loaded, graph, key, urgent)
+        return loaded
+
+    def _meanwhile(self, loaded: Loaded, graph: Graph, key: str, urgent: bool) -> Meanwhile:
+        cache = self._cache
+
+        def compiles() -> str | None:
+            try:
+                cache.fetch_here(
+                    key,
+                    build=lambda folder: _build(graph, folder, lambda doing: nullcontext()),
+                    load=lambda folder: _load(graph, folder),
+                )
+            except NoToolchain as missing:
+                return str(missing)
+            return None
+
+        job = queue.add(Job(name=(str(cache.folder), key), run=compiles, urgent=urgent))
+        if urgent:
+            queue.hurry()
+        settle = functools.partial(self._settle, loaded, graph, key)
+        return Meanwhile(job, _flat(graph.module), settle)
+
+    def _settle(self, loaded: Loaded, graph: Graph, key: str, job: Job) -> Call:
+        """What runs from now on, since a job has ended."""
+        why, found = job.failure or "its compiled code is gone", None
+        try:
+            if job.full:
+                if job.name[0] == str(self._cache.folder):
+                    self._cache.leave(OSError(why))
+                loaded.call = self._meanwhile(loaded, graph, key, urgent=True)
+                return loaded.call
+            if job.failure is None:
+                found = self._cache.find(key, lambda folder: _load(graph, folder))
+        except (NothingKept, SharedFolder) as missing:
+            why = str(missing)
+        loaded.compiling, loaded.seconds = False, job.seconds
+        if found is None:
+            log = "" if job.log is None else f"; {job.log} has more"
+            loaded.call, loaded.how = (
+                _flat(graph.module),
+                f"run operation by operation ({why}{log})",
+            )
+            _tell(loaded)
+            return loaded.call
+        loaded.call, loaded.compiled, loaded.how = found.value, True, "compiled"
+        if found.marked:
+            _tell(loaded)
+        else:
+            self._check_first(loaded, graph, found, key)
+        return loaded.call
+
     def _check_first(self, loaded: Loaded, graph: Graph, found: Fetched[Call], key: str) -> None:
         """Let the first call be the self-check; who passes it is marked in the cache."""
         reference = _flat(graph.module)
@@ -110,6 +195,7 @@ class HostFabric(Fabric):
             if agreed:
                 loaded.call = found.value
                 found.mark()
+                _tell(loaded)
             else:
                 loaded.call, loaded.compiled = reference, False
                 loaded.how = "run operation by operation (compiled, it gave other numbers)"
@@ -149,6 +235,13 @@ class HostFabric(Fabric):
             _set_grad_enabled(gradients)
             if timer is not None:
                 timer.end()
+
+
+def _tell(loaded: Loaded) -> None:
+    """Tell whoever wants to know what a graph is run by from now on."""
+    if loaded.told is not None:
+        loaded.told()
+        loaded.told = None
 
 
 def _interpreted(graph: Graph, began: float, why: str) -> Loaded:

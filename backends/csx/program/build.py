@@ -22,7 +22,7 @@ from fulgurite.backends.csx.program.executable import Executable
 from fulgurite.backends.csx.program.guards import Conditions, Guards
 from fulgurite.backends.csx.program.offline import BuiltOnly
 from fulgurite.backends.csx.program.param_groups import ParamGroups
-from fulgurite.backends.csx.program.report import announce, passes_of
+from fulgurite.backends.csx.program.report import announce, passes_of, say_compiled
 from fulgurite.backends.csx.program.summary import Program, make_program
 from fulgurite.backends.csx.program.waiting import building, shown
 from fulgurite.backends.interrupts import interrupted_once
@@ -48,6 +48,7 @@ class Builder:
     scope: Scope  # what the step works on
     backend: CSXBackend
     fabric: Fabric
+    steps_done: Callable[[], int]
     programs: list[Program] = field(default_factory=list)  # descriptions of those built so far
     gradients: dict[str, Tensor] = field(default_factory=dict)  # buffers that all of them share
 
@@ -79,6 +80,7 @@ class Builder:
             loads = {} if self.backend.validate_only else self._load(program, captured)
             self.programs.append(program)
             announce(scope.trainer, self.fabric, self.backend, program, list(loads.values()))
+            self._tell_later(list(loads.values()))
             if self.backend.only_builds:
                 raise BuiltOnly(_without_values(captured, batch))
         guards = Guards(self.stage, list(captured.values()), conditions(), scope, groups)
@@ -108,11 +110,24 @@ class Builder:
         *others, last = entries
         return bool(others) and name == last and not self.scope.keeps_gradients
 
+    def _tell_later(self, loads: list[Loaded]) -> None:
+        """Say when the last entry point is compiled, which is done in the background."""
+
+        def told() -> None:
+            if not any(load.compiling for load in loads):
+                say_compiled(self.scope.trainer, self.stage, loads, self.steps_done() + 1)
+
+        for load in loads:
+            if load.compiling:
+                load.told = told
+
     def _load(self, program: Program, captured: dict[str, Captured]) -> dict[str, Loaded]:
         what = f"the {self.stage} program, {program.operations} operations"
+        trainer = self.scope.trainer
+        urgent = trainer is None or not trainer.sanity_checking
         return {
             name: self.fabric.load(
-                one.graph, lambda doing: shown(self.scope.trainer, f"{doing} {what}")
+                one.graph, lambda doing: shown(trainer, f"{doing} {what}"), urgent=urgent
             )
             for name, one in captured.items()
         }

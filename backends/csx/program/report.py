@@ -50,6 +50,21 @@ def announce(
         _write(Path(backend.artifact_dir), program, line)
 
 
+def say_compiled(trainer: pl.Trainer | None, stage: str, loads: list[Loaded], step: int) -> None:
+    """Say what came of compiling a program in the background.
+
+    Args:
+        trainer: whose screen it is.
+        stage: the program's name in messages.
+        loads: its entry points.
+        step: the stage's step that is under way, from 1.
+    """
+    failed = [load.how for load in loads if not load.compiled]
+    seconds = sum(load.seconds for load in loads)
+    how = failed[0] if failed else f"compiled in {seconds:.1f} s"
+    say(trainer, f"CSX: {stage} program {how}, from step {step} on")
+
+
 def summary(program: Program) -> str:
     """What a program takes and keeps, in two lines."""
     layouts = [state.layout for state in program.state]

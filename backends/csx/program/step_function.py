@@ -70,7 +70,9 @@ class StepFunction:
         self._scope, self._backend = scope, backend
         self._selection = Selection(stage, scope, backend.max_programs)
         self._audits = Audits(stage, scope, budget or Budget())
-        self._builder = Builder(stage=stage, scope=scope, backend=backend, fabric=fabric)
+        self._builder = Builder(
+            stage=stage, scope=scope, backend=backend, fabric=fabric, steps_done=lambda: self.runs
+        )
         self.programs, self.executables = self._builder.programs, self._selection.executables
         self._latest: BoundProgram | None = None  # the one that ran last
         self._added: list[tuple[Path, Any]] = []  # keys of the batch that programs add

@@ -1,0 +1,324 @@
+"""Compile beside the training, in one process of its own.
+
+The *worker* is forked: it has the graphs, the compiler's settings and the user's environment as
+they are, and imports nothing anew. It compiles what waits into the compile cache, from which this
+process loads it. It runs with lower priority, and ends with this process, however that ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+from torch._inductor import config as inductor
+from torch._inductor.async_compile import AsyncCompile
+
+from fulgurite.backends.csx.compile.fabric import Call
+from fulgurite.backends.patches import fx_lock, trace_lock
+
+AVAILABLE = sys.platform == "linux"  # elsewhere a forked process may not use the system's libraries
+NICE = 3  # assumed: about half as much of a core as the training
+GRACE_S = 3.0  # for the worker to end its C++ compilers and remove its files
+_LOOK_S = 0.5  # how often the worker looks whether its parent lives
+_LOG = "log.txt"
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Job:
+    """Something to be compiled.
+
+    Args:
+        name: the same for the same thing: it is compiled once.
+        run: compiles it, in the worker; returns why it cannot, or None.
+        urgent: whether its program runs now; others wait for the first one that does.
+
+    Attributes:
+        ended: whether it is known what came of it.
+        failure: why it was not compiled, in words.
+        full: whether that was because the folder takes no files.
+        log: what the worker printed, where it failed.
+        seconds: how long it took.
+    """
+
+    name: tuple[str, ...]
+    run: Callable[[], str | None]
+    urgent: bool
+    ended: bool = False
+    failure: str | None = None
+    full: bool = False
+    log: Path | None = None
+    seconds: float = 0.0
+
+
+class Queue:
+    """What waits to be compiled, and the worker."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin anew: in a forked process, where the worker is the parent's."""
+        self._lock = threading.Lock()
+        self._waiting: list[Job] = []
+        self._worker: _Worker | None = None
+
+    def add(self, job: Job) -> Job:
+        """Let a job wait; returns the one of that name that is under way, if there is."""
+        with self._lock:
+            under_way = self._waiting + (self._worker.jobs if self._worker else [])
+            for other in under_way:
+                if other.name == job.name and not other.ended:
+                    return other
+            self._waiting.append(job)
+            self._waiting.sort(key=lambda one: not one.urgent)
+        return job
+
+    def hurry(self) -> None:
+        """Everything that waits may be compiled: what is needed most has come."""
+        with self._lock:
+            for job in self._waiting:
+                job.urgent = True
+
+    def poll(self) -> None:
+        """Note what has ended, and start the worker where something urgent waits (1 µs)."""
+        if self._lock.acquire(blocking=False):  # else another thread does it
+            try:
+                if self._worker is not None and self._worker.has_ended():
+                    self._worker = None
+                if self._worker is None and self._waiting and self._waiting[0].urgent:
+                    self._start()
+            finally:
+                self._lock.release()
+
+    def _start(self) -> None:
+        with contextlib.ExitStack() as held:
+            for lock in (fx_lock, trace_lock):  # what they guard is whole in the worker then
+                if not lock.acquire(blocking=False):
+                    return
+                held.callback(lock.release)
+            jobs, self._waiting = self._waiting, []
+            try:
+                self._worker = _Worker(jobs)
+            except OSError as error:  # no memory, no process, no place for temporary files
+                for job in jobs:
+                    job.failure, job.ended = f"no process to compile in: {error}", True
+
+    def end(self) -> None:
+        """End the worker; what it has not compiled is not compiled."""
+        with self._lock:
+            if self._worker is not None:
+                self._worker.end()
+            self._worker, self._waiting = None, []
+
+
+class _Worker:
+    """A process that compiles jobs one after the other."""
+
+    def __init__(self, jobs: list[Job]) -> None:
+        self.jobs, self._read = jobs, b""
+        self._folder = Path(tempfile.mkdtemp(prefix="fulgurite-compile-"))
+        self._results, write = os.pipe()
+        os.set_blocking(self._results, False)
+        parent, threads = os.getpid(), torch.get_num_threads()
+        with warnings.catch_warnings():  # Python 3.12 warns of threads; locks are in docs/backends
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._pid = os.fork()
+        if self._pid == 0:
+            _work(jobs, write, self._folder, parent, threads)
+        os.close(write)
+
+    def has_ended(self) -> bool:
+        """Whether all jobs ended; those that ended since are noted."""
+        try:
+            while read := os.read(self._results, 1 << 16):
+                self._read += read
+        except BlockingIOError:
+            self._note()
+            return False
+        self._note()
+        self._close()
+        return True
+
+    def end(self) -> None:
+        """End it, and what it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGTERM)  # it ends its compilers and removes its files
+        until = time.monotonic() + GRACE_S
+        while not self._is_gone() and time.monotonic() < until:
+            time.sleep(0.01)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._pid, signal.SIGKILL)
+        os.close(self._results)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _note(self) -> None:
+        *lines, self._read = self._read.split(b"\n")
+        for line in lines:
+            number, failure, full, seconds = json.loads(line)
+            job = self.jobs[number]
+            job.failure, job.full, job.seconds = failure, full, seconds
+            job.ended = failure is None  # a failure is told with the log, when it is written
+
+    def _close(self) -> None:
+        """Note what the process left undone; of its files only the log of a failure stays."""
+        os.close(self._results)
+        how, failed = self._waited(), [job for job in self.jobs if not job.ended]
+        kept = self._keep_log() if failed else None
+        for job in failed:
+            job.failure, job.log, job.ended = job.failure or how, kept, True
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _keep_log(self) -> Path | None:
+        try:
+            _, name = tempfile.mkstemp(prefix="fulgurite-compile-", suffix=".txt")
+            return (self._folder / _LOG).replace(name)
+        except OSError:  # the disk is full
+            return None
+
+    def _is_gone(self) -> bool:
+        try:
+            pid, _ = os.waitpid(self._pid, os.WNOHANG)
+        except ChildProcessError:  # somebody else waited for it
+            return True
+        return pid != 0
+
+    def _waited(self) -> str:
+        """How the process ended, in words."""
+        try:
+            _, status = os.waitpid(self._pid, 0)
+        except ChildProcessError:
+            return "the compiling process ended"
+        code = os.waitstatus_to_exitcode(status)
+        if code >= 0:
+            return f"the compiling process ended with status {code}"
+        name = signal.Signals(-code).name
+        memory = "; the system does that when memory runs out" if name == "SIGKILL" else ""
+        return f"the compiling process was ended by {name}{memory}"
+
+
+def _work(jobs: list[Job], results: int, folder: Path, parent: int, threads: int) -> NoReturn:
+    """Be the worker. Nothing of what this process would do at its end is done here."""
+    status = 1
+    try:
+        with open(folder / _LOG, "w", buffering=1) as log:
+            sys.stdout = sys.stderr = log
+            _settle_down(log.fileno(), folder, parent, threads)
+            for number, job in enumerate(jobs):
+                line = json.dumps([number, *_outcome(job)]) + "\n"
+                os.write(results, line.encode())
+            status = 0
+    finally:
+        os._exit(status)
+
+
+def _outcome(job: Job) -> tuple[str | None, bool, float]:
+    """Compile; returns why that failed, whether for want of space, and the seconds."""
+    began = time.perf_counter()
+    full = False
+    try:
+        failure = job.run()
+    except Exception as error:  # whatever it is, the parent tells it
+        traceback.print_exc()
+        first = [*str(error).strip().splitlines(), ""][0]
+        failure, full = f"{type(error).__name__}: {first}", isinstance(error, OSError)
+    return failure, full, time.perf_counter() - began
+
+
+def _settle_down(log: int, folder: Path, parent: int, threads: int) -> None:
+    """Let go of what is the parent's: its terminal, signals, priority, threads and memory."""
+    os.setpgid(0, 0)
+    os.nice(NICE)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for number, file in enumerate((nothing, log, log)):
+        os.dup2(file, number)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for one in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
+        signal.signal(one, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, _leave)
+    sys.settrace(None)
+    gc.freeze()  # or a collection would write to all the memory that is shared with the parent
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+    AsyncCompile.pool.cache_clear()  # its threads were not forked
+    torch.set_num_threads(1)  # torch's threads were not forked either
+    if inductor.cpp.threads < 1:
+        inductor.cpp.threads = threads
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _leave(number: int, frame: object) -> NoReturn:
+    raise SystemExit  # ends the C++ compilers on its way, and removes what is half written
+
+
+def _end_with(parent: int) -> None:
+    """End this process when its parent is gone."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK_S)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GRACE_S)
+    shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
+    os.killpg(0, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def fewer_threads() -> Iterator[None]:
+    """Leave one of torch's threads to the worker while the block runs.
+
+    Threads that wait for one that has no core wait very long: a step of an MLP took 60 times as
+    long on two cores with another busy process (measured).
+    """
+    threads = torch.get_num_threads()
+    if threads == 1:
+        yield
+        return
+    torch.set_num_threads(threads - 1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+class Meanwhile:
+    """A graph that runs operation by operation until its compilation has ended.
+
+    Args:
+        job: compiles it.
+        reference: its operations one by one.
+        settle: called when the job has ended; returns what to call from then on.
+    """
+
+    def __init__(self, job: Job, reference: Call, settle: Callable[[Job], Call]) -> None:
+        self._job, self._reference, self._settle = job, reference, settle
+
+    def __call__(self, inputs: list[Tensor]) -> Sequence[Tensor]:
+        """Run it once."""
+        queue.poll()
+        if self._job.ended:
+            return self._settle(self._job)(inputs)
+        with fewer_threads():
+            return self._reference(inputs)
+
+
+queue = Queue()
+"""This process's."""
+
+
+atexit.register(queue.end)
+if AVAILABLE:
+    os.register_at_fork(after_in_child=queue.begin)

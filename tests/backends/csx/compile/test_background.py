@@ -1,0 +1,250 @@
+"""The worker that compiles beside the training, with jobs that are quick: no compiler runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fulgurite.backends.csx.compile import background
+from fulgurite.backends.csx.compile.background import Job, Queue
+from fulgurite.backends.patches import trace_lock
+
+pytestmark = pytest.mark.skipif(not background.AVAILABLE, reason="workers are forked on Linux")
+
+
+@pytest.fixture
+def queue() -> Iterator[Queue]:
+    """A queue of the test's own."""
+    found = Queue()
+    yield found
+    found.end()
+
+
+def job(name: str, run: Callable[[], str | None], urgent: bool = True) -> Job:
+    """A job."""
+    return Job(name=(name,), run=run, urgent=urgent)
+
+
+def wait(queue: Queue, *jobs: Job, most_s: float = 60.0) -> None:
+    """Poll until all of them ended."""
+    until = time.monotonic() + most_s
+    while not all(one.ended for one in jobs):
+        assert time.monotonic() < until, "not ended in time"
+        queue.poll()
+        time.sleep(0.005)
+
+
+def wait_for(path: Path) -> None:
+    """Until a file is there."""
+    until = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < until, f"no {path}"
+        time.sleep(0.005)
+
+
+def test_a_job_runs_in_another_process(queue: Queue, tmp_path: Path) -> None:
+    def run() -> None:
+        (tmp_path / "pid").write_text(f"{os.getpid()} {os.nice(0)}")
+
+    one = queue.add(job("a", run))
+    wait(queue, one)
+    pid, nice = (tmp_path / "pid").read_text().split()
+    assert int(pid) != os.getpid()
+    assert int(nice) == os.nice(0) + background.NICE
+    assert one.failure is None
+    assert one.seconds > 0
+
+
+def test_nothing_starts_before_something_urgent_comes_and_that_is_first(
+    queue: Queue, tmp_path: Path
+) -> None:
+    def run(name: str) -> None:
+        with open(tmp_path / "order", "a") as file:
+            file.write(name)
+
+    validation = queue.add(job("v", lambda: run("v"), urgent=False))
+    queue.poll()
+    assert queue._worker is None
+    training = queue.add(job("t", lambda: run("t")))
+    wait(queue, training)
+    queue.hurry()
+    wait(queue, validation)
+    assert (tmp_path / "order").read_text() == "tv"
+
+
+def test_the_same_job_is_done_once(queue: Queue) -> None:
+    first = queue.add(job("a", lambda: None))
+    assert queue.add(job("a", lambda: None)) is first
+    wait(queue, first)
+    assert queue.add(job("a", lambda: None)) is not first
+
+
+def test_a_failure_is_told_in_words_with_its_log(queue: Queue) -> None:
+    def run() -> None:
+        print("what the compiler says")
+        raise ValueError("no such operation\nand more")
+
+    bad, good = queue.add(job("bad", run)), queue.add(job("good", lambda: None))
+    wait(queue, bad, good)
+    assert bad.failure == "ValueError: no such operation"
+    assert not bad.full
+    assert bad.log is not None
+    assert "what the compiler says" in bad.log.read_text()
+    assert "ValueError" in bad.log.read_text()
+    assert good.failure is None
+    bad.log.unlink()
+
+
+def test_a_reason_that_a_job_gives_is_the_failure(queue: Queue) -> None:
+    one = queue.add(job("a", lambda: "no C++ compiler was found"))
+    wait(queue, one)
+    assert one.failure == "no C++ compiler was found"
+
+
+def test_a_full_disk_is_told_apart(queue: Queue) -> None:
+    def run() -> None:
+        raise OSError(28, "No space left on device")
+
+    one = queue.add(job("a", run))
+    wait(queue, one)
+    assert one.full
+    assert one.failure == "OSError: [Errno 28] No space left on device"
+
+
+def test_a_worker_that_is_killed_fails_its_jobs_and_the_next_one_runs(
+    queue: Queue, tmp_path: Path
+) -> None:
+    def run() -> None:
+        (tmp_path / "began").touch()
+        time.sleep(60)
+
+    one, other = queue.add(job("a", run)), queue.add(job("b", lambda: None))
+    queue.poll()
+    wait_for(tmp_path / "began")
+    assert queue._worker is not None
+    os.kill(queue._worker._pid, signal.SIGKILL)
+    wait(queue, one, other)
+    assert one.failure is not None
+    assert "was ended by SIGKILL; the system does that when memory runs out" in one.failure
+    assert other.failure == one.failure
+    third = queue.add(job("c", lambda: None))
+    wait(queue, third)
+    assert third.failure is None
+
+
+def test_ending_the_queue_ends_the_worker_and_what_it_started(queue: Queue, tmp_path: Path) -> None:
+    def run() -> None:
+        with background_sleep() as process:
+            (tmp_path / "pid").write_text(str(process.pid))
+            (tmp_path / "began").touch()
+            process.wait()
+
+    queue.add(job("a", run))
+    queue.poll()
+    wait_for(tmp_path / "began")
+    assert queue._worker is not None
+    pid, folder = queue._worker._pid, queue._worker._folder
+    queue.end()
+    assert not folder.exists()
+    wait_for_end(pid)
+    wait_for_end(int((tmp_path / "pid").read_text()))
+
+
+def background_sleep() -> subprocess.Popen[bytes]:
+    """Something that a job starts."""
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that ended and that nobody waited for does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def wait_for_end(pid: int) -> None:
+    """Until a process is gone."""
+    until = time.monotonic() + 20
+    while is_alive(pid):
+        assert time.monotonic() < until, "a process is left"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_worker_ends_with_its_parent(how: signal.Signals, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, pathlib, sys, time\n"
+        "from fulgurite.backends.csx.compile.background import Job, queue\n"
+        "def run():\n"
+        f"    pathlib.Path({str(tmp_path / 'part')!r}).write_text(str(os.getpid()))\n"
+        f"    os.rename({str(tmp_path / 'part')!r}, {str(tmp_path / 'pid')!r})\n"
+        "    time.sleep(60)\n"
+        "queue.add(Job(name=('a',), run=run, urgent=True))\n"
+        "queue.poll()\n"
+        "time.sleep(60)\n"
+    )
+    parent = subprocess.Popen([sys.executable, script], stderr=subprocess.DEVNULL)
+    wait_for(tmp_path / "pid")
+    worker = int((tmp_path / "pid").read_text())
+    parent.send_signal(how)
+    parent.wait(60)
+    wait_for_end(worker)
+
+
+def test_a_forked_process_has_a_queue_of_its_own(queue: Queue, tmp_path: Path) -> None:
+    def run() -> None:
+        time.sleep(0.5)
+        (tmp_path / "done").touch()
+
+    one = background.queue.add(job("a", run))
+    background.queue.poll()
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if background.queue._worker is None else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    wait(background.queue, one)
+    assert (tmp_path / "done").exists()
+
+
+def test_no_worker_is_forked_while_another_thread_traces(queue: Queue) -> None:
+    traces, done = threading.Event(), threading.Event()
+
+    def trace() -> None:
+        with trace_lock:
+            traces.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=trace)
+    thread.start()
+    assert traces.wait(60)
+    one = queue.add(job("a", lambda: None))
+    queue.poll()
+    assert queue._worker is None
+    done.set()
+    thread.join()
+    wait(queue, one)
+    assert one.failure is None
+
+
+def test_a_process_that_cannot_be_made_is_a_failure(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fork() -> int:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", fork)
+    one = queue.add(job("a", lambda: None))
+    queue.poll()
+    assert one.ended
+    assert one.failure == ("no process to compile in: [Errno 11] Resource temporarily unavailable")
