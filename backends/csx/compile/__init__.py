@@ -8,6 +8,7 @@ host_fabric      the host's CPU; fabrics: which there are, and which one a backe
 inductor         torch's compiler; the only file that touches it; processes: the C++ compiler's
 parallel_checks  indices that are checked in loops of several threads
 static_wrapper   the Python that the compiler writes around its kernels, made static
+background       compiling beside the training, in a worker process
 cache            compiled programs in a folder; fingerprint: the key of each
 entries          one of them, sealed; cache_folder: where they lie
 failures         a step that fails while it runs: whose line, and why

@@ -42,7 +42,7 @@ class StubFabric:
     def describe(self) -> str:
         return "stub fabric"
 
-    def load(self, graph: Graph, shown: Any) -> Loaded:
+    def load(self, graph: Graph, shown: Any, urgent: bool = True) -> Loaded:
         self.loads.append(graph)
 
         def call(inputs: list[Tensor]) -> Any:
