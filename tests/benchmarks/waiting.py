@@ -1,0 +1,143 @@
+"""How long one waits: for the first step, for the first compiled one, for runs of some steps.
+
+    python tests/benchmarks/waiting.py                      cold and warm, every contender, a table
+    python tests/benchmarks/waiting.py --models convnet --steps 100 300 --json waiting.json
+    python tests/benchmarks/waiting.py --child fulgurite convnet 300     one run in this process
+
+Each run is a process of its own: stock Lightning, the same with ``torch.compile(module)``, and
+Fulgurite as people use it (``device="CSX"``). Seconds count from ``fit`` called: ``first`` to the
+end of the first training step, ``compiled`` to the end of the first that compiled code did (0: none
+was), ``wall`` to the end of ``fit``. Cold runs begin with empty compile caches, warm ones with what
+the cold one left. A validation of two batches comes every 80 steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from contenders import QUIET, quiet
+from models import LOSS, convnet, gpt, mlp
+from torch.utils.data import DataLoader
+
+import fulgurite
+
+CONTENDERS = ("lightning", "torch.compile", "fulgurite")
+MODELS = {"convnet": convnet, "mlp": mlp, "gpt": gpt}
+STEPS = {"convnet": (100, 300, 1000, 3000), "mlp": (300,), "gpt": (30, 100, 300)}
+Row = dict[str, Any]
+
+
+class Clock(pl.Callback):
+    """When the first step ended, and the first compiled one."""
+
+    def __init__(self) -> None:
+        self.first = self.compiled = 0.0
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: object) -> None:
+        if not self.first:
+            self.first = time.perf_counter()
+        if not self.compiled and isinstance(trainer, fulgurite.Trainer):
+            loads = [one.loaded for one in trainer.strategy.training.executables()]
+            if all(load.compiled for load in loads):
+                self.compiled = time.perf_counter()
+
+
+def run(contender: str, name: str, steps: int) -> Row:
+    """One fit in this process."""
+    quiet()
+    model, clock = MODELS[name](), Clock()
+    batches = model.batches * (steps // len(model.batches) + 1)
+    loader = DataLoader(batches, batch_size=None)
+    options: dict[str, Any] = {
+        **QUIET,
+        "callbacks": [clock],
+        "max_steps": steps,
+        "val_check_interval": min(80, steps),
+        "limit_val_batches": 2,
+    }
+    module: Any = model.module(LOSS)
+    began = time.perf_counter()
+    if contender == "fulgurite":
+        trainer: pl.Trainer = fulgurite.Trainer(device="CSX", **options)
+    else:
+        trainer = pl.Trainer(accelerator="cpu", **options)
+    if contender == "torch.compile":
+        module = torch.compile(module)
+    trainer.fit(module, loader, DataLoader(model.batches[:2], batch_size=None))
+    wall = time.perf_counter() - began
+    compiled = clock.compiled - began if clock.compiled else 0.0
+    return {"first": clock.first - began, "compiled": compiled, "wall": wall}
+
+
+def child(contender: str, name: str, steps: int, folder: str) -> Row:
+    """One fit in a process of its own, with its caches in a folder."""
+    done = subprocess.run(
+        [sys.executable, __file__, "--child", contender, name, str(steps)],
+        env={
+            **os.environ,
+            "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
+            "XDG_CACHE_HOME": f"{folder}/user",
+        },
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    result: Row = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def measure(names: list[str], steps: list[int] | None) -> list[Row]:
+    """Every contender in turn, cold and then warm."""
+    rows = []
+    for name in names:
+        for count in steps or STEPS[name]:
+            for contender in CONTENDERS:
+                with tempfile.TemporaryDirectory() as folder:
+                    for start in ("cold", "warm"):
+                        found = child(contender, name, count, folder)
+                        rows.append(
+                            {"model": name, "steps": count, "who": contender, "start": start}
+                            | {key: round(value, 2) for key, value in found.items()}
+                        )
+                        print(line(rows[-1]), flush=True)
+    return rows
+
+
+def line(row: Row) -> str:
+    """A row of the table."""
+    return (
+        f"{row['model']:8s} {row['steps']:6d} {row['who']:14s} {row['start']:5s}"
+        f" {row['first']:8.2f} {row['compiled']:8.2f} {row['wall']:8.2f}"
+    )
+
+
+def main() -> None:
+    """Measure."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--child", nargs=3)
+    parser.add_argument("--models", nargs="+", default=list(STEPS), choices=list(STEPS))
+    parser.add_argument("--steps", nargs="+", type=int)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    if arguments.child:
+        contender, name, steps = arguments.child
+        print(json.dumps(run(contender, name, int(steps))))
+        return
+    print("model     steps who            start    first compiled     wall")
+    rows = measure(arguments.models, arguments.steps)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
