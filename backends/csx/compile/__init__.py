@@ -5,7 +5,8 @@
 
 fabric           what runs programs: what every fabric does
 host_fabric      the host's CPU; fabrics: which there are, and which one a backend asks for
-inductor         torch's compiler; the only file that touches it; processes: the C++ compiler's
+inductor         torch's compiler; lowerings: what our own operations are to it; no other file
+                 touches it; processes: the C++ compiler's
 parallel_checks  indices that are checked in loops of several threads
 static_wrapper   the Python that the compiler writes around its kernels, made static
 background       compiling beside the training, in a worker process

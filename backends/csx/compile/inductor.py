@@ -1,13 +1,15 @@
-"""From graph to machine code, through torch's Inductor; the only file that touches the compiler.
+"""From graph to machine code, through torch's Inductor; no other file but ``lowerings`` touches it.
 
 A compiled graph is a folder: ``program.py``, the order of kernels and matrix products, and the
-kernels as extension modules. Loading it starts no compiler. Checked against torch 2.13.
+kernels as extension modules. Loading it starts no compiler. What is heavy of Inductor is imported
+where it is used: most processes compile nothing. Checked against torch 2.13.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import importlib.util
 import os
 import shutil
@@ -20,9 +22,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._inductor import config as inductor
-from torch._inductor.codecache import CppPythonBindingsCodeCache
 from torch._inductor.utils import BoxedBool
-from torch._inductor.virtualized import V
 
 from fulgurite.backends.csx.compile.fabric import Call
 from fulgurite.backends.csx.compile.parallel_checks import throw_after_loops
@@ -31,6 +31,7 @@ from fulgurite.backends.csx.compile.static_wrapper import make_static
 from fulgurite.backends.csx.graph.graph import Graph, storage_of
 from fulgurite.backends.csx.graph.op_schema import is_random
 from fulgurite.backends.csx.graph.passes import COMPILER_PASSES, lower
+from fulgurite.backends.interrupts import shielded
 from fulgurite.backends.patches import FX, Patch, applied, fx_lock, patches_of
 
 # size_asserts: inputs are checked before (BatchSpec, Binding). combo_kernels: small independent
@@ -57,6 +58,10 @@ def compile_graph(graph: Graph, folder: Path) -> None:
     The graph is functional and decomposed already, so Inductor's inner item takes it: its outer
     one would trace it a third time.
     """
+    _import_compiler()
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.virtualized import V
+
     graph = lower(graph, COMPILER_PASSES)
     context = torch._guards.TracingContext(graph.mode)
     with (
@@ -66,9 +71,7 @@ def compile_graph(graph: Graph, folder: Path) -> None:
         inductor.patch(FLAGS),
         torch.no_grad(),
     ):
-        warnings.filterwarnings("ignore", module=r"torch\.")  # its own deprecations, at import too
-        from torch._inductor.compile_fx import compile_fx_inner
-
+        warnings.filterwarnings("ignore", module=r"torch\.")  # its own deprecations
         patches = (FX, *_order_after_writes(), *_copies_first(), *_checks_that_do_not_end_us())
         with fx_lock, _kernels_of_this_process_alone(), applied(patches):
             _keep_draws_as_they_are()
@@ -85,6 +88,20 @@ def compile_graph(graph: Graph, folder: Path) -> None:
     if compiled.constants:
         torch.save(dict(compiled.constants), folder / _CONSTANTS)
     (folder / _PROGRAM).write_text(f"KERNELS = {wrapper.kernels!r}\n{wrapper.source}\n")
+
+
+@functools.cache
+def _import_compiler() -> None:
+    """Import torch's compiler, and tell it what our own operations are.
+
+    A Ctrl-C waits until it is imported: what half of it registered with torch could never be
+    imported again in this process.
+    """
+    with shielded(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"torch\.")  # its own deprecations
+        importlib.import_module("torch._inductor.compile_fx")
+        from fulgurite.backends.csx.compile.lowerings import register_lowerings
+    register_lowerings()
 
 
 def _order_after_writes() -> Iterator[Patch]:
@@ -187,6 +204,8 @@ def _kernels_of_this_process_alone() -> Iterator[None]:
     a bus error (seen). What takes long and is the same for all programs, the header and the test of
     the processor's vector units (7 s, measured), it has found in its own folder before.
     """
+    from torch._inductor.codecache import CppPythonBindingsCodeCache
+
     with _ended_with_us():
         CppPythonBindingsCodeCache.load_pybinding(["float*"], _SMALLEST)
     CppPythonBindingsCodeCache.cache_clear()

@@ -16,8 +16,6 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, fx
-from torch._inductor.lowering import make_pointwise, register_lowering
-from torch._inductor.virtualized import ops
 from torch._ops import OpOverload
 from torch.fx.node import map_aggregate
 
@@ -68,25 +66,7 @@ def rounding() -> Any:
     library.define("cbfloat16(Tensor x) -> Tensor")
     library.impl("cbfloat16", fmt.rounded, "CompositeExplicitAutograd")
     rounding.library = library  # type: ignore[attr-defined]  # it must outlive this call
-    operation = torch.ops.fulgurite.cbfloat16.default
-    register_lowering(operation, type_promotion_kind=None)(make_pointwise(_element))
-    return operation
-
-
-def _element(x: Any) -> Any:
-    """``cbfloat16.rounded`` of an element, or of a vector of them, in the compiler's words."""
-    bits, value = torch.int32, torch.float32
-    exponent = ops.bitwise_and(
-        ops.to_dtype_bitcast(x, bits, value), ops.constant(fmt.EXPONENT_BITS, bits)
-    )
-    exponent = ops.maximum(exponent, ops.constant(fmt.LOWEST, bits))
-    exponent = ops.minimum(exponent, ops.constant(fmt.HIGHEST, bits))
-    shift = ops.to_dtype_bitcast(ops.add(exponent, ops.constant(fmt.SHIFT, bits)), value, bits)
-    y = ops.sub(ops.add(x, shift), shift)
-    y = ops.mul(
-        ops.mul(y, ops.constant(fmt.OVERFLOW, value)), ops.constant(1 / fmt.OVERFLOW, value)
-    )
-    return ops.copysign(y, x)
+    return torch.ops.fulgurite.cbfloat16.default
 
 
 def to_cbfloat16(graph: Graph) -> Graph:

@@ -12,27 +12,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._inductor.lowering import register_lowering
 
 from fulgurite.backends.csx.graph.graph import Graph
 
 
 @functools.cache
-def _realize() -> Any:
+def realize() -> Any:
     """``fulgurite::realize``: the identity, which the compiler does not look through."""
     make_library: Any = torch.library.Library
     library = make_library("fulgurite", "DEF")
     library.define("realize(Tensor x) -> Tensor")
     library.impl("realize", lambda x: x.clone(), "CompositeExplicitAutograd")
-    _realize.library = library  # type: ignore[attr-defined]  # it must outlive this call
-    operation = torch.ops.fulgurite.realize.default
-
-    @register_lowering(operation, type_promotion_kind=None)
-    def lowering(x: Any) -> Any:
-        x.realize()
-        return x
-
-    return operation
+    realize.library = library  # type: ignore[attr-defined]  # it must outlive this call
+    return torch.ops.fulgurite.realize.default
 
 
 def realize_scalars(graph: Graph) -> Graph:
@@ -44,7 +36,7 @@ def realize_scalars(graph: Graph) -> Graph:
         readers = [user for user in node.users if _size(user) > 1]
         if readers:
             with fresh.inserting_after(node):
-                barrier = fresh.call_function(_realize(), (node,))
+                barrier = fresh.call_function(realize(), (node,))
             barrier.meta = dict(node.meta)
             for reader in readers:
                 reader.replace_input_with(node, barrier)
