@@ -14,6 +14,7 @@ feeding        says once if the loader is slower than the program
 lean           calls the hooks around a step (``on_train_batch_start`` and the like)
 finite         says once at which step a loss was first not finite
 building       runs that only compile: the first batch of each stage
+pace           the last line of a fit: its steps, and how long they waited for programs
 fit            the fit loop
 epoch          the loop over the batches of an epoch
 optimization   the step: the hooks inside it are traced from here (``on_before_backward`` ...)

@@ -16,7 +16,7 @@ from fulgurite.backends.csx.graph.rng import collect_with
 from fulgurite.backends.csx.plugins.strategy import strategy_of
 from fulgurite.backends.csx.program import report
 from fulgurite.backends.csx.program.offline import BuiltOnly
-from fulgurite.loops import building, feeding, position, resuming
+from fulgurite.loops import building, feeding, pace, position, resuming
 from fulgurite.loops.finite import Losses
 from fulgurite.loops.loader_errors import explained
 from fulgurite.loops.shapes import check_last_batch
@@ -45,7 +45,7 @@ class FitLoop(_FitLoop):
         self.hooks_told = set()
         if not building.only_builds(self.trainer):
             self.resumed = resuming.begin(self.trainer)
-            with explained():
+            with pace.told(self.trainer), explained():
                 super().run()
             if self.resumed is not None:  # nothing was left to do
                 self._restore_random_states()

@@ -53,18 +53,22 @@ _Again = Callable[[Recording, bool], Trace]
 
 
 class Budget:
-    """The time that the audits of one run take."""
+    """The time that the audits of one run take.
+
+    Attributes:
+        began: when the run began, by ``time.perf_counter``.
+    """
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
         """Begin a run."""
-        self._began, self._spent = time.perf_counter(), 0.0
+        self.began, self._spent = time.perf_counter(), 0.0
 
     def allows(self, seconds: float) -> bool:
         """Whether an audit that takes so long would leave all of them under their share."""
-        return self._spent + seconds <= SHARE * (time.perf_counter() - self._began)
+        return self._spent + seconds <= SHARE * (time.perf_counter() - self.began)
 
     def spend(self, seconds: float) -> None:
         """Note what an audit took."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch.utils._pytree as pytree
@@ -23,7 +24,7 @@ from fulgurite.backends.csx.program.guards import Conditions, Guards
 from fulgurite.backends.csx.program.offline import BuiltOnly
 from fulgurite.backends.csx.program.param_groups import ParamGroups
 from fulgurite.backends.csx.program.report import announce, passes_of, say_compiled
-from fulgurite.backends.csx.program.summary import Program, make_program
+from fulgurite.backends.csx.program.summary import Cost, Program, make_program
 from fulgurite.backends.csx.program.waiting import building, shown
 from fulgurite.backends.interrupts import interrupted_once
 from fulgurite.backends.patches import tracing
@@ -66,7 +67,7 @@ class Builder:
             TraceError: the step is not static; all is as before.
             BuiltOnly: the backend asks for no more; all is as before.
         """
-        scope, before = self.scope, conditions()
+        scope, before, began = self.scope, conditions(), time.perf_counter()
         with interrupted_once(), undone_on_failure(scope), passes_of(self.stage, self.backend):
             with tracing():
                 new_state = scope.make_optimizer_state()
@@ -76,8 +77,9 @@ class Builder:
             now = conditions()
             if now.training != before.training:
                 before.difference(now, self.stage, list(scope.module.modules()), [])
-            program = make_program(self.stage, captured)
+            program, captured_s = make_program(self.stage, captured), time.perf_counter() - began
             loads = {} if self.backend.validate_only else self._load(program, captured)
+            program = replace(program, cost=_cost(began, captured_s, loads.values()))
             self.programs.append(program)
             announce(scope.trainer, self.fabric, self.backend, program, list(loads.values()))
             self._tell_later(list(loads.values()))
@@ -131,6 +133,17 @@ class Builder:
             )
             for name, one in captured.items()
         }
+
+
+def _cost(began: float, captured_s: float, loads: Collection[Loaded]) -> Cost:
+    """What a program took that is built now."""
+    return Cost(
+        began=began,
+        captured_s=captured_s,
+        compiled_s=sum(load.seconds for load in loads if load.built),
+        loaded_s=sum(load.seconds for load in loads if load.compiled and not load.built),
+        waited_s=time.perf_counter() - began,
+    )
 
 
 def _without_values(captured: dict[str, Captured], batch: Any) -> Any:

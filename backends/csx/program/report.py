@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import lightning.pytorch as pl
+from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm, TQDMProgressBar
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only
 
 from fulgurite.backends.csx.compile.fabric import Fabric, Loaded
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.graph.passes import looking
 from fulgurite.backends.csx.graph.verify import writing_graphs
-from fulgurite.backends.csx.program.summary import Program
+from fulgurite.backends.csx.program.summary import Cost, Program
 
 
 def headline(fabric: Fabric, program: Program, loads: list[Loaded]) -> str:
@@ -28,11 +30,38 @@ def headline(fabric: Fabric, program: Program, loads: list[Loaded]) -> str:
     entries = " and ".join(repr(names[entry.name]) for entry in program.entries)
     how = max(loads, key=lambda load: load.built).how if loads else "checked"
     if loads and loads[0].compiled:
-        seconds = sum(load.seconds for load in loads)
-        how += f" in {seconds:.1f} s" if seconds >= 0.1 else f" in {seconds:.2f} s"
+        how += f" in {_in_words(sum(load.seconds for load in loads))}"
     return (
         f"CSX on {fabric.describe()}: {program.stage} program, {program.operations} operations"
         f"{f' in entry points {entries}' if several else ''}, {how}"
+    )
+
+
+def _in_words(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 0.1 else f"{seconds:.2f} s"
+
+
+def pace(steps: int, seconds: float, costs: Iterable[Cost]) -> str:
+    """What a fit took: ``CSX: 300 steps in 12.3 s; waited 11.1 s for programs (...), ...``
+
+    Args:
+        steps: how many steps were done.
+        seconds: from its begin to its end.
+        costs: of the programs that were built in it.
+    """
+    costs = list(costs)
+    parts = {
+        "captured": sum(cost.captured_s for cost in costs),
+        "compiled": sum(cost.compiled_s for cost in costs),
+        "loaded from the cache": sum(cost.loaded_s for cost in costs),
+    }
+    did = ", ".join(f"{what} in {_in_words(part_s)}" for what, part_s in parts.items() if part_s)
+    waited_s = sum(cost.waited_s for cost in costs)
+    per_s = steps / max(seconds - waited_s, 1e-9)
+    rate = f"{per_s:,.0f}" if per_s >= 10 else f"{per_s:.2g}"
+    return (
+        f"CSX: {steps:,} step{'s' * (steps != 1)} in {_in_words(seconds)}; waited"
+        f" {_in_words(waited_s)} for programs ({did}), {rate} steps/s without that"
     )
 
 
@@ -87,7 +116,9 @@ def say(trainer: pl.Trainer | None, line: str) -> None:
     """Print a line above the progress bar, or, where there is none, to the log."""
     bar = None if trainer is None else trainer.progress_bar_callback
     if bar is not None and getattr(bar, "is_enabled", False):
-        bar.print(line)
+        # a bar of tqdm's that is closed, as after a training, prints nothing by itself
+        show = Tqdm.write if isinstance(bar, TQDMProgressBar) else bar.print
+        show(line)
     else:
         rank_zero_info(line)
 

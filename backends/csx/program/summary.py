@@ -55,6 +55,17 @@ class EntryPoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What it took to build a program; ``began`` is when, by ``time.perf_counter``."""
+
+    began: float
+    captured_s: float
+    compiled_s: float
+    loaded_s: float  # from the cache
+    waited_s: float  # by the step that needed it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """A stage's program.
 
@@ -67,6 +78,7 @@ class Program:
     numbers: tuple[str, ...]
     state: tuple[State, ...]
     entries: tuple[EntryPoint, ...]
+    cost: Cost | None = None  # once it is built
 
     @property
     def operations(self) -> int:
