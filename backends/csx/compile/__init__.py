@@ -9,6 +9,7 @@ inductor         torch's compiler; lowerings: what our own operations are to it;
                  touches it; processes: the C++ compiler's
 parallel_checks  indices that are checked in loops of several threads
 static_wrapper   the Python that the compiler writes around its kernels, made static
+light_imports    what that Python imports: not the compiler
 background       compiling beside the training, in a worker process
 cache            compiled programs in a folder; fingerprint: the key of each
 entries          one of them, sealed; cache_folder: where they lie

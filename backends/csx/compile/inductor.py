@@ -25,6 +25,7 @@ from torch._inductor import config as inductor
 from torch._inductor.utils import BoxedBool
 
 from fulgurite.backends.csx.compile.fabric import Call
+from fulgurite.backends.csx.compile.light_imports import with_light_imports
 from fulgurite.backends.csx.compile.parallel_checks import throw_after_loops
 from fulgurite.backends.csx.compile.processes import compilers
 from fulgurite.backends.csx.compile.static_wrapper import make_static
@@ -87,7 +88,8 @@ def compile_graph(graph: Graph, folder: Path) -> None:
                 shutil.copyfile(namespace[name].__self__.__file__, folder / f"kernel_{i}.so")
     if compiled.constants:
         torch.save(dict(compiled.constants), folder / _CONSTANTS)
-    (folder / _PROGRAM).write_text(f"KERNELS = {wrapper.kernels!r}\n{wrapper.source}\n")
+    source = with_light_imports(wrapper.source)
+    (folder / _PROGRAM).write_text(f"KERNELS = {wrapper.kernels!r}\n{source}\n")
 
 
 @functools.cache
