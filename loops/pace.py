@@ -31,4 +31,10 @@ def _tell(trainer: pl.Trainer, first: int) -> None:
         return
     began = strategy.audit_budget.began
     costs = [one.cost for one in strategy.programs if one.cost and one.cost.began >= began]
-    report.say(trainer, report.pace(steps, time.perf_counter() - began, costs))
+    now, training = time.perf_counter(), strategy.training
+    line = report.pace(steps, now - began, costs)
+    for program in training.programs if training is not None else ():
+        if program.cost and program.cost.taken_over and program.cost.compiled_s:
+            line += report.gain(program.cost, training.runs, now)
+            break
+    report.say(trainer, line)

@@ -64,6 +64,19 @@ def test_the_line_adds_up_what_all_programs_took() -> None:
     )
 
 
+def test_what_was_compiled_meanwhile_is_not_waited_for() -> None:
+    one = cost(began=10.0, captured_s=1.0, compiled_s=8.0, waited_s=1.0)
+    one.taken_over, one.taken_over_at = 101, 21.0
+    assert report.pace(300, 13.0, [one]) == (
+        "CSX: 300 steps in 13.0 s; waited 1.0 s for programs (captured in 1.0 s), 25 steps/s"
+        " without that"
+    )
+    assert report.gain(one, 300, ended=23.0) == (
+        "; compiled meanwhile in 8.0 s, from step 101 on 10.0 times as fast"
+    )
+    assert report.gain(one, 102, ended=21.1) == "; compiled meanwhile in 8.0 s, from step 101 on"
+
+
 @pytest.mark.parametrize("options", [{"max_epochs": 2}, {"max_steps": 8, "max_epochs": -1}])
 def test_a_fit_ends_with_the_line(lines: list[str], options: dict[str, Any]) -> None:
     make_trainer(True, **options).fit(Measured(), loader(64), loader(32))

@@ -28,7 +28,6 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 from torch._inductor import config as inductor
-from torch._inductor.async_compile import AsyncCompile
 
 from fulgurite.backends.csx.compile.fabric import Call
 from fulgurite.backends.patches import fx_lock, trace_lock
@@ -255,7 +254,9 @@ def _settle_down(log: int, folder: Path, parent: int, threads: int) -> None:
     sys.settrace(None)
     gc.freeze()  # or a collection would write to all the memory that is shared with the parent
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
-    AsyncCompile.pool.cache_clear()  # its threads were not forked
+    compiler = sys.modules.get("torch._inductor.async_compile")
+    if compiler is not None:
+        compiler.AsyncCompile.pool.cache_clear()  # its threads were not forked
     torch.set_num_threads(1)  # torch's threads were not forked either
     if inductor.cpp.threads < 1:
         inductor.cpp.threads = threads

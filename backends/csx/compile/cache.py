@@ -43,7 +43,6 @@ U = TypeVar("U")
 
 LIMIT_BYTES = 2 << 30  # assumed: some hundred programs
 LIMIT_VARIABLE = "FULGURITE_CACHE_BYTES"
-_UNWRITABLE = "compiled programs cannot be written"
 _LOCK, _PART, _MARK = ".lock", ".part", ".mark"
 _KEY = re.compile("[0-9a-f]{64}")  # nothing else in the folder is ever touched
 
@@ -125,44 +124,40 @@ class CompileCache:
         Raises:
             PermissionError, NothingKept: as ``fetch``.
         """
-        assert _KEY.fullmatch(key)
-        return self._kept(lambda: self._find_unlocked(key, load))
 
-    def _find_unlocked(self, key: str, load: Callable[[Path], T]) -> Fetched[T] | None:
-        refuse_shared(make(self.folder))
-        self._used.add(key)
-        with contextlib.suppress(BlockingIOError):
-            with self._locked(key, fcntl.LOCK_SH | fcntl.LOCK_NB):
-                return self._find(self.folder / key, load)
-        return None
+        def look() -> Fetched[T] | None:
+            refuse_shared(make(self.folder))
+            self._used.add(key)
+            with contextlib.suppress(BlockingIOError):
+                with self._locked(key, fcntl.LOCK_SH | fcntl.LOCK_NB):
+                    return self._find(self.folder / key, load)
+            return None
+
+        return self._kept(look)
 
     def _kept(self, use: Callable[[], U]) -> U:
         """Use the folder; a temporary one where it takes no files any more."""
-        try:
-            return use()
-        except SharedFolder:
-            raise
-        except OSError as error:  # the disk is full, read-only, gone
-            why = error
-        self.leave(why)
-        try:
-            return use()
-        except OSError as error:
-            raise NothingKept(f"{_UNWRITABLE}: {error}") from None
+        while True:
+            try:
+                return use()
+            except SharedFolder:
+                raise
+            except OSError as error:  # the disk is full, read-only, gone
+                self.leave(error)
 
     def leave(self, why: OSError) -> None:
         """Go on in a temporary folder.
 
         Raises:
-            NothingKept: it is in one already, or there is none.
+            NothingKept: it is one already, or there is none.
         """
-        if self._left:
-            raise NothingKept(f"{_UNWRITABLE}: {why}")
         told = f"compile_dir={str(self.folder)!r} cannot be used any more ({why})"
         try:
+            if self._left:
+                raise why
             self.folder, self._left = folder_of_this_process(told), True
         except OSError as error:
-            raise NothingKept(f"{_UNWRITABLE}: {error}") from None
+            raise NothingKept(f"compiled programs cannot be written: {error}") from None
 
     def fetch_here(
         self,
@@ -203,16 +198,8 @@ class CompileCache:
 
     def _fetched(self, entry: Path, load: Callable[[Path], T], built: bool) -> Fetched[T]:
         sealed, mark = seal_of(entry), self._mark_file(entry.name)
-
-        def put() -> None:
-            with contextlib.suppress(OSError):
-                if is_odd(mark):
-                    remove(mark)
-                with open(mark, "wb", opener=_private) as file:
-                    file.write(sealed)
-
         marked = mark.exists() and not is_odd(mark) and mark.read_bytes() == sealed
-        return Fetched(load(entry), built, marked, put)
+        return Fetched(load(entry), built, marked, lambda: _put_mark(mark, sealed))
 
     def _build(self, entry: Path, build: Callable[[Path], None]) -> None:
         """Build beside the entry and move it into place, under its exclusive lock."""
@@ -247,21 +234,13 @@ class CompileCache:
         """
         for key in {path.name.partition(".")[0] for path in self.folder.glob("*.*")}:
             self._remove_unless_locked(key, entry_too=False)
-        entries = sorted(self._entries())
+        entries = sorted(_entries(self.folder))
         total = sum(size for _, size, _ in entries)
         for _, size, key in entries:
             if total <= self._limit:
                 break
             if key not in self._used and self._remove_unless_locked(key, entry_too=True):
                 total -= size
-
-    def _entries(self) -> Iterator[tuple[float, int, str]]:
-        """When each entry was last used, its bytes, and its key."""
-        for path in self.folder.iterdir():
-            if _KEY.fullmatch(path.name):
-                with contextlib.suppress(FileNotFoundError):  # removed by another process
-                    size = sum(inner.lstat().st_size for inner in path.rglob("*"))
-                    yield path.lstat().st_mtime, size, path.name
 
     def _remove_unless_locked(self, key: str, *, entry_too: bool) -> bool:
         if not _KEY.fullmatch(key):
@@ -306,6 +285,23 @@ def _locked_file(
             if _is_still(file.fileno(), path):
                 yield
                 return
+
+
+def _put_mark(mark: Path, sealed: bytes) -> None:
+    with contextlib.suppress(OSError):
+        if is_odd(mark):
+            remove(mark)
+        with open(mark, "wb", opener=_private) as file:
+            file.write(sealed)
+
+
+def _entries(folder: Path) -> Iterator[tuple[float, int, str]]:
+    """When each entry was last used, its bytes, and its key."""
+    for path in folder.iterdir():
+        if _KEY.fullmatch(path.name):
+            with contextlib.suppress(FileNotFoundError):  # removed by another process
+                size = sum(inner.lstat().st_size for inner in path.rglob("*"))
+                yield path.lstat().st_mtime, size, path.name
 
 
 def _private(path: str, flags: int) -> int:

@@ -82,7 +82,7 @@ class Builder:
             program = replace(program, cost=_cost(began, captured_s, loads.values()))
             self.programs.append(program)
             announce(scope.trainer, self.fabric, self.backend, program, list(loads.values()))
-            self._tell_later(list(loads.values()))
+            self._tell_later(list(loads.values()), program.cost)
             if self.backend.only_builds:
                 raise BuiltOnly(_without_values(captured, batch))
         guards = Guards(self.stage, list(captured.values()), conditions(), scope, groups)
@@ -112,12 +112,14 @@ class Builder:
         *others, last = entries
         return bool(others) and name == last and not self.scope.keeps_gradients
 
-    def _tell_later(self, loads: list[Loaded]) -> None:
+    def _tell_later(self, loads: list[Loaded], cost: Cost) -> None:
         """Say when the last entry point is compiled, which is done in the background."""
 
         def told() -> None:
             if not any(load.compiling for load in loads):
-                say_compiled(self.scope.trainer, self.stage, loads, self.steps_done() + 1)
+                cost.compiled_s = sum(load.seconds for load in loads)
+                cost.taken_over, cost.taken_over_at = self.steps_done() + 1, time.perf_counter()
+                say_compiled(self.scope.trainer, self.stage, loads, cost.taken_over)
 
         for load in loads:
             if load.compiling:

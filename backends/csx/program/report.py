@@ -41,6 +41,9 @@ def _in_words(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds >= 0.1 else f"{seconds:.2f} s"
 
 
+_TELLING = 10  # steps: their speed says something
+
+
 def pace(steps: int, seconds: float, costs: Iterable[Cost]) -> str:
     """What a fit took: ``CSX: 300 steps in 12.3 s; waited 11.1 s for programs (...), ...``
 
@@ -52,7 +55,7 @@ def pace(steps: int, seconds: float, costs: Iterable[Cost]) -> str:
     costs = list(costs)
     parts = {
         "captured": sum(cost.captured_s for cost in costs),
-        "compiled": sum(cost.compiled_s for cost in costs),
+        "compiled": sum(cost.compiled_s for cost in costs if not cost.taken_over),
         "loaded from the cache": sum(cost.loaded_s for cost in costs),
     }
     did = ", ".join(f"{what} in {_in_words(part_s)}" for what, part_s in parts.items() if part_s)
@@ -63,6 +66,23 @@ def pace(steps: int, seconds: float, costs: Iterable[Cost]) -> str:
         f"CSX: {steps:,} step{'s' * (steps != 1)} in {_in_words(seconds)}; waited"
         f" {_in_words(waited_s)} for programs ({did}), {rate} steps/s without that"
     )
+
+
+def gain(cost: Cost, steps: int, ended: float) -> str:
+    """What compiling in the background gained: ``; compiled meanwhile in 7.9 s, ...``
+
+    Args:
+        cost: of the program that most steps were of.
+        steps: how many it did.
+        ended: when the last one was done.
+    """
+    first_s = cost.taken_over_at - cost.began - cost.waited_s
+    first, later = cost.taken_over - 1, steps - cost.taken_over + 1
+    told = f"; compiled meanwhile in {_in_words(cost.compiled_s)}, from step {cost.taken_over} on"
+    if min(first, later) < _TELLING:
+        return told
+    times = first_s / first / ((ended - cost.taken_over_at) / later)
+    return f"{told} {times:.1f} times as fast"
 
 
 def announce(

@@ -197,10 +197,7 @@ class StepFunction:
 
     @property
     def gradients(self) -> dict[str, Tensor]:
-        """Those that programs keep from one step to the next, as ``{parameter}.grad``.
-
-        What is put there before a program is built is where it begins.
-        """
+        """Those that programs keep between steps, as ``{parameter}.grad``; where they begin."""
         return self._builder.gradients
 
     def clear_gradients(self, parameters: set[int]) -> None:

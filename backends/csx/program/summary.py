@@ -54,15 +54,21 @@ class EntryPoint:
         return sum(1 for _ in self.graph.operations())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Cost:
-    """What it took to build a program; ``began`` is when, by ``time.perf_counter``."""
+    """What it took to build a program; ``began`` is when, by ``time.perf_counter``.
+
+    Where it was compiled in the background: ``taken_over`` is the number of the stage's step, from
+    1, that compiled code was the first to do, and ``taken_over_at`` when that was.
+    """
 
     began: float
     captured_s: float
     compiled_s: float
     loaded_s: float  # from the cache
     waited_s: float  # by the step that needed it
+    taken_over: int = 0
+    taken_over_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
