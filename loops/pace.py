@@ -33,8 +33,8 @@ def _tell(trainer: pl.Trainer, first: int) -> None:
     costs = [one.cost for one in strategy.programs if one.cost and one.cost.began >= began]
     now, training = time.perf_counter(), strategy.training
     line = report.pace(steps, now - began, costs)
-    for program in training.programs if training is not None else ():
-        if program.cost and program.cost.taken_over and program.cost.compiled_s:
-            line += report.gain(program.cost, training.runs, now)
-            break
+    assert training is not None
+    for cost in [program.cost for program in training.programs][:1]:
+        if cost and cost.taken_over and cost.compiled_s:
+            line += report.gain(cost, training.runs, now)
     report.say(trainer, line)

@@ -79,10 +79,11 @@ class Builder:
                 before.difference(now, self.stage, list(scope.module.modules()), [])
             program, captured_s = make_program(self.stage, captured), time.perf_counter() - began
             loads = {} if self.backend.validate_only else self._load(program, captured)
-            program = replace(program, cost=_cost(began, captured_s, loads.values()))
+            cost = _cost(began, captured_s, loads.values())
+            program = replace(program, cost=cost)
             self.programs.append(program)
             announce(scope.trainer, self.fabric, self.backend, program, list(loads.values()))
-            self._tell_later(list(loads.values()), program.cost)
+            self._tell_later(list(loads.values()), cost)
             if self.backend.only_builds:
                 raise BuiltOnly(_without_values(captured, batch))
         guards = Guards(self.stage, list(captured.values()), conditions(), scope, groups)
