@@ -5,8 +5,10 @@
 
 fabric           what runs programs: what every fabric does
 host_fabric      the host's CPU; fabrics: which there are, and which one a backend asks for
-inductor         torch's compiler; lowerings: what our own operations are to it; no other file
-                 touches it; processes: the C++ compiler's
+inductor         torch's compiler: from a graph to kernels, and the Python around them; lowerings:
+                 what our own operations are to it; no other file touches it
+translation_unit kernels as C++ source; kernel_modules: as machine code, by the C++ compiler
+processes        the C++ compiler's; vector_units: what it can make for the processor
 parallel_checks  indices that are checked in loops of several threads
 static_wrapper   the Python that the compiler writes around its kernels, made static
 light_imports    what that Python imports: not the compiler

@@ -1,8 +1,8 @@
-"""From graph to machine code, through torch's Inductor; no other file but ``lowerings`` touches it.
+"""From graph to machine code, through torch's Inductor and a C++ compiler.
 
 A compiled graph is a folder: ``program.py``, the order of kernels and matrix products, and the
-kernels as extension modules. Loading it starts no compiler. What is heavy of Inductor is imported
-where it is used: most processes compile nothing. Checked against torch 2.13.
+kernels in an extension module, or a few. Loading it starts no compiler. What is heavy of Inductor
+is imported where it is used: most processes compile nothing. Checked against torch 2.13.
 """
 
 from __future__ import annotations
@@ -10,20 +10,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import importlib.util
 import os
-import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
 from torch._inductor import config as inductor
+from torch._inductor.exc import CppCompileError, InductorError
 from torch._inductor.utils import BoxedBool
 
+from fulgurite.backends.csx.compile import kernel_modules, vector_units
 from fulgurite.backends.csx.compile.fabric import Call
 from fulgurite.backends.csx.compile.light_imports import with_light_imports
 from fulgurite.backends.csx.compile.parallel_checks import throw_after_loops
@@ -58,8 +59,26 @@ def compile_graph(graph: Graph, folder: Path) -> None:
 
     The graph is functional and decomposed already, so Inductor's inner item takes it: its outer
     one would trace it a third time.
+
+    Raises:
+        InductorError: a compiler failed.
     """
-    _import_compiler()
+    with fx_lock:
+        _import_compiler()
+        try:
+            try:
+                _compile(graph, folder, vector_units.believed())
+            except CppCompileError:
+                with _ended_with_us():
+                    changed = vector_units.ask_the_compiler()
+                if not changed:
+                    raise
+                _compile(graph, folder, ())
+        except CppCompileError as error:
+            raise InductorError(error, None) from None
+
+
+def _compile(graph: Graph, folder: Path, vectors: Iterable[Patch]) -> None:
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.virtualized import V
 
@@ -73,8 +92,8 @@ def compile_graph(graph: Graph, folder: Path) -> None:
         torch.no_grad(),
     ):
         warnings.filterwarnings("ignore", module=r"torch\.")  # its own deprecations
-        patches = (FX, *_order_after_writes(), *_copies_first(), *_checks_that_do_not_end_us())
-        with fx_lock, _kernels_of_this_process_alone(), applied(patches):
+        patches = (FX, *_order_after_writes(), *_copies_first(), *_kernels_later(), *vectors)
+        with _files_of_this_process_alone(), applied(patches):
             _keep_draws_as_they_are()
             compiled: Any = compile_fx_inner(
                 graph.module,
@@ -83,13 +102,12 @@ def compile_graph(graph: Graph, folder: Path) -> None:
                 is_inference=True,
             )
             wrapper = make_static(compiled.source_code)
-            namespace = compiled.current_callable.__func__.__globals__
-            for i, name in enumerate(wrapper.kernels):
-                shutil.copyfile(namespace[name].__self__.__file__, folder / f"kernel_{i}.so")
+            kernels = [replace(k, source=throw_after_loops(k.source)) for k in wrapper.kernels]
+            names = kernel_modules.build(kernels, folder)
     if compiled.constants:
         torch.save(dict(compiled.constants), folder / _CONSTANTS)
     source = with_light_imports(wrapper.source)
-    (folder / _PROGRAM).write_text(f"KERNELS = {wrapper.kernels!r}\n{source}\n")
+    (folder / _PROGRAM).write_text(f"KERNELS = {names!r}\n{source}\n")
 
 
 @functools.cache
@@ -156,17 +174,15 @@ def _copies_first() -> Iterator[Patch]:
     return patches_of(post_grad, graph_pass, why=why, checked="torch 2.13", upstream=_READ_LATE)
 
 
-def _checks_that_do_not_end_us() -> Iterator[Patch]:
-    """A patch that lets a bad label in a loop of several threads be an error."""
+def _kernels_later() -> Iterator[Patch]:
+    """A patch that lets Inductor compile no kernel: all of them are compiled at once when known."""
     from torch._inductor.async_compile import AsyncCompile
 
-    original = AsyncCompile.cpp_pybinding
-
-    def cpp_pybinding(self: AsyncCompile, argtypes: list[str], source_code: str) -> Any:
-        return original(self, argtypes, throw_after_loops(source_code))
+    def cpp_pybinding(self: AsyncCompile, argtypes: list[str], source_code: str) -> None:
+        return None
 
     method = {"cpp_pybinding": cpp_pybinding}
-    why = "an index out of range in a parallel loop ends the process"
+    why = "the C++ compiler would read torch's header for each kernel anew"
     return patches_of(AsyncCompile, method, why=why, checked="torch 2.13")
 
 
@@ -199,26 +215,14 @@ _FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 
 
 @contextlib.contextmanager
-def _kernels_of_this_process_alone() -> Iterator[None]:
-    """Let Inductor keep its kernels in a temporary folder.
-
-    In its own, a process that was killed leaves half a kernel, which the next one takes for whole:
-    a bus error (seen). What takes long and is the same for all programs, the header and the test of
-    the processor's vector units (7 s, measured), it has found in its own folder before.
-    """
-    from torch._inductor.codecache import CppPythonBindingsCodeCache
-
-    with _ended_with_us():
-        CppPythonBindingsCodeCache.load_pybinding(["float*"], _SMALLEST)
-    CppPythonBindingsCodeCache.cache_clear()
+def _files_of_this_process_alone() -> Iterator[None]:
+    """Let Inductor write its Python into a temporary folder, where nothing of it is left."""
     before = os.environ.get(_FOLDER)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         os.environ[_FOLDER] = folder
         try:
-            with _ended_with_us():
-                yield
+            yield
         finally:
-            CppPythonBindingsCodeCache.cache_clear()  # its files are gone with the folder
             if before is None:
                 del os.environ[_FOLDER]
             else:
@@ -227,20 +231,14 @@ def _kernels_of_this_process_alone() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _ended_with_us() -> Iterator[None]:
-    """Let C++ compilers not outlive an exception: Ctrl-C, or the failure of one of them."""
+    """Let C++ compilers that Inductor starts not outlive an exception: Ctrl-C, or a failure."""
     from torch._inductor import cpp_builder
 
     with compilers() as running:
         method = {"_run_compile_cmd": running.run}
-        why = "g++'s own processes outlive it, and write into a folder that is removed"
+        why = "g++'s own processes outlive it"
         with applied(patches_of(cpp_builder, method, why=why, checked="torch 2.13")):
             yield
-
-
-_SMALLEST = """
-#include <torch/csrc/inductor/cpp_prefix.h>
-extern "C" void kernel(float* x) { x[0] = 0; }
-"""
 
 
 def load_program(folder: Path) -> Call:
@@ -249,23 +247,10 @@ def load_program(folder: Path) -> Call:
     namespace: dict[str, Any] = {"__name__": "fulgurite_program"}
     names = source.partition("\n")[0]
     exec(names, namespace)
-    for i, name in enumerate(namespace["KERNELS"]):
-        namespace[name] = _kernel(folder / f"kernel_{i}.so")
+    namespace |= kernel_modules.load(folder, namespace["KERNELS"])
     if (folder / _CONSTANTS).exists():
         namespace |= torch.load(folder / _CONSTANTS, weights_only=True)
     with torch.inference_mode(False):  # what is made once here is written in other modes too
         exec(compile(source, str(folder / _PROGRAM), "exec"), namespace)
     call: Call = namespace["call"]
     return call
-
-
-def _kernel(path: Path) -> Any:
-    """An extension module's one function; it asks for torch's address of a tensor's data."""
-    address = torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr  # type: ignore[attr-defined]
-    os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(address)
-    spec = importlib.util.spec_from_file_location("kernel", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.kernel

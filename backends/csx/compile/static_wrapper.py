@@ -18,6 +18,8 @@ from math import prod
 
 import torch
 
+from fulgurite.backends.csx.compile.translation_unit import Kernel
+
 RESIDENT_BYTES = 1 << 20  # of all intermediates that are made once
 _ALLOCATE, _VIEW = "empty_strided_cpu", "reinterpret_tensor"
 _DRAW = "torch.ops.fulgurite."
@@ -38,7 +40,7 @@ class StaticWrapper:
     """A wrapper in static form: ``source`` defines ``call(args)``, given its kernels by name."""
 
     source: str
-    kernels: list[str] = field(default_factory=list)
+    kernels: list[Kernel] = field(default_factory=list)
 
 
 def make_static(source: str) -> StaticWrapper:
@@ -55,7 +57,7 @@ def make_static(source: str) -> StaticWrapper:
         elif runner is not None:
             break  # how the compiler itself calls and times it
         elif isinstance(statement, ast.Assign) and "async_compile.cpp_pybinding(" in text:
-            kernels.append(_only_name(statement))
+            kernels.append(_kernel(statement))
         elif "async_compile" in text or "AsyncCompile" in text:
             if not text.endswith(("AsyncCompile", "AsyncCompile()", "wait(globals())", "compile")):
                 raise UnknownWrapper(text)
@@ -66,6 +68,14 @@ def make_static(source: str) -> StaticWrapper:
     made_once, call = _Call(runner).rewrite()
     module = ast.Module([*kept, *made_once, call], [])
     return StaticWrapper(ast.unparse(ast.fix_missing_locations(module)), kernels)
+
+
+def _kernel(statement: ast.Assign) -> Kernel:
+    """Of ``name = async_compile.cpp_pybinding(types, source)``."""
+    call = statement.value
+    if not isinstance(call, ast.Call) or len(call.args) != 2:
+        raise UnknownWrapper(ast.unparse(statement))
+    return Kernel(_only_name(statement), ast.literal_eval(call.args[1]))
 
 
 class _Call:

@@ -154,7 +154,7 @@ def test_one_flipped_bit_in_any_file_of_a_program_compiles_it_again(
 
     monkeypatch.setattr(host_fabric, "compile_graph", compile_graph)
     names = {path.name for path in whole.iterdir()}
-    assert {"manifest", "program.py", "kernel_0.so"} <= names
+    assert names == {"manifest", "inputs.txt", "program.py", "kernels_0.so"}
     for name in sorted(names):
         shutil.rmtree(
             entry, ignore_errors=True

@@ -9,6 +9,7 @@ import torch
 
 from fulgurite.backends.csx.compile import static_wrapper as wrapper
 from fulgurite.backends.csx.compile.static_wrapper import UnknownWrapper, make_static
+from fulgurite.backends.csx.compile.translation_unit import Kernel
 
 HEAD = """
 import torch
@@ -54,7 +55,7 @@ def source(body: str) -> str:
 def load(body: str) -> tuple[Any, dict[str, Any]]:
     """(call, namespace) of the static form."""
     static = make_static(source(body))
-    assert static.kernels == ["double"]
+    assert static.kernels == [Kernel("double", "the source of a kernel")]
     namespace: dict[str, Any] = {"double": lambda x, out: torch.mul(x, 2, out=out)}
     exec(static.source, namespace)
     return namespace["call"], namespace
@@ -97,6 +98,7 @@ def test_only_the_smallest_intermediates_are_made_once(monkeypatch: Any) -> None
 def test_an_unknown_form_is_an_error() -> None:
     for unknown in (
         HEAD.replace("async_compile.cpp_pybinding(", "async_compile.triton("),
+        HEAD.replace("'the source of a kernel'", "'the source of a kernel', 1"),
         HEAD.replace("class Runner:", "class Runner(list):\n    pass\nclass Other:").replace(
             "def call(self, args)", "def other(self, args)"
         ),

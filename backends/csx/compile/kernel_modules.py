@@ -1,0 +1,84 @@
+"""Kernels as machine code: the C++ compiler makes extension modules of them, which are loaded here.
+
+The flags are those with which Inductor compiles each kernel by itself, so numbers are the same; its
+precompiled header is not used, which takes longer to make than two translation units.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from torch._inductor.async_compile import get_compile_threads
+from torch._inductor.cpp_builder import CppBuilder, CppTorchOptions
+from torch._inductor.cpu_vec_isa import pick_vec_isa
+from torch._inductor.exc import CppCompileError
+
+from fulgurite.backends.csx.compile.processes import compilers
+from fulgurite.backends.csx.compile.translation_unit import MODULE, Kernel, divided, source_of
+
+_NO_WARNINGS = "-w"  # of torch's header: thousands of lines that nobody reads
+
+
+def build(kernels: Sequence[Kernel], folder: Path) -> list[list[str]]:
+    """Compile kernels into modules in a folder; returns the names of each module's kernels.
+
+    Raises:
+        CppCompileError: the compiler failed, or made what cannot be loaded.
+        UnknownKernel: a kernel is not of the form that is known.
+    """
+    if not kernels:
+        return []
+    units = divided(kernels, get_compile_threads())
+    names = [[kernel.name for kernel in unit] for unit in units]
+    options = CppTorchOptions(vec_isa=pick_vec_isa(), extra_flags=[_NO_WARNINGS])
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
+        commands = []
+        for i, unit in enumerate(units):
+            source = Path(scratch, f"{MODULE}_{i}.cpp")
+            source.write_text(source_of(unit))
+            builder = CppBuilder(f"{MODULE}_{i}", source.name, options)
+            commands.append(builder.get_command_line())
+        # the compilers end first: else an exception would wait in the pool for them
+        with ThreadPoolExecutor(len(units)) as pool, compilers() as running:
+            list(pool.map(lambda command: running.run(command, scratch), commands))
+        for i, unit_names in enumerate(names):
+            module = _file(Path(scratch), i)
+            try:
+                _loaded(module, unit_names)
+            except ImportError as error:
+                raise CppCompileError(commands[i].split(), str(error)) from None
+            shutil.copyfile(module, _file(folder, i))
+    return names
+
+
+def load(folder: Path, names: list[list[str]]) -> dict[str, Callable[..., None]]:
+    """The kernels in a folder, by name, as functions of tensors; ``names`` is what ``build`` said.
+
+    A kernel reads and writes the memory of the tensors that it is given, as they come: it checks
+    nothing but how many there are.
+    """
+    found: dict[str, Callable[..., None]] = {}
+    for i, unit_names in enumerate(names):
+        found |= _loaded(_file(folder, i), unit_names)
+    return found
+
+
+def _file(folder: Path, i: int) -> Path:
+    return folder / f"{MODULE}_{i}.so"
+
+
+def _loaded(path: Path, names: list[str]) -> dict[str, Callable[..., None]]:
+    spec = importlib.util.spec_from_file_location(MODULE, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    data_of = torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr  # type: ignore[attr-defined]
+    module.set_data_of(data_of)
+    return {name: getattr(module, name) for name in names}
