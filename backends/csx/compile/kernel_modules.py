@@ -14,9 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from torch._inductor.async_compile import get_compile_threads
-from torch._inductor.cpp_builder import CppBuilder, CppTorchOptions
-from torch._inductor.cpu_vec_isa import pick_vec_isa
 from torch._inductor.exc import CppCompileError
 
 from fulgurite.backends.csx.compile.processes import compilers
@@ -32,6 +29,10 @@ def build(kernels: Sequence[Kernel], folder: Path) -> list[list[str]]:
         CppCompileError: the compiler failed, or made what cannot be loaded.
         UnknownKernel: a kernel is not of the form that is known.
     """
+    from torch._inductor.async_compile import get_compile_threads
+    from torch._inductor.cpp_builder import CppBuilder, CppTorchOptions
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
     if not kernels:
         return []
     units = divided(kernels, get_compile_threads())

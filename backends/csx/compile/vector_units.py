@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torch._inductor import cpu_vec_isa
-from torch._inductor.cpu_vec_isa import VecISA, pick_vec_isa
-
 from fulgurite.backends.patches import Patch, patches_of
 
 
 def believed() -> Iterator[Patch]:
     """A patch that takes every test program for one that was made and loaded."""
+    from torch._inductor.cpu_vec_isa import VecISA
 
     def check_build(self: VecISA, code: str) -> bool:
         return True
@@ -27,6 +25,8 @@ def believed() -> Iterator[Patch]:
 
 def ask_the_compiler() -> bool:
     """Have the test programs made now; returns whether others are used than were before."""
+    from torch._inductor import cpu_vec_isa
+
     before = _chosen()
     for unit in cpu_vec_isa.supported_vec_isa_list:
         for name in ("_is_avx512_bf16_supported", "_is_amx_fp16_supported"):
@@ -40,5 +40,7 @@ def ask_the_compiler() -> bool:
 
 
 def _chosen() -> tuple[str, str]:
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
     unit = pick_vec_isa()
     return str(unit), unit.build_arch_flags()

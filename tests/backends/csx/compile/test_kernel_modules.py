@@ -86,10 +86,11 @@ wait
 """
 SCRIPT = """
 import sys, pathlib
+from torch._inductor import async_compile
 from fulgurite.backends.csx.compile import kernel_modules, translation_unit, vector_units
 from fulgurite.backends.patches import applied
 translation_unit.UNIT_BYTES = 1
-kernel_modules.get_compile_threads = lambda: 2
+async_compile.get_compile_threads = lambda: 2
 text = 'extern "C" void kernel(float* x) {}'
 kernels = [translation_unit.Kernel(name, text) for name in ("a", "b")]
 try:
