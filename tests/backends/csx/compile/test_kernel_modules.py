@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._inductor import async_compile
 from torch._inductor.exc import CppCompileError
 
-from fulgurite.backends.csx.compile import kernel_modules, translation_unit
+from fulgurite.backends.csx.compile import translation_unit
 from fulgurite.backends.csx.compile.kernel_modules import build, load
 from fulgurite.backends.csx.compile.translation_unit import Kernel
 
@@ -43,7 +44,7 @@ def test_kernels_of_one_module_and_of_several_are_found_by_name_and_run(
     for folder, size, modules in ((tmp_path / "a", 1 << 20, 1), (tmp_path / "b", 1, 2)):
         folder.mkdir()
         monkeypatch.setattr(translation_unit, "UNIT_BYTES", size)
-        monkeypatch.setattr(kernel_modules, "get_compile_threads", lambda: 2)
+        monkeypatch.setattr(async_compile, "get_compile_threads", lambda: 2)
         names = build(kernels, folder)
         assert sorted(path.name for path in folder.iterdir()) == [
             f"kernels_{i}.so" for i in range(modules)
