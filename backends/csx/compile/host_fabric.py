@@ -12,10 +12,9 @@ import functools
 import platform
 import sysconfig
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,6 +37,7 @@ from fulgurite.backends.csx.compile.inductor import compile_graph, load_program
 from fulgurite.backends.csx.compile.selfcheck import SelfCheck
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.graph.graph import Graph
+from fulgurite.backends.csx.graph.passes import INTERPRETER_PASSES, lower
 
 _set_grad_enabled = torch._C._set_grad_enabled  # as a context manager it costs 2 µs (measured)
 
@@ -156,7 +156,7 @@ class HostFabric(Fabric):
         if urgent:
             queue.hurry()
         settle = functools.partial(self._settle, loaded, graph, key)
-        return Meanwhile(job, _flat(graph.module), settle)
+        return Meanwhile(job, _one_by_one(graph), settle)
 
     def _settle(self, loaded: Loaded, graph: Graph, key: str, job: Job) -> Call:
         """What runs from now on, since a job has ended."""
@@ -175,7 +175,7 @@ class HostFabric(Fabric):
         if found is None:
             log = "" if job.log is None else f"; {job.log} has more"
             loaded.call, loaded.how = (
-                _flat(graph.module),
+                _one_by_one(graph),
                 f"run operation by operation ({why}{log})",
             )
             _tell(loaded)
@@ -189,7 +189,7 @@ class HostFabric(Fabric):
 
     def _check_first(self, loaded: Loaded, graph: Graph, found: Fetched[Call], key: str) -> None:
         """Let the first call be the self-check; who passes it is marked in the cache."""
-        reference = _flat(graph.module)
+        reference = _one_by_one(graph)
 
         def settled(agreed: bool) -> None:
             if agreed:
@@ -247,7 +247,7 @@ def _tell(loaded: Loaded) -> None:
 def _interpreted(graph: Graph, began: float, why: str) -> Loaded:
     """A graph that torch's own kernels run, and why; ``began`` is when loading it began."""
     return Loaded(
-        call=_flat(graph.module),
+        call=_one_by_one(graph),
         compiled=False,
         built=False,
         seconds=time.perf_counter() - began,
@@ -285,8 +285,9 @@ def _compile(graph: Graph, folder: Path, shown: Shown) -> None:
             raise NoToolchain(f"torch's compiler failed: {text}") from None
 
 
-def _flat(forward: Callable[..., Any]) -> Call:
-    """A graph's Python function; a graph of one output returns it bare."""
+def _one_by_one(graph: Graph) -> Call:
+    """A graph's operations by torch's own kernels; a graph of one output returns it bare."""
+    forward = lower(graph, INTERPRETER_PASSES).module
 
     def call(inputs: list[Tensor]) -> Sequence[Tensor]:
         outputs = forward(*inputs)

@@ -16,6 +16,10 @@ hold_state      where a guard says that the step went wrong, no state changes (h
 and for compiled programs those of ``COMPILER_PASSES``:
 
 realize_scalars  are computed once, outside the loops (realize)
+
+and for those that run operation by operation, of ``INTERPRETER_PASSES``:
+
+use_kernels     what torch has a kernel for is one operation again (kernels)
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from fulgurite.backends.csx.graph.passes.draws import functional_draws
 from fulgurite.backends.csx.graph.passes.fold import fold_zeros
 from fulgurite.backends.csx.graph.passes.functionalize import functionalize
 from fulgurite.backends.csx.graph.passes.hold import hold_state
+from fulgurite.backends.csx.graph.passes.kernels import use_kernels
 from fulgurite.backends.csx.graph.passes.prune import prune
 from fulgurite.backends.csx.graph.passes.realize import realize_scalars
 from fulgurite.backends.csx.graph.passes.rename import drop_renames
@@ -46,6 +51,7 @@ PASSES: tuple[Callable[[Graph], Graph], ...] = (
 )
 CBFLOAT16_PASSES = (*PASSES[:2], to_cbfloat16, *PASSES[2:])
 COMPILER_PASSES: tuple[Callable[[Graph], Graph], ...] = (realize_scalars,)
+INTERPRETER_PASSES: tuple[Callable[[Graph], Graph], ...] = (use_kernels,)
 
 
 _looks: list[Callable[[str, Graph], None]] = []

@@ -122,20 +122,20 @@ def test_a_step_that_was_interrupted_in_its_updates_is_in_no_checkpoint(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Operation by operation a Ctrl-C comes between any two operations."""
-    flat = host_fabric._flat
+    one_by_one = host_fabric._one_by_one
 
-    def interrupted(forward: Callable[..., Any]) -> Any:
+    def interrupted(graph: Any) -> Any:
         runs = iter(range(100))
 
         def call(inputs: list[Tensor]) -> Any:
-            outputs = flat(forward)(inputs)
+            outputs = one_by_one(graph)(inputs)
             if next(runs) == 2:
                 raise KeyboardInterrupt
             return outputs
 
         return call
 
-    monkeypatch.setattr(host_fabric, "_flat", interrupted)
+    monkeypatch.setattr(host_fabric, "_one_by_one", interrupted)
     broken = OnExceptionCheckpoint(str(tmp_path))
     broken.teardown = lambda *args, **options: None  # type: ignore[method-assign]
     more = {"callbacks": [broken], "enable_checkpointing": True}
@@ -151,7 +151,7 @@ def test_another_error_stays_and_has_a_note_with_the_line(
     def fails(*args: Any) -> Any:
         raise RuntimeError("not enough memory")
 
-    monkeypatch.setattr(host_fabric, "_flat", lambda forward: fails)
+    monkeypatch.setattr(host_fabric, "_one_by_one", lambda graph: fails)
     with pytest.raises(RuntimeError, match="not enough memory") as caught:
         fit(LOSSES["embedding"][0], {}, "disabled")
     assert caught.value.__notes__ == ["Operation by operation the same step does not fail."]

@@ -69,7 +69,7 @@ def fake_compiler(monkeypatch: pytest.MonkeyPatch) -> Callable[[Break | None], l
 
         def load(folder: Path) -> Any:
             graph = graphs[-1]
-            run = host_fabric._flat(graph.module)
+            run = host_fabric._one_by_one(graph)
 
             def call(inputs: list[Tensor]) -> Any:
                 outputs = [output.clone() for output in run(inputs)]

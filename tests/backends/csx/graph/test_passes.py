@@ -14,6 +14,7 @@ from fulgurite.backends.csx.graph.passes.cbfloat16 import to_cbfloat16
 from fulgurite.backends.csx.graph.passes.draws import functional_draws
 from fulgurite.backends.csx.graph.passes.fold import fold_zeros
 from fulgurite.backends.csx.graph.passes.functionalize import functionalize
+from fulgurite.backends.csx.graph.passes.kernels import use_kernels
 from fulgurite.backends.csx.graph.passes.prune import prune
 from fulgurite.backends.csx.graph.passes.realize import realize_scalars
 from fulgurite.backends.csx.graph.passes.rename import drop_renames
@@ -107,3 +108,27 @@ def test_to_cbfloat16_computes_in_float32_and_rounds_once() -> None:
     ]
     third = torch.full((4,), 1 / 3)
     assert run(graph, third)[0].tolist() == [1.0] * 4
+
+
+def test_use_kernels_converts_and_pools_by_one_operation_each() -> None:
+    x = torch.arange(2.0 * 3 * 8 * 8).sin().reshape(2, 3, 8, 8)
+
+    def step(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        values, indices = torch.nn.functional.max_pool2d(x, 3, 2, 1, return_indices=True)
+        return values, indices, values.to(torch.float64).to(torch.bfloat16)
+
+    decomposed = functionalize(graph_of(step, x))
+    graph = use_kernels(decomposed)
+    verify(graph)
+    assert "prims.convert_element_type.default" in operations(decomposed)
+    assert not any(name.startswith("prims.") for name in operations(graph))
+    assert "aten.max_pool2d_with_indices.default" in operations(graph)
+    assert all(map(torch.equal, run(graph, x), step(x)))
+
+
+def test_use_kernels_pools_where_nobody_asks_for_indices() -> None:
+    x = torch.arange(64.0).sin().reshape(1, 1, 8, 8)
+    graph = use_kernels(functionalize(graph_of(lambda x: torch.nn.functional.max_pool2d(x, 2), x)))
+    verify(graph)
+    assert not any(name.startswith("prims.") for name in operations(graph))
+    assert torch.equal(run(graph, x)[0], torch.nn.functional.max_pool2d(x, 2))
