@@ -37,4 +37,6 @@ def _tell(trainer: pl.Trainer, first: int) -> None:
     for cost in [program.cost for program in training.programs][:1]:
         if cost and cost.taken_over and cost.compiled_s:
             line += report.gain(cost, training.runs, now)
+    if any(one.loaded.compiling for one in training.executables()):
+        line += report.UNFINISHED
     report.say(trainer, line)

@@ -150,6 +150,21 @@ class Keeps(Classifier):
         self.seen.append(float(grad.abs().sum()))
 
 
+def test_a_fit_that_ends_first_says_so(
+    folder: str, compile_at: Callable[[int], None], said: list[str]
+) -> None:
+    compile_at(1000)
+    fit(
+        lambda: Classifier(mlp()),
+        lambda: (loader(32),),
+        static=True,
+        policy="default",
+        backend={"compile_dir": folder, "background": True},
+    )
+    assert said[-1].startswith("CSX: 2 steps in ")
+    assert said[-1].endswith(report.UNFINISHED)
+
+
 @compiled
 def test_gradients_that_the_host_reads_are_there_before_and_after(
     folder: str, compile_at: Callable[[int], None]

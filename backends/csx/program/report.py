@@ -41,6 +41,12 @@ def _in_words(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds >= 0.1 else f"{seconds:.2f} s"
 
 
+UNFINISHED = (
+    "; it was not compiled by then: a run with compile_only=True, or background=False, does that"
+    " once for all that follow"
+)
+"""Of a fit that ended while its program was being compiled in the background."""
+
 _TELLING = 10  # steps: their speed says something
 
 
