@@ -4,6 +4,7 @@ CSX's strategy calls ``install`` by its dotted name; ``trainer`` may import from
 package imports ``callbacks`` and ``backends``. Each class is Lightning's with a few methods
 changed; their state keeps Lightning's keys, so checkpoints interchange.
 
+rounds         loaders that begin within an epoch, and from which random states
 position       which batch comes next after a resume, and from which random states
 logged         what an epoch has accumulated of logged values and metrics, for a checkpoint
 resuming       at which moment of an epoch a checkpoint was written, and what is left of it to do

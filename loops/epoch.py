@@ -15,7 +15,7 @@ from fulgurite.backends.csx.diagnostics.stop_iteration import refuse_users
 from fulgurite.backends.csx.graph.rng import collect_with
 from fulgurite.backends.csx.hyperparams.schedules import RunSchedulers
 from fulgurite.backends.csx.plugins.strategy import strategy_of
-from fulgurite.loops import fetching, position, resuming
+from fulgurite.loops import fetching, position, resuming, rounds
 from fulgurite.loops.finite import Losses
 from fulgurite.loops.lean import (
     BatchHooks,
@@ -75,13 +75,16 @@ class TrainingEpochLoop(_TrainingEpochLoop):
         self._limits = ()
         self._schedulers = strategy.schedulers
         self._schedulers.sort(strategy.lr_scheduler_configs)
+        rounds.forget(positions)
         restored = strategy.restored
         if restored is not None:
             strategy.restored = None
             seen, exact = self.batch_progress.current.ready, position.PROGRESS in restored
             ended = exact and self.batch_progress.is_last_batch
             first = self.trainer.current_epoch == 0
-            positions |= position.replay(restored, data_fetcher, seen, first=first, ended=ended)
+            position.replay(positions, restored, data_fetcher, seen, first=first, ended=ended)
+        else:
+            rounds.follow(data_fetcher.combined_loader, positions, {})
         self._begins, self._is_due = True, False
         self.hooks = self._find_hooks()
         self._lean = self.hooks.suffice(data_fetcher)

@@ -27,7 +27,7 @@ class FitLoop(_FitLoop):
 
     resumed: str | None = None  # the moment of the checkpoint, until its rest was done
     loader_states: list[Any] = []
-    hooks_told: set[str]  # in which a checkpoint was saved that is not gone on from exactly
+    hooks_told: frozenset[str] = frozenset()  # whose checkpoints a run does not go on from exactly
 
     @property
     def done(self) -> bool:
@@ -42,7 +42,7 @@ class FitLoop(_FitLoop):
         epoch_loop.automatic_optimization.losses = losses
         epoch_loop.manual_optimization.losses = losses
         epoch_loop.stopped = None
-        self.hooks_told = set()
+        self.hooks_told = frozenset()
         if not building.only_builds(self.trainer):
             self.resumed = resuming.begin(self.trainer)
             with pace.told(self.trainer), explained():

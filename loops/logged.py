@@ -3,8 +3,8 @@
 Lightning's checkpoints hold none of it, so its means and metrics of an epoch that was gone on with
 are those of its rest. Kept here: the results of ``self.log`` (sums, counts, the last step's value),
 the values that callbacks and loggers see, the states of metrics, and tensors that the step writes
-and that are no part of ``state_dict()``: plain attributes, what is in lists, tuples, dicts and
-objects of the module, and buffers with ``persistent=False``.
+and that are no part of ``state_dict()``: plain attributes, what is in lists, tuples, deques,
+dicts and objects of the module, and buffers with ``persistent=False``.
 Everything is in tensors and plain Python values, for checkpoints load with ``weights_only=True``.
 
 Private parts of Lightning and torchmetrics are those of Lightning 2.6.6 and torchmetrics 1.8.
@@ -161,9 +161,14 @@ def _written(trainer: Any) -> dict[str, Tensor]:
 
 def _put_written(module: nn.Module, written: dict[str, Tensor]) -> None:
     places = _places(module) if written else {}
+    given: dict[int, Tensor] = {}  # what tensors of the module got, by their identity
     for name, value in written.items():
         tensor = places[name].get() if name in places else None
         if isinstance(tensor, Tensor) and tensor.shape == value.shape:
+            shared = given.setdefault(id(tensor), value)
+            if shared is not value and not torch.equal(shared, value):
+                tensor = tensor.detach().clone()  # by places that have different values by now
+                places[name].put(tensor)
             with torch.no_grad():
                 tensor.copy_(value)
         else:

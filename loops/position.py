@@ -3,7 +3,8 @@
 A shuffled loader gives the same order again when the random states of two moments are restored:
 when its iterator was made (with workers, the order is drawn then) and when its first batch was
 fetched (without, then). The batches already seen are then fetched again and skipped, in the workers
-where there are any; the last of them is compared with the one that was trained.
+where there are any; the last of them is compared with the one that was trained. Of several loaders
+some begin in the middle of an epoch: the states of these moments are restored too (rounds.py).
 
 A loader with ``state_dict`` and ``load_state_dict`` knows its own position: Lightning saves it and
 gives it back, and nothing of it is skipped here.
@@ -31,6 +32,7 @@ from fulgurite.backends.csx.graph.rng import (
     restore_loaders,
     restore_with,
 )
+from fulgurite.loops import rounds
 
 MOMENTS = ITERATOR, FIRST_BATCH = "iterator", "first_batch"
 PROGRESS = "progress"  # the moment of the epoch, and what was accumulated (resuming.py)
@@ -59,42 +61,56 @@ def has_state(loader: object) -> bool:
 
 
 def replay(
-    restored: dict[str, Any], fetcher: _DataFetcher, seen: int, *, first: bool, ended: bool
-) -> dict[str, Any]:
+    positions: dict[str, Any],
+    restored: dict[str, Any],
+    fetcher: _DataFetcher,
+    seen: int,
+    *,
+    first: bool,
+    ended: bool,
+) -> None:
     """Make the fetcher's next batch the one after ``seen`` batches of the saved epoch.
 
     Args:
+        positions: gets the states of that epoch's moments, as a later checkpoint of it needs them.
         restored: the states of a checkpoint.
         fetcher: of the training loaders.
         seen: batches of the epoch that were trained.
         first: it is the first epoch.
         ended: these were all, so none needs to be fetched again.
-
-    Returns:
-        The states of that epoch's moments, as a later checkpoint of it needs them.
     """
-    loaders = fetcher.combined_loader.flattened
+    combined, again = fetcher.combined_loader, dict(restored)
+    loaders = combined.flattened
     if ended:
         restore_now(restored, loaders)
-        return {moment: restored[moment] for moment in MOMENTS if moment in restored}
+        positions |= {moment: restored[moment] for moment in MOMENTS if moment in restored}
+        return
     if any(map(has_state, loaders)):
-        return _replay_those_without_state(restored, fetcher, seen)
+        rounds.follow(combined, positions, again)
+        positions |= _replay_those_without_state(positions, restored, fetcher, seen)
+        again.clear()
+        return
     once = any(isinstance(loader, Iterator) for loader in loaders)  # iter() would lose a batch
     if not seen or ITERATOR not in restored or FIRST_BATCH not in restored:
         restore_with(restored, loaders)
-        moments = {ITERATOR: collect_with(loaders)}
+        positions[ITERATOR] = collect_with(loaders)
         if not once:
             iter(fetcher)
-        return moments
+        rounds.follow(combined, positions, {})
+        return
     restore_with(restored[ITERATOR], loaders)
     if once:
         fetcher.fetched -= seen  # Lightning has counted them
     else:
         _make_iterator(fetcher, first)
     restore_with(restored[FIRST_BATCH], loaders)
-    _fetch_again(fetcher, seen, restored.get(SAMPLE))
+    rounds.follow(combined, positions, again)
+    last = _fetch_again(fetcher, seen)
+    again.clear()
+    if last is not None and rounds.are_same(positions, restored):
+        _compare(last[0], seen, restored.get(SAMPLE))
     restore_with(restored, loaders)
-    return {moment: restored[moment] for moment in MOMENTS}
+    positions |= {moment: restored[moment] for moment in MOMENTS}
 
 
 def begin_first_epoch(restored: dict[str, Any], fetcher: _DataFetcher) -> None:
@@ -131,12 +147,12 @@ def sample(batch: Any) -> str:
     return digest.hexdigest()
 
 
-def _fetch_again(fetcher: _DataFetcher, seen: int, wanted: str | None) -> None:
-    """Take ``seen`` batches; say so where the last is not the one that was trained."""
-    batch: Any = None
+def _fetch_again(fetcher: _DataFetcher, seen: int) -> Any:
+    """Take ``seen`` batches; returns what the fetcher gave last, None where there are fewer."""
+    last: Any = None
     for i in range(seen):
         try:
-            batch, _, _ = next(fetcher)
+            last = next(fetcher)
         except StopIteration:
             warnings.warn(
                 f"The checkpoint was written after {seen} batches of an epoch, and the training"
@@ -144,7 +160,12 @@ def _fetch_again(fetcher: _DataFetcher, seen: int, wanted: str | None) -> None:
                 " with.",
                 stacklevel=2,
             )
-            return
+            return None
+    return last
+
+
+def _compare(batch: Any, seen: int, wanted: str | None) -> None:
+    """Say so where the last batch that was fetched again is not the one that was trained."""
     if wanted is not None and sample(batch) != wanted:
         warnings.warn(
             f"The run does not go on exactly: batch {seen - 1} of the epoch, fetched again to find"
@@ -160,7 +181,7 @@ def _fetch_again(fetcher: _DataFetcher, seen: int, wanted: str | None) -> None:
 
 
 def _replay_those_without_state(
-    restored: dict[str, Any], fetcher: _DataFetcher, seen: int
+    positions: dict[str, Any], restored: dict[str, Any], fetcher: _DataFetcher, seen: int
 ) -> dict[str, Any]:
     """``replay`` where a loader has a state, with the iterator that ``setup_data`` made."""
     combined = fetcher.combined_loader
@@ -180,6 +201,8 @@ def _replay_those_without_state(
         else:
             restore_now(restored[FIRST_BATCH], loaders)
             _skip_those_without_state(mode, loaders, seen)
+            own = [i for i, loader in enumerate(loaders) if has_state(loader)]
+            rounds.are_same(positions, restored, own)
     restore_now(restored, loaders)
     return {moment: restored[moment] for moment in MOMENTS}
 

@@ -90,10 +90,11 @@ def _warn_of_hook(trainer: Any) -> None:
     The batch that is fetched by then, or whose order is drawn next, is fetched from random states
     that later hooks change, and of the hooks with this name some were called and others were not.
     """
-    hook, told = trainer.lightning_module._current_fx_name, trainer.fit_loop.hooks_told
-    if trainer.fit_loop._combined_loader is None or hook not in _BEGINNINGS or hook in told:
+    fit_loop, hook = trainer.fit_loop, trainer.lightning_module._current_fx_name
+    begun = fit_loop._combined_loader is not None
+    if not begun or hook not in _BEGINNINGS or hook in fit_loop.hooks_told:
         return
-    told.add(hook)
+    fit_loop.hooks_told |= {hook}
     warnings.warn(
         f"A checkpoint was saved in {hook}, in the middle of what begins an"
         f" {'epoch' if hook == _BEGINNINGS[0] else 'optimization step'}: a run that goes on from it"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from harness import QUIET, csx
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from models import Classifier, loader, mlp, rows
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -216,3 +216,42 @@ def test_damaged_and_foreign_files_are_errors_that_name_them(device: str, tmp_pa
     torch.save(mlp().state_dict(), path)
     with pytest.raises(CheckpointError, match=f"^{path} is a file of torch's, but no Lightning"):
         trainer.validate(Scheduled(), loader(32), ckpt_path=path)
+
+
+class Early(Scheduled):
+    """Saves itself, or fails, in a hook that is called before training begins."""
+
+    def __init__(self, hook: str, do: Callable[[pl.Trainer], None]) -> None:
+        super().__init__()
+        setattr(self, hook, lambda *args: do(self.trainer))
+
+
+def test_a_fit_that_has_not_begun_can_be_saved(tmp_path: Path) -> None:
+    path = tmp_path / "early.ckpt"
+    for hook in ("on_fit_start", "on_validation_end"):  # this one in the sanity check
+        module = Early(hook, lambda trainer: trainer.save_checkpoint(path))
+        make(True, tmp_path, epochs=1)[0].fit(module, loader(32), loader(32))
+        assert torch.load(path, weights_only=True)["global_step"] in (0, 2)
+    trainer, module = make(True, tmp_path)[0], Scheduled()
+    trainer.validate(module, loader(32), verbose=False)
+    trainer.save_checkpoint(path)
+    saved = torch.load(path, weights_only=True)["state_dict"]
+    assert all(torch.equal(saved[name], value) for name, value in module.state_dict().items())
+
+
+@pytest.mark.filterwarnings(r"ignore:.*fit\(ckpt_path=")
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("hook", ["on_fit_start", "on_validation_batch_end"])
+def test_an_error_before_training_is_saved_with_and_seen(
+    hook: str, error: type[BaseException], tmp_path: Path
+) -> None:
+    def fail(trainer: pl.Trainer) -> None:
+        raise error("mine")
+
+    keep = OnExceptionCheckpoint(tmp_path, "left")
+    reset_backend()
+    trainer = fulgurite.Trainer(backend=csx(), max_epochs=1, **{**SAVE, "callbacks": [keep]})
+    with pytest.raises((ValueError, SystemExit)) as caught:
+        trainer.fit(Early(hook, fail), loader(32), loader(32))
+    assert str(caught.value) == ("mine" if error is ValueError else "1")
+    assert torch.load(tmp_path / "left.ckpt", weights_only=True)["global_step"] == 0

@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import warnings
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ class Memory:
 
 
 class Remembering(Net):
-    """A step that writes tensors in lists, tuples, dicts and objects, in place and anew."""
+    """A step that writes tensors in lists, tuples, deques, dicts and objects, in place and anew."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,6 +90,7 @@ class Remembering(Net):
         self.pair = torch.zeros(CLASSES), torch.zeros(CLASSES)
         self.nested = {"a": [(torch.zeros(CLASSES),)]}
         self.memory = Memory()
+        self.last = deque([torch.zeros(CLASSES)] * 3, maxlen=3)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         bias = self.net[3].bias
@@ -98,7 +100,10 @@ class Remembering(Net):
         self.pair = self.pair[1] + bias.detach(), 0.6 * self.pair[0]
         self.nested["a"][0][0].mul_(0.5).add_(bias.detach())
         self.memory.trace = 0.4 * self.memory.trace + bias.detach()
-        held = [self.anew, *self.list, *self.pair, self.nested["a"][0][0], self.memory.trace]
+        oldest = self.last[0]
+        self.last.append(0.3 * self.last[2] + bias.detach())
+        held = [self.anew, *self.list, *self.pair, self.nested["a"][0][0]]
+        held += [self.memory.trace, oldest]
         return super().training_step(batch, batch_idx) + torch.stack(held).tanh().sum(0) @ bias
 
 
@@ -219,7 +224,7 @@ def test_state_for_which_the_module_has_no_place_is_named(tmp_path: Path) -> Non
     with pytest.warns(UserWarning, match="The run does not go on exactly: self") as caught:
         run(Scenario(make=Net, loaders=both), tmp_path / "other", path=path, max_steps=2)
     told = [str(one.message) for one in caught if "does not go on exactly" in str(one.message)]
-    assert len(told) == 7
+    assert len(told) == 10
     assert "self.list[0], which steps write, was float32[4] in the checkpoint" in told[1]
     assert "the module begins with nothing there" in told[1]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 from torch import Tensor
@@ -14,6 +14,7 @@ from fulgurite.backends.csx.capture.leaves import lies_in
 from fulgurite.backends.csx.capture.logs import Accumulator, LogCall
 from fulgurite.backends.csx.capture.outputs import Outputs, builder
 from fulgurite.backends.csx.capture.scope import Scope
+from fulgurite.backends.csx.capture.trees import where_put
 from fulgurite.backends.csx.compile.fabric import Fabric, Loaded
 from fulgurite.backends.csx.contract.constants import Source
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedInput
@@ -21,6 +22,7 @@ from fulgurite.backends.csx.graph.graph import Kind
 from fulgurite.backends.csx.program.first_bad import first_not_finite
 from fulgurite.backends.csx.state.binding import Binding
 from fulgurite.backends.csx.state.kept_gradients import Unkept, held_gradients
+from fulgurite.backends.csx.state.places import Place
 
 
 class Results:
@@ -73,15 +75,7 @@ class Executable:
         self._batch = [item.index for item in graph.inputs if item.kind is Kind.BATCH]
         offset, written = len(graph.inputs) - len(self._batch), graph.written()
         self.written = [i for k, i in enumerate(self._batch) if offset + k in written]
-        filled = frozenset(captured.outputs.attributes)
-        self.written_places = [
-            place
-            for k, item in enumerate(graph.inputs)
-            if item.kind is Kind.STATE
-            for held in sources.state[item.index].tensors
-            for place in held.places
-            if k in written or lies_in(place, filled)
-        ]
+        self.written_places = _written(captured, written)
         self._names = [leaf.name for leaf in sources.batch.tensor_leaves()]
         self._takes_all = self._batch == list(range(len(self._names)))
         self.recording = captured.recording
@@ -158,3 +152,29 @@ class Executable:
                     " shares its memory.",
                     remedy=f"work on a copy: {self._names[i]}.clone(), in the step or the dataset",
                 )
+
+
+def _written(captured: Captured, changed: Set[int]) -> list[Place]:
+    """Places of the state that the step writes.
+
+    A list or deque that it adds to and reads from is written as a whole: a full deque moves on.
+
+    Args:
+        captured: the step.
+        changed: positions of the graph's inputs that its program changes.
+    """
+    state, filled = captured.sources.state, frozenset(captured.outputs.attributes)
+    read = [
+        (k, place)
+        for k, item in enumerate(captured.graph.inputs)
+        if item.kind is Kind.STATE
+        for held in state[item.index].tensors
+        for place in held.places
+    ]
+    found = [place for k, place in read if k in changed or lies_in(place, filled)]
+    for extended in map(where_put, captured.outputs.lists):
+        inside = frozenset((extended,))
+        if any(lies_in(place, inside) for _, place in read):
+            places = [p for one in state for held in one.tensors for p in held.places]
+            found += [place for place in places if lies_in(place, inside)]
+    return found
