@@ -2,8 +2,10 @@
 
     taskset -c 0 python tests/tools/soak.py --steps 200000
 
-Prints the resident memory (MiB) and the time of a step (µs, median of blocks) of the first tenth
-after warm-up and of the last, and exits with 1 where memory grew by 1 % or steps became 3 % slower.
+Prints the resident memory (MiB) of the first tenth after warm-up and of the last, and the time of a
+step in each (medians of blocks): µs, and in steps of a plain loop over the same model, done before
+each block, for machines that others use too become slower and faster. Exits with 1 where memory
+grew by 1 %, or steps became 3 % slower beside the plain ones.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
@@ -23,7 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fulgurite
 
-BLOCK = 500  # steps
+BLOCK, PLAIN = 500, 100  # steps
 
 
 class Classifier(pl.LightningModule):
@@ -50,6 +53,8 @@ class Meter(pl.Callback):
     def __init__(self) -> None:
         self.memory: list[float] = []
         self.times: list[float] = []
+        self.plain: list[float] = []  # of the loop before the same block
+        self._loop = plain_loop()
         self._began = 0.0
 
     def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
@@ -60,7 +65,25 @@ class Meter(pl.Callback):
                 self.times.append((now - self._began) / BLOCK * 1e6)
             gc.collect()
             self.memory.append(resident())
+            self.plain.append(self._loop())
             self._began = time.perf_counter()
+
+
+def plain_loop() -> Callable[[], float]:
+    """Steps of a plain loop, which stays the same; returns µs a step."""
+    net = Classifier().net
+    optimizer = torch.optim.SGD(net.parameters(), 0.0)
+    x, y = torch.randn(64, 64), torch.randint(0, 10, (64,))
+
+    def run() -> float:
+        began = time.perf_counter()
+        for _ in range(PLAIN):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(x), y).backward()
+            optimizer.step()
+        return (time.perf_counter() - began) / PLAIN * 1e6
+
+    return run
 
 
 def resident() -> float:
@@ -92,11 +115,16 @@ def main() -> int:
     trainer.fit(Classifier(), loader)
     tenth = max(len(meter.times) // 10, 1)
     memory = statistics.median(meter.memory[tenth : 2 * tenth]), meter.memory[-1]
-    times = [statistics.median(part) for part in (meter.times[:tenth], meter.times[-tenth:])]
-    grown, slower = memory[1] / memory[0] - 1, times[1] / times[0] - 1
+    beside = [a / b for a, b in zip(meter.times, meter.plain, strict=False)]
+    times, ratios = (
+        [statistics.median(part) for part in (values[:tenth], values[-tenth:])]
+        for values in (meter.times, beside)
+    )
+    grown, slower = memory[1] / memory[0] - 1, ratios[1] / ratios[0] - 1
     print(
-        f"{steps} steps: memory {memory[0]:.1f} -> {memory[1]:.1f} MiB ({grown:+.2%}),"
-        f" step {times[0]:.1f} -> {times[1]:.1f} µs ({slower:+.2%})"
+        f"{steps} steps: memory {memory[0]:.1f} -> {memory[1]:.1f} MiB ({grown:+.2%}), step"
+        f" {times[0]:.1f} -> {times[1]:.1f} µs, {ratios[0]:.3f} -> {ratios[1]:.3f} plain ones"
+        f" ({slower:+.2%})"
     )
     return int(grown >= 0.01 or slower >= 0.03)
 
