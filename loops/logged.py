@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from fulgurite.backends.csx.capture.leaves import Trees, holders_in
+from fulgurite.backends.csx.graph.passes.hold import GUARD
 from fulgurite.backends.csx.plugins.strategy import strategy_of
 from fulgurite.backends.csx.state.places import Place
 from fulgurite.backends.csx.state.storage import brief, module_places
@@ -151,7 +152,7 @@ def _written(trainer: Any) -> dict[str, Tensor]:
     module, steps = trainer.lightning_module, strategy_of(trainer).step_functions
     executables = [one for step in steps.values() for one in step.executables()]
     written = {place for one in executables for place in one.written_places}
-    kept = set(module.state_dict(keep_vars=True))
+    kept = {GUARD, *module.state_dict(keep_vars=True)}  # CheckLoss sets its guard anew
     kept |= {f"{path}.{name}" for path, metric in _metrics(module) for name in metric._defaults}
     named = {place.name.removeprefix(_SELF): place for place in written}
     own = {name: place.get() for name, place in named.items() if name not in kept}

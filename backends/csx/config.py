@@ -124,6 +124,8 @@ class CSXBackend(Backend):
             value, known = getattr(self, item.name), item.metadata.get("known")
             if known is not None and value not in known:
                 raise ValueError(f"{item.name} must be one of {known}; got {value!r}.")
+            if type(item.default) is bool and type(value) is not bool:
+                raise ValueError(f"{item.name} must be True or False; got {value!r}.")
         if type(self.max_programs) is not int or self.max_programs < 1:
             raise ValueError(f"max_programs must be a positive integer; got {self.max_programs!r}.")
         if self.compile_only and self.validate_only:

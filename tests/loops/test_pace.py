@@ -72,9 +72,9 @@ def test_what_was_compiled_meanwhile_is_not_waited_for() -> None:
         " without that"
     )
     assert report.gain(one, 300, ended=23.0) == (
-        "; compiled meanwhile in 8.0 s, from step 101 on 10.0 times as fast"
+        "; compiled meanwhile in 8.0 s, from batch 101 on 10.0 times as fast"
     )
-    assert report.gain(one, 102, ended=21.1) == "; compiled meanwhile in 8.0 s, from step 101 on"
+    assert report.gain(one, 102, ended=21.1) == "; compiled meanwhile in 8.0 s, from batch 101 on"
 
 
 @pytest.mark.parametrize("options", [{"max_epochs": 2}, {"max_steps": 8, "max_epochs": -1}])

@@ -185,9 +185,12 @@ class _Worker:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _keep_log(self) -> Path | None:
+        log = self._folder / _LOG
         try:
+            if not log.stat().st_size:
+                return None
             _, name = tempfile.mkstemp(prefix="fulgurite-compile-", suffix=".txt")
-            return (self._folder / _LOG).replace(name)
+            return log.replace(name)
         except OSError:  # the disk is full
             return None
 
@@ -224,6 +227,8 @@ def _work(jobs: list[Job], results: int, folder: Path, parent: int, threads: int
                 os.write(results, line.encode())
             status = 0
     finally:
+        if os.getppid() != parent:  # which would have removed it
+            shutil.rmtree(folder, ignore_errors=True)
         os._exit(status)
 
 

@@ -118,9 +118,10 @@ class Builder:
 
         def told() -> None:
             if not any(load.compiling for load in loads):
-                cost.compiled_s = sum(load.seconds for load in loads)
-                cost.taken_over, cost.taken_over_at = self.steps_done() + 1, time.perf_counter()
-                say_compiled(self.scope.trainer, self.stage, loads, cost.taken_over)
+                if all(load.compiled for load in loads):
+                    cost.compiled_s = sum(load.seconds for load in loads)
+                    cost.taken_over, cost.taken_over_at = self.steps_done() + 1, time.perf_counter()
+                say_compiled(self.scope.trainer, self.stage, loads, self.steps_done() + 1)
 
         for load in loads:
             if load.compiling:

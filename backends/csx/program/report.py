@@ -42,8 +42,8 @@ def _in_words(seconds: float) -> str:
 
 
 UNFINISHED = (
-    "; it was not compiled by then: a run with compile_only=True, or background=False, does that"
-    " once for all that follow"
+    "; a program was not compiled by then: a run with compile_only=True, or background=False,"
+    " does that once for all that follow"
 )
 """Of a fit that ended while its program was being compiled in the background."""
 
@@ -84,7 +84,7 @@ def gain(cost: Cost, steps: int, ended: float) -> str:
     """
     first_s = cost.taken_over_at - cost.began - cost.waited_s
     first, later = cost.taken_over - 1, steps - cost.taken_over + 1
-    told = f"; compiled meanwhile in {_in_words(cost.compiled_s)}, from step {cost.taken_over} on"
+    told = f"; compiled meanwhile in {_in_words(cost.compiled_s)}, from batch {cost.taken_over} on"
     if min(first, later) < _TELLING:
         return told
     times = first_s / first / ((ended - cost.taken_over_at) / later)
@@ -112,12 +112,12 @@ def say_compiled(trainer: pl.Trainer | None, stage: str, loads: list[Loaded], st
         trainer: whose screen it is.
         stage: the program's name in messages.
         loads: its entry points.
-        step: the stage's step that is under way, from 1.
+        step: the batch that is under way, from 1, as the stage counts them in this run.
     """
     failed = [load.how for load in loads if not load.compiled]
     seconds = sum(load.seconds for load in loads)
-    how = failed[0] if failed else f"compiled in {seconds:.1f} s"
-    say(trainer, f"CSX: {stage} program {how}, from step {step} on")
+    how = f"is {failed[0]}" if failed else f"compiled in {seconds:.1f} s, from batch {step} on"
+    say(trainer, f"CSX: {stage} program {how}")
 
 
 def summary(program: Program) -> str:

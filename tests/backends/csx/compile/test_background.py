@@ -138,6 +138,7 @@ def test_a_worker_that_is_killed_fails_its_jobs_and_the_next_one_runs(
     third = queue.add(job("c", lambda: None))
     wait(queue, third)
     assert third.failure is None
+    assert one.log is None  # it said nothing
 
 
 def test_ending_the_queue_ends_the_worker_and_what_it_started(queue: Queue, tmp_path: Path) -> None:
@@ -194,12 +195,14 @@ def test_a_worker_ends_with_its_parent(how: signal.Signals, tmp_path: Path) -> N
         "queue.poll()\n"
         "time.sleep(60)\n"
     )
-    parent = subprocess.Popen([sys.executable, script], stderr=subprocess.DEVNULL)
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    parent = subprocess.Popen([sys.executable, script], stderr=subprocess.DEVNULL, env=environment)
     wait_for(tmp_path / "pid")
     worker = int((tmp_path / "pid").read_text())
     parent.send_signal(how)
     parent.wait(60)
     wait_for_end(worker)
+    assert not list(tmp_path.glob("fulgurite-compile-*"))
 
 
 def test_a_forked_process_has_a_queue_of_its_own(queue: Queue, tmp_path: Path) -> None:
