@@ -4,7 +4,7 @@
     python tests/benchmarks/waiting.py --models convnet --steps 100 300 --json waiting.json
     python tests/benchmarks/waiting.py --child fulgurite convnet 300     one run in this process
 
-Each run is a process of its own: stock Lightning, the same with ``torch.compile(module)``, and
+Each run is a process of its own: stock Lightning, the same with its net compiled by torch, and
 Fulgurite as people use it (``device="CSX"``). Seconds count from ``fit`` called: ``first`` to the
 end of the first training step, ``compiled`` to the end of the first that compiled code did (0: none
 was), ``wall`` to the end of ``fit``. Cold runs begin with empty compile caches, warm ones with what
@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 from contenders import QUIET, quiet
 from models import LOSS, convnet, gpt, mlp
 from torch.utils.data import DataLoader
@@ -72,7 +71,7 @@ def run(contender: str, name: str, steps: int) -> Row:
     else:
         trainer = pl.Trainer(accelerator="cpu", **options)
     if contender == "torch.compile":
-        module = torch.compile(module)
+        module.net.compile()  # the whole module fails in Lightning's log (torch 2.13)
     trainer.fit(module, loader, DataLoader(model.batches[:2], batch_size=None))
     wall = time.perf_counter() - began
     compiled = clock.compiled - began if clock.compiled else 0.0
