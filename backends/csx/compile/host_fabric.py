@@ -111,7 +111,7 @@ class HostFabric(Fabric):
             graph=graph,
         )
         if not found.marked:
-            self._check_first(loaded, graph, found, key)
+            self._check_first(loaded, _one_by_one(graph), graph, found, key)
         return loaded
 
     @property
@@ -135,10 +135,12 @@ class HostFabric(Fabric):
             raise NoToolchain(missing)
         loaded = _interpreted(graph, began, "")
         loaded.how, loaded.compiling = "running operation by operation while it compiles", True
-        loaded.call = self._meanwhile(loaded, graph, key, urgent)
+        loaded.call = self._meanwhile(loaded, loaded.call, graph, key, urgent)
         return loaded
 
-    def _meanwhile(self, loaded: Loaded, graph: Graph, key: str, urgent: bool) -> Meanwhile:
+    def _meanwhile(
+        self, loaded: Loaded, reference: Call, graph: Graph, key: str, urgent: bool
+    ) -> Meanwhile:
         cache = self._cache
 
         def compiles() -> str | None:
@@ -155,17 +157,17 @@ class HostFabric(Fabric):
         job = queue.add(Job(name=(str(cache.folder), key), run=compiles, urgent=urgent))
         if urgent:
             queue.hurry()
-        settle = functools.partial(self._settle, loaded, graph, key)
-        return Meanwhile(job, _one_by_one(graph), settle)
+        settle = functools.partial(self._settle, loaded, reference, graph, key)
+        return Meanwhile(job, reference, settle)
 
-    def _settle(self, loaded: Loaded, graph: Graph, key: str, job: Job) -> Call:
+    def _settle(self, loaded: Loaded, reference: Call, graph: Graph, key: str, job: Job) -> Call:
         """What runs from now on, since a job has ended."""
         why, found = job.failure or "its compiled code is gone", None
         try:
             if job.full:
                 if job.name[0] == str(self._cache.folder):
                     self._cache.leave(OSError(why))
-                loaded.call = self._meanwhile(loaded, graph, key, urgent=True)
+                loaded.call = self._meanwhile(loaded, reference, graph, key, urgent=True)
                 return loaded.call
             if job.failure is None:
                 found = self._cache.find(key, lambda folder: _load(graph, folder))
@@ -174,22 +176,20 @@ class HostFabric(Fabric):
         loaded.compiling, loaded.seconds = False, job.seconds
         if found is None:
             log = "" if job.log is None else f"; {job.log} has more"
-            loaded.call, loaded.how = (
-                _one_by_one(graph),
-                f"run operation by operation ({why}{log})",
-            )
+            loaded.call, loaded.how = reference, f"run operation by operation ({why}{log})"
             _tell(loaded)
             return loaded.call
         loaded.call, loaded.compiled, loaded.how = found.value, True, "compiled"
         if found.marked:
             _tell(loaded)
         else:
-            self._check_first(loaded, graph, found, key)
+            self._check_first(loaded, reference, graph, found, key)
         return loaded.call
 
-    def _check_first(self, loaded: Loaded, graph: Graph, found: Fetched[Call], key: str) -> None:
+    def _check_first(
+        self, loaded: Loaded, reference: Call, graph: Graph, found: Fetched[Call], key: str
+    ) -> None:
         """Let the first call be the self-check; who passes it is marked in the cache."""
-        reference = _one_by_one(graph)
 
         def settled(agreed: bool) -> None:
             if agreed:
