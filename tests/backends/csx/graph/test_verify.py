@@ -111,6 +111,7 @@ def test_artifact_dir_receives_the_graph_after_each_pass(tmp_path: Path) -> None
         "06_simplify.txt",
         "07_prune.txt",
         "08_hold_state.txt",
+        "09_use_kernels.txt",
     ]
     assert "in training_step" in files[-1].read_text()
     assert "aten.addmm" in files[-1].read_text()
