@@ -81,6 +81,7 @@ class CompileCache:
         folder: where; made if missing. None is ``$XDG_CACHE_HOME/fulgurite``, or
             ``~/.cache/fulgurite``; where that cannot be written, a folder that ends with the
             process, and a warning.
+        share: it keeps within one in so many bytes of the limit.
 
     Raises:
         PermissionError: others than the user can write the folder, or the user cannot.
@@ -90,9 +91,9 @@ class CompileCache:
         folder: where entries lie; another one once that could not be written any more.
     """
 
-    def __init__(self, folder: str | Path | None = None) -> None:
+    def __init__(self, folder: str | Path | None = None, share: int = 1) -> None:
         self.folder = default_folder() if folder is None else given_folder(Path(folder))
-        self._limit = _limit_bytes()
+        self._limit = _limit_bytes() // share
         self._used: set[str] = set()
         self._left = False  # whether the folder is a temporary one by now
 
@@ -134,6 +135,11 @@ class CompileCache:
             return None
 
         return self._kept(look)
+
+    def entries(self) -> Iterator[Path]:
+        """All entries, whole or not, the one that was used last first."""
+        for _, _, key in sorted(_entries(self.folder), reverse=True):
+            yield self.folder / key
 
     def _kept(self, use: Callable[[], U]) -> U:
         """Use the folder; a temporary one where it takes no files any more."""

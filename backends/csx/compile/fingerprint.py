@@ -38,12 +38,12 @@ _FOREIGN_PASSES = (  # a function's text is its address: what was made with one 
 
 def program_key(graph: Graph) -> str:
     """A SHA-256 in hexadecimal: equal for graphs that compile to the same code here and now."""
-    parts = [*_environment(), *described_inputs(graph), *_operations(graph.module)]
+    parts = [*environment(), *described_inputs(graph), *described_operations(graph.module)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _environment() -> Iterator[str]:
-    """What the code depends on besides the graph."""
+def environment() -> Iterator[str]:
+    """What compiled code depends on besides the graph."""
     yield f"torch {torch.__version__} {torch.version.git_version}"
     yield f"fulgurite {_own_source()}"
     yield f"python {sys.version} {sysconfig.get_config_var('SOABI')} {sys.platform}"
@@ -59,38 +59,44 @@ def _environment() -> Iterator[str]:
 def described_inputs(graph: Graph) -> Iterator[str]:
     """Kind, dtype, shape, strides and device of each input, a line each."""
     for item in graph.inputs:
-        yield f"input {item.kind.value} {_layout(item.example)}"
+        yield f"input {item.kind.value} {layout(item.example)}"
 
 
-def _operations(module: fx.GraphModule) -> Iterator[str]:
+def described_operations(module: fx.GraphModule) -> Iterator[str]:
+    """The operations of a graph, a line each: equal texts mean the same operations."""
     numbers: dict[fx.Node, str] = {}
     for i, node in enumerate(module.graph.nodes):
-        target = "" if node.op in ("placeholder", "output") else _target(module, node)
-        arguments = _text((node.args, node.kwargs), numbers) if node.op != "placeholder" else ""
+        target = "" if node.op in ("placeholder", "output") else target_of(module, node)
+        arguments = text_of((node.args, node.kwargs), numbers) if node.op != "placeholder" else ""
         numbers[node] = f"%{i}"
         yield f"%{i} {node.op} {target} {arguments}"
 
 
-def _target(module: fx.GraphModule, node: fx.Node) -> str:
+def target_of(module: fx.GraphModule, node: fx.Node) -> str:
+    """What a node of a module calls, or the value that it stands for, as text."""
     if node.op != "get_attr":
-        return _text(node.target, {})
+        return text_of(node.target, {})
     value = operator.attrgetter(str(node.target))(module)
-    return "\n".join(_operations(value)) if isinstance(value, fx.GraphModule) else _text(value, {})
+    return (
+        "\n".join(described_operations(value))
+        if isinstance(value, fx.GraphModule)
+        else text_of(value, {})
+    )
 
 
-def _text(value: Any, numbers: dict[fx.Node, str]) -> str:
+def text_of(value: Any, numbers: dict[fx.Node, str]) -> str:
     """A value of a graph as text: equal texts mean equal values."""
     if isinstance(value, fx.Node):
         return numbers[value]
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(_text(item, numbers) for item in value)}]"
+        return f"[{', '.join(text_of(item, numbers) for item in value)}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{key!r}: {_text(value[key], numbers)}' for key in value)}}}"
+        return f"{{{', '.join(f'{key!r}: {text_of(value[key], numbers)}' for key in value)}}}"
     if isinstance(value, slice):
-        return f"slice{_text((value.start, value.stop, value.step), numbers)}"
+        return f"slice{text_of((value.start, value.stop, value.step), numbers)}"
     if isinstance(value, Tensor):
         content = value.detach().contiguous().reshape(-1).view(torch.uint8)
-        return f"{_layout(value)} {hashlib.sha256(content.numpy().tobytes()).hexdigest()}"
+        return f"{layout(value)} {hashlib.sha256(content.numpy().tobytes()).hexdigest()}"
     if isinstance(value, (OpOverload, HigherOrderOperator)):
         return str(value)
     if isinstance(value, (FunctionType, BuiltinFunctionType)):
@@ -102,7 +108,8 @@ def _text(value: Any, numbers: dict[fx.Node, str]) -> str:
     )
 
 
-def _layout(tensor: Tensor) -> str:
+def layout(tensor: Tensor) -> str:
+    """What an operation sees of a tensor besides its elements."""
     return f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()} {tensor.device}"
 
 

@@ -13,7 +13,7 @@ import platform
 import sysconfig
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -33,7 +33,9 @@ from fulgurite.backends.csx.compile.cache_folder import SharedFolder
 from fulgurite.backends.csx.compile.fabric import Call, Fabric, Loaded, Shown
 from fulgurite.backends.csx.compile.failures import explained
 from fulgurite.backends.csx.compile.fingerprint import described_inputs, processor, program_key
-from fulgurite.backends.csx.compile.inductor import compile_graph, load_program
+from fulgurite.backends.csx.compile.inductor import compile_graph
+from fulgurite.backends.csx.compile.kept import Kept
+from fulgurite.backends.csx.compile.program import load as load_program
 from fulgurite.backends.csx.compile.selfcheck import SelfCheck
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.graph.graph import Graph
@@ -84,7 +86,7 @@ class HostFabric(Fabric):
             if self._waits:
                 found = self._cache.fetch(
                     key,
-                    build=lambda folder: _build(graph, folder, shown),
+                    build=lambda folder: _build(graph, folder, Kept(self._cache), shown),
                     load=lambda folder: _load(graph, folder),
                     waiting=lambda: shown("waiting for another process that compiles"),
                 )
@@ -147,7 +149,7 @@ class HostFabric(Fabric):
             try:
                 cache.fetch_here(
                     key,
-                    build=lambda folder: _build(graph, folder, lambda doing: nullcontext()),
+                    build=lambda folder: _build(graph, folder, Kept(cache), _unseen),
                     load=lambda folder: _load(graph, folder),
                 )
             except NoToolchain as missing:
@@ -256,9 +258,9 @@ def _interpreted(graph: Graph, began: float, why: str) -> Loaded:
     )
 
 
-def _build(graph: Graph, folder: Path, shown: Shown) -> None:
+def _build(graph: Graph, folder: Path, kept: Kept, shown: Shown) -> None:
     """Compile a graph into a folder, with what it expects as inputs."""
-    _compile(graph, folder, shown)
+    _compile(graph, folder, kept, shown)
     (folder / _INPUTS).write_text("\n".join(described_inputs(graph)))
 
 
@@ -273,16 +275,21 @@ def _load(graph: Graph, folder: Path) -> Call:
     return load_program(folder)
 
 
-def _compile(graph: Graph, folder: Path, shown: Shown) -> None:
+def _compile(graph: Graph, folder: Path, kept: Kept, shown: Shown) -> None:
     missing = toolchain_missing()  # asked only here: to ask starts a process
     if missing is not None:
         raise NoToolchain(missing)
     with shown("compiling"):
         try:
-            compile_graph(graph, folder)
+            compile_graph(graph, folder, kept)
         except InductorError as error:  # a defect of its own: a KeyError, an assertion
             text = str(error).strip().splitlines()[0]
             raise NoToolchain(f"torch's compiler failed: {text}") from None
+
+
+def _unseen(doing: str) -> AbstractContextManager[None]:
+    """Nobody looks at what a process beside the training does."""
+    return nullcontext()
 
 
 def _one_by_one(graph: Graph) -> Call:

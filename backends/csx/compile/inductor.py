@@ -1,8 +1,9 @@
 """From graph to machine code, through torch's Inductor and a C++ compiler.
 
-A compiled graph is a folder: ``program.py``, the order of kernels and matrix products, and the
-kernels in an extension module, or a few. Loading it starts no compiler. What is heavy of Inductor
-is imported where it is used: most processes compile nothing. Checked against torch 2.13.
+A compiled graph is a folder: for each of its parts the order of kernels and matrix products
+(``part_0.py``), the order of parts (``program.py``), and the kernels in an extension module, or a
+few. Loading it starts no compiler. What is heavy of Inductor is imported where it is used: most
+processes compile nothing. Checked against torch 2.13.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ import importlib
 import os
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,12 @@ from torch import fx
 from torch._inductor import config as inductor
 from torch._inductor.exc import CppCompileError, InductorError
 from torch._inductor.utils import BoxedBool
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fulgurite.backends.csx.compile import kernel_modules, vector_units
-from fulgurite.backends.csx.compile.fabric import Call
-from fulgurite.backends.csx.compile.light_imports import with_light_imports
-from fulgurite.backends.csx.compile.parallel_checks import throw_after_loops
+from fulgurite.backends.csx.compile import program, vector_units
+from fulgurite.backends.csx.compile.kept import Generated, Kept
+from fulgurite.backends.csx.compile.parts import Part, divided, whole
 from fulgurite.backends.csx.compile.processes import compilers
-from fulgurite.backends.csx.compile.static_wrapper import make_static
 from fulgurite.backends.csx.graph.graph import Graph, storage_of
 from fulgurite.backends.csx.graph.op_schema import is_random
 from fulgurite.backends.csx.graph.passes import COMPILER_PASSES, lower
@@ -51,63 +50,71 @@ FLAGS = {
 }
 _READ_EARLY = "https://github.com/pytorch/pytorch/issues/185509"
 _READ_LATE = "https://github.com/pytorch/pytorch/issues/198131"
-_PROGRAM, _CONSTANTS = "program.py", "constants.pt"
 
 
-def compile_graph(graph: Graph, folder: Path) -> None:
+def compile_graph(graph: Graph, folder: Path, kept: Kept) -> None:
     """Compile a graph into an existing, empty folder.
 
     The graph is functional and decomposed already, so Inductor's inner item takes it: its outer
     one would trace it a third time.
 
+    Args:
+        graph: what to compile.
+        folder: where.
+        kept: what earlier compilations left.
+
     Raises:
         InductorError: a compiler failed.
     """
+    graph = lower(graph, COMPILER_PASSES)
+    division = divided(graph)
+    parts = [whole(graph)] if division is None else division.parts
     with fx_lock:
-        _import_compiler()
         try:
             try:
-                _compile(graph, folder, vector_units.believed())
+                with applied(vector_units.believed()):
+                    sources = [kept.part(part, _generated, graph.mode) for part in parts]
+                    program.write(folder, sources, division, kept)
             except CppCompileError:
                 with _ended_with_us():
                     changed = vector_units.ask_the_compiler()
                 if not changed:
                     raise
-                _compile(graph, folder, ())
+                sources = [_generated(part, graph.mode) for part in parts]
+                program.write(folder, sources, division, kept)
         except CppCompileError as error:
             raise InductorError(error, None) from None
 
 
-def _compile(graph: Graph, folder: Path, vectors: Iterable[Patch]) -> None:
-    from torch._inductor.compile_fx import compile_fx_inner
+def _generated(part: Part, mode: FakeTensorMode) -> Generated:
+    """The code that Inductor makes of operations.
+
+    Results lie in memory as the graph says where other parts read them.
+    """
+    _import_compiler()
+    from torch._inductor.compile_fx import compile_fx_inner, record_original_output_strides
     from torch._inductor.virtualized import V
 
-    graph = lower(graph, COMPILER_PASSES)
-    context = torch._guards.TracingContext(graph.mode)
+    if part.read_by_others:
+        (output,) = part.module.graph.find_nodes(op="output")
+        output.meta["user_visible_output_idxs"] = range(len(output.args[0]))
+        record_original_output_strides(part.module)
+    context = torch._guards.TracingContext(mode)
     with (
         warnings.catch_warnings(),
         torch._guards.tracing(context),
-        V.set_fake_mode(graph.mode),
+        V.set_fake_mode(mode),
         inductor.patch(FLAGS),
         torch.no_grad(),
     ):
         warnings.filterwarnings("ignore", module=r"torch\.")  # its own deprecations
-        patches = (FX, *_order_after_writes(), *_copies_first(), *_kernels_later(), *vectors)
+        patches = (FX, *_order_after_writes(), *_copies_first(), *_kernels_later())
         with _files_of_this_process_alone(), applied(patches):
             _keep_draws_as_they_are()
             compiled: Any = compile_fx_inner(
-                graph.module,
-                [item.example for item in graph.inputs],
-                cudagraphs=BoxedBool(False),
-                is_inference=True,
+                part.module, list(part.examples), cudagraphs=BoxedBool(False), is_inference=True
             )
-            wrapper = make_static(compiled.source_code)
-            kernels = [replace(k, source=throw_after_loops(k.source)) for k in wrapper.kernels]
-            names = kernel_modules.build(kernels, folder)
-    if compiled.constants:
-        torch.save(dict(compiled.constants), folder / _CONSTANTS)
-    source = with_light_imports(wrapper.source)
-    (folder / _PROGRAM).write_text(f"KERNELS = {names!r}\n{source}\n")
+    return Generated(compiled.source_code, dict(compiled.constants or {}))
 
 
 @functools.cache
@@ -239,18 +246,3 @@ def _ended_with_us() -> Iterator[None]:
         why = "g++'s own processes outlive it"
         with applied(patches_of(cpp_builder, method, why=why, checked="torch 2.13")):
             yield
-
-
-def load_program(folder: Path) -> Call:
-    """The function of a compiled graph: takes its inputs in order, returns its outputs."""
-    source = (folder / _PROGRAM).read_text()
-    namespace: dict[str, Any] = {"__name__": "fulgurite_program"}
-    names = source.partition("\n")[0]
-    exec(names, namespace)
-    namespace |= kernel_modules.load(folder, namespace["KERNELS"])
-    if (folder / _CONSTANTS).exists():
-        namespace |= torch.load(folder / _CONSTANTS, weights_only=True)
-    with torch.inference_mode(False):  # what is made once here is written in other modes too
-        exec(compile(source, str(folder / _PROGRAM), "exec"), namespace)
-    call: Call = namespace["call"]
-    return call

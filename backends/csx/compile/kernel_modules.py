@@ -22,8 +22,13 @@ from fulgurite.backends.csx.compile.translation_unit import MODULE, Kernel, divi
 _NO_WARNINGS = "-w"  # of torch's header: thousands of lines that nobody reads
 
 
-def build(kernels: Sequence[Kernel], folder: Path) -> list[list[str]]:
+def build(kernels: Sequence[Kernel], folder: Path, first: int = 0) -> list[list[str]]:
     """Compile kernels into modules in a folder; returns the names of each module's kernels.
+
+    Args:
+        kernels: what to compile.
+        folder: where.
+        first: the number of the first module.
 
     Raises:
         CppCompileError: the compiler failed, or made what cannot be loaded.
@@ -49,12 +54,12 @@ def build(kernels: Sequence[Kernel], folder: Path) -> list[list[str]]:
         with ThreadPoolExecutor(len(units)) as pool, compilers() as running:
             list(pool.map(lambda command: running.run(command, scratch), commands))
         for i, unit_names in enumerate(names):
-            module = _file(Path(scratch), i)
+            module = module_file(Path(scratch), i)
             try:
                 _loaded(module, unit_names)
             except ImportError as error:
                 raise CppCompileError(commands[i].split(), str(error)) from None
-            shutil.copyfile(module, _file(folder, i))
+            shutil.copyfile(module, module_file(folder, first + i))
     return names
 
 
@@ -66,11 +71,12 @@ def load(folder: Path, names: list[list[str]]) -> dict[str, Callable[..., None]]
     """
     found: dict[str, Callable[..., None]] = {}
     for i, unit_names in enumerate(names):
-        found |= _loaded(_file(folder, i), unit_names)
+        found |= _loaded(module_file(folder, i), unit_names)
     return found
 
 
-def _file(folder: Path, i: int) -> Path:
+def module_file(folder: Path, i: int) -> Path:
+    """Where the module of a number lies in a folder."""
     return folder / f"{MODULE}_{i}.so"
 
 

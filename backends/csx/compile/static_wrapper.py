@@ -12,16 +12,17 @@ Only the text changes: which values are computed, and in which order, stays Indu
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from math import prod
 
 import torch
 
 from fulgurite.backends.csx.compile.translation_unit import Kernel
 
-RESIDENT_BYTES = 1 << 20  # of all intermediates that are made once
-_ALLOCATE, _VIEW = "empty_strided_cpu", "reinterpret_tensor"
+RESIDENT_BYTES = 4 << 20  # of all intermediates that are made once
+_ALLOCATE, VIEW = "empty_strided_cpu", "reinterpret_tensor"
 _DRAW = "torch.ops.fulgurite."
 
 
@@ -36,20 +37,21 @@ class UnknownWrapper(RuntimeError):
 
 
 @dataclass(slots=True)
-class StaticWrapper:
-    """A wrapper in static form: ``source`` defines ``call(args)``, given its kernels by name."""
+class Wrapper:
+    """A wrapper's parts: its function ``call(args)``, its kernels, and the statements before it."""
 
-    source: str
-    kernels: list[Kernel] = field(default_factory=list)
+    before: list[ast.stmt]
+    function: ast.FunctionDef
+    kernels: list[Kernel]
 
 
-def make_static(source: str) -> StaticWrapper:
-    """Rewrite the source of a wrapper.
+def parsed(source: str) -> Wrapper:
+    """Take the source of a wrapper apart.
 
     Raises:
         UnknownWrapper: a part of it is not of the form that is known.
     """
-    kernels, kept, runner = [], [], None
+    kernels, before, runner = [], [], None
     for statement in ast.parse(source).body:
         text = ast.unparse(statement)
         if isinstance(statement, ast.ClassDef):
@@ -62,12 +64,22 @@ def make_static(source: str) -> StaticWrapper:
             if not text.endswith(("AsyncCompile", "AsyncCompile()", "wait(globals())", "compile")):
                 raise UnknownWrapper(text)
         else:
-            kept.append(statement)
+            before.append(statement)
     if runner is None:
         raise UnknownWrapper("no class Runner")
-    made_once, call = _Call(runner).rewrite()
-    module = ast.Module([*kept, *made_once, call], [])
-    return StaticWrapper(ast.unparse(ast.fix_missing_locations(module)), kernels)
+    functions = [f for f in runner.body if isinstance(f, ast.FunctionDef) and f.name == "call"]
+    if len(functions) != 1 or len(functions[0].args.args) != 2:
+        raise UnknownWrapper("no method call(self, args)")
+    function = functions[0]
+    function.args.args = function.args.args[1:]
+    return Wrapper(before, function, kernels)
+
+
+def make_static(wrapper: Wrapper) -> str:
+    """A wrapper in static form: source that defines ``call(args)``, given its kernels by name."""
+    made_once, call = _Call(wrapper.function).rewrite()
+    module = ast.Module([*wrapper.before, *made_once, call], [])
+    return ast.unparse(ast.fix_missing_locations(module))
 
 
 def _kernel(statement: ast.Assign) -> Kernel:
@@ -81,14 +93,13 @@ def _kernel(statement: ast.Assign) -> Kernel:
 class _Call:
     """The function ``call`` of a wrapper while it is rewritten."""
 
-    def __init__(self, runner: ast.ClassDef) -> None:
-        functions = [f for f in runner.body if isinstance(f, ast.FunctionDef) and f.name == "call"]
-        if len(functions) != 1 or len(functions[0].args.args) != 2:
-            raise UnknownWrapper("no method call(self, args)")
-        self._function = functions[0]
+    def __init__(self, function: ast.FunctionDef) -> None:
+        self._function = function
         self._function.body = [
             step for statement in self._function.body for step in _drawn_in_place(statement)
         ]
+        # what branches do to names is not followed
+        self._branches = any(hasattr(statement, "body") for statement in self._function.body)
         self._aliases: dict[str, str] = {}  # bufB = bufA: the same memory under another name
         self._allocations: dict[str, ast.Call] = {}
         for statement in self._function.body:
@@ -104,20 +115,43 @@ class _Call:
     def rewrite(self) -> tuple[list[ast.stmt], ast.FunctionDef]:
         """The statements that run once, and the function that runs every time."""
         once: list[ast.stmt] = [_assign(n, self._allocations[n]) for n in self._resident]
-        views = _Views(self._root, set(self._resident))
+        views = _Views(self._root, set(self._resident), self._views_of_inputs())
         body: list[ast.stmt] = []
         for statement in self._function.body:
             if not self._is_settled(statement):
-                body.append(views.visit(statement))
+                seen = views.visit(statement)
+                body += [*(_assign(name, view) for name, view in views.first), seen]
+                views.first.clear()
         once += [_assign(name, view) for name, view in views.found.values()]
-        function = self._function
-        function.body, function.args.args = body, function.args.args[1:]
-        return once, function
+        self._function.body = body
+        return once, self._function
+
+    def _views_of_inputs(self) -> dict[str, str]:
+        """Views of inputs that are made more than once, with a name for each.
+
+        Others keep the inputs' memory anyway.
+        """
+        if self._branches:
+            return {}
+        inputs = {
+            name
+            for statement in self._function.body
+            if isinstance(statement, ast.Assign) and ast.unparse(statement.value) == "args"
+            for name in _names(statement.targets[0])
+        }
+        views = Counter(
+            ast.unparse(node)
+            for statement in self._function.body
+            for node in ast.walk(statement)
+            if is_view(node) and set(_names(node)) - {VIEW} <= inputs
+        )
+        repeated = [text for text, count in views.items() if count > 1]
+        return {text: f"seen{i}" for i, text in enumerate(repeated)}
 
     def _choose(self) -> list[str]:
         """Intermediates to make once: the smallest, and none that may be returned."""
-        if any(hasattr(statement, "body") for statement in self._function.body):
-            return []  # branches: what they do to names is not followed
+        if self._branches:
+            return []
         escaping = self._escaping()
         sizes = {
             name: _bytes(allocation)
@@ -163,24 +197,44 @@ class _Call:
 
 
 class _Views(ast.NodeTransformer):
-    """Replaces resident intermediates by their one name, and views of them by one made once."""
+    """Replaces resident intermediates by their one name, and views of them by one made once.
 
-    def __init__(self, root: object, resident: set[str]) -> None:
-        self._root, self._resident = root, resident
+    Args:
+        root: the one name of an intermediate.
+        resident: intermediates that are made once.
+        repeated: views that are made once a step, with their names.
+
+    Attributes:
+        found: views of resident intermediates.
+        first: of the repeated ones those that are met for the first time.
+    """
+
+    def __init__(
+        self, root: Callable[[str], str], resident: set[str], repeated: dict[str, str]
+    ) -> None:
+        self._root, self._resident, self._repeated = root, resident, repeated
         self.found: dict[str, tuple[str, ast.expr]] = {}
+        self.first: list[tuple[str, ast.expr]] = []
+        self._met: set[str] = set()
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         """A view of a resident intermediate becomes a name."""
+        name = self._repeated.get(ast.unparse(node)) if is_view(node) else None
+        if name is not None:
+            if name not in self._met:
+                self._met.add(name)
+                self.first.append((name, node))
+            return _load(name)
         self.generic_visit(node)
         first = node.args[0] if node.args else None
-        if _calls(node, _VIEW) and isinstance(first, ast.Name) and first.id in self._resident:
+        if _calls(node, VIEW) and isinstance(first, ast.Name) and first.id in self._resident:
             name = f"view{len(self.found)}"
             return _load(self.found.setdefault(ast.unparse(node), (name, node))[0])
         return node
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         """An alias of a resident intermediate becomes that intermediate."""
-        root = self._root(node.id)  # type: ignore[operator]
+        root = self._root(node.id)
         return _load(root) if root in self._resident else node
 
 
@@ -212,6 +266,11 @@ def _calls(node: ast.AST, function: str) -> bool:
     return (
         isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == function
     )
+
+
+def is_view(node: ast.AST) -> bool:
+    """Whether an expression makes a view of its first argument."""
+    return _calls(node, VIEW)
 
 
 def _names(node: ast.AST) -> Iterator[str]:

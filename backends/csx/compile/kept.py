@@ -1,0 +1,118 @@
+"""What earlier compilations left, by content: so that a changed model compiles what changed.
+
+The code that the compiler generates for a part is kept in a cache of its own, in ``parts`` beside
+the programs, as soon as it is there: it is most of the work, and a process that ends before its
+kernels are compiled has not done it in vain. A compiled kernel lies in the program that it was
+first compiled for. Its name is made of its content; another program that has it copies its module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fulgurite.backends.csx.compile.cache import CompileCache
+from fulgurite.backends.csx.compile.entries import is_whole
+from fulgurite.backends.csx.compile.fingerprint import environment
+from fulgurite.backends.csx.compile.kernel_modules import module_file
+from fulgurite.backends.csx.compile.parts import Part
+from fulgurite.backends.csx.compile.translation_unit import Kernel
+
+INDEX = "program.json"  # of a program: which kernel is in which of its modules
+FOLDER = "parts"
+_SHARE = 8  # of the bytes that programs may take, parts may take one in so many more
+_SOURCE, _CONSTANTS = "part.py", "constants.pt"
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """What the compiler makes of a part: Python with kernels in C++, and constants."""
+
+    source: str
+    constants: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Kept:
+    """What compiled programs and generated code there are.
+
+    Args:
+        programs: the cache of programs.
+    """
+
+    def __init__(self, programs: CompileCache) -> None:
+        self._programs = programs
+        self._environment = "\n".join(environment())
+
+    def part(
+        self,
+        part: Part,
+        generate: Callable[[Part, FakeTensorMode], Generated],
+        mode: FakeTensorMode,
+    ) -> Generated:
+        """The code of a part, kept or generated.
+
+        Raises:
+            OSError: the folder takes no files.
+        """
+        cache = CompileCache(self._programs.folder / FOLDER, share=_SHARE)
+        key = self._digest(f"{part.read_by_others} {part.text}")
+        return cache.fetch_here(
+            key, lambda folder: _write(generate(part, mode), folder), _read
+        ).value
+
+    def name_of(self, kernel: Kernel) -> str:
+        """The name of a kernel among those of all programs."""
+        return f"kernel_{self._digest(kernel.source)[:32]}"
+
+    def lend(self, wanted: set[str], folder: Path) -> list[list[str]]:
+        """Copy modules of other programs that have wanted kernels into a folder.
+
+        Returns:
+            The wanted kernels in each of them.
+        """
+        lent: list[list[str]] = []
+        missing = set(wanted)
+        for module, names in sorted(self._modules(missing), key=lambda one: -len(one[1])):
+            useful = sorted(missing & names)
+            if useful:
+                with contextlib.suppress(OSError):  # removed by another process
+                    if is_whole(module.parent):
+                        shutil.copyfile(module, module_file(folder, len(lent)))
+                        lent.append(useful)
+                        missing -= names
+        return lent
+
+    def _modules(self, wanted: set[str]) -> Iterator[tuple[Path, set[str]]]:
+        """The modules of all programs, with the wanted kernels in each, if any."""
+        for entry in self._programs.entries():
+            try:
+                modules = json.loads((entry / INDEX).read_text())["kernels"]
+            except (OSError, ValueError, KeyError):  # of another version, or damaged
+                continue
+            for i, names in enumerate(modules):
+                if found := wanted.intersection(names):
+                    yield module_file(entry, i), found
+
+    def _digest(self, text: str) -> str:
+        return hashlib.sha256(f"{self._environment}\n{text}".encode()).hexdigest()
+
+
+def _write(code: Generated, folder: Path) -> None:
+    (folder / _SOURCE).write_text(code.source)
+    if code.constants:
+        torch.save(code.constants, folder / _CONSTANTS)
+
+
+def _read(folder: Path) -> Generated:
+    constants = folder / _CONSTANTS
+    found = torch.load(constants, weights_only=True) if constants.exists() else {}
+    return Generated((folder / _SOURCE).read_text(), found)
