@@ -29,6 +29,12 @@ RUNS = {
     "predict": "predict with the newest checkpoint, for a callback that writes predictions",
 }
 
+UNCHECKED = (
+    "Not checked, for nothing was imported: your own classes and functions, and values that only a"
+    " constructor refuses (lr: -1). Without --no-imports they are."
+)
+"""The last line of ``check --no-imports``."""
+
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
@@ -42,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="say what is wrong with parameter files")
     check.add_argument("files", nargs="+", metavar="FILE")
     check.add_argument(
-        "--no-imports", action="store_true", help="import nothing of yours; say what a run imports"
+        "--no-imports", action="store_true", help="import nothing; say what a run imports"
     )
     _add_set(check)
     convert = commands.add_parser("convert", help="write an old parameter file in the new form")
@@ -288,6 +294,8 @@ def _check(options: argparse.Namespace) -> int:
             for named in plan.imports if options.no_imports else ():
                 print(plan.document.told(named))
             print(f"{file}: no problems")
+    if options.no_imports:
+        print(UNCHECKED)
     return status
 
 

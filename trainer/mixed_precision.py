@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+CB16_MIXED = "cb16-mixed"
+"""``Trainer(precision=...)``: cbfloat16 with a dynamic loss scale."""
 FP16_TYPES = ("float16", "bfloat16", "cbfloat16")
 _SCALES = ("initial_loss_scale", "min_loss_scale", "max_loss_scale")
 _LIMITS = ("max_gradient_norm", "max_gradient_value")

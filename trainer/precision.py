@@ -14,9 +14,7 @@ from fulgurite.backends.csx.plugins.loss_scale import LossScale
 from fulgurite.backends.csx.plugins.precision import CSXMixedPrecision
 from fulgurite.backends.gpu import gpu_device
 from fulgurite.backends.mixed import BoundedGradScaler, EagerMixedPrecision
-from fulgurite.mixed_precision import MixedPrecision
-
-CB16_MIXED = "cb16-mixed"
+from fulgurite.mixed_precision import CB16_MIXED, MixedPrecision
 
 
 def precision_arguments(backend: Backend, arguments: dict[str, Any]) -> dict[str, Any]:

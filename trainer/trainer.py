@@ -15,7 +15,7 @@ import torch
 from lightning.fabric.loggers.tensorboard import _TENSORBOARD_AVAILABLE, _TENSORBOARDX_AVAILABLE
 from lightning.fabric.plugins.precision.precision import _PRECISION_INPUT
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.accelerators import Accelerator, CPUAccelerator
+from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.plugins import _PLUGIN_INPUT
@@ -31,7 +31,6 @@ from fulgurite.backends.backend import current_backend, set_backend
 from fulgurite.backends.checkpoints.plugin import install, loads_lightnings
 from fulgurite.backends.closures import checkpoint_written, watch_trainer
 from fulgurite.backends.csx.diagnostics.errors import UsersFramesAlone
-from fulgurite.backends.csx.plugins.accelerator import CSXAccelerator
 from fulgurite.backends.csx.plugins.strategy import CSXStrategy
 from fulgurite.backends.gradient_norm import clip_by_norm
 from fulgurite.backends.patches import patched
@@ -41,6 +40,7 @@ from fulgurite.backends.step_context import running
 from fulgurite.callbacks.beside import beside_steps
 from fulgurite.callbacks.folders import check_folders
 from fulgurite.mixed_precision import MixedPrecision
+from fulgurite.placement import ACCELERATORS, PLACEMENT, contradiction
 from fulgurite.precision import precision_arguments
 
 _Init = TypeVar("_Init", bound=Callable[..., None])
@@ -192,8 +192,6 @@ class Trainer(pl.Trainer):
 
 
 _OURS = ("device", "backend", "model_dir")
-PLACEMENT = ("accelerator", "strategy", "devices", "num_nodes")
-"""Lightning's arguments that say where a Trainer runs."""
 
 
 def _claim_backend(
@@ -272,55 +270,14 @@ def _placement(backend: Backend, given: str, **placement: Any) -> dict[str, Any]
     Raises:
         MisconfigurationException: what was given of them contradicts the backend.
     """
-    check_placement(backend.backend_type, given, **placement)
+    wrong = contradiction(backend.backend_type, given, **placement)
+    if wrong is not None:
+        raise MisconfigurationException(wrong)
     if isinstance(backend, CSXBackend):
         return {"accelerator": "auto", "strategy": CSXStrategy(backend), "devices": 1}
     accelerator = placement["accelerator"]
-    wanted = _ACCELERATORS[backend.backend_type][0]
+    wanted = ACCELERATORS[backend.backend_type][0]
     return {"accelerator": wanted if accelerator == "auto" else accelerator}
-
-
-_ACCELERATORS = {"CPU": ("cpu",), "GPU": ("gpu", "cuda", "mps")}
-
-
-def check_placement(
-    kind: str,
-    given: str,
-    accelerator: str | Accelerator = "auto",
-    strategy: str | Strategy = "auto",
-    devices: list[int] | str | int = "auto",
-    num_nodes: int = 1,
-) -> None:
-    """Check Lightning's accelerator, strategy and devices against the type of a backend.
-
-    Raises:
-        MisconfigurationException: they contradict it.
-    """
-
-    def contradicts(name: str, value: object, remedy: str) -> MisconfigurationException:
-        shown = value if isinstance(value, (str, int, list)) else type(value).__name__
-        return MisconfigurationException(f"{given} contradicts {name}={shown!r}. {remedy}")
-
-    if isinstance(strategy, str):
-        strategy = strategy.lower()
-    if kind != "CSX":
-        name = accelerator
-        if isinstance(accelerator, Accelerator):
-            is_cpu = isinstance(accelerator, CPUAccelerator)
-            name = "cpu" if is_cpu else "csx" if isinstance(accelerator, CSXAccelerator) else "gpu"
-        if name not in ("auto", *_ACCELERATORS[kind]):
-            raise contradicts("accelerator", accelerator, "Leave accelerator out.")
-        if strategy == "csx" or isinstance(strategy, CSXStrategy):
-            raise contradicts("strategy", strategy, "Use device='CSX'.")
-        return
-    if accelerator not in ("auto", "csx") and not isinstance(accelerator, CSXAccelerator):
-        raise contradicts("accelerator", accelerator, "Leave accelerator out.")
-    if strategy not in ("auto", "csx"):
-        raise contradicts("strategy", strategy, "Leave strategy out.")
-    if devices not in ("auto", 1, "1", -1, "-1", [0]):
-        raise contradicts("devices", devices, "CSX runs in one process here: leave devices out.")
-    if num_nodes != 1:
-        raise contradicts("num_nodes", num_nodes, "CSX runs in one process here: leave it out.")
 
 
 def _root(model_dir: str | Path | None, default_root_dir: str | Path | None) -> str | Path | None:

@@ -293,6 +293,7 @@ def test_check_without_imports_says_what_a_run_imports(
         f"13:24: {fit}.data_processor: imports users.data",
         f"13:52: {fit}.collate_fn: imports users.collate, if that is taken for a path",
         " no problems",
+        cli.UNCHECKED,
     ]
     assert "users" not in sys.modules
 

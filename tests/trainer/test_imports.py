@@ -8,6 +8,18 @@ from pathlib import Path
 
 import pytest
 
+CHECKED = """
+import sys
+from fulgurite import cli
+
+cli.main(["check", "--no-imports", *{files!r}])
+slow = {{"torch", "lightning", "torchmetrics", "numpy", "pandas"}}
+print(sorted(slow & {{name.partition(".")[0] for name in sys.modules}}))
+"""
+FILES = (
+    *("examples/digits.yaml", "tests/trainer/config/schema/valid/everything.yaml"),
+    *("tests/trainer/config/schema/valid/legacy.yaml", "tests/trainer/config/schema/broken"),
+)
 OURS = """
 import sys
 from fulgurite import Trainer
@@ -60,6 +72,14 @@ def printed(code: str, folder: Path) -> str:
 def test_importing_fulgurite_imports_no_library(tmp_path: Path) -> None:
     code = "import fulgurite, sys; print({'torch', 'lightning', 'yaml'} & {*sys.modules})"
     assert printed(code, tmp_path) == "set()"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_check_without_imports_imports_no_library(name: str, tmp_path: Path) -> None:
+    file = Path(__file__).parents[2] / name
+    files = [str(one) for one in (sorted(file.glob("*.yaml")) if file.is_dir() else [file])]
+    assert files
+    assert printed(CHECKED.format(files=files), tmp_path) == "[]"
 
 
 @pytest.mark.parametrize("device", ["CSX", "CPU"])

@@ -3,7 +3,8 @@
 ``fulgurite``, the CLI and the runners import from here; these files may import every other room.
 
 refusing         what a checked file cannot be run with
-modules          a plain nn.Module as a LightningModule; the file's optimizer for it
+modules          a plain nn.Module as a LightningModule; the file's optimizer and schedulers for it
+loaders          the loaders of a file as a LightningDataModule
 eval_frequency   validation after so many steps
 hiding           values of the environment stay out of errors and saved hyperparameters
 resolved         a checked file with overrides and defaults in; kept with each training

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from fulgurite.backends.schedules import ProgramScheduler
 from fulgurite.config.schema.init import Init
 from fulgurite.config.schema.optimizers import OptimizerCall, Refuse, param_groups
-from fulgurite.config.schema.schedulers import scheduler_configs
+from fulgurite.config.schema.schedulers import SchedulerCall
+from fulgurite.config.types.calls import Call
+from fulgurite.config.types.signatures import names_of
+from fulgurite.optim.lr_scheduler import ScalePerParamLR
 
 _PREFIX = "model."
+_TAGS = "param_group_tags"
 
 
 class FileModule(pl.LightningModule):
@@ -125,3 +133,54 @@ def with_optimizer(module: pl.LightningModule, init: Init, refuse: Refuse) -> No
         return [made], scheduler_configs(init.schedulers, made, scaled)
 
     module.configure_optimizers = configure_optimizers  # type: ignore[method-assign]
+
+
+def scheduler_configs(
+    calls: Sequence[SchedulerCall], optimizer: Optimizer, scaled: bool
+) -> list[dict[str, Any]]:
+    """What ``configure_optimizers`` returns for the schedulers of a file.
+
+    Args:
+        calls: the file's.
+        optimizer: whose numbers they set.
+        scaled: whether its groups have factors: schedulers of the learning rate then follow them,
+            as under ``ScalePerParamLR``.
+    """
+    return [
+        {
+            "scheduler": _follow(_made(call, optimizer), call, scaled),
+            "interval": "step",
+            **call.when,
+        }
+        for call in calls
+    ]
+
+
+def _made(call: Call, optimizer: Optimizer) -> Any:
+    assert call.target is not None
+
+    def make(inner: Call) -> Any:
+        return _made(_tagged(inner, call), optimizer)
+
+    nested = {
+        name: [make(one) for one in inner] if isinstance(inner, list) else make(inner)
+        for name, inner in call.nested.items()
+    }
+    # a chain takes no optimizer: its schedulers have one
+    takes = "optimizer" in inspect.signature(call.target).parameters
+    return call(**nested, **({"optimizer": optimizer} if takes else {}))
+
+
+def _tagged(inner: Call, outer: Call) -> Call:
+    """An inner scheduler sets the same groups as the outer one."""
+    tags = outer.arguments.get(_TAGS)
+    if tags is None or inner.target is None or _TAGS not in names_of(inner.target):
+        return inner
+    return replace(inner, arguments={_TAGS: tags, **inner.arguments})
+
+
+def _follow(scheduler: Any, call: Call, scaled: bool) -> Any:
+    follows = isinstance(scheduler, ProgramScheduler) and scheduler.key == "lr"
+    if not scaled or not follows or isinstance(scheduler, ScalePerParamLR):
+        return scheduler
+    return ScalePerParamLR(scheduler.optimizer, scheduler, call.arguments.get(_TAGS))

@@ -8,10 +8,13 @@ the same, it gets a row of ``SAME`` in ``conflicts``.
 sections      the keys of ``loop``, ``logging`` and ``autorestart``, as dataclasses
 optimizers    ``optimizer``: its arguments, and param groups by globs
 schedulers    ``schedulers``: their arguments, and when they are stepped
-data          loaders of a file, and all of them as a LightningDataModule
+data          loaders of a file
 conflicts     keys that say the same thing twice, or contradict each other
 init          what ``trainer.init`` says, as one typed object
 schema        the file itself, as tables of shapes
 json_schema   the same for editors
 checking      a file against the tables: a plan, or all its mistakes; nothing is built
+
+But for ``json_schema`` nothing here imports torch, Lightning or a part of Fulgurite that does:
+``Classes.library`` does, or reads its source. So ``fulgurite check --no-imports`` answers at once.
 """

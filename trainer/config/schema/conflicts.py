@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-
 from fulgurite.config.document.problems import Path, Problem, dotted
 from fulgurite.config.schema.optimizers import OptimizerCall
-from fulgurite.config.schema.schedulers import is_program_scheduler
+from fulgurite.config.schema.schedulers import PROGRAM_SCHEDULER
 from fulgurite.config.types.calls import Call
 from fulgurite.config.types.constructor_checks import TRAINER_CHECKS, trainer_error
 from fulgurite.config.types.report import Report
-from fulgurite.mixed_precision import MixedPrecision
-from fulgurite.precision import CB16_MIXED
-from fulgurite.trainer import PLACEMENT, check_placement
+from fulgurite.mixed_precision import CB16_MIXED, MixedPrecision
+from fulgurite.placement import PLACEMENT, contradiction
 
 SAME: tuple[tuple[Path, str], ...] = (
     (("loop", "max_steps"), "max_steps"),
@@ -67,7 +64,7 @@ def check_conflicts(
         _check_device(given, found, path, report)
     # a value that its type refused already is told once
     wrong = {p.path[len(path)] for p in report.problems if p.path[: len(path)] == path != p.path}
-    if not wrong & TRAINER_CHECKS:
+    if report.classes.imports and not wrong & TRAINER_CHECKS:
         told = trainer_error({key: found[key] for key in given if key in found})
         if told is not None:
             report.problem((*path, *_named_in(told, given)), told)
@@ -86,8 +83,10 @@ def _check_schedulers(
         )
     targets = [call.target for call in schedulers if call is not None]
     known = all(target is not None for target in targets)
-    reads = any(is_program_scheduler(target) for target in targets)
-    if isinstance(optimizer, OptimizerCall) and optimizer.scales and known and not reads:
+    program = report.classes.library(PROGRAM_SCHEDULER)
+    if isinstance(optimizer, OptimizerCall) and optimizer.scales and known:
+        if any(issubclass(target, program) for target in targets):
+            return
         report.problem(
             (*path, "optimizer"),
             "adjust_learning_rate and adjust_val are factors of what a scheduler of fulgurite.optim"
@@ -113,10 +112,10 @@ def _check_device(
     kind = kind.upper()
     said = f"device={kind!r}" if "device" in given else f"backend {kind}"
     placed = {key: found[key] for key in PLACEMENT if key in given and key in found}
-    try:
-        check_placement(kind, said, **{k: v for k, v in placed.items() if not isinstance(v, Call)})
-    except MisconfigurationException as error:
-        report.problem((*path, *_named_in(str(error), placed)), str(error))
+    plain = {key: value for key, value in placed.items() if not isinstance(value, Call)}
+    wrong = contradiction(kind, said, **plain)
+    if wrong is not None:
+        report.problem((*path, *_named_in(wrong, placed)), wrong)
     precision = found.get("precision")
     mixed = precision if isinstance(precision, MixedPrecision) and precision.enabled else None
     only_csx = precision == CB16_MIXED or (mixed and mixed.fp16_type == "cbfloat16")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fulgurite.callbacks import Checkpoint
 from fulgurite.config.schema.schedulers import SchedulerCall
 from fulgurite.config.schema.sections import AutoRestart, Logging, Loop
 from fulgurite.config.types.calls import Call
 from fulgurite.config.types.classes import Named
 from fulgurite.mixed_precision import MixedPrecision
+
+if TYPE_CHECKING:
+    from fulgurite.callbacks import Checkpoint
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

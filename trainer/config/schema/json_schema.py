@@ -26,7 +26,7 @@ from fulgurite.config.document.ignored import IGNORED_KEYS
 from fulgurite.config.schema import schema as tables
 from fulgurite.config.schema.schedulers import WHEN
 from fulgurite.config.types.annotations import alternatives, class_of, is_class, is_dataclass
-from fulgurite.config.types.classes import CATEGORIES, Classes, category_of
+from fulgurite.config.types.classes import Classes
 from fulgurite.config.types.loggers import LOGGER_NAMES
 from fulgurite.config.types.shapes import Keys, OneClass, Section, Several, Shape, Value
 from fulgurite.config.types.signatures import signature_of
@@ -124,7 +124,7 @@ class _Writer:
         return {}
 
     def section(self, shape: Section, path: str = "") -> Schema:
-        found = self.arguments(shape.target, frozenset(), 0)
+        found = self.arguments(shape.target(self.classes), frozenset(), 0)
         found["properties"] |= _ignored(path)
         return {"anyOf": [found, {"type": "null"}]}
 
@@ -153,7 +153,7 @@ class _Writer:
 
     def category(self, shape: OneClass) -> Schema:
         """A class of a category in one of its forms."""
-        category, skip = CATEGORIES[shape.category], frozenset(shape.skip)
+        category, skip = self.classes.category(shape.category), frozenset(shape.skip)
         choices = self.classes.short_names(category) if category.homes else {}
         make = partial(self._forms, shape.category, choices, skip, shape.key, 0)
         return self.define(shape.category, make)
@@ -254,7 +254,7 @@ class _Writer:
         return {}
 
     def _instances(self, kind: type, depth: int) -> Schema:
-        choices = self.classes.short_names(category_of((kind,)))
+        choices = self.classes.short_names(self.classes.category_of((kind,)))
         name = kind.__name__
         return self.define(name, partial(self._forms, name, choices, frozenset(), "name", depth))
 

@@ -16,15 +16,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from fulgurite.config.document.problems import Path, Problem, nearest
 from fulgurite.config.types.calls import Call
 from fulgurite.config.types.classes import Named
 from fulgurite.config.types.shapes import OneClass, Report, is_mapping
 from fulgurite.config.types.values import check_arguments
+
+if TYPE_CHECKING:
+    from torch import nn
 
 LR_GROUPS: dict[str, tuple[str, ...]] = {
     "embedding": ("*embedding*weight",),

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
-from fulgurite.backends import BACKENDS, CSConfig
-from fulgurite.callbacks import DEFAULT_CALLBACKS, Checkpoint
 from fulgurite.config.document.problems import Path, Problem, listed, nearest, shown
 from fulgurite.config.schema.conflicts import check_conflicts
 from fulgurite.config.schema.data import DataShape
@@ -15,10 +13,10 @@ from fulgurite.config.schema.init import Init
 from fulgurite.config.schema.optimizers import OptimizerShape
 from fulgurite.config.schema.schedulers import SchedulerShape
 from fulgurite.config.schema.sections import AutoRestart, Logging, Loop
+from fulgurite.config.types.annotations import alternatives
 from fulgurite.config.types.calls import Call
-from fulgurite.config.types.classes import CATEGORIES, Named, named
+from fulgurite.config.types.classes import CATEGORIES, Classes, Named, named
 from fulgurite.config.types.constructor_checks import backend_error
-from fulgurite.config.types.loggers import DEFAULT_LOGGERS, LOGGER_NAMES
 from fulgurite.config.types.shapes import (
     Keys,
     OneClass,
@@ -31,11 +29,22 @@ from fulgurite.config.types.shapes import (
     place_of,
     unknown_key,
 )
-from fulgurite.config.types.signatures import names_of
+from fulgurite.config.types.signatures import names_of, signature_of
 from fulgurite.config.types.values import check_arguments
-from fulgurite.mixed_precision import MixedPrecision
-from fulgurite.precision import CB16_MIXED, known_name
-from fulgurite.trainer import Trainer
+from fulgurite.mixed_precision import CB16_MIXED, MixedPrecision
+
+# by their paths, for they take long to import
+TRAINER_CLASS = "fulgurite.trainer.Trainer"
+BACKENDS = {
+    "CSX": "fulgurite.backends.csx.config.CSXBackend",
+    "CPU": "fulgurite.backends.cpu.CPUBackend",
+    "GPU": "fulgurite.backends.gpu.GPUBackend",
+}
+CS_CONFIG = "fulgurite.backends.csx.config.CSConfig"
+CHECKPOINT = "fulgurite.callbacks.Checkpoint"
+DEFAULT_CALLBACKS = "fulgurite.callbacks.DEFAULT_CALLBACKS"
+DEFAULT_LOGGERS = "fulgurite.config.types.loggers.DEFAULT_LOGGERS"
+LOGGER_NAMES = "fulgurite.config.types.loggers.LOGGER_NAMES"
 
 
 @dataclass(frozen=True)
@@ -53,7 +62,7 @@ class BackendShape:
             text = f"expected one of CSX, CPU, GPU; got {shown(kind)}."
             report.problem((*path, "backend_type"), text)
             return None
-        target = BACKENDS[kind.upper()]
+        target = report.classes.library(BACKENDS[kind.upper()])
         given = {
             key: item
             for key, item in value.items()
@@ -63,12 +72,13 @@ class BackendShape:
         tried = report.fork()
         arguments = check_arguments(target, given, path, tried, frozenset({"cluster_config"}))
         report.merge(tried)
-        wrong = None if tried.problems else backend_error(target, arguments)
+        calls = report.classes.imports and not tried.problems
+        wrong = backend_error(target, arguments) if calls else None
         if wrong is not None:
             report.problem(place_of(wrong, given, path), wrong)
         if "cluster_config" in value:
             at = (*path, "cluster_config")
-            Section(CSConfig).check(value["cluster_config"], at, report)
+            Section(CS_CONFIG).check(value["cluster_config"], at, report)
         return dict(value)
 
 
@@ -98,11 +108,8 @@ class PrecisionShape:
         if value is None or isinstance(value, Mapping):
             return self.section.check(value, path, report)
         names = (*PRECISIONS, CB16_MIXED)
-        try:
-            known = value == CB16_MIXED or bool(known_name(value))
-        except (ValueError, TypeError):
-            known = False
-        if not known:
+        takes = signature_of(report.classes.library(TRAINER_CLASS)).parameters["precision"]
+        if value not in [name for kind in alternatives(takes.kind) for name in get_args(kind)]:
             text = f"expected {listed(names)}, or a mapping with fp16_type; got {shown(value)}."
             report.problem(path, f"{text}{nearest(value, names)}")
         return value
@@ -114,11 +121,11 @@ class Removable:
 
     Args:
         shape: of the class.
-        defaults: the names that are there by default.
+        defaults: the path of the names that are there by default.
     """
 
     shape: OneClass
-    defaults: tuple[str, ...]
+    defaults: str
 
     def check(self, value: Any, path: Path, report: Report) -> Call | Named | None:
         """A call, or the name of the default that goes."""
@@ -128,14 +135,15 @@ class Removable:
             return None
         if not found.removed:
             return self.shape.called(found, report)
-        names = map(str.lower, self.defaults)
+        defaults = list(report.classes.library(self.defaults))
+        names = map(str.lower, defaults)
         if found.name.lower() in DEFAULTS_ELSEWHERE:
             report.notes.append(Problem(found.name_path, "is no default here: nothing goes away."))
         elif found.name.lower() not in names and not report.note_ignored(found.name_path):
             report.problem(
                 found.name_path,
                 f"null takes a default {self.shape.category} away, and {found.name} is none."
-                f"{nearest(found.name, self.defaults)} Defaults: {', '.join(self.defaults)}.",
+                f"{nearest(found.name, defaults)} Defaults: {', '.join(defaults)}.",
             )
             return None
         return found
@@ -147,7 +155,8 @@ class LoggerShape(OneClass):
 
     def called(self, found: Named, report: Report) -> Call | None:
         """The call; ``save_dir`` may be left out: it is ``model_dir`` then."""
-        others = LOGGER_NAMES.get(found.name.rpartition(".")[2].lower(), {})
+        names = report.classes.library(LOGGER_NAMES)
+        others = names.get(found.name.rpartition(".")[2].lower(), {})
         given = {others.get(key, key): value for key, value in found.arguments.items()}
         shape = self if "save_dir" in given else OneClass(self.category, ("save_dir",))
         return OneClass.called(shape, replace(found, arguments=given), report)
@@ -176,10 +185,11 @@ class InitShape:
         """Ours as their shapes make them; the Trainer's own as one call."""
         if not is_mapping(value, path, report):
             return None
+        trainer = report.classes.library(TRAINER_CLASS)
         skip = frozenset(self.shapes)
-        takes = names_of(Trainer, skip)
+        takes = names_of(trainer, skip)
         lightnings = {key: value[key] for key in value if key in takes}
-        arguments = check_arguments(Trainer, lightnings, path, report, skip)
+        arguments = check_arguments(trainer, lightnings, path, report, skip)
         ours = {key: item for key, item in value.items() if key not in lightnings}
         for key in ("device", "backend", "model_dir", "optimizer"):
             if key in ours and ours[key] is None:
@@ -187,19 +197,19 @@ class InitShape:
         for key in [key for key in ours if key not in self.shapes]:
             if not report.note_ignored((*path, key)):
                 known = {**self.shapes, **dict.fromkeys(takes)}
-                text = self.belonging(key) or unknown_key(key, path, known)
+                text = self.belonging(key, report.classes) or unknown_key(key, path, known)
                 report.problem((*path, key), text)
             del ours[key]
         found = Keys(self.shapes, required=("model",)).check(ours, path, report)
         check_conflicts(value, {**found, **arguments}, path, report)
-        call = Call(path=path, name="Trainer", target=Trainer, arguments=arguments, skip=skip)
+        call = Call(path=path, name="Trainer", target=trainer, arguments=arguments, skip=skip)
         return Init(trainer=call, **found) if "model" in found else None
 
-    def belonging(self, key: object) -> str:
+    def belonging(self, key: object, classes: Classes) -> str:
         """The section that a misplaced key belongs to."""
         for name, shape in self.shapes.items():
             section = shape.section if isinstance(shape, PrecisionShape) else shape
-            if isinstance(section, Section) and key in section.names():
+            if isinstance(section, Section) and key in section.names(classes):
                 return f"no such key of init: it belongs under {name}:."
         return "no such key of init: it belongs under trainer:." if key in STAGES else ""
 
@@ -231,9 +241,9 @@ INIT: dict[str, Shape] = {
     "schedulers": Several(SchedulerShape("scheduler", skip=("optimizer",))),
     "precision": PrecisionShape(Section(MixedPrecision)),
     "loop": Section(Loop),
-    "checkpoint": Section(Checkpoint),
+    "checkpoint": Section(CHECKPOINT),
     "logging": Section(Logging),
-    "callbacks": Several(Removable(OneClass("callback"), tuple(DEFAULT_CALLBACKS))),
+    "callbacks": Several(Removable(OneClass("callback"), DEFAULT_CALLBACKS)),
     "loggers": Several(Removable(LoggerShape("logger"), DEFAULT_LOGGERS)),
     "seed": Value(int | None, bounds=(0, 2**32 - 1)),
     "sparsity": Unbuilt("sparse training is not built: a run is refused."),

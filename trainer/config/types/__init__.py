@@ -2,6 +2,8 @@
 
 ``schema`` and ``run`` may import from any file here; these import ``document``.
 
+sources             classes and functions of libraries by their source, without importing them
+source_signatures   what those take
 categories          the kinds of class that a file names: optimizers, callbacks, ...
 loggers             which loggers are there by default
 makes               what a class or function makes, looked at before it is called

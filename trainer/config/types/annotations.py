@@ -13,6 +13,7 @@ from typing import Any, Literal, Union
 from jsonargparse import ArgumentParser
 
 from fulgurite.config.document.problems import listed, shown
+from fulgurite.config.types.sources import Described
 
 LISTS = (list, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection, tuple)
 SETS = (set, frozenset, abc.Set, abc.MutableSet)
@@ -61,7 +62,14 @@ def is_class(kind: Any) -> bool:
     kind = class_of(kind)
     if not inspect.isclass(kind) or kind.__module__ == "builtins" or is_dataclass(kind):
         return False
-    return not getattr(kind, "_is_protocol", False) and _takes_instances(kind)  # type: ignore[arg-type]
+    if getattr(kind, "_is_protocol", False):
+        return False
+    return isinstance(kind, Described) or _takes_instances(kind)  # type: ignore[arg-type]
+
+
+def is_read(kind: Any) -> bool:
+    """Whether a type has a class in it that was not imported, which jsonargparse would import."""
+    return isinstance(kind, Described) or any(map(is_read, typing.get_args(kind)))
 
 
 @functools.lru_cache(maxsize=1000)

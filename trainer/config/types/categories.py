@@ -3,24 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import lightning.pytorch as pl
-import torch
-from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
-from lightning.pytorch import callbacks
-from lightning.pytorch.accelerators import Accelerator
-from lightning.pytorch.loggers import Logger
-from lightning.pytorch.loggers.logger import DummyLogger
-from lightning.pytorch.plugins import LayerSync
-from lightning.pytorch.plugins.precision import Precision
-from lightning.pytorch.profilers import Profiler
-from lightning.pytorch.strategies import Strategy
-from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
-from torchmetrics import Metric
-from torchmetrics.aggregation import BaseAggregator
-
-from fulgurite.optim import AdamBase, Optimizer
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,23 +12,23 @@ class Category:
 
     Args:
         title: as in "no optimizer is named".
-        bases: the base classes.
+        bases: the base classes; in ``CATEGORIES`` their paths, here and in ``no_choices``.
         homes: modules whose classes are known by their short names; an earlier one counts more.
             They are imported when a name is looked up: some take long.
         functions: whether a function that makes one does as well.
         no_choices: classes of the homes that are bases themselves; a file cannot name them.
         base_is_choice: whether a file can name a base class: where an argument asks for one.
-        makes_batches: whether it is what loaders are made of; there is no base class of those.
+        batches: bases of what loaders are made of; there are others, without a base.
         anything: whether any value does: where an argument has no type.
     """
 
     title: str
-    bases: tuple[type, ...]
+    bases: tuple[Any, ...]
     homes: tuple[str, ...] = ()
     functions: bool = False
-    no_choices: tuple[type, ...] = ()
+    no_choices: tuple[Any, ...] = ()
     base_is_choice: bool = False
-    makes_batches: bool = False
+    batches: tuple[Any, ...] = ()
     anything: bool = False
 
 
@@ -57,20 +40,25 @@ _METRICS = (
 CATEGORIES = {
     "model": Category(
         title="model",
-        bases=(nn.Module,),
+        bases=("torch.nn.Module",),
         functions=True,
-        no_choices=(pl.LightningModule,),
+        no_choices=("lightning.pytorch.LightningModule",),
     ),
-    "data": Category(title="data processor", bases=(), functions=True, makes_batches=True),
+    "data": Category(
+        title="data processor",
+        bases=(),
+        functions=True,
+        batches=("torch.utils.data.Dataset", "lightning.pytorch.LightningDataModule"),
+    ),
     "optimizer": Category(
         title="optimizer",
-        bases=(torch.optim.Optimizer,),
+        bases=("torch.optim.Optimizer",),
         homes=("fulgurite.optim", "torch.optim"),
-        no_choices=(Optimizer, AdamBase),
+        no_choices=("fulgurite.optim.Optimizer", "fulgurite.optim.AdamBase"),
     ),
     "scheduler": Category(
         title="scheduler",
-        bases=(LRScheduler,),
+        bases=("torch.optim.lr_scheduler.LRScheduler",),
         homes=(
             *("fulgurite.optim.lr_scheduler", "fulgurite.optim.weight_decay_scheduler"),
             "torch.optim.lr_scheduler",
@@ -78,50 +66,60 @@ CATEGORIES = {
     ),
     "callback": Category(
         title="callback",
-        bases=(pl.Callback,),
+        bases=("lightning.pytorch.Callback",),
         homes=("fulgurite.callbacks", "lightning.pytorch.callbacks"),
         no_choices=(
-            *(callbacks.Checkpoint, callbacks.ProgressBar),
-            *(callbacks.BaseFinetuning, callbacks.BasePredictionWriter),
+            "lightning.pytorch.callbacks.Checkpoint",
+            "lightning.pytorch.callbacks.ProgressBar",
+            "lightning.pytorch.callbacks.BaseFinetuning",
+            "lightning.pytorch.callbacks.BasePredictionWriter",
         ),
     ),
     "logger": Category(
         title="logger",
-        bases=(Logger,),
+        bases=("lightning.pytorch.loggers.Logger",),
         homes=("fulgurite.config.types.loggers", "lightning.pytorch.loggers"),
-        no_choices=(DummyLogger,),
+        no_choices=("lightning.pytorch.loggers.logger.DummyLogger",),
     ),
     "metric": Category(
         title="metric",
-        bases=(Metric,),
+        bases=("torchmetrics.Metric",),
         homes=(*(f"torchmetrics.{name}" for name in _METRICS), "torchmetrics"),
-        no_choices=(BaseAggregator,),
+        no_choices=("torchmetrics.aggregation.BaseAggregator",),
     ),
     "profiler": Category(
         title="profiler",
-        bases=(Profiler,),
+        bases=("lightning.pytorch.profilers.Profiler",),
         homes=("lightning.pytorch.profilers",),
     ),
     "strategy": Category(
         title="strategy",
-        bases=(Strategy,),
+        bases=("lightning.pytorch.strategies.Strategy",),
         homes=("lightning.pytorch.strategies",),
     ),
     "accelerator": Category(
         title="accelerator",
-        bases=(Accelerator,),
+        bases=("lightning.pytorch.accelerators.Accelerator",),
         homes=("lightning.pytorch.accelerators",),
     ),
     "plugin": Category(
         title="plugin",
-        bases=(Precision, CheckpointIO, ClusterEnvironment, LayerSync),
+        bases=(
+            "lightning.pytorch.plugins.precision.Precision",
+            "lightning.fabric.plugins.CheckpointIO",
+            "lightning.fabric.plugins.ClusterEnvironment",
+            "lightning.pytorch.plugins.LayerSync",
+        ),
         homes=("lightning.pytorch.plugins", "lightning.pytorch.plugins.environments"),
     ),
     "module": Category(
         title="module",
-        bases=(nn.Module,),
+        bases=("torch.nn.Module",),
         homes=("torch.nn",),
-        no_choices=(nn.Container, nn.NLLLoss2d, nn.RNNBase, nn.RNNCellBase),
+        no_choices=(
+            *("torch.nn.Container", "torch.nn.NLLLoss2d"),
+            *("torch.nn.RNNBase", "torch.nn.RNNCellBase"),
+        ),
     ),
 }
 

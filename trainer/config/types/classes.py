@@ -21,8 +21,8 @@ import importlib.util
 import inspect
 import pkgutil
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
@@ -30,22 +30,7 @@ from fulgurite.config.document.problems import Path, Problem, choices, nearest, 
 from fulgurite.config.types.categories import CATEGORIES as CATEGORIES
 from fulgurite.config.types.categories import Category as Category
 from fulgurite.config.types.makes import PYTHONS, is_plain, is_pythons, refusal
-
-
-def category_of(types: tuple[type, ...]) -> Category:
-    """The category of a parameter that takes instances of some classes."""
-    homes, no_choices = dict[str, None](), dict[type, None]()
-    title = " or ".join(kind.__name__ for kind in types)
-    for category in CATEGORIES.values():
-        bases = category.bases
-        if category.homes and all(issubclass(kind, bases) for kind in types):
-            title = category.title if set(types) & set(bases) else title
-            homes |= dict.fromkeys(category.homes)
-            no_choices |= dict.fromkeys(category.no_choices)
-    homes |= dict.fromkeys(kind.__module__ for kind in types if kind is not object)
-    return Category(
-        title=title, bases=types, homes=(*homes,), no_choices=(*no_choices,), base_is_choice=True
-    )
+from fulgurite.config.types.sources import LIBRARIES, Module, read
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,7 +119,8 @@ class Classes:
 
     Args:
         modules: those that the file lists under ``imports``.
-        imports: whether classes of the user's are imported, or only named.
+        imports: whether classes are imported; else the user's are only named, and those of
+            libraries read from their source.
         named_modules: with ``imports=False``, whether the file lists modules of the user's: a
             short name that nobody knows may then be one of theirs.
         folder: where the file lies; its modules can be named.
@@ -144,7 +130,46 @@ class Classes:
     imports: bool = True
     named_modules: bool = False
     folder: str | None = None
-    _short: dict[Category, dict[str, Any]] = field(default_factory=dict)
+    _short: dict[tuple[Category, str | None], dict[str, Any]] = field(default_factory=dict)
+
+    def library(self, path: str) -> Any:
+        """A class, function or table of a library; with ``imports=False``, as its source says.
+
+        Raises:
+            ImportError: the source is not there.
+        """
+        found = imported(path) if self.imports else read(path)
+        if found is Any:
+            raise ImportError(f"no source of {path} is installed; check without --no-imports.")
+        return found
+
+    def category(self, name: str) -> Category:
+        """One of ``CATEGORIES``, with its classes."""
+        found = CATEGORIES[name]
+        bases, no_choices, batches = (
+            tuple(map(self.library, paths))
+            for paths in (found.bases, found.no_choices, found.batches)
+        )
+        return replace(found, bases=bases, no_choices=no_choices, batches=batches)
+
+    def category_of(self, types: tuple[type, ...]) -> Category:
+        """The category of a parameter that takes instances of some classes."""
+        homes, no_choices = dict[str, None](), dict[type, None]()
+        title = " or ".join(kind.__name__ for kind in types)
+        for category in map(self.category, CATEGORIES):
+            bases = category.bases
+            if category.homes and all(issubclass(kind, bases) for kind in types):
+                title = category.title if set(types) & set(bases) else title
+                homes |= dict.fromkeys(category.homes)
+                no_choices |= dict.fromkeys(category.no_choices)
+        homes |= dict.fromkeys(kind.__module__ for kind in types if kind is not object)
+        return Category(
+            title=title,
+            bases=types,
+            homes=(*homes,),
+            no_choices=(*no_choices,),
+            base_is_choice=True,
+        )
 
     def find(self, category: Category | str, name: str) -> Any:
         """The class or function of a name; None where user classes are only named.
@@ -157,44 +182,54 @@ class Classes:
             LookupError: there is none, or it is of another kind; the text says which names there
                 are like it.
         """
+        found = self.imported(name) if "." in name else None
+        if "." in name and found is None:
+            return None
         if isinstance(category, str):
-            category = CATEGORIES[category]
-        if "." in name:
-            found = self.imported(name)
-        else:
-            known = self.short_names(category)
-            lower = {other.lower(): other for other in reversed(known)}
-            exact = name if name in known else lower.get(name.lower())
+            category = self.category(category)
+        if found is None:
+            known = self.short_names(category, like=name.lower())
+            exact = name if name in known else next(iter(known), None)
             if exact is None:
                 if not self.imports and (self.named_modules or not category.homes):
                     return None
                 raise LookupError(self._unknown(category, name))
             found = known[exact]
-        why = None if found is None else refusal(found, category)
+        why = refusal(found, category)
         if why:
             raise LookupError(f"{name} {why}")
-        if found is not None and not _fits(found, category):
+        if not _fits(found, category):
             bases = " or ".join(base.__name__ for base in category.bases)
             a = "a module, not" if inspect.ismodule(found) else "not"
             wanted = f": expected a subclass of {bases}" if bases else ""
             raise LookupError(f"{name} is {a} {with_article(category.title)}{wanted}.")
         return found
 
-    def short_names(self, category: Category) -> dict[str, Any]:
-        """The classes that can be named without a path; those of earlier homes first."""
-        if category not in self._short:
-            homes = [*self.modules, *(_home(name) for name in category.homes)]
+    def short_names(self, category: Category, like: str | None = None) -> dict[str, Any]:
+        """The classes that can be named without a path; those of earlier homes first.
+
+        Args:
+            like: look only for those of a name, which is in lower case.
+        """
+        key = (category, like)
+        if key not in self._short:
+            homes = [*self.modules, *map(self._home, category.homes)]
             found: dict[str, Any] = {}
             for home in homes:
-                for name in getattr(home, "__all__", vars(home)):
+                for name in _names(home):
+                    if like is not None and name.lower() != like:
+                        continue
                     value = getattr(home, name, None)
                     # torchmetrics' deprecated classes have public names for private ones
                     names = (name, getattr(value, "__name__", "_"))
                     private = any(other.startswith("_") for other in names)
                     if not private and _fits(value, category) and not refusal(value, category):
                         found.setdefault(name, value)
-            self._short[category] = found
-        return self._short[category]
+            self._short[key] = found
+        return self._short[key]
+
+    def _home(self, name: str) -> Any:
+        return _home(name) if self.imports else read(name)
 
     def imported(self, name: str) -> Any:
         """What an import path stands for; None where it is the user's and only named.
@@ -205,10 +240,11 @@ class Classes:
         wrong = self.not_allowed(name)
         if wrong:
             raise LookupError(wrong)
-        if not self.imports and name.partition(".")[0] not in LIBRARIES:
-            return None
         try:
-            return imported(name)
+            if self.imports:
+                return imported(name)
+            found = read(name) if name.partition(".")[0] in LIBRARIES else Any
+            return None if found is Any else found
         except LookupError as error:
             raise LookupError(f"{error}{self.missing(name)}") from None
 
@@ -234,12 +270,13 @@ class Classes:
         )
 
 
-LIBRARIES = ("fulgurite", "lightning", "torch", "torchmetrics")
-
-
 @functools.cache
 def _home(name: str) -> ModuleType:
     return importlib.import_module(name)
+
+
+def _names(home: Any) -> Iterable[str]:
+    return home.names() if isinstance(home, Module) else getattr(home, "__all__", vars(home))
 
 
 def _exists(module: str) -> bool:

@@ -1,7 +1,8 @@
 """Checks ranges of values by calling constructors of libraries, and keeping what they raise.
 
 Only constructors that do nothing but keep their arguments are called: those of optimizers and
-schedulers, with one parameter of one number; of callbacks; of metrics of numbers.
+schedulers, with one parameter of one number; of callbacks; of metrics of numbers. They are imported
+here when they are called: a check without imports calls none.
 """
 
 from __future__ import annotations
@@ -14,15 +15,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import lightning.pytorch as pl
-import torch
-from torchmetrics import Metric
-
-from fulgurite.backends import CSXBackend
-from fulgurite.backends.backend import current_backend, set_backend
 from fulgurite.config.types.calls import Call, Later
-from fulgurite.config.types.classes import LIBRARIES
 from fulgurite.config.types.signatures import signature_of
+from fulgurite.config.types.sources import LIBRARIES
 
 _QUIET_METRICS = ("classification", "regression", "aggregation", "retrieval")
 
@@ -35,6 +30,9 @@ def constructor_error(call: Call) -> str | None:
 
 def backend_error(target: Callable[..., Any], arguments: dict[str, Any]) -> str | None:
     """What CSXBackend raises; the other backends would look for their machine."""
+    from fulgurite.backends import CSXBackend
+    from fulgurite.backends.backend import current_backend, set_backend
+
     if target is not CSXBackend:
         return None
     live = current_backend()
@@ -59,6 +57,8 @@ TRAINER_CHECKS = frozenset(
 
 def trainer_error(arguments: dict[str, Any]) -> str | None:
     """What Lightning's Trainer raises for those of its arguments that it checks."""
+    import lightning.pytorch as pl
+
     given = {key: value for key, value in arguments.items() if key in TRAINER_CHECKS}
     if not given or any(map(_has_calls, given.values())):
         return None
@@ -90,6 +90,10 @@ def _error_of(make: Callable[[], Any]) -> str | None:
 
 def _constructor(call: Call) -> Callable[[], Any] | None:
     """A constructor with its arguments, if calling it has no other effects."""
+    import lightning.pytorch as pl
+    import torch
+    from torchmetrics import Metric
+
     target: Any = call.target
     if not inspect.isclass(target) or target.__module__.partition(".")[0] not in LIBRARIES:
         return None

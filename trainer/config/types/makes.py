@@ -9,18 +9,15 @@ and say nothing. Of Python's own library only plain values can be made: no file 
 from __future__ import annotations
 
 import builtins
-import functools
 import importlib.util
 import inspect
 import sys
 import sysconfig
 import typing
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import lightning.pytorch as pl
-from torch.utils.data import Dataset
 
 from fulgurite.config.document.problems import with_article
 from fulgurite.config.types.annotations import alternatives, class_of
@@ -85,7 +82,8 @@ def refusal(target: Any, category: Category) -> str:
     if category.anything:
         return ""
     if inspect.isclass(target):
-        return _NO_BATCHES if category.makes_batches and not _gives_batches(target) else ""
+        wrong = category.batches and not _gives_batches(category.batches, target)
+        return _NO_BATCHES if wrong else ""
     return _functions_refusal(target, home, category)
 
 
@@ -101,7 +99,8 @@ _NO_BATCHES = (
 
 def _functions_refusal(target: Any, home: str, category: Category) -> str:
     """Why a function makes nothing that a place asks for."""
-    fits = _gives_batches if category.makes_batches else functools.partial(_is_one, category.bases)
+    batches, bases = category.batches, category.bases
+    fits = partial(_gives_batches, batches) if batches else partial(_is_one, bases)
     said, a = _returns(target), with_article(category.title)
     if said is None:
         silent = "return" not in getattr(target, "__annotations__", {})
@@ -129,10 +128,10 @@ def _is_one(bases: Iterable[type], made: type) -> bool:
     return any(issubclass(made, base) or issubclass(base, made) for base in bases)
 
 
-def _gives_batches(made: type) -> bool:
+def _gives_batches(bases: tuple[type, ...], made: type) -> bool:
     if issubclass(made, (str, bytes)):
         return False
-    known = issubclass(made, (Dataset, pl.LightningDataModule))
+    known = issubclass(made, bases)
     some = ("__iter__", "__getitem__", "create_dataloader")
     return (
         known or getattr(made, "_is_protocol", False) or any(hasattr(made, name) for name in some)

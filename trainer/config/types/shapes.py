@@ -15,11 +15,12 @@ from typing import Any, Protocol
 
 from fulgurite.config.document.problems import Path, Problem, choices, shown
 from fulgurite.config.types.calls import Call, made
-from fulgurite.config.types.classes import CATEGORIES, Named, named
+from fulgurite.config.types.classes import CATEGORIES, Classes, Named, named
 from fulgurite.config.types.constructor_checks import constructor_error
 from fulgurite.config.types.named_code import names_unseen
 from fulgurite.config.types.report import Report as Report
 from fulgurite.config.types.signatures import names_of
+from fulgurite.config.types.sources import Described
 from fulgurite.config.types.values import check_arguments, check_value
 
 
@@ -92,28 +93,36 @@ def unknown_key(key: object, path: Path, known: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Section:
-    """A mapping with the arguments of a class, a dataclass mostly; it becomes an instance."""
+    """A mapping with the arguments of a class, a dataclass mostly; it becomes an instance.
 
-    target: type[Any]
+    Args:
+        of: the class; its path, if it is one of those that take long to import.
+    """
 
-    def names(self) -> list[str]:
+    of: type[Any] | str
+
+    def target(self, classes: Classes) -> Any:
+        """The class."""
+        return classes.library(self.of) if isinstance(self.of, str) else self.of
+
+    def names(self, classes: Classes) -> list[str]:
         """The keys."""
-        return names_of(self.target)
+        return names_of(self.target(classes))
 
     def check(self, value: Any, path: Path, report: Report) -> Any:
         """The instance, or None."""
         if value is None or not is_mapping(value, path, report):
             return None
-        tried = report.fork()
+        target, tried = self.target(report.classes), report.fork()
         given = {key: item for key, item in value.items() if not report.note_ignored((*path, key))}
         arguments = check_arguments(
-            self.target, given, path, tried, name=str(path[-1]) if path else None
+            target, given, path, tried, name=str(path[-1]) if path else None
         )
         report.merge(tried)
-        if tried.problems:
+        if tried.problems or isinstance(target, Described):
             return None
         try:
-            return self.target(**made(arguments))
+            return target(**made(arguments))
         except (ValueError, TypeError) as error:
             report.problem(place_of(str(error), given, path), str(error))
             return None
@@ -171,7 +180,7 @@ class OneClass:
             arguments = check_arguments(target, arguments, found.arguments_path, tried, skip)
         report.merge(tried)
         call = Call(path=found.path, name=found.name, target=target, arguments=arguments, skip=skip)
-        if target is not None and not tried.problems:
+        if report.classes.imports and not tried.problems:
             wrong = constructor_error(call)
             if wrong:
                 at = place_of(wrong, found.arguments, found.arguments_path)

@@ -18,6 +18,8 @@ from typing import Any
 # private, checked against jsonargparse 4.53: the public parser hides which arguments are open
 from jsonargparse._parameter_resolvers import get_signature_parameters
 
+from fulgurite.config.types.source_signatures import parameters_of
+
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -26,15 +28,21 @@ class Parameter:
     """A parameter that a file can give.
 
     Args:
-        kind: its annotation; ``inspect.Parameter.empty`` if it has none.
+        annotation: its type, or what finds it; ``inspect.Parameter.empty`` if it has none.
         default: ``inspect.Parameter.empty`` if it is required.
         text: what the docstring says of it.
     """
 
     name: str
-    kind: Any
+    annotation: Any
     default: Any = inspect.Parameter.empty
     text: str = ""
+
+    @property
+    def kind(self) -> Any:
+        """Its type."""
+        found = self.annotation
+        return found() if isinstance(found, functools.partial) else found
 
     @property
     def required(self) -> bool:
@@ -60,12 +68,12 @@ class Signature:
 def signature_of(target: Callable[..., Any]) -> Signature:
     """What a class or function takes."""
     name = getattr(target, "__name__", type(target).__name__)
-    own = _own(target)
-    found, unclear = _resolved(target)
+    read = parameters_of(target)
+    found, unclear = _resolved(target) if read is None else read
     parameters = {
         item.name: Parameter(
             name=item.name,
-            kind=item.annotation,
+            annotation=item.annotation,
             default=item.default,
             text=getattr(item, "doc", None) or "",  # Python's own parameters have none
         )
@@ -73,6 +81,9 @@ def signature_of(target: Callable[..., Any]) -> Signature:
         if item.kind not in (*_VARIADIC, inspect.Parameter.POSITIONAL_ONLY)
         and not item.name.startswith("_")
     }
+    if read is not None:
+        return Signature(name=name, parameters=parameters, open_ended=unclear)
+    own = _own(target)
     if own is None:
         return Signature(name=name, parameters=parameters, open_ended=True)
     any_more = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in own.values())

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jsonargparse import ArgumentError, Namespace
-from torch import Tensor
 
 from fulgurite.config.document.nodes import plain_scalar
 from fulgurite.config.document.problems import Path, Problem, choices, nearest, shown
@@ -30,13 +29,14 @@ from fulgurite.config.types.annotations import (
     is_collection,
     is_dataclass,
     is_hashable,
+    is_read,
     literals,
     parser_of,
     type_names,
 )
 from fulgurite.config.types.calls import Call, Later
 from fulgurite.config.types.categories import ANY_CLASS
-from fulgurite.config.types.classes import Category, category_of, named
+from fulgurite.config.types.classes import Category, named
 from fulgurite.config.types.named_code import class_paths, names_unseen, wrong_names, wrong_objects
 from fulgurite.config.types.report import Report
 from fulgurite.config.types.signatures import signature_of
@@ -134,7 +134,7 @@ def _mapping(kinds: tuple[Any, ...], value: Any, path: Path, report: Report) -> 
     ways: list[Callable[[Report], Any]] = []
     classes = tuple(class_of(kind) for kind in kinds if is_class(kind))
     if classes:
-        ways.append(lambda into: check_class(category_of(classes), value, path, into))
+        ways.append(lambda into: _instance(classes, value, path, into))
     # what is type_names if no way goes is what is wrong with the first: jsonargparse comes last
     for kind in sorted(kinds, key=lambda kind: not (is_collection(kind) or is_dataclass(kind))):
         if is_dataclass(kind):
@@ -144,6 +144,10 @@ def _mapping(kinds: tuple[Any, ...], value: Any, path: Path, report: Report) -> 
         elif not is_class(kind) and kind not in (*_SCALARS, str):
             ways.append(functools.partial(_by_jsonargparse, (kind,), value, path))
     return _first_without_problems(ways, kinds, value, path, report)
+
+
+def _instance(classes: tuple[type, ...], value: Any, path: Path, report: Report) -> Call | None:
+    return check_class(report.classes.category_of(classes), value, path, report)
 
 
 def _dataclass(kind: Any, value: Mapping[Any, Any], path: Path, report: Report) -> Call | None:
@@ -208,10 +212,11 @@ def _scalar(kinds: tuple[Any, ...], value: Any, path: Path, report: Report) -> A
         return found
     if classes and isinstance(value, classes):
         return value
-    named = tuple(one for one in classes if one is not Tensor)  # no file names a tensor
+    tensor = report.classes.library("torch.Tensor") if classes else None
+    named = tuple(one for one in classes if one is not tensor)  # no file names a tensor
     if named and isinstance(value, str):
-        return check_class(category_of(named), value, path, report)
-    kinds = tuple(kind for kind in kinds if kind is not Tensor) or kinds
+        return _instance(named, value, path, report)
+    kinds = tuple(kind for kind in kinds if kind is not tensor) or kinds
     report.problem(path, f"expected {type_names(kinds)}; got {shown(value)}.{_hint(kinds, value)}")
     return None
 
@@ -254,7 +259,8 @@ def _by_jsonargparse(kinds: tuple[Any, ...], value: Any, path: Path, report: Rep
     if wrong:
         report.problem(path, wrong)
         return None
-    if not report.classes.imports and (is_code or any(class_paths(value, path))):
+    unseen = is_code or any(class_paths(value, path)) or any(map(is_read, kinds))
+    if unseen and not report.classes.imports:
         return value
     parser = parser_of(kinds)
     try:

@@ -10,7 +10,7 @@ import pytest
 from fulgurite.config.document.problems import ParameterFileError
 from fulgurite.config.document.reading import read
 from fulgurite.config.schema.json_schema import schema
-from fulgurite.config.types.classes import CATEGORIES, Classes
+from fulgurite.config.types.classes import Classes
 
 jsonschema = pytest.importorskip("jsonschema", reason="jsonschema judges the schema")
 
@@ -63,7 +63,7 @@ def test_every_broken_file_that_is_invalid_is_in_the_list_above(validator: Any) 
 def test_an_editor_sees_names_defaults_and_texts() -> None:
     definitions = schema()["$defs"]
     names = definitions["optimizer"]["then"]["anyOf"][0]["enum"]
-    assert set(Classes().short_names(CATEGORIES["optimizer"])) <= set(names)
+    assert set(Classes().short_names(Classes().category("optimizer"))) <= set(names)
     lr = definitions["optimizer.SGD"]["properties"]["lr"]
     assert lr["default"] == 0.001
     assert "learning rate" in lr["description"]

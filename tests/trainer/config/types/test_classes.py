@@ -20,7 +20,6 @@ from fulgurite.config.types.classes import (
     CATEGORIES,
     Classes,
     Named,
-    category_of,
     imported,
     named,
 )
@@ -102,7 +101,7 @@ def test_names_are_found_in_any_case_ours_first(category: str, name: str, target
 
 
 def test_choices_are_neither_bases_nor_private_nor_abstract() -> None:
-    for category in CATEGORIES.values():
+    for category in map(Classes().category, CATEGORIES):
         for name, target in Classes().short_names(category).items() if category.homes else ():
             assert not name.startswith("_")
             assert not getattr(target, "__abstractmethods__", None)
@@ -179,7 +178,7 @@ def test_without_imports_the_users_classes_are_only_named(package: Path) -> None
     assert classes.find("model", "users_net.Net") is None
     assert classes.find("model", "gpt") is None
     assert "users_net" not in sys.modules
-    assert classes.find("optimizer", "AdamW") is fulgurite.optim.AdamW
+    assert classes.find("optimizer", "AdamW").__module__ == "fulgurite.optim.adam"
     with pytest.raises(LookupError, match="AdamW"):
         classes.find("optimizer", "AdmW")
     with_modules = Classes(imports=False, named_modules=True)
@@ -187,7 +186,7 @@ def test_without_imports_the_users_classes_are_only_named(package: Path) -> None
 
 
 def test_the_category_of_a_parameter_follows_from_its_type() -> None:
-    assert Classes().find(category_of((torchmetrics.Metric,)), "MeanMetric")
-    assert Classes().find(category_of((pl.Callback,)), "EarlyStopping")
+    assert Classes().find(Classes().category_of((torchmetrics.Metric,)), "MeanMetric")
+    assert Classes().find(Classes().category_of((pl.Callback,)), "EarlyStopping")
     with pytest.raises(LookupError, match="no Linear is named 'GELU'"):
-        Classes().find(category_of((nn.Linear,)), "GELU")
+        Classes().find(Classes().category_of((nn.Linear,)), "GELU")

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from fulgurite.config.types.categories import ANY_CLASS, CATEGORIES
+from fulgurite.config.types.categories import ANY_CLASS
+from fulgurite.config.types.classes import Classes
 from fulgurite.config.types.makes import is_plain, is_pythons, refusal
 
 
@@ -56,7 +57,7 @@ def nothing() -> None: ...
     ],
 )
 def test_what_may_make_what_is_asked_for_passes(category: str, target: Any) -> None:
-    assert refusal(target, CATEGORIES[category]) == ""
+    assert refusal(target, Classes().category(category)) == ""
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_what_may_make_what_is_asked_for_passes(category: str, target: Any) -> N
     ],
 )
 def test_what_makes_something_else_is_refused(category: str, target: Any, told: str) -> None:
-    assert told in refusal(target, CATEGORIES[category])
+    assert told in refusal(target, Classes().category(category))
 
 
 @pytest.mark.parametrize("target", [Path, dict, len, ValueError, Unlike, number, torch.tensor])

@@ -1,0 +1,312 @@
+"""Classes and functions of libraries as their source describes them: read, not imported.
+
+Torch and Lightning take seconds to import. Where a file is only checked, the source says enough:
+which classes a class derives from, and what its constructor takes. A class becomes an empty one of
+the same name, bases and methods, a function one that cannot be called. What a library makes while
+it is imported, or in C, is not known: ``Any``.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import importlib
+import sys
+import typing
+from abc import ABCMeta, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from fulgurite.config.document.problems import nearest
+
+LIBRARIES = ("fulgurite", "lightning", "torch", "torchmetrics")
+"""What is read: what the user did not write, and what takes long to import."""
+
+_TYPES = (
+    *(ast.Name, ast.Attribute, ast.Subscript, ast.BinOp, ast.BitOr, ast.Tuple, ast.List),
+    *(ast.Dict, ast.Constant, ast.expr_context),
+)
+"""What annotations, their aliases and tables of names are written with; no calls."""
+
+_CLASS_HOOKS = ("__init_subclass__", "__subclasshook__", "__class_getitem__")
+_UNKNOWN: dict[str, Any] = {"__getattr__": None}
+
+
+class Described(ABCMeta):
+    """The type of a class that was read."""
+
+
+def read(path: str) -> Any:
+    """What an import path stands for, as its source says; Any where that does not tell.
+
+    Raises:
+        LookupError: it is not there; the text says what is like it.
+    """
+    parts = path.split(".")
+    found: Any = _module(parts[0])
+    for i, part in enumerate(parts[1:], start=1):
+        if not isinstance(found, Module):
+            return Any
+        try:
+            found = found.get(part)
+        except AttributeError:
+            near = nearest(part, [name for name in found.names() if not name.startswith("_")])
+            raise LookupError(f"{'.'.join(parts[:i])} has no {part!r}.{near}") from None
+    return found
+
+
+@functools.cache
+def _spec(name: str) -> ModuleSpec | None:
+    """Where a module lies. ``importlib.util.find_spec`` would import the packages around it."""
+    parent, _, _ = name.rpartition(".")
+    around = _spec(parent) if parent else None
+    if parent and (around is None or around.submodule_search_locations is None):
+        return None
+    path = around.submodule_search_locations if around is not None else None
+    found = (finder.find_spec(name, path) for finder in sys.meta_path)
+    return next((spec for spec in found if spec is not None), None)
+
+
+@functools.cache
+def _module(name: str) -> Any:
+    """A module that is read; Any, of one in C."""
+    spec = _spec(name)
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return Any
+    return Module(name, Path(spec.origin), spec.submodule_search_locations is not None)
+
+
+class Module(ModuleType):
+    """A module that is read when something of it is asked for, and what it has, by name."""
+
+    def __init__(self, name: str, file: Path, is_package: bool) -> None:
+        super().__init__(name)
+        self._name, self._file, self._is_package = name, file, is_package
+        self._values: dict[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return self.get(name)
+
+    def get(self, name: str) -> Any:
+        """A submodule, class, function, type or table; Any, of what else there is or may be.
+
+        Raises:
+            AttributeError: there is no such name.
+        """
+        if name not in self._values:
+            self._values[name] = Any  # what refers to itself
+            try:
+                self._values[name] = self._read(name)
+            except AttributeError:
+                del self._values[name]
+                raise
+        return self._values[name]
+
+    def names(self) -> list[str]:
+        """The names that it exports, or that it has."""
+        exported = self.get("__all__") if "__all__" in self._defined else None
+        return exported if isinstance(exported, list) else list(self._defined)
+
+    def annotated(self, node: ast.expr) -> Any:
+        """The type that an annotation means."""
+        return self.evaluated(_Unquoted().visit(node))
+
+    def evaluated(self, node: ast.expr) -> Any:
+        """A type or a table of the module; Any, of another expression."""
+        if not all(isinstance(part, _TYPES) for part in ast.walk(node)):
+            return Any
+        code = compile(ast.Expression(node), str(self._file), "eval")
+        try:
+            return eval(code, {"__builtins__": {}}, _Names(self))
+        except (TypeError, AttributeError):  # of a name that is not known
+            return Any
+
+    def _read(self, name: str) -> Any:
+        if self._is_package and _spec(f"{self._name}.{name}") is not None:
+            return _module(f"{self._name}.{name}")
+        if name not in self._defined:
+            if "__getattr__" in self._defined:
+                return Any
+            raise AttributeError(name)
+        found = self._defined[name]
+        match found:
+            case tuple():
+                return _imported(*found)
+            case ast.ClassDef():
+                return self._class(found)
+            case ast.FunctionDef():
+                return self._function(found)
+        return self.evaluated(found) if isinstance(found, ast.expr) else Any
+
+    @functools.cached_property
+    def _defined(self) -> dict[str, Any]:
+        """Name -> its definition, the expression that it is, or where it is imported from.
+
+        ``__getattr__`` is there where it has names that the source does not show.
+        """
+        text = self._file.read_text(encoding="utf-8")
+        found: dict[str, Any] = dict(_UNKNOWN if "globals()" in text else {})
+        for node in _statements(ast.parse(text).body):
+            match node:
+                case ast.ImportFrom():
+                    source = self._absolute(node)
+                    for alias in node.names:
+                        name = alias.asname or alias.name
+                        of = _exported(source) if name == "*" else {name: (source, alias.name)}
+                        found |= {key: one for key, one in of.items() if key not in found}
+                case ast.Import():
+                    for alias in node.names:
+                        top = alias.name.partition(".")[0]
+                        source = alias.name if alias.asname else top
+                        found.setdefault(alias.asname or top, (source, None))
+                case ast.ClassDef() | ast.FunctionDef():
+                    found.setdefault(node.name, node)
+                case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                    found.setdefault(name, value)
+                case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                    found.setdefault(name, value)
+                case ast.AugAssign(target=ast.Name(id="__all__"), value=ast.List(elts=more)):
+                    found["__all__"].elts.extend(more)
+        return found
+
+    def _absolute(self, node: ast.ImportFrom) -> str:
+        """The module that names are imported from."""
+        if not node.level:
+            return node.module or ""
+        parts = self._name.split(".")
+        above = parts[: len(parts) - node.level + self._is_package]
+        return ".".join([*above, *([node.module] if node.module else [])])
+
+    def _class(self, node: ast.ClassDef) -> Any:
+        """A class of the same name, bases and methods; Any, of an Enum and its like."""
+        body: dict[str, Any] = {"__module__": self._name, "__qualname__": node.name}
+        body["__class_getitem__"] = classmethod(lambda made, _: made)  # Dataset[int]
+        bases: list[type] = []
+        whole = True
+        for base in map(self.evaluated, node.bases):
+            kind = typing.get_origin(base) or base
+            if isinstance(kind, type) and type(kind) in (Described, type, ABCMeta):
+                bases += [kind] if kind not in (typing.Generic, object) else []
+            elif kind is typing.Protocol:
+                body["_is_protocol"] = True
+            elif kind is Any:
+                whole = False
+            else:
+                return Any
+        if is_dataclass(node):
+            body["__dataclass_fields__"] = {}  # which makes it one to dataclasses.is_dataclass
+        for item in node.body:
+            if isinstance(item, ast.FunctionDef) and item.name not in _CLASS_HOOKS:
+                body[item.name] = _not_run(item)
+        body["__source__"] = Source(self, node, whole)
+        try:
+            return Described(node.name, tuple(bases), body)
+        except TypeError:  # bases that go together only with another one, which is not known
+            return Any
+
+    def _function(self, node: ast.FunctionDef) -> Any:
+        """A function of the same name and result; Any, of a decorated one."""
+        if node.decorator_list:
+            return Any
+        made = _not_run(node)
+        made.__name__ = made.__qualname__ = node.name
+        made.__module__ = self._name
+        returns = node.returns
+        made.__annotations__ = {} if returns is None else {"return": self.annotated(returns)}
+        made.__source__ = Source(self, node)
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a class or function was read.
+
+    Args:
+        whole: whether all its bases are known.
+    """
+
+    module: Module
+    node: Any
+    whole: bool = True
+
+
+class _Names(dict[str, Any]):
+    """What the names in an expression of a module stand for."""
+
+    def __init__(self, module: Module) -> None:
+        super().__init__()
+        self._module = module
+
+    def __missing__(self, name: str) -> Any:
+        found = getattr(self._module, name, Any)
+        return getattr(builtins, name, Any) if found is Any else found
+
+
+class _Unquoted(ast.NodeTransformer):
+    """Types in quotes without them; what a Literal holds stays."""
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        named = node.value.attr if isinstance(node.value, ast.Attribute) else node.value
+        is_literal = "Literal" in (named, getattr(named, "id", None))
+        return node if is_literal else typing.cast(ast.expr, self.generic_visit(node))
+
+    def visit_Constant(self, node: ast.Constant) -> ast.expr:
+        try:
+            quoted = ast.parse(node.value, mode="eval") if isinstance(node.value, str) else None
+        except SyntaxError:
+            return node
+        return node if quoted is None else quoted.body
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements of a module, those under ``if`` and ``try`` among them."""
+    for node in body:
+        yield node
+        if isinstance(node, (ast.If, ast.Try)):
+            yield from _statements([*node.body, *node.orelse])
+
+
+def _exported(source: str) -> dict[str, Any]:
+    """What ``from source import *`` gives."""
+    module = _module(source) if source.partition(".")[0] in LIBRARIES else Any
+    if not isinstance(module, Module):
+        return _UNKNOWN
+    return {name: (source, name) for name in module.names() if not name.startswith("_")}
+
+
+def _imported(source: str, name: str | None) -> Any:
+    """What an import gives: of a library it is read, of Python's own types it is the type."""
+    top = source.partition(".")[0]
+    if top in LIBRARIES:
+        found = _module(source)
+        return getattr(found, name, Any) if name and isinstance(found, Module) else found
+    if source == "typing_extensions":
+        return getattr(typing, name or "", Any)
+    if top not in sys.stdlib_module_names:
+        return Any
+    try:
+        module = importlib.import_module(source)
+    except ImportError:  # of another system's Python
+        return Any
+    return module if name is None else getattr(module, name, Any)
+
+
+def _decorators(node: ast.ClassDef | ast.FunctionDef) -> list[str]:
+    return [ast.unparse(one).partition("(")[0].rpartition(".")[2] for one in node.decorator_list]
+
+
+def is_dataclass(node: ast.ClassDef) -> bool:
+    """Whether a class is declared to be one."""
+    return "dataclass" in _decorators(node)
+
+
+def _not_run(node: ast.FunctionDef) -> Any:
+    def method(*_: Any, **__: Any) -> None:
+        raise NotImplementedError(f"{node.name} was read, not imported")
+
+    return abstractmethod(method) if "abstractmethod" in _decorators(node) else method
