@@ -18,5 +18,5 @@ entries          one of them, sealed; cache_folder: where they lie
 failures         a step that fails while it runs: whose line, and why
 selfcheck        a compiled graph's first run beside the same graph run operation by operation
 sensitivity      how far rounding moves a graph's results
-denormals        numbers next to zero, as zero
+denormals        numbers next to zero, as zero; threads: how many compute a program
 """

@@ -20,14 +20,13 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 import torch
 from torch import Tensor
-from torch._inductor import config as inductor
 
 from fulgurite.backends.csx.compile.fabric import Call
 from fulgurite.backends.patches import fx_lock, trace_lock
@@ -135,12 +134,12 @@ class _Worker:
         self._folder = Path(tempfile.mkdtemp(prefix="fulgurite-compile-"))
         self._results, write = os.pipe()
         os.set_blocking(self._results, False)
-        parent, threads = os.getpid(), torch.get_num_threads()
+        parent = os.getpid()
         with warnings.catch_warnings():  # Python 3.12 warns of threads; locks are in docs/backends
             warnings.simplefilter("ignore", DeprecationWarning)
             self._pid = os.fork()
         if self._pid == 0:
-            _work(jobs, write, self._folder, parent, threads)
+            _work(jobs, write, self._folder, parent)
         os.close(write)
 
     def has_ended(self) -> bool:
@@ -215,13 +214,13 @@ class _Worker:
         return f"the compiling process was ended by {name}{memory}"
 
 
-def _work(jobs: list[Job], results: int, folder: Path, parent: int, threads: int) -> NoReturn:
+def _work(jobs: list[Job], results: int, folder: Path, parent: int) -> NoReturn:
     """Be the worker. Nothing of what this process would do at its end is done here."""
     status = 1
     try:
         with open(folder / _LOG, "w", buffering=1) as log:
             sys.stdout = sys.stderr = log
-            _settle_down(log.fileno(), folder, parent, threads)
+            _settle_down(log.fileno(), folder, parent)
             for number, job in enumerate(jobs):
                 line = json.dumps([number, *_outcome(job)]) + "\n"
                 os.write(results, line.encode())
@@ -245,7 +244,7 @@ def _outcome(job: Job) -> tuple[str | None, bool, float]:
     return failure, full, time.perf_counter() - began
 
 
-def _settle_down(log: int, folder: Path, parent: int, threads: int) -> None:
+def _settle_down(log: int, folder: Path, parent: int) -> None:
     """Let go of what is the parent's: its terminal, signals, priority, threads and memory."""
     os.setpgid(0, 0)
     os.nice(NICE)
@@ -263,8 +262,6 @@ def _settle_down(log: int, folder: Path, parent: int, threads: int) -> None:
     if compiler is not None:
         compiler.AsyncCompile.pool.cache_clear()  # its threads were not forked
     torch.set_num_threads(1)  # torch's threads were not forked either
-    if inductor.cpp.threads < 1:
-        inductor.cpp.threads = threads
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
 
@@ -280,24 +277,6 @@ def _end_with(parent: int) -> None:
     time.sleep(GRACE_S)
     shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
     os.killpg(0, signal.SIGKILL)
-
-
-@contextlib.contextmanager
-def fewer_threads() -> Iterator[None]:
-    """Leave one of torch's threads to the worker while the block runs.
-
-    Threads that wait for one that has no core wait very long: a step of an MLP took 60 times as
-    long on two cores with another busy process (measured).
-    """
-    threads = torch.get_num_threads()
-    if threads == 1:
-        yield
-        return
-    torch.set_num_threads(threads - 1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 class Meanwhile:
@@ -317,8 +296,7 @@ class Meanwhile:
         queue.poll()
         if self._job.ended:
             return self._settle(self._job)(inputs)
-        with fewer_threads():
-            return self._reference(inputs)
+        return self._reference(inputs)
 
 
 queue = Queue()

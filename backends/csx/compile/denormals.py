@@ -20,7 +20,7 @@ import torch
 
 # through torch's own library: a process may hold several OpenMP pools (scikit-learn brings one),
 # and two that take turns cost 12 ms a step (measured)
-_TORCH_CPU = str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
+TORCH_CPU = str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
 _ENVIRONMENT_BYTES = 64  # fenv_t: 32 on x86-64, 8 on aarch64 (glibc)
 
 
@@ -31,7 +31,7 @@ class _Pool:
         libm = ctypes.CDLL(ctypes.util.find_library("m"))
         self._set, self._get = libm.fesetenv, libm.fegetenv
         self._address = ctypes.cast(self._set, ctypes.c_void_p)
-        self._parallel = ctypes.CDLL(_TORCH_CPU).GOMP_parallel
+        self._parallel = ctypes.CDLL(TORCH_CPU).GOMP_parallel
         self._parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
         self._parallel.restype = None
         self._own = ctypes.create_string_buffer(_ENVIRONMENT_BYTES)

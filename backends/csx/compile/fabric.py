@@ -29,6 +29,7 @@ class Loaded:
     it in words; ``graph`` is what a fabric asks when a run fails. A fabric may change ``call``,
     ``compiled`` and ``how`` when the graph has run once, and later where ``compiling`` is set:
     it is compiled in the background. ``told`` is called when that has ended, either way.
+    ``threads`` is how many of the host's compute it, at most.
     """
 
     call: Call
@@ -39,6 +40,7 @@ class Loaded:
     graph: Graph | None = None
     compiling: bool = False
     told: Callable[[], None] | None = None
+    threads: int = 1
 
 
 class Timer(Protocol):
@@ -71,8 +73,8 @@ class Fabric(Protocol):
     def devices() -> tuple[torch.device, ...]:
         """Where this process's programs keep their tensors; known before a fabric is made."""
 
-    def describe(self) -> str:
-        """The fabric in words, for every line that says what ran where."""
+    def describe(self, graphs: Sequence[Graph]) -> str:
+        """What runs these graphs, in words, for every line that says what ran where."""
 
     def load(self, graph: Graph, shown: Shown, urgent: bool = True) -> Loaded:
         """Make a graph runnable.

@@ -36,9 +36,13 @@ _FOREIGN_PASSES = (  # a function's text is its address: what was made with one 
 )
 
 
-def program_key(graph: Graph) -> str:
-    """A SHA-256 in hexadecimal: equal for graphs that compile to the same code here and now."""
+def program_key(graph: Graph, threads: int) -> str:
+    """A SHA-256 in hexadecimal: equal for graphs that compile to the same code here and now.
+
+    ``threads`` is how many compute it: the compiler writes their number into loops.
+    """
     parts = [*environment(), *described_inputs(graph), *described_operations(graph.module)]
+    parts.append(f"threads {threads}")
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -48,7 +52,6 @@ def environment() -> Iterator[str]:
     yield f"fulgurite {_own_source()}"
     yield f"python {sys.version} {sysconfig.get_config_var('SOABI')} {sys.platform}"
     yield f"machine {platform.machine()} {processor()} {torch.backends.cpu.get_cpu_capability()}"
-    yield f"threads {torch.get_num_threads()}"  # the compiler writes their number into loops
     yield f"compiler {sorted(inductor.save_config_portable().items())}"
     yield f"passes {[getattr(inductor, name) for name in _FOREIGN_PASSES]}"
     yield f"default dtype {torch.get_default_dtype()}"

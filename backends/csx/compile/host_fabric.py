@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch._inductor import config as inductor
 from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import InductorError, InvalidCxxCompiler
 
@@ -37,6 +38,11 @@ from fulgurite.backends.csx.compile.inductor import compile_graph
 from fulgurite.backends.csx.compile.kept import Kept
 from fulgurite.backends.csx.compile.program import load as load_program
 from fulgurite.backends.csx.compile.selfcheck import SelfCheck
+from fulgurite.backends.csx.compile.threads import (
+    let_idle_threads_sleep,
+    set_threads,
+    threads_for,
+)
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.passes import INTERPRETER_PASSES, lower
@@ -69,31 +75,37 @@ class HostFabric(Fabric):
         """The CPU."""
         return (torch.device("cpu"),)
 
-    def describe(self) -> str:
-        """The processor, and how many of its threads are used."""
-        threads = torch.get_num_threads()
-        return f"host fabric ({cpu_name()}, {threads} thread{'s' * (threads > 1)})"
+    def describe(self, graphs: Sequence[Graph]) -> str:
+        """The processor, and how many threads compute each graph where they differ."""
+        threads = sorted({threads_for(graph) for graph in graphs})
+        numbers = " or ".join(map(str, threads))
+        return f"host fabric ({cpu_name()}, {numbers} thread{'s' * (threads[-1] > 1)})"
 
     def load(self, graph: Graph, shown: Shown, urgent: bool = True) -> Loaded:
         """Find a graph compiled in the cache or compile it, else run it operation by operation."""
         began = time.perf_counter()
+        threads = threads_for(graph)
+        if threads > 1:
+            let_idle_threads_sleep()
         if next(graph.operations(), None) is None:
-            return _interpreted(graph, began, "it computes nothing")
+            return _interpreted(graph, began, "it computes nothing", threads)
         try:
             if not self._backend.compiles:
                 raise NoToolchain("autogen_policy='disabled'")
-            key = program_key(graph)
+            key = program_key(graph, threads)
             if self._waits:
                 found = self._cache.fetch(
                     key,
-                    build=lambda folder: _build(graph, folder, Kept(self._cache), shown),
+                    build=lambda folder: _build(
+                        graph, folder, Kept(self._cache, threads), shown
+                    ),
                     load=lambda folder: _load(graph, folder),
                     waiting=lambda: shown("waiting for another process that compiles"),
                 )
             else:
                 kept = self._cache.find(key, lambda folder: _load(graph, folder))
                 if kept is None:
-                    return self._load_later(graph, key, began, urgent)
+                    return self._load_later(graph, key, began, urgent, threads)
                 if urgent:
                     queue.hurry()
                 found = kept
@@ -103,7 +115,7 @@ class HostFabric(Fabric):
                     f"compile_only=True, but nothing can be compiled on this machine: {missing}."
                     f" {missing.remedy}; or validate_only=True, which checks the model without."
                 ) from None
-            return _interpreted(graph, began, str(missing))
+            return _interpreted(graph, began, str(missing), threads)
         loaded = Loaded(
             call=found.value,
             compiled=True,
@@ -111,6 +123,7 @@ class HostFabric(Fabric):
             seconds=time.perf_counter() - began,
             how="compiled" if found.built else "loaded from the cache",
             graph=graph,
+            threads=threads,
         )
         if not found.marked:
             self._check_first(loaded, _one_by_one(graph), graph, found, key)
@@ -130,12 +143,14 @@ class HostFabric(Fabric):
             or torch.are_deterministic_algorithms_enabled()
         )
 
-    def _load_later(self, graph: Graph, key: str, began: float, urgent: bool) -> Loaded:
+    def _load_later(
+        self, graph: Graph, key: str, began: float, urgent: bool, threads: int
+    ) -> Loaded:
         """Run a graph operation by operation while it is compiled."""
         missing = toolchain_missing()
         if missing is not None:
             raise NoToolchain(missing)
-        loaded = _interpreted(graph, began, "")
+        loaded = _interpreted(graph, began, "", threads)
         loaded.how, loaded.compiling = "running operation by operation while it compiles", True
         loaded.call = self._meanwhile(loaded, loaded.call, graph, key, urgent)
         return loaded
@@ -149,7 +164,9 @@ class HostFabric(Fabric):
             try:
                 cache.fetch_here(
                     key,
-                    build=lambda folder: _build(graph, folder, Kept(cache), _unseen),
+                    build=lambda folder: _build(
+                        graph, folder, Kept(cache, loaded.threads), _unseen
+                    ),
                     load=lambda folder: _load(graph, folder),
                 )
             except NoToolchain as missing:
@@ -209,16 +226,20 @@ class HostFabric(Fabric):
         )
 
     def run(self, loaded: Loaded, inputs: list[Tensor]) -> Sequence[Tensor]:
-        """Run a graph without gradients, with denormals as zero."""
+        """Run a graph without gradients, with denormals as zero, with its number of threads."""
         timer = self.timer
         if timer is not None:
             timer.begin()
         gradients = torch.is_grad_enabled()
         flushes = denormals.is_flushing()
-        flush, restore = denormals.switches(torch.get_num_threads())
+        own, mkl = torch.get_num_threads(), None
+        threads = min(loaded.threads, own)
+        flush, restore = denormals.switches(threads)
         given = list(inputs)  # compiled code empties the other one
         try:
             _set_grad_enabled(False)
+            if threads != own:
+                mkl = set_threads(threads)
             if not flushes:
                 flush()
             return loaded.call(inputs)
@@ -234,6 +255,8 @@ class HostFabric(Fabric):
         finally:
             if not flushes:
                 restore()
+            if threads != own:
+                set_threads(own, mkl)
             _set_grad_enabled(gradients)
             if timer is not None:
                 timer.end()
@@ -246,7 +269,7 @@ def _tell(loaded: Loaded) -> None:
         loaded.told = None
 
 
-def _interpreted(graph: Graph, began: float, why: str) -> Loaded:
+def _interpreted(graph: Graph, began: float, why: str, threads: int) -> Loaded:
     """A graph that torch's own kernels run, and why; ``began`` is when loading it began."""
     return Loaded(
         call=_one_by_one(graph),
@@ -255,12 +278,14 @@ def _interpreted(graph: Graph, began: float, why: str) -> Loaded:
         seconds=time.perf_counter() - began,
         how=f"run operation by operation ({why})",
         graph=graph,
+        threads=threads,
     )
 
 
 def _build(graph: Graph, folder: Path, kept: Kept, shown: Shown) -> None:
     """Compile a graph into a folder, with what it expects as inputs."""
-    _compile(graph, folder, kept, shown)
+    with inductor.patch({"cpp.threads": kept.threads}):
+        _compile(graph, folder, kept, shown)
     (folder / _INPUTS).write_text("\n".join(described_inputs(graph)))
 
 

@@ -46,11 +46,12 @@ class Kept:
 
     Args:
         programs: the cache of programs.
+        threads: how many compute the program that is compiled: loops are for so many.
     """
 
-    def __init__(self, programs: CompileCache) -> None:
-        self._programs = programs
-        self._environment = "\n".join(environment())
+    def __init__(self, programs: CompileCache, threads: int) -> None:
+        self._programs, self.threads = programs, threads
+        self._environment = "\n".join([*environment(), f"threads {threads}"])
 
     def part(
         self,

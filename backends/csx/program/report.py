@@ -31,8 +31,9 @@ def headline(fabric: Fabric, program: Program, loads: list[Loaded]) -> str:
     how = max(loads, key=lambda load: load.built).how if loads else "checked"
     if loads and loads[0].compiled:
         how += f" in {_in_words(sum(load.seconds for load in loads))}"
+    where = fabric.describe([entry.graph for entry in program.entries])
     return (
-        f"CSX on {fabric.describe()}: {program.stage} program, {program.operations} operations"
+        f"CSX on {where}: {program.stage} program, {program.operations} operations"
         f"{f' in entry points {entries}' if several else ''}, {how}"
     )
 

@@ -39,7 +39,7 @@ class StubFabric:
     def devices() -> tuple[torch.device, ...]:
         return (torch.device("cpu"),)
 
-    def describe(self) -> str:
+    def describe(self, graphs: Sequence[Graph]) -> str:
         return "stub fabric"
 
     def load(self, graph: Graph, shown: Any, urgent: bool = True) -> Loaded:

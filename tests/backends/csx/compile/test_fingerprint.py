@@ -38,7 +38,7 @@ def graph_of(function: Function, *inputs: Tensor, kind: Kind = Kind.STATE) -> Gr
 
 
 def key_of(function: Function, *inputs: Tensor, kind: Kind = Kind.STATE) -> str:
-    return program_key(graph_of(function, *inputs, kind=kind))
+    return program_key(graph_of(function, *inputs, kind=kind), threads=1)
 
 
 X = torch.ones(4, 6)
@@ -58,7 +58,7 @@ def test_names_and_lines_are_not_in_it() -> None:
     for i, node in enumerate(graph.module.graph.nodes):
         node._rename(f"another_{i}")
         node.meta["stack_trace"] = "elsewhere"
-    assert program_key(graph) == key_of(base, X)
+    assert program_key(graph, threads=1) == key_of(base, X)
 
 
 GRAPHS: dict[str, tuple[Function, list[Tensor]]] = {
@@ -112,7 +112,8 @@ def test_what_cannot_be_told_apart_is_never_found_again() -> None:
         first.kwargs = {"unknown": range(3) if argument is None else argument}
         return graph.with_operations(module.graph)
 
-    assert program_key(with_argument(None)) != program_key(with_argument(None))
+    first, second = (program_key(with_argument(None), threads=1) for _ in range(2))
+    assert first != second
 
 
 ENVIRONMENT: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
@@ -129,7 +130,6 @@ ENVIRONMENT: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
     "what torch uses of it": lambda patch: patch.setattr(
         torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT"
     ),
-    "threads": lambda patch: patch.setattr(torch, "get_num_threads", lambda: 64),
     "a flag of the compiler": lambda patch: inductor.patch({"cpp.simdlen": 128}),
     "a pass of somebody's own": lambda patch: inductor.patch(
         {"post_grad_custom_post_pass": lambda graph: None}
@@ -151,9 +151,19 @@ def test_all_else_that_changes_the_code_is_in_it(
     change: Callable[[pytest.MonkeyPatch], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph = graph_of(base, X)
-    before = program_key(graph)
+    before = program_key(graph, threads=1)
     with change(monkeypatch) or contextlib.nullcontext():
-        assert program_key(graph) != before
+        assert program_key(graph, threads=1) != before
+
+
+def test_the_programs_number_of_threads_is_in_it_and_the_processs_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = graph_of(base, X)
+    before = program_key(graph, threads=1)
+    assert program_key(graph, threads=2) != before
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
+    assert program_key(graph, threads=1) == before
 
 
 def test_every_file_that_makes_code_is_in_it_and_no_other() -> None:
