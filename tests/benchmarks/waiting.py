@@ -2,6 +2,7 @@
 
     python tests/benchmarks/waiting.py                      cold and warm, every contender, a table
     python tests/benchmarks/waiting.py --models convnet --steps 100 300 --json waiting.json
+    python tests/benchmarks/waiting.py --busy               steps beside one busy process per core
     python tests/benchmarks/waiting.py --child fulgurite convnet 300     one run in this process
 
 Each run is a process of its own: stock Lightning, the same with its net compiled by torch, and
@@ -9,6 +10,8 @@ Fulgurite as people use it (``device="CSX"``). Seconds count from ``fit`` called
 end of the first training step, ``compiled`` to the end of the first that compiled code did (0: none
 was), ``wall`` to the end of ``fit``. Cold runs begin with empty compile caches, warm ones with what
 the cold one left. A validation of two batches comes every 80 steps.
+With ``--busy`` each core has another busy process, and what counts is the mean step of a warm run
+after its first one, or first compiled one.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from torch.utils.data import DataLoader
 import fulgurite
 
 CONTENDERS = ("lightning", "torch.compile", "fulgurite")
+COMPILES = "fulgurite that waits for its programs"
 MODELS = {"convnet": convnet, "mlp": mlp, "gpt": gpt}
 STEPS = {"convnet": (100, 300, 1000, 3000), "mlp": (300,), "gpt": (30, 100, 300)}
 Row = dict[str, Any]
@@ -40,9 +44,13 @@ class Clock(pl.Callback):
     """When the first step ended, and the first compiled one."""
 
     def __init__(self) -> None:
-        self.first = self.compiled = 0.0
+        self.first = self.compiled = self.last = 0.0
+        self.steps = 0  # after the first one, or the first compiled one
 
     def on_train_batch_end(self, trainer: pl.Trainer, *args: object) -> None:
+        self.last = time.perf_counter()
+        if self.compiled or (self.first and not isinstance(trainer, fulgurite.Trainer)):
+            self.steps += 1
         if not self.first:
             self.first = time.perf_counter()
         if not self.compiled and isinstance(trainer, fulgurite.Trainer):
@@ -66,8 +74,9 @@ def run(contender: str, name: str, steps: int) -> Row:
     }
     module: Any = model.module(LOSS)
     began = time.perf_counter()
-    if contender == "fulgurite":
-        trainer: pl.Trainer = fulgurite.Trainer(device="CSX", **options)
+    if contender in ("fulgurite", COMPILES):
+        backend = fulgurite.backend("CSX", background=contender != COMPILES)
+        trainer: pl.Trainer = fulgurite.Trainer(backend=backend, **options)
     else:
         trainer = pl.Trainer(accelerator="cpu", **options)
     if contender == "torch.compile":
@@ -75,7 +84,8 @@ def run(contender: str, name: str, steps: int) -> Row:
     trainer.fit(module, loader, DataLoader(model.batches[:2], batch_size=None))
     wall = time.perf_counter() - began
     compiled = clock.compiled - began if clock.compiled else 0.0
-    return {"first": clock.first - began, "compiled": compiled, "wall": wall}
+    step_us = (clock.last - (clock.compiled or clock.first)) / max(1, clock.steps) * 1e6
+    return {"first": clock.first - began, "compiled": compiled, "wall": wall, "step_us": step_us}
 
 
 def child(contender: str, name: str, steps: int, folder: str) -> Row:
@@ -93,6 +103,25 @@ def child(contender: str, name: str, steps: int, folder: str) -> Row:
     )
     result: Row = json.loads(done.stdout.splitlines()[-1])
     return result
+
+
+def beside_busy_processes(names: list[str], steps: list[int] | None) -> None:
+    """Print the mean step of stock Lightning and of Fulgurite, a busy process on each core."""
+    spin = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"
+    for name in names:
+        count = steps[0] if steps else STEPS[name][0]
+        for contender in ("lightning", "fulgurite"):
+            with tempfile.TemporaryDirectory() as folder:
+                if contender == "fulgurite":
+                    child(COMPILES, name, 1, folder)
+                cores = os.sched_getaffinity(0)
+                busy = [subprocess.Popen([sys.executable, "-c", spin]) for _ in cores]
+                try:
+                    found = child(contender, name, count, folder)
+                finally:
+                    for process in busy:
+                        process.kill()
+            print(f"{name:8s} {contender:10s} {found['step_us']:12,.0f} µs a step", flush=True)
 
 
 def measure(names: list[str], steps: list[int] | None) -> list[Row]:
@@ -127,10 +156,14 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(STEPS), choices=list(STEPS))
     parser.add_argument("--steps", nargs="+", type=int)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--busy", action="store_true")
     arguments = parser.parse_args()
     if arguments.child:
         contender, name, steps = arguments.child
         print(json.dumps(run(contender, name, int(steps))))
+        return
+    if arguments.busy:
+        beside_busy_processes(arguments.models, arguments.steps)
         return
     print("model     steps who            start    first compiled     wall")
     rows = measure(arguments.models, arguments.steps)
