@@ -5,7 +5,8 @@ are divided: a run that goes on elsewhere with as many threads gives the same nu
 a compiled program's key, and at most ``torch.get_num_threads()`` when the program is loaded.
 
 Threads gain where an operation is long. Measured on two cores of an AMD EPYC that little else used,
-a compiled step with AdamW, the best of 12 interleaved rounds; MFLOP are of its largest product:
+a compiled step with AdamW, the best of 7 or 12 interleaved rounds; MFLOP are those of its largest
+product:
 
     64-128-128-10, batch 32        1 MFLOP    157 µs with one thread, 211 with two
     the digits ConvNet, batch 32  38 MFLOP   2171 µs, 2443 (most products have 2 MFLOP)
@@ -170,9 +171,9 @@ def let_idle_threads_sleep() -> None:
 
     libgomp's spin for 5 ms after each operation, and for as long in it when another thread is late,
     on a core that others may need: a step of 5 ms took 480 with two threads on two busy cores, and
-    6 with threads that sleep (measured). How long they spin is read from the environment before
-    torch is there; but where OpenMP has more threads than there are processors, they hardly do. So
-    here a Python thread has a pool of that many, which never work again.
+    6 to 15 with threads that sleep (measured). How long they spin is read from the environment
+    before torch is there; but where OpenMP has more threads than there are processors, they hardly
+    do. So here a Python thread has a pool of that many, which never work again.
     """
     if any(name in os.environ for name in _POLICIES):
         return  # the user has decided
