@@ -96,9 +96,7 @@ class HostFabric(Fabric):
             if self._waits:
                 found = self._cache.fetch(
                     key,
-                    build=lambda folder: _build(
-                        graph, folder, Kept(self._cache, threads), shown
-                    ),
+                    build=lambda folder: _build(graph, folder, Kept(self._cache, threads), shown),
                     load=lambda folder: _load(graph, folder),
                     waiting=lambda: shown("waiting for another process that compiles"),
                 )
