@@ -136,11 +136,6 @@ class CompileCache:
 
         return self._kept(look)
 
-    def entries(self) -> Iterator[Path]:
-        """All entries, whole or not, the one that was used last first."""
-        for _, _, key in sorted(_entries(self.folder), reverse=True):
-            yield self.folder / key
-
     def _kept(self, use: Callable[[], U]) -> U:
         """Use the folder; a temporary one where it takes no files any more."""
         while True:
@@ -299,6 +294,11 @@ def _put_mark(mark: Path, sealed: bytes) -> None:
             remove(mark)
         with open(mark, "wb", opener=_private) as file:
             file.write(sealed)
+
+
+def by_use(folder: Path) -> list[Path]:
+    """The entries in a folder, whole or not, the one that was used last first."""
+    return [folder / key for _, _, key in sorted(_entries(folder), reverse=True)]
 
 
 def _entries(folder: Path) -> Iterator[tuple[float, int, str]]:

@@ -66,24 +66,27 @@ def compile_graph(graph: Graph, folder: Path, kept: Kept) -> None:
     Raises:
         InductorError: a compiler failed.
     """
-    graph = lower(graph, COMPILER_PASSES)
-    division = divided(graph)
-    parts = [whole(graph)] if division is None else division.parts
     with fx_lock:
         try:
             try:
                 with applied(vector_units.believed()):
-                    sources = [kept.part(part, _generated, graph.mode) for part in parts]
-                    program.write(folder, sources, division, kept)
+                    _compile(graph, folder, kept)
             except CppCompileError:
                 with _ended_with_us():
                     changed = vector_units.ask_the_compiler()
                 if not changed:
                     raise
-                sources = [_generated(part, graph.mode) for part in parts]
-                program.write(folder, sources, division, kept)
+                _compile(graph, folder, kept)
         except CppCompileError as error:
             raise InductorError(error, None) from None
+
+
+def _compile(graph: Graph, folder: Path, kept: Kept) -> None:
+    graph = lower(graph, COMPILER_PASSES)
+    division = divided(graph)
+    parts = [whole(graph)] if division is None else division.parts
+    sources = [kept.part(part, _generated, graph.mode) for part in parts]
+    program.write(folder, sources, division, kept)
 
 
 def _generated(part: Part, mode: FakeTensorMode) -> Generated:

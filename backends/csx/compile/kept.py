@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fulgurite.backends.csx.compile.cache import CompileCache
+from fulgurite.backends.csx.compile.cache import CompileCache, by_use
 from fulgurite.backends.csx.compile.entries import is_whole
 from fulgurite.backends.csx.compile.fingerprint import environment
 from fulgurite.backends.csx.compile.kernel_modules import module_file
@@ -94,7 +94,7 @@ class Kept:
 
     def _modules(self, wanted: set[str]) -> Iterator[tuple[Path, set[str]]]:
         """The modules of all programs, with the wanted kernels in each, if any."""
-        for entry in self._programs.entries():
+        for entry in by_use(self._programs.folder):
             try:
                 modules = json.loads((entry / INDEX).read_text())["kernels"]
             except (OSError, ValueError, KeyError):  # of another version, or damaged
@@ -104,7 +104,10 @@ class Kept:
                     yield module_file(entry, i), found
 
     def _digest(self, text: str) -> str:
-        return hashlib.sha256(f"{self._environment}\n{text}".encode()).hexdigest()
+        from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+        parts = (self._environment, f"vectors {pick_vec_isa()}", text)
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def _write(code: Generated, folder: Path) -> None:

@@ -141,11 +141,11 @@ def test_one_flipped_bit_in_any_file_of_a_program_compiles_it_again(
     programs: tuple[Path, list[float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, losses = programs
-    [entry] = (path for path in folder.iterdir() if path.is_dir())
+    [entry] = (path for path in folder.iterdir() if len(path.name) == 64)
     whole = entry.rename(tmp_path / "whole")
     compiles: list[Path] = []
 
-    def compile_graph(graph: Any, folder: Path) -> None:
+    def compile_graph(graph: Any, folder: Path, kept: Any) -> None:
         compiles.append(folder)
         for path in whole.iterdir():
             if path.name != "manifest":
@@ -153,7 +153,7 @@ def test_one_flipped_bit_in_any_file_of_a_program_compiles_it_again(
 
     monkeypatch.setattr(host_fabric, "compile_graph", compile_graph)
     names = {path.name for path in whole.iterdir()}
-    assert names == {"manifest", "inputs.txt", "program.py", "kernels_0.so"}
+    assert names == {"manifest", "inputs.txt", "program.py", "program.json", "kernels_0.so"}
     for name in sorted(names):
         shutil.rmtree(
             entry, ignore_errors=True
@@ -348,7 +348,7 @@ def test_a_process_that_flushes_itself_still_does_after() -> None:
 def test_where_torchs_compiler_fails_the_program_runs_operation_by_operation(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def fail(graph: Any, folder: Path) -> None:
+    def fail(graph: Any, folder: Path, kept: Any) -> None:
         raise InductorError(KeyError("buf25"), None)
 
     monkeypatch.setattr(host_fabric, "compile_graph", fail)

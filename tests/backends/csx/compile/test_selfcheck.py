@@ -63,7 +63,7 @@ def fake_compiler(monkeypatch: pytest.MonkeyPatch) -> Callable[[Break | None], l
     def install(broken: Break | None) -> list[Graph]:
         graphs: list[Graph] = []
 
-        def compiled(graph: Graph, folder: Path, shown: Any) -> None:
+        def compiled(graph: Graph, folder: Path, kept: Any, shown: Any) -> None:
             graphs.append(graph)
             (folder / "program.py").write_text("text\n")
 
@@ -205,7 +205,7 @@ def test_a_program_that_passed_is_not_checked_again_until_it_is_built_again(
     monkeypatch.setattr(
         host_fabric,
         "_compile",
-        lambda graph, folder, shown: (folder / "program.py").write_text("new\n"),
+        lambda graph, folder, kept, shown: (folder / "program.py").write_text("new\n"),
     )
     run(tmp_path)
     assert len(checks) == 2

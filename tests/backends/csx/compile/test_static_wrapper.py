@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fulgurite.backends.csx.compile import static_wrapper as wrapper
-from fulgurite.backends.csx.compile.static_wrapper import UnknownWrapper, make_static
+from fulgurite.backends.csx.compile.static_wrapper import UnknownWrapper, make_static, parsed
 from fulgurite.backends.csx.compile.translation_unit import Kernel
 
 HEAD = """
@@ -54,10 +54,10 @@ def source(body: str) -> str:
 
 def load(body: str) -> tuple[Any, dict[str, Any]]:
     """(call, namespace) of the static form."""
-    static = make_static(source(body))
-    assert static.kernels == [Kernel("double", "the source of a kernel")]
+    whole = parsed(source(body))
+    assert whole.kernels == [Kernel("double", "the source of a kernel")]
     namespace: dict[str, Any] = {"double": lambda x, out: torch.mul(x, 2, out=out)}
-    exec(static.source, namespace)
+    exec(make_static(whole), namespace)
     return namespace["call"], namespace
 
 
@@ -87,6 +87,26 @@ def test_branches_are_left_as_they_are() -> None:
     assert made_once(BODY.replace("del a\n", "if True: pass\n")) == set()
 
 
+def test_views_of_an_input_are_made_once_a_step() -> None:
+    body = """
+a, b = args
+args.clear()
+buf0 = empty_strided_cpu((3, 2), (2, 1), torch.float32)
+double(reinterpret_tensor(a, (3, 2), (1, 3), 0), buf0)
+buf1 = torch.mm(buf0, reinterpret_tensor(b, (2, 3), (1, 2), 0))
+buf2 = torch.mm(buf1, reinterpret_tensor(a, (3, 2), (1, 3), 0))
+del a
+return (buf2, )
+"""
+    whole = parsed(source(body))
+    assert make_static(whole).count("reinterpret_tensor(a, ") == 1
+    call, _ = load(body)
+    for _ in range(2):
+        a, b = torch.randn(2, 3), torch.randn(3, 2)
+        wanted = (2 * a.T) @ b.T @ a.T
+        torch.testing.assert_close(call([a, b])[0], wanted)
+
+
 def test_only_the_smallest_intermediates_are_made_once(monkeypatch: Any) -> None:
     copied = BODY.replace("return (buf4, )", "return (torch.zeros(2), )")
     monkeypatch.setattr(wrapper, "RESIDENT_BYTES", 24)
@@ -104,9 +124,9 @@ def test_an_unknown_form_is_an_error() -> None:
         ),
     ):
         with pytest.raises(UnknownWrapper):
-            make_static(unknown + "        return (args,)\n" + TAIL)
+            parsed(unknown + "        return (args,)\n" + TAIL)
     with pytest.raises(UnknownWrapper, match="Runner"):
-        make_static("import torch")
+        parsed("import torch")
 
 
 def test_random_numbers_are_drawn_into_memory_that_is_made_once() -> None:
