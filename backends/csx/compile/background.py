@@ -75,6 +75,7 @@ class Queue:
         """Begin anew: in a forked process, where the worker is the parent's."""
         self._lock = threading.Lock()
         self._waiting: list[Job] = []
+        self._hurries = False
         self._worker: _Worker | None = None
 
     def add(self, job: Job) -> Job:
@@ -89,10 +90,12 @@ class Queue:
         return job
 
     def hurry(self) -> None:
-        """Everything that waits may be compiled: what is needed most has come."""
+        """Everything that waits may be compiled: what is needed most has come.
+
+        Its order stays: what is urgent comes first, also where it comes later.
+        """
         with self._lock:
-            for job in self._waiting:
-                job.urgent = True
+            self._hurries = bool(self._waiting)
 
     def poll(self) -> None:
         """Note what has ended, and start the worker where something urgent waits (1 µs)."""
@@ -100,7 +103,8 @@ class Queue:
             try:
                 if self._worker is not None and self._worker.has_ended():
                     self._worker = None
-                if self._worker is None and self._waiting and self._waiting[0].urgent:
+                may = bool(self._waiting) and (self._hurries or self._waiting[0].urgent)
+                if self._worker is None and may:
                     self._start()
             finally:
                 self._lock.release()
@@ -111,7 +115,7 @@ class Queue:
                 if not lock.acquire(blocking=False):
                     return
                 held.callback(lock.release)
-            jobs, self._waiting = self._waiting, []
+            jobs, self._waiting, self._hurries = self._waiting, [], False
             try:
                 self._worker = _Worker(jobs)
             except OSError as error:  # no memory, no process, no place for temporary files

@@ -80,6 +80,35 @@ def test_nothing_starts_before_something_urgent_comes_and_that_is_first(
     assert (tmp_path / "order").read_text() == "tv"
 
 
+def test_both_entry_points_of_a_training_are_compiled_before_its_validation(
+    queue: Queue, tmp_path: Path
+) -> None:
+    def named(name: str, urgent: bool) -> Job:
+        def run() -> None:
+            with open(tmp_path / "order", "a") as file:
+                file.write(name)
+
+        return job(name, run, urgent=urgent)
+
+    jobs = [queue.add(named("v", urgent=False))]
+    for name in ("a", "s"):
+        jobs.append(queue.add(named(name, urgent=True)))
+        queue.hurry()
+    wait(queue, *jobs)
+    assert (tmp_path / "order").read_text() == "asv"
+
+
+def test_what_waits_is_compiled_in_the_end_where_what_is_urgent_is_in_the_cache(
+    queue: Queue,
+) -> None:
+    queue.hurry()
+    validation = queue.add(job("v", lambda: None, urgent=False))
+    queue.poll()
+    assert queue._worker is None  # what hurried was before it
+    queue.hurry()
+    wait(queue, validation)
+
+
 def test_the_same_job_is_done_once(queue: Queue) -> None:
     first = queue.add(job("a", lambda: None))
     assert queue.add(job("a", lambda: None)) is first
