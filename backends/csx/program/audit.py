@@ -37,6 +37,7 @@ from fulgurite.backends.csx.diagnostics.errors import LeakedTensor, TraceError
 from fulgurite.backends.csx.diagnostics.muted import muted
 from fulgurite.backends.csx.diagnostics.user_lines import LineFinder, UserLine, raised_at
 from fulgurite.backends.csx.program.executable import Executable
+from fulgurite.backends.garbage import young_alone
 from fulgurite.backends.patches import Patch, applied, patched, tracing
 
 SHARE = 0.02
@@ -215,7 +216,7 @@ class Audits:
         self, first: Recording, again: _Again, finder: LineFinder | None = None
     ) -> list[Change]:
         """Trace and compare; returns the Python values that it changed, which are put back."""
-        with tracing(), _silence(self._scope), explained():
+        with tracing(), young_alone(), _silence(self._scope), explained():
             return values_where_refused(
                 lambda: self._trace_once(first, again, finder), contextlib.nullcontext
             )

@@ -26,6 +26,7 @@ from fulgurite.backends.csx.program.param_groups import ParamGroups
 from fulgurite.backends.csx.program.report import announce, passes_of, say_compiled
 from fulgurite.backends.csx.program.summary import Cost, Program, make_program
 from fulgurite.backends.csx.program.waiting import building, shown
+from fulgurite.backends.garbage import young_alone
 from fulgurite.backends.interrupts import interrupted_once
 from fulgurite.backends.patches import tracing
 
@@ -54,6 +55,7 @@ class Builder:
     gradients: dict[str, Tensor] = field(default_factory=dict)  # buffers that all of them share
 
     @building()
+    @young_alone()
     def build(
         self,
         entries: EntryPoints,
