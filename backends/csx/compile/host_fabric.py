@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import functools
 import platform
+import shutil
 import sysconfig
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -145,7 +147,7 @@ class HostFabric(Fabric):
         self, graph: Graph, key: str, began: float, urgent: bool, threads: int
     ) -> Loaded:
         """Run a graph operation by operation while it is compiled."""
-        missing = toolchain_missing()
+        missing = toolchain_missing(starts=False)  # the worker starts it
         if missing is not None:
             raise NoToolchain(missing)
         loaded = _interpreted(graph, began, "", threads)
@@ -335,12 +337,23 @@ def cpu_name() -> str:
     )
 
 
-def toolchain_missing() -> str | None:
-    """What generated kernels lack on this machine: a reason in words, or None."""
+def toolchain_missing(starts: bool = True) -> str | None:
+    """What generated kernels lack on this machine: a reason in words, or None.
+
+    Args:
+        starts: a compiler is started, to see that it runs; else one that can be found will do.
+    """
     try:
-        get_cpp_compiler()
+        if starts or not any(map(shutil.which, _compilers())):
+            get_cpp_compiler()
     except InvalidCxxCompiler:
         return "no C++ compiler was found"
     if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
         return "Python.h was not found"
     return None
+
+
+def _compilers() -> list[str]:
+    """The commands that torch tries."""
+    tried: Any = inductor.cpp.cxx
+    return [one for one in (tried if isinstance(tried, (list, tuple)) else [tried]) if one]
