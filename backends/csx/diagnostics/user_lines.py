@@ -246,7 +246,7 @@ def record_lines(
     that no user frame made (an optimizer's, a clip's) gets ``fallback()``, which need not look at
     the frames again.
     """
-    original = PythonKeyTracer.create_node
+    original, described = PythonKeyTracer.create_node, functools.cache(_described)
     forward_lines: dict[int, UserLine] = {}
     forward_modules: dict[int, str] = {}
 
@@ -269,7 +269,9 @@ def record_lines(
                     or forward_lines.get(grad_node._sequence_nr())
                     or user_line(boundary)
                 )
-            set_line(node, line or fallback(), inside)
+            line = line or fallback()
+            if line is not None:
+                node.meta["stack_trace"] = described(line, inside)
         return node
 
     why = "torch's record_stack_traces keeps only frames named forward (0 of 162 nodes, measured)"
@@ -279,8 +281,13 @@ def record_lines(
 
 
 def line_of(node: Node) -> UserLine | None:
-    """The line that ``set_line`` put on a node."""
-    found = re.match(r'File "(.*)", line (\d+), in (.*)', str(node.meta.get("stack_trace", "")))
+    """The line that ``record_lines`` put on a node."""
+    return _line_in(str(node.meta.get("stack_trace", "")))
+
+
+@functools.lru_cache(maxsize=4096)  # many nodes share one
+def _line_in(text: str) -> UserLine | None:
+    found = re.match(r'File "(.*)", line (\d+), in (.*)', text)
     return None if found is None else UserLine(found[1], int(found[2]), found[3])
 
 
@@ -289,13 +296,10 @@ def module_of(node: Node) -> str:
     return str(node.meta.get("stack_trace", "")).partition(_IN)[2]
 
 
-def set_line(node: Node, line: UserLine | None, inside: str = "") -> None:
-    """Put a line on a node, and what ``module_of`` gives: torch's own passes carry both along."""
-    if line is not None:
-        node.meta["stack_trace"] = (
-            f'File "{line.file}", line {line.line}, in {line.function}\n    {line.source}'
-            + f"{_IN}{inside}" * bool(inside)
-        )
+def _described(line: UserLine, inside: str) -> str:
+    """A line, and what ``module_of`` gives, as text: torch's own passes carry it along."""
+    text = f'File "{line.file}", line {line.line}, in {line.function}\n    {line.source}'
+    return text + f"{_IN}{inside}" * bool(inside)
 
 
 def _module_now(boundary: CodeType, paths: Mapping[int, str]) -> str:
