@@ -72,6 +72,8 @@ _LIBRARIES: list[Any] = []  # they must outlive the call that makes them
 
 def functional_draws(graph: Graph) -> Graph:
     """Replace in-place draws, and draws like another tensor, by draws into tensors of their own."""
+    if not any(n.target in _LIKE or draws_in_place(n.target) for n in graph.operations()):
+        return graph
     fresh = graph.copied()
     for node in list(fresh.nodes):
         if node.target in _LIKE:
