@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import get_innermost_proxy_mode, make_fx
 
 from fulgurite.backends.csx.capture.batch_changes import BatchChanges, copied
@@ -148,6 +149,7 @@ class Trace:
     def _prepare(self, stack: contextlib.ExitStack) -> None:
         """Enter what holds while the step is traced."""
         self.reads.begin(again=self.first is not None)
+        stack.enter_context(_use_lazy_graph_module(True))  # nobody runs the graph's Python
         stack.enter_context(running(trace=self, reads=self.reads if self.scope.freezes else None))
         stack.enter_context(traceable(self.scope, self._fallback_line, self.answers))
         stack.enter_context(self.inputs.mode)

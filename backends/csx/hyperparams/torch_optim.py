@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
+from torch.fx.experimental import proxy_tensor
 from torch.nn.modules import batchnorm
 from torch.optim import Optimizer, _adafactor, asgd, radam
 from torch.utils import checkpoint
@@ -124,5 +125,11 @@ def plain_library_code() -> Iterator[Patch]:
     why = "an error that the user gets would be printed with a stack of torch's own"
     log = logging.getLogger("torch._subclasses.fake_tensor")
     yield from patches_of(log, {"disabled": True}, why=why, checked=_TORCH)
+    why = "it would be noted of each operation for passes that never see it: 3 % of a trace's time"
+    notes = {
+        "_extract_tensor_metadata": lambda result: None,
+        "_should_save_eager_input_vals": lambda target, arguments=None: False,
+    }
+    yield from patches_of(proxy_tensor, notes, why=why, checked=_TORCH)
     why = "the error of formatting a tensor would be printed; the trace raises it at its end"
     yield from patches_of(logging, {"raiseExceptions": False}, why=why, checked="Python 3.11")
