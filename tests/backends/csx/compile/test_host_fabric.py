@@ -16,12 +16,13 @@ import pytest
 import torch
 from harness import Run, assert_same_run, both, fit, make_trainer
 from models import Classifier, Measured, loader, mlp
+from torch._inductor import config as inductor
 from torch._inductor.exc import InductorError
 
 import fulgurite
 from fulgurite.backends.csx.compile import denormals, host_fabric
 from fulgurite.backends.csx.compile.fabric import Loaded
-from fulgurite.backends.csx.compile.host_fabric import cpu_name
+from fulgurite.backends.csx.compile.host_fabric import cpu_name, toolchain_missing
 from fulgurite.backends.csx.program.report import headline
 
 SUPPORT = str(Path(__file__).parents[3] / "support")
@@ -80,6 +81,15 @@ def test_without_python_h_programs_run_operation_by_operation(
     )
     [executable] = ours.trainer.strategy.step_functions["training"].executables()
     assert "Python.h was not found" in executable.loaded.how
+
+
+@pytest.mark.skipif(shutil.which("false") is None, reason="no command that always fails")
+def test_a_compiler_is_looked_for_at_once_and_started_only_where_it_is_needed() -> None:
+    with inductor.patch({"cpp.cxx": (None, "false")}):  # is there, and does not run
+        assert toolchain_missing(starts=False) is None
+        assert toolchain_missing() == "no C++ compiler was found"
+    with inductor.patch({"cpp.cxx": (None, "nonexistent-c++")}):
+        assert toolchain_missing(starts=False) == "no C++ compiler was found"
 
 
 class Bar(pl.callbacks.ProgressBar):

@@ -1,0 +1,61 @@
+"""The garbage collector while a step is traced."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from fulgurite.backends.garbage import young_alone
+
+
+@pytest.fixture(autouse=True)
+def thresholds() -> Iterator[None]:
+    """Python's own, put back after the test."""
+    before = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    yield
+    gc.set_threshold(*before)
+
+
+class Node:
+    """Something that may hold itself."""
+
+    def __init__(self) -> None:
+        self.held = self
+
+
+def full_collections() -> int:
+    """How many there were."""
+    return int(gc.get_stats()[-1]["collections"])
+
+
+def test_there_is_no_full_collection_in_the_block() -> None:
+    def fill() -> int:
+        before = full_collections()
+        gc.freeze()  # a full collection comes when there are many objects more than were
+        try:
+            kept = [Node() for _ in range(300_000)]
+        finally:
+            gc.unfreeze()
+        assert kept
+        return full_collections() - before
+
+    assert fill() > 0
+    with young_alone():
+        assert fill() == 0
+
+
+def test_what_was_set_is_set_again_whatever_ends_the_block() -> None:
+    with pytest.raises(KeyError), young_alone(), young_alone():
+        assert gc.get_threshold() != (700, 10, 10)
+        raise KeyError
+    assert gc.get_threshold() == (700, 10, 10)
+
+
+@pytest.mark.parametrize("own", [(0, 0, 0), (50_000, 20, 20)])
+def test_a_collector_that_is_off_or_seldom_runs_stays_as_it_is(own: tuple[int, int, int]) -> None:
+    gc.set_threshold(*own)
+    with young_alone():
+        assert gc.get_threshold() == own
