@@ -15,8 +15,9 @@ _YOUNG, _FULL = 10_000, 1_000_000  # objects until a collection; collections unt
 
 @contextlib.contextmanager
 def young_alone() -> Iterator[None]:
-    """Collect only objects that are new while the block runs; a full collection comes after it.
+    """Collect only objects that are new while the block runs, and then call all of them old.
 
+    So the next full collection does not come with the block's end, but when there is more again.
     Where the collector is off, or collects less often already, it is left as it is.
     """
     before = gc.get_threshold()
@@ -27,4 +28,7 @@ def young_alone() -> Iterator[None]:
     try:
         yield
     finally:
+        if gc.get_freeze_count() == 0:  # else somebody has frozen objects, which would thaw
+            gc.freeze()
+            gc.unfreeze()
         gc.set_threshold(*before)

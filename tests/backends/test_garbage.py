@@ -47,10 +47,33 @@ def test_there_is_no_full_collection_in_the_block() -> None:
         assert fill() == 0
 
 
+def test_no_full_collection_comes_with_the_end_of_the_block() -> None:
+    gc.collect()
+    with young_alone():
+        kept: list[list[int]] = [[] for _ in range(1_600_000)]
+        before = full_collections()
+    kept += [[] for _ in range(1_000)]
+    assert full_collections() == before
+
+
+def test_what_somebody_has_frozen_stays_frozen() -> None:
+    gc.freeze()
+    try:
+        with young_alone():
+            pass
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
+
+
 def test_what_was_set_is_set_again_whatever_ends_the_block() -> None:
-    with pytest.raises(KeyError), young_alone(), young_alone():
-        assert gc.get_threshold() != (700, 10, 10)
-        raise KeyError
+    @young_alone()
+    def fail() -> None:
+        with young_alone():
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
     assert gc.get_threshold() == (700, 10, 10)
 
 
