@@ -213,6 +213,8 @@ class Gradients:
             p.grad = None
             if name in self.handover.carried and name in left:
                 self.handover.carried[name].flag[FLAG].fill_(left[name])
+        self._inputs.clear()  # or they would be searched for as tensors that leaked: 1 s each trace
+        self._copies.clear()
         if not self.handover.on_host:
             others, leaves = self._others, {name for name, there in left.items() if there}
             missed = self._hidden & (leaves | others.left) | leaves & others.hidden
