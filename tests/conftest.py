@@ -17,6 +17,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores; torch reads 
 import harness
 import pytest
 import torch
+from cutting import cutting
 
 from fulgurite.backends import reset_backend
 from fulgurite.backends.csx.compile.host_fabric import toolchain_missing
@@ -80,6 +81,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of ``tests/tools/compiled.py``, and ``--verify``."""
     parser.addoption("--verify", action="store_true", help="verify every graph after every pass")
     parser.addoption("--compiled", action="store_true", help="compile what no test says more of")
+    parser.addoption("--cut", type=int, metavar="N", help="programs in parts of N operations")
     parser.addoption("--sample", type=int, default=1, metavar="N", help="one test in N")
     parser.addoption("--draw", default="", metavar="WORD", help="every word draws another sample")
 
@@ -88,6 +90,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Let the harness compile where it is asked to."""
     if config.getoption("--compiled"):
         harness.defaults.update(autogen_policy="default", audit=True)
+    if config.getoption("--cut"):
+        cutting(config.getoption("--cut"))
 
 
 def is_drawn(name: str, one_in: int, word: str) -> bool:
