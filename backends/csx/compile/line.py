@@ -53,7 +53,7 @@ class Line:
         for node in module.graph.nodes:
             if node.op in ("placeholder", "output") or self._is_element(node):
                 continue
-            if node.target is _COPY and node.args[0].op == "placeholder":
+            if _writes_input(node):
                 writes.append(node)
             elif _looks_only(node) and node not in outputs:
                 self._behind[node] = self.values(node.all_input_nodes)
@@ -70,17 +70,15 @@ class Line:
         """The line of a graph; None if it does what is not known here."""
         (output,) = graph.module.graph.find_nodes(op="output")
         storages = {storage_of(item.example) for item in graph.inputs}
-        writes_alone = all(
-            node.target is _COPY and node.args[0].op == "placeholder"  # type: ignore[union-attr]
-            for node in graph.operations()
-            if written_nodes(node)
-        )
         known = all(isinstance(one, fx.Node) and one.op != "get_attr" for one in output.args[0])
-        if len(storages) < len(graph.inputs) or not writes_alone or not known:
+        writes = [node for node in graph.operations() if written_nodes(node)]
+        final = all(_writes_input(node) and not node.users for node in writes)
+        if len(storages) < len(graph.inputs) or not known or not final:
             return None
         both = zip(graph.inputs, graph.placeholders(), strict=True)
         numbers = {node for item, node in both if item.kind is Kind.NUMBERS}
-        return cls(graph.module, list(output.args[0]), numbers)
+        line = cls(graph.module, list(output.args[0]), numbers)
+        return None if line._reads_what_it_wrote() else line
 
     def values(self, nodes: Iterable[fx.Node]) -> tuple[fx.Node, ...]:
         """The values behind some nodes, each once, in order."""
@@ -156,6 +154,17 @@ class Line:
         """Whether a node is one result of an item that has several."""
         return node.target is operator.getitem and node.args[0] not in self._behind
 
+    def _reads_what_it_wrote(self) -> bool:
+        """Whether an operation reads an input after it was written: its new value, not its old."""
+        written: set[fx.Node] = set()
+        for node in self.module.graph.nodes:
+            sources = node.all_input_nodes[1:] if _writes_input(node) else node.all_input_nodes
+            if node.op != "output" and not written.isdisjoint(self.values(sources)):
+                return True
+            if _writes_input(node):
+                written.add(node.all_input_nodes[0])
+        return False
+
     def _is_view_of_one(self, node: fx.Node) -> bool:
         """Whether a node is a view of one value; of numbers that are fed it is made again."""
         values = self._behind[node]
@@ -199,6 +208,10 @@ class Line:
             return f"({self._described(node)})"
         value = node.meta.get("val")
         return layout(value) if isinstance(value, Tensor) else type(value).__name__
+
+
+def _writes_input(node: fx.Node) -> bool:
+    return node.target is _COPY and node.all_input_nodes[0].op == "placeholder"
 
 
 def _looks_only(node: fx.Node) -> bool:

@@ -107,9 +107,11 @@ def _periods(begin: int, end: int, period: int, costs: NDArray[np.float64]) -> R
 
 def _excess(cuts: range, costs: NDArray[np.float64]) -> float:
     """How much dearer cuts are than those around them: all grow in a forward pass."""
-    half = cuts.step // 2
-    around = [costs[max(0, cut - half) : cut + half + 1].mean() for cut in cuts]
-    return float(np.mean(costs[list(cuts)] - around))
+    excess = []
+    for cut in cuts:
+        half = min(cuts.step // 2, cut, len(costs) - 1 - cut)
+        excess.append(costs[cut] - costs[cut - half : cut + half + 1].mean())
+    return float(np.mean(excess))
 
 
 def _everywhere(s: Symbols, free: NDArray[np.bool_], start: int, length: int) -> Repeat:
