@@ -6,7 +6,7 @@
 fabric           what runs programs: what every fabric does
 host_fabric      the host's CPU; fabrics: which there are, and which one a backend asks for
 inductor         torch's compiler: from a graph to kernels, and the Python around them; lowerings:
-                 what our own operations are to it; no other file touches it
+                 what our own operations are to it; indices: their strides, sooner
 parts            a large graph cut where it comes again; line: its operations in a line; repeats:
                  what comes again in it; linking: the parts' code, as one
 program          a compiled program as files; kept: what earlier ones left that it can use

@@ -25,7 +25,7 @@ from torch._inductor.exc import CppCompileError, InductorError
 from torch._inductor.utils import BoxedBool
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fulgurite.backends.csx.compile import program, vector_units
+from fulgurite.backends.csx.compile import indices, program, vector_units
 from fulgurite.backends.csx.compile.kept import Generated, Kept
 from fulgurite.backends.csx.compile.parts import Part, divided, whole
 from fulgurite.backends.csx.compile.processes import compilers
@@ -111,7 +111,13 @@ def _generated(part: Part, mode: FakeTensorMode) -> Generated:
         torch.no_grad(),
     ):
         warnings.filterwarnings("ignore", module=r"torch\.")  # its own deprecations
-        patches = (FX, *_order_after_writes(), *_copies_first(), *_kernels_later())
+        patches = (
+            FX,
+            *_order_after_writes(),
+            *_copies_first(),
+            *_kernels_later(),
+            *indices.read_off(),
+        )
         with _files_of_this_process_alone(), applied(patches):
             _keep_draws_as_they_are()
             compiled: Any = compile_fx_inner(
