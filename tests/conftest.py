@@ -81,6 +81,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of ``tests/tools/compiled.py``, and ``--verify``."""
     parser.addoption("--verify", action="store_true", help="verify every graph after every pass")
     parser.addoption("--compiled", action="store_true", help="compile what no test says more of")
+    parser.addoption("--background", action="store_true", help="with --compiled: meanwhile")
     parser.addoption("--cut", type=int, metavar="N", help="programs in parts of N operations")
     parser.addoption("--sample", type=int, default=1, metavar="N", help="one test in N")
     parser.addoption("--draw", default="", metavar="WORD", help="every word draws another sample")
@@ -89,7 +90,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Let the harness compile where it is asked to."""
     if config.getoption("--compiled"):
-        harness.defaults.update(autogen_policy="default", audit=True)
+        background = config.getoption("--background")
+        harness.defaults.update(autogen_policy="default", audit=True, background=background)
     if config.getoption("--cut"):
         cutting(config.getoption("--cut"))
 

@@ -3,13 +3,16 @@
     python tests/benchmarks/waiting.py                      cold and warm, every contender, a table
     python tests/benchmarks/waiting.py --models convnet --steps 100 300 --json waiting.json
     python tests/benchmarks/waiting.py --busy               steps beside one busy process per core
+    python tests/benchmarks/waiting.py --models gpt-4 gpt-12 gru-40      compiling large models
     python tests/benchmarks/waiting.py --child fulgurite convnet 300     one run in this process
 
 Each run is a process of its own: stock Lightning, the same with its net compiled by torch, and
 Fulgurite as people use it (``device="CSX"``). Seconds count from ``fit`` called: ``first`` to the
 end of the first training step, ``compiled`` to the end of the first that compiled code did (0: none
 was), ``wall`` to the end of ``fit``. Cold runs begin with empty compile caches, warm ones with what
-the cold one left. A validation of two batches comes every 80 steps.
+the cold one left. A validation of two batches comes every 80 steps. Large models (``large.py``)
+take two steps, and Fulgurite waits for its programs: ``first`` is then the first compiled step, of
+a program with the optimizer in it, where torch.compile has the net alone.
 With ``--busy`` each core has another busy process, and what counts is the mean step of a warm run
 after its first one, or first compiled one.
 """
@@ -28,14 +31,15 @@ from typing import Any
 
 import lightning.pytorch as pl
 from contenders import QUIET, quiet
+from large import LARGE
 from models import LOSS, convnet, gpt, mlp
 from torch.utils.data import DataLoader
 
 import fulgurite
 
 CONTENDERS = ("lightning", "torch.compile", "fulgurite")
-COMPILES = "fulgurite that waits for its programs"
-MODELS = {"convnet": convnet, "mlp": mlp, "gpt": gpt}
+COMPILES = "waits"  # Fulgurite, with background=False
+MODELS = {"convnet": convnet, "mlp": mlp, "gpt": gpt, **LARGE}
 STEPS = {"convnet": (100, 300, 1000, 3000), "mlp": (300,), "gpt": (30, 100, 300)}
 Row = dict[str, Any]
 
@@ -128,8 +132,8 @@ def measure(names: list[str], steps: list[int] | None) -> list[Row]:
     """Every contender in turn, cold and then warm."""
     rows = []
     for name in names:
-        for count in steps or STEPS[name]:
-            for contender in CONTENDERS:
+        for count in steps or STEPS.get(name, (2,)):
+            for contender in CONTENDERS if name in STEPS else ("torch.compile", COMPILES):
                 with tempfile.TemporaryDirectory() as folder:
                     for start in ("cold", "warm"):
                         found = child(contender, name, count, folder)
@@ -153,7 +157,7 @@ def main() -> None:
     """Measure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--child", nargs=3)
-    parser.add_argument("--models", nargs="+", default=list(STEPS), choices=list(STEPS))
+    parser.add_argument("--models", nargs="+", default=list(STEPS), choices=list(MODELS))
     parser.add_argument("--steps", nargs="+", type=int)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--busy", action="store_true")

@@ -3,6 +3,8 @@
     python tests/tools/compiled.py               all of them
     python tests/tools/compiled.py --sample 80   one in 80; others on another day
     python tests/tools/compiled.py -k idiom -x   pytest's own options
+    python tests/tools/compiled.py --background  as users run them: compiled while they run
+    python tests/tools/compiled.py --cut 9       programs in parts of nine operations each
 
 Elsewhere programs run operation by operation, but where a test says otherwise: compiling one takes
 seconds. Here the same tests let the default backend compile (``--compiled``, tests/conftest.py).
