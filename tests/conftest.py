@@ -20,7 +20,7 @@ import torch
 from cutting import cutting
 
 from fulgurite.backends import reset_backend
-from fulgurite.backends.csx.compile.host_fabric import toolchain_missing
+from fulgurite.backends.csx.compile.toolchain import toolchain_missing
 from fulgurite.backends.csx.graph.passes import looking
 from fulgurite.backends.csx.graph.verify import verify
 

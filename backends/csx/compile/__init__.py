@@ -4,7 +4,8 @@
 ``graph`` and the options of the backend alone.
 
 fabric           what runs programs: what every fabric does
-host_fabric      the host's CPU; fabrics: which there are, and which one a backend asks for
+host_fabric      the host's CPU; fabrics: which there are, and which one a backend asks for;
+                 toolchain: what the machine has for compiling
 inductor         torch's compiler: from a graph to kernels, and the Python around them; lowerings:
                  what our own operations are to it; indices: their strides, sooner
 parts            a large graph cut where it comes again; line: its operations in a line; repeats:

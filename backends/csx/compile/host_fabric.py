@@ -9,20 +9,15 @@ while it is compiled in the background. Compiled code is trusted after its first
 from __future__ import annotations
 
 import functools
-import platform
-import shutil
-import sysconfig
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch._inductor import config as inductor
-from torch._inductor.cpp_builder import get_cpp_compiler
-from torch._inductor.exc import InductorError, InvalidCxxCompiler
+from torch._inductor.exc import InductorError
 
 from fulgurite.backends.csx.compile import background, denormals
 from fulgurite.backends.csx.compile.background import Job, Meanwhile, queue
@@ -35,7 +30,7 @@ from fulgurite.backends.csx.compile.cache import (
 from fulgurite.backends.csx.compile.cache_folder import SharedFolder
 from fulgurite.backends.csx.compile.fabric import Call, Fabric, Loaded, Shown
 from fulgurite.backends.csx.compile.failures import explained
-from fulgurite.backends.csx.compile.fingerprint import described_inputs, processor, program_key
+from fulgurite.backends.csx.compile.fingerprint import described_inputs, program_key
 from fulgurite.backends.csx.compile.inductor import compile_graph
 from fulgurite.backends.csx.compile.kept import Kept
 from fulgurite.backends.csx.compile.program import load as load_program
@@ -45,6 +40,7 @@ from fulgurite.backends.csx.compile.threads import (
     set_threads,
     threads_for,
 )
+from fulgurite.backends.csx.compile.toolchain import cpu_name, toolchain_missing
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.passes import INTERPRETER_PASSES, lower
@@ -326,34 +322,3 @@ def _one_by_one(graph: Graph) -> Call:
         return outputs if isinstance(outputs, (list, tuple)) else [outputs]
 
     return call
-
-
-@functools.cache
-def cpu_name() -> str:
-    """The processor's name, as the system tells it."""
-    names = [line for line in processor().splitlines() if line.startswith("model name")]
-    return (
-        names[0].partition(":")[2].strip() if names else platform.processor() or platform.machine()
-    )
-
-
-def toolchain_missing(starts: bool = True) -> str | None:
-    """What generated kernels lack on this machine: a reason in words, or None.
-
-    Args:
-        starts: a compiler is started, to see that it runs; else one that can be found will do.
-    """
-    try:
-        if starts or not any(map(shutil.which, _compilers())):
-            get_cpp_compiler()
-    except InvalidCxxCompiler:
-        return "no C++ compiler was found"
-    if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
-        return "Python.h was not found"
-    return None
-
-
-def _compilers() -> list[str]:
-    """The commands that torch tries."""
-    tried: Any = inductor.cpp.cxx
-    return [one for one in (tried if isinstance(tried, (list, tuple)) else [tried]) if one]

@@ -20,9 +20,9 @@ from torch._inductor import config as inductor
 from torch._inductor.exc import InductorError
 
 import fulgurite
-from fulgurite.backends.csx.compile import denormals, host_fabric
+from fulgurite.backends.csx.compile import denormals, host_fabric, toolchain
 from fulgurite.backends.csx.compile.fabric import Loaded
-from fulgurite.backends.csx.compile.host_fabric import cpu_name, toolchain_missing
+from fulgurite.backends.csx.compile.toolchain import cpu_name, toolchain_missing
 from fulgurite.backends.csx.program.report import headline
 
 SUPPORT = str(Path(__file__).parents[3] / "support")
@@ -70,8 +70,8 @@ def test_without_a_compiler_programs_run_operation_by_operation(tmp_path: Path) 
 def test_without_python_h_programs_run_operation_by_operation(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(host_fabric, "get_cpp_compiler", lambda: "c++")
-    monkeypatch.setattr(host_fabric.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    monkeypatch.setattr(toolchain, "get_cpp_compiler", lambda: "c++")
+    monkeypatch.setattr(toolchain.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
     ours = fit(
         lambda: Classifier(mlp()),
         lambda: (loader(64),),
@@ -87,7 +87,7 @@ def test_without_python_h_programs_run_operation_by_operation(
 def test_a_compiler_is_looked_for_at_once_and_started_only_where_it_is_needed() -> None:
     with inductor.patch({"cpp.cxx": (None, "false")}):  # is there, and does not run
         assert toolchain_missing(starts=False) is None
-        assert toolchain_missing() == "no C++ compiler was found"
+        assert toolchain_missing() == "false does not run"
     with inductor.patch({"cpp.cxx": (None, "nonexistent-c++")}):
         assert toolchain_missing(starts=False) == "no C++ compiler was found"
 

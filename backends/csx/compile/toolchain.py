@@ -1,0 +1,48 @@
+"""What the machine has for compiling: its processor's name, a C++ compiler, Python's headers."""
+
+from __future__ import annotations
+
+import functools
+import platform
+import shutil
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from torch._inductor import config as inductor
+from torch._inductor.cpp_builder import get_cpp_compiler
+from torch._inductor.exc import InvalidCxxCompiler
+
+from fulgurite.backends.csx.compile.fingerprint import processor
+
+
+@functools.cache
+def cpu_name() -> str:
+    """The processor's name, as the system tells it."""
+    names = [line for line in processor().splitlines() if line.startswith("model name")]
+    return (
+        names[0].partition(":")[2].strip() if names else platform.processor() or platform.machine()
+    )
+
+
+def toolchain_missing(starts: bool = True) -> str | None:
+    """What generated kernels lack on this machine: a reason in words, or None.
+
+    Args:
+        starts: a compiler is started, to see that it runs; else one that can be found will do.
+    """
+    found = [one for one in _compilers() if shutil.which(one)]
+    try:
+        if starts or not found:
+            get_cpp_compiler()
+    except InvalidCxxCompiler:
+        return f"{found[0]} does not run" if found else "no C++ compiler was found"
+    if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
+        return "Python.h was not found"
+    return None
+
+
+def _compilers() -> list[str]:
+    """The commands that torch tries."""
+    tried: Any = inductor.cpp.cxx
+    return [one for one in (tried if isinstance(tried, (list, tuple)) else [tried]) if one]
