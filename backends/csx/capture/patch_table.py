@@ -6,8 +6,8 @@ a part of a trace only, and are made where that part begins: the methods of ``nn
 (``contract/attributes``, ``contract/changes``), ``backward()`` (``contract/function_mode``),
 ``torch.any`` (``contract/overrides``), logging and schedulers (``host_calls``), the making of nodes
 (``diagnostics/user_lines``), logs of second traces (``program/audit``). Those of the compiler hold
-while it runs (``compile/inductor``, ``indices``, ``vector_units``); one while its table of decompositions
-is made: ``graph/passes/functionalize``.
+while it runs (``compile/inductor``, ``indices``, ``vector_units``), and one while its table of
+decompositions is made (``graph/passes/functionalize``).
 """
 
 from __future__ import annotations
