@@ -53,7 +53,7 @@ class Line:
         for node in module.graph.nodes:
             if node.op in ("placeholder", "output") or self._is_element(node):
                 continue
-            if _writes_input(node):
+            if writes_input(node):
                 writes.append(node)
             elif _looks_only(node) and node not in outputs:
                 self._behind[node] = self.values(node.all_input_nodes)
@@ -72,9 +72,12 @@ class Line:
         storages = {storage_of(item.example) for item in graph.inputs}
         known = all(isinstance(one, fx.Node) and one.op != "get_attr" for one in output.args[0])
         writes = [node for node in graph.operations() if written_nodes(node)]
-        final = all(_writes_input(node) and not node.users for node in writes)
+        final = all(writes_input(node) and not node.users for node in writes)
         if len(storages) < len(graph.inputs) or not known or not final:
             return None
+        written = {storage_of(node.all_input_nodes[0].meta["val"]) for node in writes}
+        if not written.isdisjoint(storage_of(one.meta["val"]) for one in output.args[0]):
+            return None  # a view of a state would go from part to part
         both = zip(graph.inputs, graph.placeholders(), strict=True)
         numbers = {node for item, node in both if item.kind is Kind.NUMBERS}
         line = cls(graph.module, list(output.args[0]), numbers)
@@ -88,12 +91,14 @@ class Line:
     def operands(self, items: list[fx.Node]) -> list[fx.Node]:
         """What a part of some items is given: values, and picks of values that others give."""
         inside = set(items)
+        written = {item.all_input_nodes[0] for item in items if writes_input(item)}
         found: dict[fx.Node, None] = {}
 
         def look(node: fx.Node) -> None:
             values = self.values([node])
             foreign = not any(self.item_of(value) in inside for value in values)
-            if node in self.picks and foreign:
+            # of what the part writes it has to see that it reads it
+            if node in self.picks and foreign and written.isdisjoint(values):
                 found[node] = None
             elif node in self._behind:
                 for one in node.all_input_nodes:
@@ -158,10 +163,10 @@ class Line:
         """Whether an operation reads an input after it was written: its new value, not its old."""
         written: set[fx.Node] = set()
         for node in self.module.graph.nodes:
-            sources = node.all_input_nodes[1:] if _writes_input(node) else node.all_input_nodes
+            sources = node.all_input_nodes[1:] if writes_input(node) else node.all_input_nodes
             if node.op != "output" and not written.isdisjoint(self.values(sources)):
                 return True
-            if _writes_input(node):
+            if writes_input(node):
                 written.add(node.all_input_nodes[0])
         return False
 
@@ -210,7 +215,8 @@ class Line:
         return layout(value) if isinstance(value, Tensor) else type(value).__name__
 
 
-def _writes_input(node: fx.Node) -> bool:
+def writes_input(node: fx.Node) -> bool:
+    """Whether a node is the final write of an input."""
     return node.target is _COPY and node.all_input_nodes[0].op == "placeholder"
 
 

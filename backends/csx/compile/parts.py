@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from fulgurite.backends.csx.compile.fingerprint import described_operations, layout
-from fulgurite.backends.csx.compile.line import Line
+from fulgurite.backends.csx.compile.line import Line, writes_input
 from fulgurite.backends.csx.compile.repeats import Repeat, repeats
 from fulgurite.backends.csx.graph.graph import Graph
 
@@ -147,7 +147,8 @@ def _cut_out(line: Line, stretch: range, gives: set[Given]) -> _Stretch:
         return own[node]
 
     for item in items:
-        copied(item)
+        if not writes_input(item):
+            copied(item)
     order = sorted(gives, key=lambda one: (one[0], -1 if one[1] is None else one[1]))
     results = []
     for at, element in order:
@@ -157,6 +158,8 @@ def _cut_out(line: Line, stretch: range, gives: set[Given]) -> _Stretch:
             result = fresh.call_function(operator.getitem, (result, element))
             result.meta["val"] = value
         results.append(result)
+    for item in items:  # last: the compiler reads an operand of ``clone`` for its result
+        copied(item)
     fresh.output(tuple(results))
     examples = tuple(value.meta["val"] for value in reads)
     part = _as_part(_LazyGraphModule(line.module, fresh), examples, read_by_others=True)

@@ -14,7 +14,7 @@ from harness import assert_same_run, fit
 from models import Classifier, loader
 from torch import Tensor, nn
 
-from fulgurite.backends.csx.compile import parts
+from fulgurite.backends.csx.compile import inductor, parts
 from fulgurite.backends.csx.compile.line import Line
 from fulgurite.backends.csx.compile.parts import Call, Division, Look, divided
 from fulgurite.backends.csx.graph.graph import Graph
@@ -216,6 +216,57 @@ def tower(static: bool, folder: Path | None = None) -> Any:
         backend={"compile_dir": folder},
         enable_model_summary=False,
     )
+
+
+class OldValues(Classifier):
+    """Each layer writes a buffer, and reads what was in it before: all of it, and a slice.
+
+    In the first step, which is compared with torch's kernels anyway, old and new are equal.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(nn.ModuleList(nn.Linear(8, 8) for _ in range(10)))
+        self.out = nn.Linear(8, 4)
+        for i in range(len(self.net)):
+            self.register_buffer(f"state_{i}", torch.zeros(16, 8))
+        self.register_buffer("weight", torch.tensor(0.0))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        h = batch[0]
+        before = h.detach()
+        for i, layer in enumerate(self.net):
+            state = getattr(self, f"state_{i}")
+            old = state.clone()
+            state += self.weight * before
+            state[:, 1:4] += self.weight * old[:, 4:7].cos()
+            h = torch.tanh(layer(h)) + old[:, 2:3] * 0.1
+            before = old + h.detach()
+        self.weight.add_(0.1)
+        loss = nn.functional.cross_entropy(self.out(h), batch[1])
+        self.log("loss", loss)
+        return loss
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("length", [0, 5, 30])
+def test_compiled_in_parts_a_step_reads_old_values_of_what_it_writes(
+    length: int, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if length:
+        monkeypatch.setattr(inductor, "divided", lambda graph: in_pieces(graph, length))
+    ours, stock = (
+        fit(
+            OldValues,
+            lambda: (loader(96, 16),),
+            static=static,
+            policy="default",
+            backend={"compile_dir": programs / str(length)},
+        )
+        for static in (True, False)
+    )
+    [executable] = ours.trainer.strategy.step_functions["training"].executables()
+    assert executable.loaded.compiled
+    assert_same_run(ours, stock)
 
 
 @pytest.fixture(scope="module")
