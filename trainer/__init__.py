@@ -30,6 +30,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fulgurite import errors as errors
     from fulgurite import optim as optim
     from fulgurite.backends import CSConfig as CSConfig
     from fulgurite.backends import backend as backend
@@ -82,6 +83,7 @@ __all__ = [
     "checkpoint_closure",
     "compile",
     "current_backend",
+    "errors",
     "global_step",
     "gradient_norm",
     "load",
@@ -94,8 +96,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "optim":
-        return importlib.import_module("fulgurite.optim")
+    if name in ("errors", "optim"):
+        return importlib.import_module(f"fulgurite.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'fulgurite' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOMES[name]), name)

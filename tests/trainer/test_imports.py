@@ -94,3 +94,9 @@ def test_a_run_that_compiles_nothing_imports_no_compiler(tmp_path: Path) -> None
         "device='CSX'", "backend={'backend_type': 'CSX', 'autogen_policy': 'disabled'}"
     )
     assert printed(code, tmp_path) == "False"
+
+
+def test_errors_are_at_hand_where_the_package_is_imported() -> None:
+    code = "import fulgurite; print(fulgurite.errors.MiscompiledWarning.__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "MiscompiledWarning\n", done.stderr
