@@ -108,7 +108,7 @@ def _inlined(
     own = {name for one in kept for name in _stored(one)}
     values = dict(zip(arguments, map(_value, call.reads), strict=True))
     renamed = _Renamed({**names, **{name: f"{name}_{number}" for name in own}, **values})
-    memory = _memory(kept)
+    memory, alive = _memory(kept), _alive(kept)
     gone: set[str] = set()
     statements: list[ast.stmt] = []
     for statement in kept:
@@ -121,14 +121,16 @@ def _inlined(
             gone |= {values[name] for name in deleted - staying if name in values}
             if not statement.targets:
                 continue
-        statements.append(renamed.visit(statement))
-    results = []
+        statements.append(renamed.visit(copy.deepcopy(statement)))
+    results: list[ast.stmt] = []
     for given, value in zip(call.gives, end.value.elts, strict=True):
-        result = renamed.visit(value)
+        result = renamed.visit(copy.deepcopy(value))
         if memory(value) in values:  # which may be overwritten before others read it
             function = ast.parse("torch.clone", mode="eval").body
             result = ast.Call(function, [result], [])
         results.append(ast.Assign([ast.Name(_value(given), ast.Store())], result))
+    for name in alive:  # else what is returned would live as long as the step
+        results += _python(f"del {name}_{number}")
     return [*statements, *results], gone
 
 
@@ -151,6 +153,18 @@ def _memory(body: Sequence[ast.stmt]) -> Callable[[ast.expr], str | None]:
                 return value.id if isinstance(value, ast.Name) else None
 
     return root
+
+
+def _alive(body: Sequence[ast.stmt]) -> list[str]:
+    """The names that statements make and do not delete."""
+    alive: dict[str, None] = {}
+    for statement in body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            alive[statement.targets[0].id] = None
+        elif isinstance(statement, ast.Delete):
+            for target in statement.targets:
+                alive.pop(ast.unparse(target), None)
+    return list(alive)
 
 
 def _stored(statement: ast.stmt) -> Iterator[str]:
