@@ -224,7 +224,7 @@ class Audits:
     def _trace_once(
         self, first: Recording, again: _Again, finder: LineFinder | None
     ) -> list[Change]:
-        with undone(self._scope) as state, as_first_traced(first):
+        with as_first_traced(first), undone(self._scope) as state:
             trace = again(first, first.is_outline)
             with finder.watching(lambda: list(state.changes())) if finder else _NOTHING:
                 module = trace.trace()
