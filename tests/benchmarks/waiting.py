@@ -9,10 +9,11 @@
 Each run is a process of its own: stock Lightning, the same with its net compiled by torch, and
 Fulgurite as people use it (``device="CSX"``). Seconds count from ``fit`` called: ``first`` to the
 end of the first training step, ``compiled`` to the end of the first that compiled code did (0: none
-was), ``wall`` to the end of ``fit``. Cold runs begin with empty compile caches, warm ones with what
-the cold one left. A validation of two batches comes every 80 steps. Large models (``large.py``)
-take two steps, and Fulgurite waits for its programs: ``first`` is then the first compiled step, of
-a program with the optimizer in it, where torch.compile has the net alone.
+was), ``wall`` to the end of ``fit``. Cold runs begin with empty compile caches, warm ones with full
+ones; ``again`` begins with what a cold run left, which may have ended before its programs were
+compiled. A validation of two batches comes every 80 steps. Large models (``large.py``) take two
+steps, and Fulgurite waits for its programs: ``first`` is then the first compiled step, of a program
+with the optimizer in it, where torch.compile has the net alone.
 With ``--busy`` each core has another busy process, and what counts is the mean step of a warm run
 after its first one, or first compiled one.
 """
@@ -134,13 +135,16 @@ def beside_busy_processes(names: list[str], steps: list[int] | None) -> None:
 
 
 def measure(names: list[str], steps: list[int] | None) -> list[Row]:
-    """Every contender in turn, cold and then warm."""
+    """Every contender in turn: cold, where that may end before the compiler again, and warm."""
     rows = []
     for name in names:
         for count in steps or STEPS.get(name, (2,)):
             for contender in CONTENDERS if name in STEPS else ("torch.compile", COMPILES):
+                background = contender == "fulgurite"
                 with tempfile.TemporaryDirectory() as folder:
-                    for start in ("cold", "warm"):
+                    for start in ("cold", "again", "warm") if background else ("cold", "warm"):
+                        if background and start == "warm":
+                            child(COMPILES, name, 1, folder)
                         found = child(contender, name, count, folder)
                         rows.append(
                             {"model": name, "steps": count, "who": contender, "start": start}
