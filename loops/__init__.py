@@ -8,7 +8,8 @@ rounds         loaders that begin within an epoch, and from which random states
 position       which batch comes next after a resume, and from which random states
 logged         what an epoch has accumulated of logged values and metrics, for a checkpoint
 resuming       at which moment of an epoch a checkpoint was written, and what is left of it to do
-shapes         refuses loaders whose last batch is smaller
+shapes         refuses loaders whose last batch is smaller, where that is asked for
+ahead          looks at a few batches before the first compile: do their sizes vary?
 fetching       takes batches from an ordinary loader without Lightning's and torch's overhead
 loader_errors  adds worker, samples and cause to errors of loaders
 feeding        says once if the loader is slower than the program

@@ -17,6 +17,7 @@ from fulgurite.backends.csx.plugins.strategy import strategy_of
 from fulgurite.backends.csx.program import report
 from fulgurite.backends.csx.program.offline import BuiltOnly
 from fulgurite.loops import building, feeding, pace, position, resuming
+from fulgurite.loops.ahead import check_sizes
 from fulgurite.loops.finite import Losses
 from fulgurite.loops.loader_errors import explained
 from fulgurite.loops.shapes import check_last_batch
@@ -116,6 +117,9 @@ class FitLoop(_FitLoop):
         super().setup_data()
         if self._data_fetcher is not fetcher:
             check_last_batch(self._combined_loader, strategy.backend, "training")
+            if strategy.fabric.waits or strategy.backend.validate_only:
+                module = self.trainer.lightning_module
+                check_sizes(self._combined_loader, strategy.backend, module, "training")
             states["generators"] = list(strategy.loader_generators)
             strategy.data_position[position.ITERATOR] = states
             if strategy.restored is not None:

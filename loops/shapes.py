@@ -8,6 +8,7 @@ from typing import Any
 
 from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from lightning_utilities.core.rank_zero import rank_zero_info
 from torch.utils.data import BatchSampler, DataLoader
 
 from fulgurite.backends.csx.config import CSXBackend
@@ -24,7 +25,7 @@ def check_last_batch(
 
     Args:
         loader: all loaders of a stage.
-        backend: its ``max_programs`` may allow a second batch size.
+        backend: its ``max_programs`` are 1 where that is to be refused.
         stage: for the message.
         limits: batches taken from each loader; None: those the loader itself knows.
 
@@ -45,23 +46,30 @@ def check_loader(which: str, loader: object, backend: CSXBackend, limit: float |
     Args:
         which: the loader in the message.
         loader: any iterable; most say nothing about the last batch.
-        backend: its ``max_programs`` may allow a second batch size.
+        backend: its ``max_programs`` are 1 where that is to be refused.
         limit: batches that are taken; None: all.
 
     Raises:
         InputChanged: with the sizes, and the remedies.
     """
     sizes = _sizes(loader)
-    if sizes is None or backend.max_programs > 1:
+    if sizes is None:
         return
     samples, batch_size = sizes
     batches, last = divmod(samples, batch_size)
-    if last and batches and (limit is None or limit > batches):
+    if not (last and batches and (limit is None or limit > batches)):
+        return
+    if backend.max_programs == 1:
         raise InputChanged(
             f"The last batch of the {which} would be smaller: {samples} samples in batches of"
             f" {batch_size} leave {last}, and a program has one batch size.",
-            remedy="DataLoader(drop_last=True), or padding; or backend('CSX', max_programs=2),"
-            " which builds a second program for it",
+            remedy="DataLoader(drop_last=True), or padding; or backend('CSX', max_programs='auto'),"
+            " the default, which builds a second program for it",
+        )
+    if backend.only_builds:
+        rank_zero_info(
+            f"CSX: the last batch of the {which} is smaller ({last} of {batch_size} samples); its"
+            " program is built when it first comes."
         )
 
 

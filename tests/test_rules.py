@@ -47,7 +47,7 @@ OPTIONS = {
     "audit": True,
     "autogen_policy": "default",
     "fabric": "auto",
-    "max_programs": 1,
+    "max_programs": "auto",
     "execution": "pipeline",
     "max_resident_bytes": None,
     "cluster_config": None,

@@ -88,8 +88,9 @@ class CSXBackend(Backend):
         autogen_policy: "disabled" runs the program operation by operation; "default", the same as
             "medium", generates fused kernels; "aggressive" generates products and convolutions too.
         fabric: what runs programs: "host" (the CPU), "gpu", or "auto", the best there is.
-        max_programs: programs each stage may have. 1, as on the wafer, means that no shape may
-            ever change.
+        max_programs: programs each stage may have. "auto": one for each phase of freezing or
+            accumulating, and in each for up to four shapes of batches. 1, as on the wafer: nothing
+            may ever change.
         execution: "pipeline" keeps all weights resident; "weight_streaming" does not.
         max_resident_bytes: memory for resident weights, in bytes.
         cluster_config: a CSConfig, or a dict of its fields.
@@ -114,7 +115,7 @@ class CSXBackend(Backend):
         default="default", metadata={"known": AUTOGEN_POLICIES, "built": ("disabled", "medium")}
     )
     fabric: str = field(default="auto", metadata={"known": FABRIC_NAMES, "built": ("host",)})
-    max_programs: int = 1
+    max_programs: int | str = "auto"
     execution: str = field(default="pipeline", metadata={"known": EXECUTIONS, "built": ()})
     max_resident_bytes: int | None = field(default=None, metadata={"built": ()})
     cluster_config: CSConfig | Mapping[str, Any] | None = None
@@ -126,8 +127,9 @@ class CSXBackend(Backend):
                 raise ValueError(f"{item.name} must be one of {known}; got {value!r}.")
             if type(item.default) is bool and type(value) is not bool:
                 raise ValueError(f"{item.name} must be True or False; got {value!r}.")
-        if type(self.max_programs) is not int or self.max_programs < 1:
-            raise ValueError(f"max_programs must be a positive integer; got {self.max_programs!r}.")
+        most = self.max_programs
+        if most != "auto" and (type(most) is not int or most < 1):
+            raise ValueError(f"max_programs must be 'auto' or a positive integer; got {most!r}.")
         if self.compile_only and self.validate_only:
             raise ValueError(
                 "compile_only and validate_only exclude each other: the one stops after compiling,"

@@ -9,7 +9,8 @@ trace            one run of the step's code; step_inputs: the fakes that it work
 scope            what the step works on; lightning_scope: of a LightningModule; discovery: of a
                  function; host_reads: whether somebody reads gradients after it; undo: how it is
                  all put back
-batch_spec       what the batch must look like; batch_changes: what the step does to its containers
+batch_spec       what the batch must look like; batch_changes: what the step does to its containers;
+                 sizes: in which dimensions batches differ
 leaves           tensors inside lists, dicts and objects; trees: what the step did to these;
                  created_state: state that it makes there
 outputs          what the program returns, and where it goes

@@ -89,6 +89,10 @@ class BatchSpec:
             leaves[i] = tensor
         return pytree.tree_unflatten(leaves, self._tree)
 
+    def shapes(self) -> dict[str, torch.Size]:
+        """The shapes of the tensors, by their names."""
+        return {leaf.name: leaf.shape for leaf in self.leaves if leaf.shape is not None}
+
     def tensor_leaves(self) -> list[Leaf]:
         """What is expected of the tensors, in order."""
         return [self.leaves[i] for i in self._tensors]

@@ -69,6 +69,10 @@ class Fabric(Protocol):
 
     def __init__(self, backend: CSXBackend) -> None: ...
 
+    @property
+    def waits(self) -> bool:
+        """Whether programs are compiled before they run, and not in the background."""
+
     @staticmethod
     def devices() -> tuple[torch.device, ...]:
         """Where this process's programs keep their tensors; known before a fabric is made."""

@@ -91,7 +91,7 @@ class HostFabric(Fabric):
             if not self._backend.compiles:
                 raise NoToolchain("autogen_policy='disabled'")
             key = program_key(graph, threads)
-            if self._waits:
+            if self.waits:
                 found = self._cache.fetch(
                     key,
                     build=lambda folder: _build(graph, folder, Kept(self._cache, threads), shown),
@@ -126,7 +126,7 @@ class HostFabric(Fabric):
         return loaded
 
     @property
-    def _waits(self) -> bool:
+    def waits(self) -> bool:
         """Whether programs are compiled before they run, and not in the background.
 
         Graphs are written down after each pass by this process, as long as it builds a program.

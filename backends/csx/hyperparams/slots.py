@@ -220,8 +220,7 @@ def noted_groups(optimizers: list[Optimizer]) -> Iterator[list[NotedGroup]]:
             if len(optimizer.param_groups) != len(groups):
                 raise UnsupportedState(
                     f"The step changed how many param groups {type(optimizer).__name__} has.",
-                    remedy="optimizer.add_param_group(...) in on_train_epoch_start, and"
-                    " backend('CSX', max_programs=2)",
+                    remedy="optimizer.add_param_group(...) in on_train_epoch_start",
                 )
     finally:
         for optimizer, own in zip(optimizers, before, strict=True):

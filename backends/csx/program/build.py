@@ -19,8 +19,9 @@ from fulgurite.backends.csx.compile.fabric import Fabric, Loaded
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.contract.leaks import valueless
 from fulgurite.backends.csx.contract.watched import EPOCH, INDEX
+from fulgurite.backends.csx.diagnostics.errors import StateChanged
 from fulgurite.backends.csx.program.executable import Executable
-from fulgurite.backends.csx.program.guards import Conditions, Guards
+from fulgurite.backends.csx.program.guards import Conditions, Guards, mode_of
 from fulgurite.backends.csx.program.offline import BuiltOnly
 from fulgurite.backends.csx.program.param_groups import ParamGroups
 from fulgurite.backends.csx.program.report import announce, passes_of, say_compiled
@@ -62,8 +63,16 @@ class Builder:
         batch: Any,
         conditions: Callable[[], Conditions],
         groups: ParamGroups,
+        reason: str = "",
     ) -> BoundProgram:
-        """Build a program for a batch; ``conditions`` reads those that hold now.
+        """Build a program for a batch.
+
+        Args:
+            entries: the code of its entry points.
+            batch: the first that it is for.
+            conditions: reads those that hold now.
+            groups: the optimizers' param groups.
+            reason: why those that there are do not fit.
 
         Raises:
             TraceError: the step is not static; all is as before.
@@ -77,18 +86,22 @@ class Builder:
                 live = [tensor for one in captured.values() for tensor in one.state_tensors()]
                 scope.forget_unused(new_state, live)
             now = conditions()
-            if now.training != before.training:
-                before.difference(now, self.stage, list(scope.module.modules()), [])
+            if changed := now.in_other_modes(before, list(scope.module.modules())):
+                raise StateChanged(
+                    f"The step put {type(changed[0]).__name__} into {mode_of(changed[0])} mode,"
+                    " which the program would not do again.",
+                    remedy="set the mode before the step, in a hook such as on_train_epoch_start",
+                )
             program, captured_s = make_program(self.stage, captured), time.perf_counter() - began
             loads = {} if self.backend.validate_only else self._load(program, captured)
             cost = _cost(began, captured_s, loads.values())
-            program = replace(program, cost=cost)
+            program = replace(program, cost=cost, reason=reason)
             self.programs.append(program)
             announce(scope.trainer, self.fabric, self.backend, program, list(loads.values()))
             self._tell_later(list(loads.values()), cost)
             if self.backend.only_builds:
                 raise BuiltOnly(_without_values(captured, batch))
-        guards = Guards(self.stage, list(captured.values()), conditions(), scope, groups)
+        guards = Guards(list(captured.values()), conditions(), scope, groups)
         if self.backend.retrace_every_iteration:
             guards.batch.read.clear()  # what is made of them is compared
         executables = {

@@ -11,11 +11,12 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from fulgurite.backends.csx.capture.captured import Captured
 from fulgurite.backends.csx.capture.scope import Scope
 from fulgurite.backends.csx.capture.trainer_state import hold
-from fulgurite.backends.csx.contract.frozen_scalars import FrozenScalars
+from fulgurite.backends.csx.contract.frozen_scalars import Access, FrozenScalars
 from fulgurite.backends.csx.diagnostics.errors import InputChanged, StateChanged
 from fulgurite.backends.csx.graph.graph import used_numbers
 from fulgurite.backends.csx.hyperparams.schedules import of_computed
@@ -33,36 +34,31 @@ class Conditions(NamedTuple):
 
     requires_grad: tuple[bool, ...]
     training: tuple[bool, ...]
+    tracking: tuple[bool, ...]  # of normalizations: whether they keep running statistics
     group_sizes: tuple[int, ...]
     options: tuple[Any, ...]  # of param groups, that are no numbers
     states: tuple[int, ...]  # identity of each optimizer's state
     settings: tuple[Any, ...]  # accumulation window, gradient clipping
 
-    def difference(
-        self, now: Conditions, stage: str, modules: list[nn.Module], parameters: list[str]
-    ) -> str:
+    def difference(self, now: Conditions, modules: list[nn.Module], parameters: list[str]) -> str:
         """In words, what no longer is as it was.
 
         Args:
             now: the conditions now.
-            stage: whose step it is.
             modules: all of the model's, in the order of ``training``.
             parameters: their names, in the order of ``requires_grad``.
 
         Raises:
-            StateChanged: an optimizer's state was lost, or a module is in another mode, which no
-                other program may answer.
+            StateChanged: an optimizer's state was lost, which no other program may answer.
         """
         if self.states != now.states:
             raise _lost_state()
-        for module, was, is_now in zip(modules, self.training, now.training, strict=True):
-            if was != is_now:
-                mode = {True: "train", False: "eval"}
-                raise StateChanged(
-                    f"{type(module).__name__} was in {mode[was]} mode when the {stage} program"
-                    f" was built, and now is in {mode[is_now]} mode.",
-                    remedy="set the mode before the first step, and leave it",
-                )
+        if self.training != now.training:
+            first, *others = now.in_other_modes(self, modules)
+            more = f", as are {len(others)} more modules" if others else ""
+            return f"{type(first).__name__} is in {mode_of(first)} mode now{more}"
+        if self.tracking != now.tracking:
+            return "track_running_stats of a normalization changed"
         if self.requires_grad != now.requires_grad:
             triples = zip(parameters, self.requires_grad, now.requires_grad, strict=True)
             names = [name for name, was, is_now in triples if was != is_now]
@@ -74,16 +70,34 @@ class Conditions(NamedTuple):
             )
         if self.options != now.options:
             return f"the param groups' options were {self.options}, and now are {now.options}"
-        changed = [
+        settings = [
             f"{name} was {was!r}, and now is {is_now!r}"
             for name, was, is_now in zip(_SETTINGS, self.settings, now.settings, strict=True)
             if was != is_now
         ]
-        return "; ".join(changed)
+        return "; ".join(settings)
+
+    def in_other_modes(self, before: Conditions, modules: list[nn.Module]) -> list[nn.Module]:
+        """Those of all the model's modules that were in another mode before."""
+        triples = zip(modules, before.training, self.training, strict=True)
+        return [module for module, was, is_now in triples if was != is_now]
 
 
-Misfit = tuple[type[InputChanged | StateChanged], str]
-"""Why a program does not fit: an error, and the reason in words."""
+def mode_of(module: nn.Module) -> str:
+    """The mode of a module, in a word."""
+    return "train" if module.training else "eval"
+
+
+class Misfit(NamedTuple):
+    """Why a program does not fit, in words; ``error`` is what to raise where no other may be built.
+
+    Another *phase* is a state of model and trainer that the user asked for, as a callback does that
+    unfreezes layers; what a program does not fit else was not to be foreseen.
+    """
+
+    error: type[InputChanged | StateChanged]
+    why: str
+    is_phase: bool = False
 
 
 class Guards:
@@ -91,13 +105,12 @@ class Guards:
 
     def __init__(
         self,
-        stage: str,
         captured: Sequence[Captured],
         conditions: Conditions,
         scope: Scope,
         groups: ParamGroups,
     ) -> None:
-        self._stage, self._scope, self._groups = stage, scope, groups
+        self._scope, self._groups = scope, groups
         self._conditions = conditions
         self._modules = list(scope.module.modules())
         self.batch = captured[0].sources.batch  # all entry points take the same
@@ -105,7 +118,8 @@ class Guards:
             self.batch.read |= one.sources.batch.read
         read = [one.assumptions for one in captured]
         self._answers = {place: value for one in read for place, value in one.answers.items()}
-        self._scalars = FrozenScalars(access for one in read for access in one.scalars)
+        reads = (access for one in read for access in one.scalars)
+        self._scalars = FrozenScalars(one for one in reads if not _is_condition(one))
         handovers = [one.sources.gradients for one in captured]
         self._gradients = [one for one in handovers if one.decided_by]
         self.numbers = _number_guards(captured, scope)
@@ -124,14 +138,14 @@ class Guards:
             return None
         if self._conditions != now:
             names = [name for name, _ in self._scope.module.named_parameters()]
-            why = self._conditions.difference(now, self._stage, self._modules, names)
-            return StateChanged, why
+            why = self._conditions.difference(now, self._modules, names)
+            return Misfit(StateChanged, why, is_phase=True)
         tensors = self.batch.accept(batch)
         if tensors is None:
-            return InputChanged, self.batch.difference(batch)
+            return Misfit(InputChanged, self.batch.difference(batch))
         broken = self._gradients and broken_gradient(self._gradients)
         broken = broken or self._groups.update(self.numbers)
-        return (StateChanged, broken) if broken else tensors
+        return Misfit(StateChanged, broken) if broken else tensors
 
     def check(self) -> None:
         """Verify what only code on the host changes.
@@ -144,6 +158,11 @@ class Guards:
         for state, size in self._states:
             if len(state) < size:
                 raise _lost_state()
+
+
+def _is_condition(read: Access) -> bool:
+    """Whether a scalar that the step read is one of the ``Conditions``."""
+    return read.name == "track_running_stats" and isinstance(read.module, _NormBase)
 
 
 def _number_guards(captured: Sequence[Captured], scope: Scope) -> NumberGuards:

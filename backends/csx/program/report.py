@@ -34,8 +34,15 @@ def headline(fabric: Fabric, program: Program, loads: list[Loaded]) -> str:
     where = fabric.describe([entry.graph for entry in program.entries])
     return (
         f"CSX on {where}: {program.stage} program, {program.operations} operations"
-        f"{f' in entry points {entries}' if several else ''}, {how}"
+        f"{f' in entry points {entries}' if several else ''}, {how}{_why(program)}"
     )
+
+
+def _why(program: Program) -> str:
+    """Why there is another program than the stage's first."""
+    if not program.reason:
+        return ""
+    return f"; {program.reason}. A wafer would refuse it (max_programs=1)"
 
 
 def _in_words(seconds: float) -> str:

@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from operator import attrgetter, is_
 from typing import Any
 
+import torch.utils._pytree as pytree
 from torch import Tensor
+from torch.nn.modules.batchnorm import _NormBase
 
 from fulgurite.backends.csx.capture.scope import Scope
+from fulgurite.backends.csx.capture.sizes import SHAPES, Varying, too_many, varying
 from fulgurite.backends.csx.diagnostics.errors import InputChanged, StateChanged
 from fulgurite.backends.csx.program.build import BoundProgram
 from fulgurite.backends.csx.program.executable import Executable
@@ -16,6 +19,7 @@ from fulgurite.backends.csx.program.guards import Conditions, Misfit, settings_o
 from fulgurite.backends.csx.program.param_groups import ParamGroups
 
 _requires_grad, _training = attrgetter("requires_grad"), attrgetter("training")
+_tracking = attrgetter("track_running_stats")
 
 
 class ModuleTree:
@@ -25,6 +29,7 @@ class ModuleTree:
         self._scope = scope
         self.modules = list(scope.module.modules())
         self.parameters = list(scope.module.parameters()) if scope.trains else []
+        self.norms = [module for module in self.modules if isinstance(module, _NormBase)]
         self._children = [module._modules for module in self.modules if module._modules]
         places = [(held, *item) for held in self._children for item in held.items()]
         self._owners = [owner for owner, _, _ in places]
@@ -64,12 +69,24 @@ class ModuleTree:
 
 
 class Selection:
-    """The programs of one stage, at most ``limit`` of them for each state of the trainer."""
+    """The programs of one stage.
 
-    def __init__(self, stage: str, scope: Scope, limit: int) -> None:
+    Args:
+        stage: its name in messages.
+        scope: what the step works on.
+        limit: how many there may be for each state of the trainer; "auto": one for each phase of
+            freezing or accumulating, and in each for ``SHAPES`` shapes of batches.
+
+    Attributes:
+        programs: those built so far.
+        reason: why none of them fitted the last batch that needed another.
+    """
+
+    def __init__(self, stage: str, scope: Scope, limit: int | str) -> None:
         self._stage, self._scope, self._limit = stage, scope, limit
         self._trainer = scope.trainer if scope.trains else None
         self.programs: list[BoundProgram] = []
+        self.reason = ""
         self.modules, self.groups = ModuleTree(scope), ParamGroups(scope)
 
     def select(self, batch: Any) -> tuple[BoundProgram | None, list[Tensor]]:
@@ -86,15 +103,38 @@ class Selection:
                 return program, found
             if found is not None:
                 misfits.append(found)
-        error, why = misfits[-1] if misfits else (InputChanged, "")
-        if why and len(misfits) >= self._limit:
-            advice = "DataLoader(drop_last=True), or padding; or " if error is InputChanged else ""
-            raise error(
-                f"The {self._stage} step needs another program: {why}. The backend allows"
-                f" {self._limit} per stage.",
-                remedy=f"{advice}backend('CSX', max_programs={self._limit + 1})",
-            )
+        self._allow(misfits, batch)
         return None, []
+
+    def _allow(self, misfits: list[Misfit], batch: Any) -> None:
+        """Raise where there may be no more programs than those that do not fit."""
+        self.reason = ""
+        if not misfits:
+            return
+        limit, counted = self._limit, misfits
+        if isinstance(limit, str):
+            limit, counted = SHAPES, [one for one in misfits if not one.is_phase]
+        misfit = (counted or misfits)[-1]
+        most = f" of at most {limit}" if counted else ""
+        self.reason = f"number {len(counted or misfits) + 1}{most}, since {misfit.why}"
+        if len(counted) < limit:
+            return
+        seen = self._sizes(batch) if misfit.error is InputChanged else []
+        if seen and isinstance(self._limit, str):
+            raise too_many(self._stage, seen, limit)
+        advice = "DataLoader(drop_last=True), or padding; or " if seen else ""
+        raise misfit.error(
+            f"The {self._stage} step needs another program: {misfit.why}. The backend allows"
+            f" {limit} per stage.",
+            remedy=f"{advice}backend('CSX', max_programs={limit + 1})",
+        )
+
+    def _sizes(self, batch: Any) -> list[Varying]:
+        """In which dimensions the batches of all programs and this one differ."""
+        leaf_name = self._scope.leaf_name
+        paths, _ = pytree.tree_flatten_with_path(batch)
+        now = {leaf_name(path): one.shape for path, one in paths if isinstance(one, Tensor)}
+        return varying([now, *(program.guards.batch.shapes() for program in self.programs)])
 
     def conditions(self) -> Conditions:
         """Those that hold now."""
@@ -102,6 +142,7 @@ class Selection:
         return Conditions(
             tuple(map(_requires_grad, modules.parameters)),
             tuple(map(_training, modules.modules)),
+            tuple(map(_tracking, modules.norms)),
             tuple([len(group["params"]) for group in groups]),
             self.groups.options,
             tuple([id(optimizer.state) for optimizer in self._scope.optimizers]),

@@ -146,7 +146,9 @@ class StepFunction:
         scope, selection = self._scope, self._selection
         schedulers, carried = program_schedulers(scope.schedulers), len(scope.carried)
         show_all(schedulers)
-        program = self._builder.build(entries, batch, selection.conditions, selection.groups)
+        program = self._builder.build(
+            entries, batch, selection.conditions, selection.groups, selection.reason
+        )
         executables = list(program.entries.values())
         if self._backend.audits:
             self._audits.built(executables, self.runs + 1)

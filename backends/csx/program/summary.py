@@ -85,6 +85,7 @@ class Program:
     state: tuple[State, ...]
     entries: tuple[EntryPoint, ...]
     cost: Cost | None = None  # once it is built
+    reason: str = ""  # why the stage's other programs did not fit
 
     @property
     def operations(self) -> int:

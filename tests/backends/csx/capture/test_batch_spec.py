@@ -117,7 +117,7 @@ def test_a_strided_batch_that_the_step_changes_is_changed() -> None:
 
 def test_another_shape_is_an_error_that_names_tensor_shapes_and_remedies() -> None:
     with pytest.raises(InputChanged) as error:
-        feed(lambda b: b["x"].sum(), [{"x": X}, {"x": X[:5]}])
+        feed(lambda b: b["x"].sum(), [{"x": X}, {"x": X[:5]}], max_programs=1)
     text = str(error.value)
     for part in ("batch['x']", "[5, 8]", "[16, 8]", "drop_last=True", "max_programs=2"):
         assert part in text
@@ -134,6 +134,20 @@ def test_max_programs_allows_another_shape() -> None:
 def test_max_programs_is_a_limit() -> None:
     with pytest.raises(InputChanged, match="allows 2 per stage"):
         feed(lambda b: b.sum(), [X, X[:5], X[:4]], max_programs=2)
+
+
+def test_four_shapes_get_programs_and_the_fifth_is_an_error_with_code_that_pads() -> None:
+    lengths = (37, 39, 40, 38)
+    batches = [X[:1].repeat(1, 6)[:, :length] for length in (*lengths, 37, 40)]
+    assert len(feed(lambda b: b.sum(), batches)) == 6
+    with pytest.raises(InputChanged) as error:
+        feed(lambda b: b.sum(), [*batches, X[:1].repeat(1, 6)[:, :45]])
+    text = str(error.value)
+    assert "batch, dimension 1: 37, 38, 39, 40 and 45 seen" in text
+    [line] = [line for line in text.splitlines() if "torch.nn.functional.pad" in line]
+    space = {"torch": torch, "x": batches[0]}
+    exec(line.strip(), space)
+    assert space["x"].shape == (1, 64)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -179,14 +193,15 @@ def test_named_tuples_and_nested_batches_work() -> None:
 
 
 def test_a_smaller_last_batch_is_refused_before_step_0() -> None:
+    strict = {"max_programs": 1}
     with pytest.raises(InputChanged) as error:
-        fit(lambda: Classifier(mlp()), lambda: (loader(50),), static=True)
+        fit(lambda: Classifier(mlp()), lambda: (loader(50),), static=True, backend=strict)
     for part in (
         "training loader",
         "50 samples",
         "batches of 16",
         "drop_last=True",
-        "max_programs=2",
+        "max_programs='auto'",
     ):
         assert part in str(error.value)
 
@@ -212,31 +227,33 @@ def test_a_smaller_last_validation_batch_is_refused_before_step_0(sanity: int) -
         made.append(Validated(mlp()))
         return made[0]
 
+    options: dict[str, Any] = {"num_sanity_val_steps": sanity, "backend": {"max_programs": 1}}
     with pytest.raises(InputChanged, match="validation loader"):
-        fit(make, lambda: (loader(64), loader(50)), static=True, num_sanity_val_steps=sanity)
+        fit(make, lambda: (loader(64), loader(50)), static=True, **options)
     assert not made[0].calls
 
 
 @pytest.mark.parametrize("options", [{"limit_train_batches": 3}, {"overfit_batches": 2}])
 def test_a_smaller_last_batch_that_is_never_reached_is_fine(options: dict[str, Any]) -> None:
-    fit(lambda: Classifier(mlp()), lambda: (loader(50),), static=True, **options)
+    strict = {"max_programs": 1}
+    fit(lambda: Classifier(mlp()), lambda: (loader(50),), static=True, backend=strict, **options)
 
 
-def test_with_two_programs_smaller_last_batches_simply_work() -> None:
+def test_smaller_last_batches_simply_work() -> None:
     ours = fit(
-        lambda: Validated(mlp()),
-        lambda: (loader(50), loader(50)),
-        static=True,
-        max_epochs=2,
-        backend={"max_programs": 2},
+        lambda: Validated(mlp()), lambda: (loader(50), loader(50)), static=True, max_epochs=2
     )
     stock = fit(
         lambda: Validated(mlp()), lambda: (loader(50), loader(50)), static=False, max_epochs=2
     )
     assert ours.losses == pytest.approx(stock.losses, rel=1e-5)
     assert ours.final == pytest.approx(stock.final, rel=1e-5)
-    programs = [program.stage for program in ours.trainer.strategy.programs]
-    assert programs == ["training"] * 2 + ["validation"] * 2
+    programs = ours.trainer.strategy.programs
+    assert [program.stage for program in programs] == ["training"] * 2 + ["validation"] * 2
+    shapes = [r"[2, 8], and the program was built for [16, 8]", "[2], and"]
+    for program in programs[1::2]:
+        assert all(shape in program.reason for shape in shapes)
+        assert program.reason.startswith("number 2 of at most 4, since batch[0] has shape")
 
 
 def test_validate_test_and_predict_see_current_weights_in_eval_mode() -> None:

@@ -363,7 +363,7 @@ CHANGES = [
     (remove_buffer, r"self\.mean held a tensor when the program was built, and now is gone"),
     (replace_module, r"modules of the model changed after the training program was built"),
     (freeze, r"requires_grad of net\.0\.weight changed \(2 parameters"),
-    (evaluate, r"Dropout was in train mode when the training program was built"),
+    (evaluate, r"Dropout is in eval mode now"),
 ]
 
 
@@ -375,33 +375,58 @@ def test_a_model_that_changes_under_its_program_is_an_error(change: Any, message
                 change(module)
 
     with pytest.raises(StateChanged, match=message):
-        fit(Attributes, lambda: (loader(),), static=True, callbacks=(Change(),), max_epochs=2)
+        fit(
+            *(Attributes, lambda: (loader(),)),
+            **{"static": True, "callbacks": (Change(),), "max_epochs": 2},
+            backend={"max_programs": 1},
+        )
 
 
-def test_freezing_works_with_two_programs() -> None:
+def test_freezing_works() -> None:
     class Freeze(pl.Callback):
         def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
             module.net[0].requires_grad_(trainer.current_epoch != 1)
 
     options: dict[str, Any] = {"callbacks": (Freeze(),), "max_epochs": 3}
-    ours, stock = both(
-        lambda: Classifier(mlp()), lambda: (loader(),), backend={"max_programs": 2}, **options
-    )
+    ours, stock = both(lambda: Classifier(mlp()), lambda: (loader(),), **options)
     assert_same_run(ours, stock)
+
+
+def test_modules_in_another_mode_get_a_program() -> None:
+    class Modes(pl.Callback):
+        def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+            module.net[1].train(trainer.current_epoch != 1)
+            module.net[1].track_running_stats = trainer.current_epoch != 2
+
+    def make() -> Classifier:
+        torch.manual_seed(1)
+        return Classifier(
+            nn.Sequential(nn.Linear(8, 16, bias=False), nn.BatchNorm1d(16), nn.Linear(16, CLASSES))
+        )
+
+    options: dict[str, Any] = {"callbacks": (Modes(),), "max_epochs": 4}
+    ours, stock = both(make, lambda: (loader(),), **options)
+    assert_same_run(ours, stock)
+    reasons = [program.reason for program in ours.trainer.strategy.programs]
+    assert reasons == [
+        "",
+        "number 2, since BatchNorm1d is in eval mode now",
+        "number 3, since BatchNorm1d is in train mode now",
+    ]
 
 
 class Unfreeze(BaseFinetuning):
     """Trains the head alone in the first epoch."""
 
     def freeze_before_training(self, pl_module: Any) -> None:
-        self.freeze(pl_module.net[0])
+        self.freeze(pl_module.net[0], train_bn=False)
 
     def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
         if epoch == 1:
             self.unfreeze_and_add_param_group(pl_module.net[0], optimizer, lr=1e-3)
 
 
-def test_lightning_s_finetuning_works_with_two_programs() -> None:
+def test_lightning_s_finetuning_works() -> None:
     class Trainable(Classifier):
         def configure_optimizers(self) -> Any:
             return torch.optim.AdamW(filter(lambda p: p.requires_grad, self.parameters()), lr=1e-2)
@@ -416,9 +441,9 @@ def test_lightning_s_finetuning_works_with_two_programs() -> None:
             **options,
         )
 
-    assert_same_run(run(static=True, backend={"max_programs": 2}), run(static=False))
+    assert_same_run(run(static=True), run(static=False))
     with pytest.raises(StateChanged, match="another program"):
-        run(static=True)
+        run(static=True, backend={"max_programs": 1})
 
 
 @pytest.mark.filterwarnings("ignore:global_step was read")
@@ -448,6 +473,7 @@ def test_a_guard_on_a_number_that_no_longer_holds_is_an_error() -> None:
             lambda: (loader(),),
             static=True,
             callbacks=(Momentum(),),
+            backend={"max_programs": 1},
         )
 
 
