@@ -115,7 +115,6 @@ OTHER_ROOMS: dict[str, tuple[str, str]] = {
     "state_changed": ("StateChanged", "state"),
     "module_changed": ("StateChanged", "program"),
     "mode_changed": ("StateChanged", "program"),
-    "grad_changed": ("StateChanged", "program"),
     "frozen_read": ("FrozenValueWarning", "contract"),
     "happens_once": ("FrozenValueWarning", "contract"),
 }
