@@ -21,7 +21,12 @@ from torch.optim.lr_scheduler import LRScheduler
 from fulgurite.backends.csx.contract.replay import told, told_again
 from fulgurite.backends.csx.contract.watched import EPOCH, INDEX, refused_at, watch
 from fulgurite.backends.csx.diagnostics.errors import PUBLIC
-from fulgurite.backends.csx.diagnostics.user_lines import UserLine, is_library, user_line
+from fulgurite.backends.csx.diagnostics.user_lines import (
+    UserLine,
+    is_library,
+    is_packages,
+    user_line,
+)
 from fulgurite.backends.patches import Patch, caller, patched, patches_of
 
 _COUNT = (
@@ -86,6 +91,7 @@ def warn(name: str, text: str, line: UserLine | None, remedy: str) -> None:
     """Warn once of ``name`` on a line; nothing where no trace wants warnings, or has no line."""
     if _thread != threading.get_ident() or line is None or told_again():
         return
+    line = line.inside or line
     key = (name, line.file, line.line)
     if key not in _SHOWN:
         message = f"{text}, in {line}. Use {remedy}."
@@ -116,12 +122,26 @@ def warn_of_audit(name: str, text: str, line: UserLine) -> None:
 
 def is_users(frame: FrameType) -> bool:
     """Whether a frame is the user's, in the thread that traces and wants warnings."""
-    if _thread != threading.get_ident():
+    return _wants_warnings() and not is_library(_reader(frame))
+
+
+def is_models(frame: FrameType) -> bool:
+    """The same, or whether it is that of a package: a model that was installed."""
+    if not _wants_warnings():
         return False
+    frame = _reader(frame)
+    return not is_library(frame) or is_packages(frame)
+
+
+def _wants_warnings() -> bool:
+    return _thread == threading.get_ident()
+
+
+def _reader(frame: FrameType) -> FrameType:
     frame = caller(frame)
     if frame.f_globals.get("__name__") == _ATTRIBUTES and frame.f_back is not None:
         frame = caller(frame.f_back)  # a module's property, whose reader went through there
-    return not is_library(frame)
+    return frame
 
 
 def frozen_index(batch_idx: int, stage: str = "", by_hand: bool = False) -> Any:
@@ -187,9 +207,10 @@ def _property(original: property, name: str) -> property:
     def read(self: Any) -> Any:
         assert original.fget is not None
         value = original.fget(self)
-        if is_users(sys._getframe(1)):
+        if is_models(frame := sys._getframe(1)):
             warn_frozen(name, value)
-            return told(name, value)
+            if is_users(frame):  # a package's value may not change: an audit would see it
+                return told(name, value)
         return value
 
     return property(read, original.fset)
@@ -198,7 +219,7 @@ def _property(original: property, name: str) -> property:
 def _last_lr(original: Callable[..., Any]) -> Callable[..., Any]:
     def get_last_lr(self: LRScheduler) -> Any:
         value = original(self)
-        if is_users(sys._getframe(1)):
+        if is_models(sys._getframe(1)):
             warn_frozen("get_last_lr()", value[0] if len(value) == 1 else value, done="called")
             return told("get_last_lr()", value)
         return value

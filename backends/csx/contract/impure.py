@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from fulgurite.backends.csx.contract.frozen_reads import is_users, warn_frozen
+from fulgurite.backends.csx.contract.frozen_reads import is_models, is_users, warn_frozen
 from fulgurite.backends.csx.contract.replay import call_told
 from fulgurite.backends.csx.graph.rng import note_draw
 from fulgurite.backends.patches import Patch, patches_of
@@ -69,7 +69,7 @@ def _watched(original: Callable[..., Any], label: str, remedy: str) -> Callable[
     def watched(*args: Any, **kwargs: Any) -> Any:
         if draws:
             note_draw()
-        if not is_users(sys._getframe(1)):
+        if not (is_models if draws else is_users)(sys._getframe(1)):
             return original(*args, **kwargs)
         value = call_told(label, original, args, kwargs)
         warn_frozen(label, value, remedy, done="called")

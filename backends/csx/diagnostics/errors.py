@@ -38,8 +38,10 @@ class TraceError(RuntimeError):
     ) -> None:
         self.what, self.line, self.remedy, self.named = what, line, remedy, named
         lines = [what]
-        if line is not None:
-            lines += [f"  at {line}"] + ([f"      {line.source}"] if line.source else [])
+        inner = None if line is None else line.inside
+        for word, one in ("at", inner), ("from" if inner else "at", line):
+            if one is not None:
+                lines += [f"  {word} {one}"] + ([f"      {one.source}"] if one.source else [])
         if remedy:
             lines.append(f"  Remedy: {remedy}")
         super().__init__("\n".join(lines))

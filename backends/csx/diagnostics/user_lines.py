@@ -1,7 +1,8 @@
 """Lines of the user's code: which one runs now, and which one every node of a graph comes from.
 
 Words: a *library* frame belongs to torch, Lightning, torchmetrics, this package, the standard
-library or another installed package; every other frame is the *user's*. The *boundary* is the frame
+library or another installed package; every other frame is the *user's*. A library that is none of
+those named is a *package*: models come from there. The *boundary* is the frame
 where a trace began: frames below it (the script's call of ``fit``) are no part of the step.
 """
 
@@ -16,7 +17,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import CodeType, FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any
 
@@ -30,6 +31,7 @@ LIBRARIES = frozenset(
     {"torch", "lightning", "lightning_fabric", "pytorch_lightning", "torchmetrics", "fulgurite"}
 ) | (sys.stdlib_module_names - {"__main__"})
 
+_NO_MODELS = LIBRARIES | {"", "numpy", "scipy", "pandas", "sklearn", "PIL", "_pytest", "pluggy"}
 _CALL = torch.nn.Module._call_impl.__code__
 _IN = "\n    in "  # after a line's source, before the module
 
@@ -38,11 +40,20 @@ _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 
 @dataclass(frozen=True, slots=True)
 class UserLine:
-    """A line of the user's code."""
+    """A line of the user's code, and the line that it led to in a module of an installed package.
+
+    Where no code of the user's runs, it is a line of the package itself.
+    """
 
     file: str
     line: int
     function: str
+    inside: UserLine | None = field(default=None, compare=False)
+
+    @classmethod
+    def of_frame(cls, frame: FrameType, inside: UserLine | None = None) -> UserLine:
+        """The line that a frame is in."""
+        return cls(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, inside)
 
     @classmethod
     def of_method(cls, owner: type, name: str) -> UserLine | None:
@@ -82,6 +93,11 @@ class UserLine:
 def is_library(frame: FrameType) -> bool:
     """Whether a frame belongs to a library rather than to the user: those named, or installed."""
     return _is_library(frame.f_code.co_filename, str(frame.f_globals.get("__name__", "")))
+
+
+def is_packages(frame: FrameType) -> bool:
+    """Whether a frame belongs to an installed package that may have models in it."""
+    return is_library(frame) and top_package(frame) not in _NO_MODELS
 
 
 def belongs_to_library(item: type | ModuleType | FunctionType) -> bool:
@@ -126,13 +142,20 @@ def top_package(frame: FrameType) -> str:
 
 
 def user_line(boundary: CodeType | None = None) -> UserLine | None:
-    """The innermost line of the user's that runs now, above the frame of ``boundary``."""
+    """The innermost line of the user's that runs now, above the frame of ``boundary``.
+
+    With it comes the innermost line of a package, if a module of that package's runs.
+    """
     frame: FrameType | None = sys._getframe(1)
+    found: list[FrameType] = []  # of one package, the innermost first
     while frame is not None and frame.f_code is not boundary:
         if not is_library(frame):
-            return UserLine(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+            runs = any(isinstance(one.f_locals.get("self"), torch.nn.Module) for one in found)
+            return UserLine.of_frame(frame, UserLine.of_frame(found[0]) if runs else None)
+        if is_packages(frame) and (not found or top_package(found[0]) == top_package(frame)):
+            found.append(frame)
         frame = frame.f_back
-    return None
+    return UserLine.of_frame(found[0]) if found and boundary is not None else None
 
 
 def line_naming(

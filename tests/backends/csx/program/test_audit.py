@@ -329,6 +329,7 @@ def test_a_callbacks_counter_in_a_traced_hook_warns_once() -> None:
     assert counting.n == 1
 
 
+@pytest.mark.filterwarnings("ignore:current_epoch was read")
 def test_a_change_in_a_library_that_reads_the_epoch_is_told() -> None:
     code = compile("def weight(m): return 1.0 + m.current_epoch", "/x/site-packages/w.py", "exec")
     names: dict[str, Any] = {"__name__": "w"}

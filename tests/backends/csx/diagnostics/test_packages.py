@@ -1,0 +1,119 @@
+"""Models that were installed: errors name their package's line, then the user's; reads warn."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import warnings
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from harness import fit
+from models import Classifier, loader, mlp
+from torch import Tensor, nn
+
+from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning
+from fulgurite.backends.csx.diagnostics.errors import ConditionalOnTensor
+
+PACKAGE = """
+import random
+
+import lightning.pytorch as pl
+import torch
+from torch import nn
+
+
+def positive(x):
+    return bool(x.sum() > 0)  # branch
+
+
+class Branches(nn.Module):
+    def forward(self, x):
+        return x if positive(x) else -x
+
+
+class WarmUp(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 1)
+
+    @property
+    def weight(self):
+        return min(1.0, self.current_epoch / 10)  # epoch
+
+    def training_step(self, batch, batch_idx):
+        kept = random.random() < 2  # drawn
+        return self.layer(batch[0]).square().mean() * (1 - self.weight) * kept
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+class Refused(WarmUp):
+    def training_step(self, batch, batch_idx):
+        return self.layer(batch[0]).mean() if positive(batch[0]) else None
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """An installed package with models in it."""
+    path = tmp_path / "site-packages" / "modelzoo.py"
+    path.parent.mkdir()
+    path.write_text(PACKAGE, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("modelzoo", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "modelzoo", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def line_with(mark: str) -> int:
+    """The line of the package that a mark is in."""
+    return next(i for i, line in enumerate(PACKAGE.splitlines(), 1) if mark in line)
+
+
+def test_an_error_in_a_packages_module_names_its_line_and_then_the_users(
+    package: ModuleType,
+) -> None:
+    class Uses(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            x, y = batch
+            return nn.functional.cross_entropy(self.net(package.Branches()(x)), y)  # here
+
+    with pytest.raises(ConditionalOnTensor) as caught:
+        fit(lambda: Uses(mlp()), lambda: (loader(32),), static=True)
+    _, at, source, led, users, *_ = str(caught.value).splitlines()
+    assert at.startswith("  at ")
+    assert at.endswith(f"modelzoo.py:{line_with('# branch')} in positive")
+    assert source == "      return bool(x.sum() > 0)  # branch"
+    assert led.startswith("  from ")
+    assert led.endswith(" in training_step")
+    assert users.endswith("# here")
+    assert caught.value.line is not None
+    assert caught.value.line.file == __file__
+
+
+def test_a_model_that_is_a_packages_names_the_packages_line(package: ModuleType) -> None:
+    with pytest.raises(ConditionalOnTensor) as caught:
+        fit(package.Refused, lambda: (loader(32),), static=True)
+    assert f"modelzoo.py:{line_with('# branch')} in positive" in str(caught.value)
+
+
+def test_what_a_packages_model_reads_of_the_run_warns_as_the_users_would(
+    package: ModuleType,
+) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.manual_seed(1)
+        fit(package.WarmUp, lambda: (loader(32),), static=True)
+    found = {(w.lineno, str(w.message)) for w in caught if w.category is FrozenValueWarning}
+    wanted = {line_with("# epoch"): "current_epoch was read", line_with("# drawn"): "random.random"}
+    assert {line for line, _ in found} == set(wanted)
+    for line, text in found:
+        assert text.startswith(wanted[line])
