@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
@@ -35,42 +35,43 @@ def check_last_batch(
     if loader is None:
         return
     limits = limits or loader.limits or [math.inf] * len(loader.flattened)
-    for i, (one, limit) in enumerate(zip(loader.flattened, limits, strict=False)):
-        which = f"{stage} loader {i}" if len(loader.flattened) > 1 else f"{stage} loader"
-        check_loader(which, one, backend, limit)
+    several = len(loader.flattened) > 1
+    named = {
+        f"{stage} loader {i}" if several else f"{stage} loader": pair
+        for i, pair in enumerate(zip(loader.flattened, limits, strict=False))
+    }
+    check_loaders(named, backend)
 
 
-def check_loader(which: str, loader: object, backend: CSXBackend, limit: float | None) -> None:
-    """Refuse a sized loader whose last batch will be smaller, if that batch will be reached.
+def check_loaders(loaders: Mapping[str, tuple[object, float | None]], backend: CSXBackend) -> None:
+    """Refuse sized loaders whose last batch will be smaller, if that batch will be reached.
 
     Args:
-        which: the loader in the message.
-        loader: any iterable; most say nothing about the last batch.
+        loaders: any iterables, most of which say nothing about the last batch, by what messages
+            call them, each with how many of its batches are taken; None: all.
         backend: its ``max_programs`` are 1 where that is to be refused.
-        limit: batches that are taken; None: all.
 
     Raises:
-        InputChanged: with the sizes, and the remedies.
+        InputChanged: with all of these, their sizes, and the remedies.
     """
-    sizes = _sizes(loader)
-    if sizes is None:
-        return
-    samples, batch_size = sizes
-    batches, last = divmod(samples, batch_size)
-    if not (last and batches and (limit is None or limit > batches)):
-        return
-    if backend.max_programs == 1:
+    found = []
+    for which, (loader, limit) in loaders.items():
+        samples, batch_size = _sizes(loader) or (0, 1)
+        batches, last = divmod(samples, batch_size)
+        if last and batches and (limit is None or limit > batches):
+            found.append(
+                f"The last batch of the {which} is smaller: {samples} samples in batches of"
+                f" {batch_size} leave {last}"
+            )
+    if found and backend.max_programs == 1:
         raise InputChanged(
-            f"The last batch of the {which} would be smaller: {samples} samples in batches of"
-            f" {batch_size} leave {last}, and a program has one batch size.",
+            f"{'. '.join(found)}. A program has one batch size.",
             remedy="DataLoader(drop_last=True), or padding; or backend('CSX', max_programs='auto'),"
             " the default, which builds a second program for it",
         )
     if backend.only_builds:
-        rank_zero_info(
-            f"CSX: the last batch of the {which} is smaller ({last} of {batch_size} samples); its"
-            " program is built when it first comes."
-        )
+        for text in found:
+            rank_zero_info(f"CSX: {text}; its program is built when it first comes.")
 
 
 def _sizes(loader: Any) -> tuple[int, int] | None:

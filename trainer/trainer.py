@@ -150,7 +150,7 @@ class Trainer(pl.Trainer):
         arguments = {k: v for k, v in locals().items() if k not in ("self", *_OURS, "__class__")}
         self.backend = _claim_backend(device, backend, arguments)
         arguments["default_root_dir"] = _root(model_dir, default_root_dir)
-        if logger is True or (logger is None and not barebones):
+        if logger in (True, None) and not barebones:
             arguments["logger"] = default_logger(arguments["default_root_dir"])
         pl.Trainer.__init__.__wrapped__(self, **arguments)  # type: ignore[attr-defined]
         install(self.strategy)

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import csx
+from harness import csx, make_trainer
 from lightning.pytorch.callbacks import RichProgressBar
+from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from models import Classifier, loader, mlp
 
@@ -64,3 +65,17 @@ def test_the_progress_bar_is_rich_and_shows_loss(capsys: pytest.CaptureFixture[s
     shown = capsys.readouterr().out
     assert "training program" in shown
     assert "loss_step" in shown
+
+
+@pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader`")
+@pytest.mark.parametrize("step", ["validation_step", "test_step", "predict_step"])
+def test_a_step_that_is_none_is_a_stage_that_the_model_does_not_have(step: str) -> None:
+    module = BoringModel()
+    setattr(module, step, None)
+    make_trainer(True, max_epochs=1, limit_train_batches=2, limit_val_batches=2).fit(module)
+    assert module.trainer.global_step == 2
+
+
+def test_what_barebones_refuses_is_called_what_was_given() -> None:
+    with pytest.raises(ValueError, match=r"Trainer\(barebones=True, logger=True\)"):
+        fulgurite.Trainer(device="CSX", barebones=True, logger=True)

@@ -36,8 +36,11 @@ def refuse_unsupported(trainer: pl.Trainer, module: pl.LightningModule) -> None:
         ),
     }
     for step in ("training_step", "validation_step", "test_step", "predict_step"):
-        takes = is_param_in_hook_signature(getattr(module, step), "dataloader_iter", explicit=True)
-        refused[f"{step}(dataloader_iter); take a batch"] = takes
+        function = getattr(module, step)  # None: there is no such stage
+        refused[f"{step}(dataloader_iter); take a batch"] = (
+            function is not None
+            and is_param_in_hook_signature(function, "dataloader_iter", explicit=True)
+        )
     for what, asked in refused.items():
         if asked:
             raise MisconfigurationException(f"CSX does not support {what}.")

@@ -13,7 +13,7 @@ from fulgurite.backends import CSXBackend
 from fulgurite.backends.backend import current_backend
 from fulgurite.backends.closures import spanned
 from fulgurite.backends.gpu import gpu_device
-from fulgurite.loops.shapes import check_loader
+from fulgurite.loops.shapes import check_loaders
 
 _END = object()
 
@@ -106,7 +106,7 @@ class DataExecutor:
             )
         backend = current_backend()
         if isinstance(backend, CSXBackend):
-            check_loader("loader", self._dataloader, backend, self._known_steps)
+            check_loaders({"loader": (self._dataloader, self._known_steps)}, backend)
             if backend.only_builds:
                 yield from itertools.islice(self._batches(), 1)
                 return

@@ -233,6 +233,15 @@ def test_a_smaller_last_validation_batch_is_refused_before_step_0(sanity: int) -
     assert not made[0].calls
 
 
+def test_loaders_with_smaller_last_batches_are_named_together() -> None:
+    loaders = [loader(64), loader(50), loader(49)]
+    with pytest.raises(InputChanged) as error:
+        make_trainer(True, backend={"max_programs": 1}).validate(Validated(mlp()), loaders)
+    for text in ("validation loader 1 is smaller: 50", "validation loader 2 is smaller: 49"):
+        assert text in str(error.value)
+    assert "loader 0" not in str(error.value)
+
+
 @pytest.mark.parametrize("options", [{"limit_train_batches": 3}, {"overfit_batches": 2}])
 def test_a_smaller_last_batch_that_is_never_reached_is_fine(options: dict[str, Any]) -> None:
     strict = {"max_programs": 1}
