@@ -10,7 +10,7 @@ scope            what the step works on; lightning_scope: of a LightningModule; 
                  function; host_reads: whether somebody reads gradients after it; undo: how it is
                  all put back
 batch_spec       what the batch must look like; batch_changes: what the step does to its containers;
-                 sizes: in which dimensions batches differ
+                 sizes: in which dimensions batches differ; objects: batches that are objects
 leaves           tensors inside lists, dicts and objects; trees: what the step did to these;
                  created_state: state that it makes there
 outputs          what the program returns, and where it goes

@@ -18,6 +18,9 @@ from fulgurite.backends.csx.contract.watched import watch_container
 Path = tuple[Any, ...]
 """Keys and indices that lead from a batch to a container in it."""
 
+OBJECT = object()
+"""Ends a path to an object of the batch (``objects``)."""
+
 
 class BatchChanges:
     """What a step did to the dicts and lists of its batch, to be done again (a ``HostCall``).
@@ -82,8 +85,8 @@ def copied(batch: Any) -> Any:
 
 
 def container_at(batch: Any, path: Path) -> Any:
-    """A container in a batch."""
-    return reduce(getitem, path, batch)
+    """A container in a batch, or what stands for an object."""
+    return reduce(getitem, (key for key in path if key is not OBJECT), batch)
 
 
 def without(batch: Any, added: list[tuple[Path, Any]]) -> Any:

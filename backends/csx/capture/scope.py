@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fulgurite.backends.csx.capture.leaves import Trees, holders_in
+from fulgurite.backends.csx.capture.objects import keystr
 from fulgurite.backends.csx.capture.python_state import PythonState
 from fulgurite.backends.csx.contract.constants import Source
 from fulgurite.backends.csx.contract.watched import EPOCH, INDEX
@@ -113,7 +113,7 @@ class Scope(ABC):
 
     def leaf_name(self, path: Any) -> str:
         """How messages call a leaf of the batch, by its path in it."""
-        return f"batch{pytree.keystr(path)}"
+        return f"batch{keystr(path)}"
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Every parameter by its name: the modules', then those only an optimizer knows."""

@@ -17,6 +17,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from fulgurite.backends.csx.capture.batch_spec import CONSTANTS
+from fulgurite.backends.csx.capture.objects import keystr
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedInput
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 
@@ -56,13 +57,13 @@ def argument_name(parameters: list[inspect.Parameter], has_keywords: bool, path:
     """``inputs[0]``: a leaf of the arguments by its path in what ``split_static`` takes."""
     first, *rest = path[1:] if has_keywords else path
     if has_keywords and path[0].idx == 1:
-        return f"{first.key}{pytree.keystr(rest)}"
+        return f"{first.key}{keystr(rest)}"
     kinds = [parameter.kind for parameter in parameters]
     rests_at = len(kinds)
     if inspect.Parameter.VAR_POSITIONAL in kinds:
         rests_at = kinds.index(inspect.Parameter.VAR_POSITIONAL)
     part = "" if first.idx < rests_at else f"[{first.idx - rests_at}]"
-    return f"{parameters[min(first.idx, rests_at)].name}{part}{pytree.keystr(rest)}"
+    return f"{parameters[min(first.idx, rests_at)].name}{part}{keystr(rest)}"
 
 
 def check_argument(name: str, value: Any, line: UserLine | None) -> None:

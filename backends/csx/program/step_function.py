@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from fulgurite.backends.csx.capture.batch_changes import Path, without
 from fulgurite.backends.csx.capture.logs import begin_step
+from fulgurite.backends.csx.capture.objects import Opened
 from fulgurite.backends.csx.capture.outputs import passed_on
 from fulgurite.backends.csx.capture.retrace import retrace
 from fulgurite.backends.csx.capture.scope import Scope
@@ -36,6 +38,11 @@ class HostCode:
 
     runs: int = 0
     ends: bool = False
+
+
+def _closing(entries: Callable[[], EntryPoints], opened: Opened) -> EntryPoints:
+    """Entry points that are given opened batches."""
+    return {name: opened.step(run) for name, run in entries().items()}
 
 
 class StepFunction:
@@ -76,6 +83,7 @@ class StepFunction:
         self.programs, self.executables = self._builder.programs, self._selection.executables
         self._latest: BoundProgram | None = None  # the one that ran last
         self._added: list[tuple[Path, Any]] = []  # keys of the batch that programs add
+        self._objects: list[type] | None = None  # in the first batch
 
     @property
     def deferred(self) -> list[DeferredState]:
@@ -107,6 +115,9 @@ class StepFunction:
                 self._scope.refresh()
             if self._host_code.runs != self._compared_at:
                 self._check_after_host_code()
+            opened = None if self._objects == [] else self._open(given)
+            if opened is not None:
+                given, entries = opened.batch, functools.partial(_closing, entries, opened)
             batch = without(given, self._added) if self._added else given
             program, tensors = self._selection.select(batch)
             # build
@@ -124,6 +135,7 @@ class StepFunction:
                 begin_step(self._scope.trainer, results.logs)
             if results.passed:
                 passed = passed_on(results.passed, batch, given, self._scope.arguments(batch_idx))
+                passed = passed if opened is None else opened.own(results.passed, passed)
             as_given = program.guards.batch.tensors(batch) if executable.written else tensors
             vector = self._selection.groups.vector
             result, calls, values = executable.run(vector, tensors, as_given, passed)
@@ -139,7 +151,17 @@ class StepFunction:
                 self._scope.show_numbers()
             for call, value in zip(calls, values, strict=True):
                 call(value)
+        if opened is not None:
+            opened.write_back()
         return result
+
+    def _open(self, given: Any) -> Opened | None:
+        """A batch whose objects are opened; None where there are none."""
+        opened = Opened(given)
+        if self._objects is None:
+            self._objects = opened.kinds
+        opened.check(self._objects)
+        return opened if self._objects else None
 
     def _build(self, entries: EntryPoints, batch: Any) -> tuple[BoundProgram, list[Tensor]]:
         """Build a program for a batch; returns the batch's tensors too."""
@@ -194,6 +216,8 @@ class StepFunction:
         program, vector = self._latest, self._selection.groups.vector
         if program is None:
             return None
+        if self._objects:
+            batch = Opened(batch).batch
         tensors = program.guards.batch.accept(without(batch, self._added)) or []
         return program.entries[entry].first_not_finite(vector, tensors)
 

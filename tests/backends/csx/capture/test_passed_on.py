@@ -292,7 +292,7 @@ def test_a_list_of_names_may_be_shorter_in_another_program() -> None:
     assert trainer.predict(Steps(names), ragged()) == [["20", "21"], ["10"]]
     reset_backend()
     with pytest.raises(InputChanged, match=r"\[\*\](.|\n)*built for(.|\n)*max_programs=2"):
-        make_trainer(True).predict(Steps(names), ragged())
+        make_trainer(True, backend={"max_programs": 1}).predict(Steps(names), ragged())
 
 
 def test_attributes_are_set_to_those_of_each_batch() -> None:

@@ -1,0 +1,246 @@
+"""Batches that are objects: dataclasses, graphs, encodings, anything that holds tensors.
+
+A program knows lists, tuples, dicts and tensors. An object of the batch that has tensors in it is
+*opened*: a dict of its attributes stands in its place. The step's code is given a *closed* copy of
+the object, with what is traced in its attributes. What the step sets on the copy is set on the
+user's object after every step, as is what it puts into a dict of the batch (``batch_changes``).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fulgurite.backends.csx.capture.batch_changes import OBJECT, Path
+from fulgurite.backends.csx.capture.batch_spec import CONSTANTS
+from fulgurite.backends.csx.contract.watched import watch_container
+from fulgurite.backends.csx.diagnostics.errors import InputChanged
+from fulgurite.backends.csx.diagnostics.user_lines import LIBRARIES
+
+_DEEPEST = 8
+_CONTAINERS = (dict, list, tuple)
+_NEVER = (
+    *(type, ModuleType, FunctionType, BuiltinFunctionType, MethodType),
+    *(nn.Module, Optimizer, np.ndarray, np.generic, Tensor),
+)
+
+
+class Attribute(str):
+    """The name of an attribute, as a key of the dict that stands for its object."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f".{self}"
+
+
+def keystr(path: Any) -> str:
+    """A path in an opened batch as Python writes it: ``[0].x``."""
+    keys = [repr(k.key) if isinstance(getattr(k, "key", None), Attribute) else str(k) for k in path]
+    return "".join(keys)
+
+
+class Opened:
+    """A batch in which dicts stand for objects.
+
+    Args:
+        given: the batch as it came.
+
+    Attributes:
+        batch: the same with opened objects; ``given`` itself where there are none.
+    """
+
+    def __init__(self, given: Any) -> None:
+        self._given = given
+        self._objects: list[tuple[Any, dict[Any, Any], dict[Any, Any]]] = []
+        self.batch = self._open(given, 0)
+
+    @property
+    def kinds(self) -> list[type]:
+        """The classes of the objects, in order."""
+        return [type(one) for one, *_ in self._objects]
+
+    def check(self, kinds: list[type]) -> None:
+        """Raise where an earlier batch had objects of other classes."""
+        if self.kinds != kinds:
+            was, now = (", ".join(kind.__name__ for kind in one) for one in (kinds, self.kinds))
+            raise InputChanged(
+                f"The batch has other objects than the traced one: it had {was}, and now {now}.",
+                remedy="return batches of one structure from the dataset or collate_fn",
+            )
+
+    def step(self, run: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """A step's code that is given opened batches, and closes them for ``run``."""
+        if not self._objects:
+            return run
+
+        def closed(batch: Any) -> Any:
+            copies: list[_Copy] = []
+            result = run(_close(batch, self._given, copies, ()))
+            for one in copies:
+                one.note_changes()
+            passed = {id(one.object): watch_container((*one.path, OBJECT)) for one in copies}
+            return pytree.tree_map(lambda leaf: passed.get(id(leaf), leaf), result)
+
+        return closed
+
+    def own(self, sources: Sequence[Any], passed: Sequence[Any]) -> list[Any]:
+        """What a step passed on of an opened batch, with the user's objects in it.
+
+        Args:
+            sources: where it comes from.
+            passed: what is there.
+        """
+        objects = {id(inside): one for one, inside, _ in self._objects}
+        return [
+            objects[id(value)] if type(source) is tuple and OBJECT in source[-1:] else value
+            for source, value in zip(sources, passed, strict=True)
+        ]
+
+    def write_back(self) -> None:
+        """Set on the user's objects what the step has set on theirs."""
+        for one, opened, before in self._objects:
+            for key, value in opened.items():
+                if value is not before.get(key, _MISSING):
+                    _set(one, key, value)
+            for key in [key for key in before if key not in opened]:
+                _delete(one, key)
+
+    def _open(self, value: Any, depth: int) -> Any:
+        if type(value) in _CONTAINERS or _is_named_tuple(value):
+            items = value.values() if isinstance(value, dict) else value
+            opened = [self._open(item, depth + 1) for item in items]
+            if all(a is b for a, b in zip(opened, items, strict=True)):
+                return value
+            if isinstance(value, dict):
+                return dict(zip(value, opened, strict=True))
+            return type(value)(*opened) if _is_named_tuple(value) else type(value)(opened)
+        if depth > _DEEPEST or not _opens(value):
+            return value
+        inside: dict[Any, Any] = {}
+        for key, item in _attributes(value).items():
+            if _is_data(item):
+                inside[Attribute(key)] = self._open(item, depth + 1)
+        self._objects.append((value, inside, dict(inside)))
+        return inside
+
+
+_MISSING = object()
+
+
+def _opens(value: Any) -> bool:
+    """Whether a value is an object that holds tensors."""
+    if isinstance(value, (*_NEVER, *CONSTANTS, *_CONTAINERS)):
+        return False
+    owners = {kind.__module__.partition(".")[0] for kind in type(value).__mro__[:-1]}
+    return not owners <= _LIBRARIES and any(isinstance(leaf, Tensor) for leaf in _leaves(value, 0))
+
+
+_LIBRARIES = LIBRARIES - {"collections", "types", "fulgurite"}
+
+
+def _leaves(value: Any, depth: int) -> Iterator[Any]:
+    if depth > _DEEPEST:
+        return
+    if isinstance(value, _CONTAINERS):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(item, depth + 1)
+    elif isinstance(value, (*_NEVER, *CONSTANTS)):
+        yield value
+    else:
+        for item in _attributes(value).values():
+            yield from _leaves(item, depth + 1)
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """What an object holds: its ``__dict__``, and its slots."""
+    held = dict(getattr(value, "__dict__", {}))
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                held[name] = getattr(value, name)
+    return held
+
+
+def _is_data(item: Any) -> bool:
+    """Whether a program may know an attribute; all else stays as it is on the object."""
+    return isinstance(item, (Tensor, *CONSTANTS, *_CONTAINERS, np.ndarray)) or _opens(item)
+
+
+def _is_named_tuple(value: Any) -> bool:
+    return isinstance(value, tuple) and hasattr(value, "_fields")
+
+
+class _Copy(NamedTuple):
+    """A copy of an object that a step works on."""
+
+    object: Any
+    opened: dict[Any, Any]  # what stands for it in the traced batch
+    before: dict[str, Any]  # its attributes
+    path: Path  # to it in the batch
+
+    def note_changes(self) -> None:
+        """Put into the dict that stands for it what the step has set on it."""
+        now = _attributes(self.object)
+        for key, value in now.items():
+            if value is not self.before.get(key, _MISSING) and _is_data(value):
+                self.opened[Attribute(key)] = value
+        for key in [key for key in self.opened if key not in now]:
+            del self.opened[key]
+
+
+def _close(batch: Any, given: Any, copies: list[_Copy], path: Path) -> Any:
+    """A batch with copies of the objects of ``given`` in it, that hold what ``batch`` holds."""
+    if not isinstance(batch, _CONTAINERS):
+        return batch
+    if isinstance(batch, dict) and not isinstance(given, dict):
+        one = copy.copy(given)
+        held = _attributes(one)
+        for key in [key for key in held if key not in batch and _is_data(held[key])]:
+            _delete(one, key)  # set by the step on an object that came before
+        for key, value in batch.items():
+            _set(one, key, _close(value, held.get(key), copies, (*path, key)))
+        copies.append(_Copy(one, batch, _attributes(one), path))
+        return one
+    items = batch if isinstance(batch, dict) else dict(enumerate(batch))
+    closed = {
+        key: _close(value, _item(given, key, value), copies, (*path, key))
+        for key, value in items.items()
+    }
+    if all(closed[key] is value for key, value in items.items()):
+        return batch
+    if isinstance(batch, dict):
+        return closed
+    made = closed.values()
+    return type(batch)(*made) if _is_named_tuple(batch) else type(batch)(made)
+
+
+def _item(given: Any, key: Any, default: Any) -> Any:
+    """What was at a place of a container; ``default`` where the step has added it."""
+    if isinstance(given, dict):
+        return given.get(key, default)
+    return given[key] if isinstance(given, (list, tuple)) and key < len(given) else default
+
+
+def _set(one: Any, key: str, value: Any) -> None:
+    """Set an attribute, of a frozen dataclass too."""
+    held = getattr(one, "__dict__", None)
+    if isinstance(held, dict) and (key in held or not hasattr(type(one), key)):
+        held[str(key)] = value
+    else:
+        object.__setattr__(one, key, value)
+
+
+def _delete(one: Any, key: str) -> None:
+    if key in getattr(one, "__dict__", {}):
+        del one.__dict__[key]
+    else:
+        object.__delattr__(one, key)
