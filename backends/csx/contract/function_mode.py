@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor
 from torch._C import DisableTorchFunction
 from torch._subclasses.fake_tensor import (
@@ -149,11 +150,11 @@ class Contract(TorchFunctionMode):
         run = functools.partial(call_with_numbers, func)
         result = self._run(run, func, args, kwargs)
         if isinstance(result, Tensor):
-            self._note(func, result)
+            self._note(func, result, args)
         elif type(result) in (tuple, list):
             for one in result:
                 if isinstance(one, Tensor):
-                    self._note(func, one)
+                    self._note(func, one, args)
         return result
 
     @contextlib.contextmanager
@@ -183,14 +184,14 @@ class Contract(TorchFunctionMode):
         """What an error of torch's own, which looks at numbers before any mode does, is here."""
         return self._refusals.scalar_argument_seen_by_torch(error)
 
-    def _note(self, func: Any, result: Tensor) -> None:
+    def _note(self, func: Any, result: Tensor, args: Any) -> None:
         """Remember where a tensor came from; refuse what the backend does not have."""
         self._names.made_by[result] = func
         what = f"The result of {function_name(func)}()"
         if result.device.type != "meta":  # on which stand-ins of our own are
             self._narrow.check(what, result.dtype, self._line)
         allowed = self._allows_double or is_traced(result)
-        if wide(result.dtype) and not allowed and not may_use_double():
+        if wide(result.dtype) and not (allowed or _only_moves(func, args) or may_use_double()):
             dtype = str(result.dtype).removeprefix("torch.")
             raise misuse("double", self._line(), what=what, dtype=dtype)
         if result.layout is not torch.strided:
@@ -222,6 +223,31 @@ class Contract(TorchFunctionMode):
             named = {"tensor": self._names(tensor), "now": brief(value), "before": brief(tensor)}
             raise misuse("data", self._line(), **named)
         self._move(tensor, value)
+
+
+def _only_moves(func: Any, args: Any) -> bool:
+    """Whether a function puts wide numbers elsewhere, and computes nothing."""
+    return getattr(func, "__name__", "").strip("_") in _MOVES and any(
+        isinstance(leaf, Tensor) and wide(leaf.dtype) for leaf in pytree.tree_leaves(args)
+    )
+
+
+_MOVES = frozenset(
+    {
+        *("cat", "concat", "concatenate", "stack", "hstack", "vstack"),
+        *("dstack", "column_stack", "row_stack", "pad_sequence"),
+        *("view", "view_as", "reshape", "reshape_as", "flatten", "unflatten"),
+        *("ravel", "squeeze", "unsqueeze"),
+        *("transpose", "swapaxes", "swapdims", "movedim", "moveaxis", "permute"),
+        *("t", "get", "getitem"),
+        *("expand", "expand_as", "broadcast_to", "repeat", "tile", "clone"),
+        *("detach", "contiguous", "to", "type"),
+        *("chunk", "split", "tensor_split", "unbind", "narrow", "select"),
+        *("index_select", "gather", "take"),
+        *("take_along_dim", "flip", "fliplr", "flipud", "roll", "rot90"),
+        *("as_strided"),
+    }
+)
 
 
 def _asked_device(func: Any, args: Any, kwargs: Any) -> str | None:
