@@ -300,7 +300,10 @@ class DoublePrecision(Refused):
 
     error = UnsupportedDtype
     why = "the hardware has no float64"
-    instead = "float32 in a stable form: `logsumexp`, `log1p`, sums in another order"
+    instead = (
+        "float32 in a stable form: `logsumexp`, `log1p`, sums in another order; a float64 batch may"
+        " be moved, stacked and cast"
+    )
     remedy = "float32"
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
