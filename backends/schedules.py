@@ -260,7 +260,8 @@ def check_schedulers(configs: list[LRSchedulerConfig]) -> None:
     """Let Lightning step those that count steps after every optimizer step.
 
     Raises:
-        ValueError: two schedulers set the same number.
+        ValueError: two schedulers set the same number, one of them in the step: torch's alone do
+            so in their order.
         MisconfigurationException: one that counts steps shall be stepped otherwise.
     """
     owners: dict[tuple[int, int, str], Any] = {}
@@ -280,7 +281,7 @@ def check_schedulers(configs: list[LRSchedulerConfig]) -> None:
             config.interval = "step"
         for i in groups:
             other = owners.setdefault((id(optimizer), i, key), scheduler)
-            if other is not scheduler:
+            if other is not scheduler and program_schedulers((other, scheduler)):
                 raise ValueError(
                     f"{type(other).__name__} and {name} both set param_groups[{i}]['{key}'] of"
                     f" {type(optimizer).__name__}. Use SequentialLR for one after the other,"

@@ -10,7 +10,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from harness import assert_close, assert_same_run, both, csx, fit, make_trainer
+from harness import QUIET, assert_close, assert_same_run, both, csx, fit, make_trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import LearningRateFinder, LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger
@@ -506,6 +506,37 @@ def test_two_schedulers_of_one_number_are_refused() -> None:
                 lambda: (loader(),),
                 static=True,
             )  # type: ignore[misc]
+
+
+class WarmsUp(Classifier):
+    """A warm-up per step beside a plateau per epoch, as many projects have them."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = Adam(self.parameters(), lr=1e-2)
+        warm = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=7)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
+            optimizer, factor=0.3, patience=0, threshold=10.0
+        )
+        epochs = {"scheduler": plateau, "monitor": "loss_epoch", "interval": "epoch"}
+        return [optimizer], [{"scheduler": warm, "interval": "step"}, epochs]
+
+
+@pytest.mark.parametrize("device", ["CSX", "CPU"])
+def test_two_of_torchs_schedulers_set_one_number_in_their_order(device: str) -> None:
+    shown = Shown(), Shown()
+    options: dict[str, Any] = {"max_epochs": 4, **QUIET}
+    if device == "CSX":
+        ours = make_trainer(True, max_epochs=4, callbacks=[shown[0]])
+    else:
+        ours = fulgurite.Trainer(device=device, callbacks=[shown[0]], **options)
+    modules = []
+    for trainer in (ours, pl.Trainer(accelerator="cpu", callbacks=[shown[1]], **options)):
+        torch.manual_seed(1)
+        modules.append(WarmsUp(mlp()))
+        trainer.fit(modules[-1], loader(64))
+    assert shown[0].values == pytest.approx(shown[1].values, rel=1e-12)
+    assert len(set(shown[0].values)) > 5
+    assert_close(*(dict(module.state_dict()) for module in modules), 1e-5)
 
 
 def test_stepping_it_otherwise_is_refused() -> None:
