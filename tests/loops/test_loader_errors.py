@@ -84,7 +84,8 @@ def step(name: str) -> Callable[[DataLoader[Any]], Any]:
     """Run a stage on a loader."""
 
     def run(data: DataLoader[Any]) -> Any:
-        trainer, model = make_trainer(True, max_epochs=1), Example()
+        trainer = make_trainer(True, max_epochs=1, backend={"max_programs": 1})
+        model = Example()
         stages = {
             "fit": lambda: trainer.fit(model, data),
             "validate": lambda: trainer.validate(model, data),

@@ -24,12 +24,34 @@ from fulgurite.backends.csx.contract.watched import watch_container
 from fulgurite.backends.csx.diagnostics.errors import InputChanged
 from fulgurite.backends.csx.diagnostics.user_lines import LIBRARIES
 
+_Run = Callable[[Any], Any]
 _DEEPEST = 8
 _CONTAINERS = (dict, list, tuple)
 _NEVER = (
     *(type, ModuleType, FunctionType, BuiltinFunctionType, MethodType),
     *(nn.Module, Optimizer, np.ndarray, np.generic, Tensor),
 )
+
+
+class Objects:
+    """The objects in the batches of a stage: of the classes that the first had, if it had any."""
+
+    def __init__(self) -> None:
+        self._kinds: list[type] | None = None
+
+    def open(self, given: Any) -> Opened | None:
+        """A batch whose objects are opened; None where there are none.
+
+        Raises:
+            InputChanged: the first batch had others.
+        """
+        if self._kinds == []:
+            return None
+        opened = Opened(given)
+        if self._kinds is None:
+            self._kinds = opened.kinds
+        opened.check(self._kinds)
+        return opened if self._kinds else None
 
 
 class Attribute(str):
@@ -76,11 +98,11 @@ class Opened:
                 remedy="return batches of one structure from the dataset or collate_fn",
             )
 
-    def step(self, run: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """A step's code that is given opened batches, and closes them for ``run``."""
-        if not self._objects:
-            return run
+    def steps(self, entries: Callable[[], dict[str, _Run]]) -> dict[str, _Run]:
+        """Entry points that are given opened batches, and close them for the step's code."""
+        return {name: self._closing(run) for name, run in entries().items()}
 
+    def _closing(self, run: _Run) -> _Run:
         def closed(batch: Any) -> Any:
             copies: list[_Copy] = []
             result = run(_close(batch, self._given, copies, ()))

@@ -75,7 +75,8 @@ class Selection:
         stage: its name in messages.
         scope: what the step works on.
         limit: how many there may be for each state of the trainer; "auto": one for each phase of
-            freezing or accumulating, and in each for ``SHAPES`` shapes of batches.
+            freezing or accumulating, in each for ``SHAPES`` shapes of batches, and for one answer
+            to what the step's Python asked of a scheduled number.
 
     Attributes:
         programs: those built so far.
@@ -113,7 +114,9 @@ class Selection:
             return
         limit, counted = self._limit, misfits
         if isinstance(limit, str):
-            limit, counted = SHAPES, [one for one in misfits if not one.is_phase]
+            counted = [one for one in misfits if not one.is_phase]
+            numbers = [one for one in counted if one.error is StateChanged]
+            limit, counted = (1, numbers) if numbers else (SHAPES, counted)
         misfit = (counted or misfits)[-1]
         most = f" of at most {limit}" if counted else ""
         self.reason = f"number {len(counted or misfits) + 1}{most}, since {misfit.why}"

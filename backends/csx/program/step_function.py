@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fulgurite.backends.csx.capture.batch_changes import Path, without
 from fulgurite.backends.csx.capture.logs import begin_step
-from fulgurite.backends.csx.capture.objects import Opened
+from fulgurite.backends.csx.capture.objects import Objects
 from fulgurite.backends.csx.capture.outputs import passed_on
 from fulgurite.backends.csx.capture.retrace import retrace
 from fulgurite.backends.csx.capture.scope import Scope
@@ -21,6 +21,7 @@ from fulgurite.backends.csx.diagnostics.errors import TraceError
 from fulgurite.backends.csx.hyperparams.schedules import show_all
 from fulgurite.backends.csx.program.audit import Audits, Budget
 from fulgurite.backends.csx.program.build import BoundProgram, Builder, EntryPoints
+from fulgurite.backends.csx.program.executable import Executable
 from fulgurite.backends.csx.program.selection import Selection
 from fulgurite.backends.csx.program.summary import STEP
 from fulgurite.backends.csx.state.first_update import DeferredState
@@ -38,11 +39,6 @@ class HostCode:
 
     runs: int = 0
     ends: bool = False
-
-
-def _closing(entries: Callable[[], EntryPoints], opened: Opened) -> EntryPoints:
-    """Entry points that are given opened batches."""
-    return {name: opened.step(run) for name, run in entries().items()}
 
 
 class StepFunction:
@@ -83,7 +79,7 @@ class StepFunction:
         self.programs, self.executables = self._builder.programs, self._selection.executables
         self._latest: BoundProgram | None = None  # the one that ran last
         self._added: list[tuple[Path, Any]] = []  # keys of the batch that programs add
-        self._objects: list[type] | None = None  # in the first batch
+        self._objects = Objects()
 
     @property
     def deferred(self) -> list[DeferredState]:
@@ -115,9 +111,9 @@ class StepFunction:
                 self._scope.refresh()
             if self._host_code.runs != self._compared_at:
                 self._check_after_host_code()
-            opened = None if self._objects == [] else self._open(given)
+            opened = self._objects.open(given)
             if opened is not None:
-                given, entries = opened.batch, functools.partial(_closing, entries, opened)
+                given, entries = opened.batch, functools.partial(opened.steps, entries)
             batch = without(given, self._added) if self._added else given
             program, tensors = self._selection.select(batch)
             # build
@@ -142,26 +138,12 @@ class StepFunction:
         except TraceError as error:
             if error.line is not None:
                 raise
-            raise self._with_line(error) from None
+            raise _with_line(error, self._scope, self.stage) from None
         self.runs += 1
-        for scheduler, steps in executable.counted:
-            scheduler.count_on(steps)
-        if calls:
-            if results.runs_users_code:
-                self._scope.show_numbers()
-            for call, value in zip(calls, values, strict=True):
-                call(value)
+        _count_and_call(executable, calls, values, self._scope)
         if opened is not None:
             opened.write_back()
         return result
-
-    def _open(self, given: Any) -> Opened | None:
-        """A batch whose objects are opened; None where there are none."""
-        opened = Opened(given)
-        if self._objects is None:
-            self._objects = opened.kinds
-        opened.check(self._objects)
-        return opened if self._objects else None
 
     def _build(self, entries: EntryPoints, batch: Any) -> tuple[BoundProgram, list[Tensor]]:
         """Build a program for a batch; returns the batch's tensors too."""
@@ -206,18 +188,13 @@ class StepFunction:
         for executable in program.entries.values():
             executable.tells_unkept = True
 
-    def _with_line(self, error: TraceError) -> TraceError:
-        """An error with the line that is to blame: one it names, or where the step begins."""
-        line = self._scope.line_naming(error.named) if error.named else None
-        return error.replaced(line=line or self._scope.line_of(f"{self.stage.split()[0]}_step"))
-
     def first_not_finite(self, batch: Any, entry: str = STEP) -> str | None:
         """What was not finite first in the step that ran last (see ``first_bad``), in words."""
         program, vector = self._latest, self._selection.groups.vector
         if program is None:
             return None
-        if self._objects:
-            batch = Opened(batch).batch
+        if (opened := self._objects.open(batch)) is not None:
+            batch = opened.batch
         tensors = program.guards.batch.accept(without(batch, self._added)) or []
         return program.entries[entry].first_not_finite(vector, tensors)
 
@@ -263,3 +240,19 @@ class StepFunction:
         if self._selection.modules.is_replaced():  # by a hook
             self.check_state()
         self.check_scalars()
+
+
+def _count_and_call(executable: Executable, calls: Any, values: Any, scope: Scope) -> None:
+    """What happens on the host after a step: schedulers count, logs and closures get values."""
+    for scheduler, steps in executable.counted:
+        scheduler.count_on(steps)
+    if calls and executable.results.runs_users_code:
+        scope.show_numbers()
+    for call, value in zip(calls, values, strict=True):
+        call(value)
+
+
+def _with_line(error: TraceError, scope: Scope, stage: str) -> TraceError:
+    """An error with the line that is to blame: one it names, or where the step begins."""
+    line = scope.line_naming(error.named) if error.named else None
+    return error.replaced(line=line or scope.line_of(f"{stage.split()[0]}_step"))

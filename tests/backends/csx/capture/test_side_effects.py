@@ -296,8 +296,9 @@ def test_what_the_host_does_to_an_optimizer_is_never_ignored(
             if trainer.global_step == 3:
                 act(trainer)
 
+    options: dict[str, Any] = {"callbacks": (Acts(),), "backend": {"max_programs": 1}}
     with pytest.raises(error, match=message):
-        fit(lambda: Classifier(mlp()), lambda: (loader(),), static=True, callbacks=(Acts(),))
+        fit(lambda: Classifier(mlp()), lambda: (loader(),), static=True, **options)
 
 
 def test_after_fit_an_optimizer_is_the_user_s_again() -> None:

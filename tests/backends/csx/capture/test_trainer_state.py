@@ -102,7 +102,8 @@ def test_a_step_that_does_not_ask_has_one_program() -> None:
 
 def test_another_shape_is_still_another_program() -> None:
     data: Any = [(torch.ones(n, 8), torch.zeros(n).long()) for n in (16, 16, 8)]
-    trainer = make_trainer(True, max_epochs=1, num_sanity_val_steps=1)
+    options: dict[str, Any] = {"max_epochs": 1, "num_sanity_val_steps": 1}
+    trainer = make_trainer(True, backend={"max_programs": 1}, **options)
     with pytest.raises(InputChanged, match="allows 1 per stage"):
         trainer.fit(Names(), loader(32), DataLoader(data, batch_size=None))
 

@@ -27,6 +27,7 @@ from fulgurite.backends.csx.plugins.strategy import CSXStrategy
 class StubFabric:
     """Interprets graphs operation by operation, and remembers each run."""
 
+    waits = False
     made: list[StubFabric] = []
 
     def __init__(self, backend: CSXBackend) -> None:

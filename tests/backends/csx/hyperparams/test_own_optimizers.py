@@ -159,15 +159,19 @@ class NoGroupNumbers(Optimizer):
         return loss
 
 
-def test_options_that_are_no_numbers_may_not_change() -> None:
+def test_options_that_are_no_numbers_are_another_program() -> None:
     class Change(pl.Callback):
         def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, idx: int) -> None:
             if idx == 2:
                 trainer.optimizers[0].param_groups[0]["scales"]["all"] = 0.1
 
     assert_equals_stock(NoGroupNumbers, moving=())
+    assert_equals_stock(NoGroupNumbers, moving=(Change(),))
     with pytest.raises(StateChanged, match="the param groups' options were"):
-        assert_equals_stock(NoGroupNumbers, moving=(Change(),))
+        fit(
+            *(lambda: Classifier(mlp(), NoGroupNumbers), lambda: (loader(64),)),
+            **{"static": True, "callbacks": (Change(),), "backend": {"max_programs": 1}},
+        )
 
 
 # -- what cannot be static -----------------------------------------------------------------------

@@ -86,7 +86,7 @@ def test_keys_are_known_and_required() -> None:
         (
             {"device": "-", "backend": {"backend_type": "CSX", "max_programs": 0}},
             "backend.max_programs",
-            "max_programs must be a positive integer; got 0.",
+            "max_programs must be 'auto' or a positive integer; got 0.",
         ),
         (
             {"device": "-", "backend": {"backend_type": "CSX", "cluster_config": {"num_csx": 0}}},
