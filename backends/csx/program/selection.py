@@ -118,8 +118,10 @@ class Selection:
             numbers = [one for one in counted if one.error is StateChanged]
             limit, counted = (1, numbers) if numbers else (SHAPES, counted)
         misfit = (counted or misfits)[-1]
-        most = f" of at most {limit}" if counted else ""
-        self.reason = f"number {len(counted or misfits) + 1}{most}, since {misfit.why}"
+        most = ""
+        if misfit.error is InputChanged:
+            most = f" (shape {len(counted) + 1} of at most {limit})"
+        self.reason = f"number {len(self.programs) + 1}{most}, since {misfit.why}"
         if len(counted) < limit:
             return
         seen = self._sizes(batch) if misfit.error is InputChanged else []

@@ -262,7 +262,9 @@ def test_smaller_last_batches_simply_work() -> None:
     shapes = [r"[2, 8], and the program was built for [16, 8]", "[2], and"]
     for program in programs[1::2]:
         assert all(shape in program.reason for shape in shapes)
-        assert program.reason.startswith("number 2 of at most 4, since batch[0] has shape")
+        assert program.reason.startswith(
+            "number 2 (shape 2 of at most 4), since batch[0] has shape"
+        )
 
 
 def test_validate_test_and_predict_see_current_weights_in_eval_mode() -> None:
