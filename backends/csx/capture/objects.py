@@ -4,11 +4,17 @@ A program knows lists, tuples, dicts and tensors. An object of the batch that ha
 *opened*: a dict of its attributes stands in its place. The step's code is given a *closed* copy of
 the object, with what is traced in its attributes. What the step sets on the copy is set on the
 user's object after every step, as is what it puts into a dict of the batch (``batch_changes``).
+
+Nothing of the user's object may be left on the copy that could be read and be another one in the
+next batch: what is neither opened nor known to programs is a stand-in there that can only be passed
+on. Classes and functions stay, and are compared.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
@@ -21,11 +27,11 @@ from torch.optim import Optimizer
 from fulgurite.backends.csx.capture.batch_changes import OBJECT, Path
 from fulgurite.backends.csx.capture.batch_spec import CONSTANTS
 from fulgurite.backends.csx.contract.watched import watch_container
-from fulgurite.backends.csx.diagnostics.errors import InputChanged
+from fulgurite.backends.csx.diagnostics.errors import InputChanged, UnsupportedInput
 from fulgurite.backends.csx.diagnostics.user_lines import LIBRARIES
 
 _Run = Callable[[Any], Any]
-_DEEPEST = 8
+_DEEPEST, _LONGEST = 8, 100
 _CONTAINERS = (dict, list, tuple)
 _NEVER = (
     *(type, ModuleType, FunctionType, BuiltinFunctionType, MethodType),
@@ -37,7 +43,7 @@ class Objects:
     """The objects in the batches of a stage: of the classes that the first had, if it had any."""
 
     def __init__(self) -> None:
-        self._kinds: list[type] | None = None
+        self._kinds: list[Any] | None = None
 
     def open(self, given: Any) -> Opened | None:
         """A batch whose objects are opened; None where there are none.
@@ -82,17 +88,13 @@ class Opened:
     def __init__(self, given: Any) -> None:
         self._given = given
         self._objects: list[tuple[Any, dict[Any, Any], dict[Any, Any]]] = []
-        self.batch = self._open(given, 0)
+        self.kinds: list[Any] = []  # the objects' classes, and what else of them stays as it is
+        self.batch = self._open(given, ())
 
-    @property
-    def kinds(self) -> list[type]:
-        """The classes of the objects, in order."""
-        return [type(one) for one, *_ in self._objects]
-
-    def check(self, kinds: list[type]) -> None:
+    def check(self, kinds: list[Any]) -> None:
         """Raise where an earlier batch had objects of other classes."""
         if self.kinds != kinds:
-            was, now = (", ".join(kind.__name__ for kind in one) for one in (kinds, self.kinds))
+            was, now = (", ".join(one.__name__ for one in some) for some in (kinds, self.kinds))
             raise InputChanged(
                 f"The batch has other objects than the traced one: it had {was}, and now {now}.",
                 remedy="return batches of one structure from the dataset or collate_fn",
@@ -105,7 +107,9 @@ class Opened:
     def _closing(self, run: _Run) -> _Run:
         def closed(batch: Any) -> Any:
             copies: list[_Copy] = []
-            result = run(_close(batch, self._given, copies, ()))
+            whole = _close(batch, self._given, copies, ())
+            self._refuse_links(copies)
+            result = run(whole)
             for one in copies:
                 one.note_changes()
             passed = {id(one.object): watch_container((*one.path, OBJECT)) for one in copies}
@@ -135,21 +139,35 @@ class Opened:
             for key in [key for key in before if key not in opened]:
                 _delete(one, key)
 
-    def _open(self, value: Any, depth: int) -> Any:
+    def _refuse_links(self, copies: list[_Copy]) -> None:
+        """Raise where a copy leads to one of the user's objects."""
+        known = {id(one) for one, *_ in self._objects}
+        for one in copies:
+            for name, item in one.before.items():
+                if isinstance(item, weakref.ref) and id(item()) in known:
+                    raise _linked(one.object, name)
+
+    def _open(self, value: Any, above: tuple[Any, ...]) -> Any:
+        """What stands for a value inside the objects and containers ``above``."""
         if type(value) in _CONTAINERS or _is_named_tuple(value):
             items = value.values() if isinstance(value, dict) else value
-            opened = [self._open(item, depth + 1) for item in items]
+            opened = [self._open(item, (*above, value)) for item in items]
             if all(a is b for a, b in zip(opened, items, strict=True)):
                 return value
             if isinstance(value, dict):
                 return dict(zip(value, opened, strict=True))
             return type(value)(*opened) if _is_named_tuple(value) else type(value)(opened)
-        if depth > _DEEPEST or not _opens(value):
+        if len(above) > _DEEPEST or not _opens(value):
             return value
+        if any(value is one for one in above):
+            raise _linked(value, "attributes")
+        self.kinds.append(type(value))
         inside: dict[Any, Any] = {}
         for key, item in _attributes(value).items():
-            if _is_data(item):
-                inside[Attribute(key)] = self._open(item, depth + 1)
+            if not _stays(item):
+                inside[Attribute(key)] = self._open(item, (*above, value))
+            elif not isinstance(item, weakref.ref):
+                self.kinds.append(item)
         self._objects.append((value, inside, dict(inside)))
         return inside
 
@@ -157,28 +175,39 @@ class Opened:
 _MISSING = object()
 
 
+def _linked(one: Any, name: str) -> UnsupportedInput:
+    return UnsupportedInput(
+        f"A {type(one).__name__} of the batch leads back to itself ({name}), and a step would work"
+        " on two of it.",
+        remedy="turn it into a dict of tensors in collate_fn or on_after_batch_transfer",
+    )
+
+
 def _opens(value: Any) -> bool:
     """Whether a value is an object that holds tensors."""
     if isinstance(value, (*_NEVER, *CONSTANTS, *_CONTAINERS)):
         return False
     owners = {kind.__module__.partition(".")[0] for kind in type(value).__mro__[:-1]}
-    return not owners <= _LIBRARIES and any(isinstance(leaf, Tensor) for leaf in _leaves(value, 0))
+    return not owners <= _LIBRARIES and any(
+        isinstance(leaf, Tensor) for leaf in _leaves(value, 0, set())
+    )
 
 
 _LIBRARIES = LIBRARIES - {"collections", "types", "fulgurite"}
 
 
-def _leaves(value: Any, depth: int) -> Iterator[Any]:
-    if depth > _DEEPEST:
+def _leaves(value: Any, depth: int, seen: set[int]) -> Iterator[Any]:
+    """The leaves of an object; of long containers those of the first elements."""
+    if depth > _DEEPEST or id(value) in seen:
         return
-    if isinstance(value, _CONTAINERS):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _leaves(item, depth + 1)
-    elif isinstance(value, (*_NEVER, *CONSTANTS)):
+    if isinstance(value, (*_NEVER, *CONSTANTS)):
         yield value
-    else:
-        for item in _attributes(value).values():
-            yield from _leaves(item, depth + 1)
+        return
+    seen.add(id(value))
+    if not isinstance(value, _CONTAINERS):
+        value = _attributes(value)
+    for item in itertools.islice(value.values() if isinstance(value, dict) else value, _LONGEST):
+        yield from _leaves(item, depth + 1, seen)
 
 
 def _attributes(value: Any) -> dict[str, Any]:
@@ -192,9 +221,11 @@ def _attributes(value: Any) -> dict[str, Any]:
     return held
 
 
-def _is_data(item: Any) -> bool:
-    """Whether a program may know an attribute; all else stays as it is on the object."""
-    return isinstance(item, (Tensor, *CONSTANTS, *_CONTAINERS, np.ndarray)) or _opens(item)
+def _stays(item: Any) -> bool:
+    """Whether an attribute stays on the copy as it is: it has nothing of this batch."""
+    if isinstance(item, FunctionType):
+        return not item.__closure__
+    return isinstance(item, (type, ModuleType, BuiltinFunctionType, weakref.ref))
 
 
 def _is_named_tuple(value: Any) -> bool:
@@ -213,7 +244,7 @@ class _Copy(NamedTuple):
         """Put into the dict that stands for it what the step has set on it."""
         now = _attributes(self.object)
         for key, value in now.items():
-            if value is not self.before.get(key, _MISSING) and _is_data(value):
+            if value is not self.before.get(key, _MISSING) and not _stays(value):
                 self.opened[Attribute(key)] = value
         for key in [key for key in self.opened if key not in now]:
             del self.opened[key]
@@ -226,7 +257,7 @@ def _close(batch: Any, given: Any, copies: list[_Copy], path: Path) -> Any:
     if isinstance(batch, dict) and not isinstance(given, dict):
         one = copy.copy(given)
         held = _attributes(one)
-        for key in [key for key in held if key not in batch and _is_data(held[key])]:
+        for key in [key for key in held if key not in batch and not _stays(held[key])]:
             _delete(one, key)  # set by the step on an object that came before
         for key, value in batch.items():
             _set(one, key, _close(value, held.get(key), copies, (*path, key)))

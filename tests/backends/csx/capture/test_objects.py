@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import weakref
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import SimpleNamespace
@@ -217,6 +218,57 @@ def test_objects_of_other_classes_are_an_error() -> None:
 
     with pytest.raises(InputChanged, match="it had SimpleNamespace, and now Slots"):
         run(make, lambda b: b.x, True)
+
+
+class Meta:
+    """No tensors."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+
+def test_an_object_without_tensors_in_an_object_cannot_be_read() -> None:
+    def make(i: int) -> Any:
+        return SimpleNamespace(x=x_of(i), meta=Meta(i + 1))
+
+    with pytest.raises(UnsupportedInput, match=r"batch\.meta is a Meta"):
+        run(make, lambda b: b.x[: b.meta.length], True)
+    assert_same(*(run(make, lambda b: b.x, static) for static in (True, False)))
+
+
+def test_a_function_of_an_object_is_compared_and_a_method_refused() -> None:
+    with pytest.raises(InputChanged, match="it had SimpleNamespace, len, and now"):
+        run(
+            lambda i: SimpleNamespace(x=x_of(i), f=len if i < 2 else max),
+            lambda b: b.x * b.f(b.x),
+            True,
+        )
+
+    class Bound:
+        def __init__(self, x: Tensor) -> None:
+            self.x, self.f = x, self.double
+
+        def double(self) -> Tensor:
+            return self.x * 2
+
+    with pytest.raises(UnsupportedInput, match=r"batch\.f is a method"):
+        run(lambda i: Bound(x_of(i)), lambda b: b.f(), True)
+
+
+def test_objects_that_lead_back_are_refused() -> None:
+    def ring(i: int) -> Any:
+        outer = SimpleNamespace(x=x_of(i), inner=SimpleNamespace(x=x_of(i)))
+        outer.inner.outer = outer
+        return outer
+
+    class Weak:
+        def __init__(self, x: Tensor) -> None:
+            self.x, self.me = x, weakref.ref(self)
+
+    for make in (ring, lambda i: Weak(x_of(i))):
+        with pytest.raises(UnsupportedInput, match="leads back to itself"):
+            run(make, lambda b: b.x, True)
+        reset_backend()
 
 
 def test_an_array_of_an_object_cannot_be_used() -> None:
