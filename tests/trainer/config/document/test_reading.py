@@ -118,7 +118,7 @@ def test_no_frames_left_is_a_refusal_too() -> None:
 def test_no_file_takes_long(text: str) -> None:
     begin = time.perf_counter()
     assert "stands for more than" in refusal(text)
-    assert time.perf_counter() - begin < 10  # it would be hours
+    assert time.perf_counter() - begin < 60  # 3 s on a quiet machine; it would be hours
 
 
 def test_aliases_to_themselves_are_refused() -> None:
