@@ -13,16 +13,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 import torch.utils._pytree as pytree
-from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.seed import isolate_rng
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import (
     BatchSampler,
-    DataLoader,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
@@ -31,9 +28,10 @@ from torch.utils.data import (
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from fulgurite.backends.csx.capture.python_state import PythonState
-from fulgurite.backends.csx.capture.sizes import SHAPES, Shapes, too_many, varying
+from fulgurite.backends.csx.capture.sizes import SHAPES, Shapes, shapes_of, too_many, varying
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.diagnostics.muted import muted
+from fulgurite.loops.shapes import plain_batches
 
 _BATCHES, _SECONDS = 8, 1.0  # at most
 _HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
@@ -93,24 +91,12 @@ def _ahead(loader: Any) -> Iterator[Shapes]:
             return
         finally:
             state.restore()
-        yield _shapes(batch)
+        yield shapes_of(batch, lambda path: f"batch{pytree.keystr(path)}")
 
 
 def _plain_sampler(loader: Any) -> BatchSampler | None:
     """The batch sampler of a loader that takes rows in order, or shuffled, and may vary in size."""
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+    sampler = plain_batches(loader)
+    if sampler is None or isinstance(loader.dataset, (IterableDataset, TensorDataset)):
         return None
-    sampler: Any = loader.batch_sampler
-    if isinstance(sampler, _IndexBatchSamplerWrapper):
-        sampler = sampler._batch_sampler
-    plain = type(sampler) is BatchSampler and type(sampler.sampler) in (
-        RandomSampler,
-        SequentialSampler,
-    )
-    return None if not plain or type(loader.dataset) is TensorDataset else sampler
-
-
-def _shapes(batch: Any) -> dict[str, torch.Size]:
-    paths, _ = pytree.tree_flatten_with_path(batch)
-    tensors = [(path, leaf) for path, leaf in paths if isinstance(leaf, Tensor)]
-    return {f"batch{pytree.keystr(path)}": tensor.shape for path, tensor in tensors}
+    return sampler if type(sampler.sampler) in (RandomSampler, SequentialSampler) else None

@@ -76,14 +76,18 @@ def check_loaders(loaders: Mapping[str, tuple[object, float | None]], backend: C
 
 def _sizes(loader: Any) -> tuple[int, int] | None:
     """(samples, batch size) where the last batch may be smaller; None where nothing is known."""
-    if not isinstance(loader, DataLoader):
-        return None
-    sampler: Any = loader.batch_sampler
-    if isinstance(sampler, _IndexBatchSamplerWrapper):
-        sampler = sampler._batch_sampler
-    if type(sampler) is not BatchSampler or sampler.drop_last:
+    sampler = plain_batches(loader)
+    if sampler is None or sampler.drop_last:
         return None
     try:
         return len(sampler.sampler), sampler.batch_size  # type: ignore[arg-type]
     except TypeError:
         return None
+
+
+def plain_batches(loader: Any) -> BatchSampler | None:
+    """The batch sampler of a loader whose batches are so many rows each; None of any other."""
+    sampler: Any = loader.batch_sampler if isinstance(loader, DataLoader) else None
+    if isinstance(sampler, _IndexBatchSamplerWrapper):
+        sampler = sampler._batch_sampler
+    return sampler if type(sampler) is BatchSampler else None

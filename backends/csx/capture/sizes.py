@@ -6,10 +6,12 @@ many, the user has to pad them, or to put those of a size together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
 
 from fulgurite.backends.csx.diagnostics.errors import InputChanged
 
@@ -18,6 +20,12 @@ SHAPES = 4
 
 Shapes = Mapping[str, torch.Size]
 """Of the tensors of a batch, by their names."""
+
+
+def shapes_of(batch: Any, name: Callable[[Any], str]) -> dict[str, torch.Size]:
+    """The shapes of a batch's tensors; ``name`` makes a name of a path in it."""
+    paths, _ = pytree.tree_flatten_with_path(batch)
+    return {name(path): leaf.shape for path, leaf in paths if isinstance(leaf, Tensor)}
 
 
 class Varying(NamedTuple):

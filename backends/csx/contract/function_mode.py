@@ -245,7 +245,7 @@ _MOVES = frozenset(
         *("chunk", "split", "tensor_split", "unbind", "narrow", "select"),
         *("index_select", "gather", "take"),
         *("take_along_dim", "flip", "fliplr", "flipud", "roll", "rot90"),
-        *("as_strided"),
+        "as_strided",
     }
 )
 

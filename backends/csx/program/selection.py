@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from operator import attrgetter, is_
 from typing import Any
 
-import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 
 from fulgurite.backends.csx.capture.scope import Scope
-from fulgurite.backends.csx.capture.sizes import SHAPES, Varying, too_many, varying
+from fulgurite.backends.csx.capture.sizes import SHAPES, Varying, shapes_of, too_many, varying
 from fulgurite.backends.csx.diagnostics.errors import InputChanged, StateChanged
 from fulgurite.backends.csx.program.build import BoundProgram
 from fulgurite.backends.csx.program.executable import Executable
@@ -136,9 +135,7 @@ class Selection:
 
     def _sizes(self, batch: Any) -> list[Varying]:
         """In which dimensions the batches of all programs and this one differ."""
-        leaf_name = self._scope.leaf_name
-        paths, _ = pytree.tree_flatten_with_path(batch)
-        now = {leaf_name(path): one.shape for path, one in paths if isinstance(one, Tensor)}
+        now = shapes_of(batch, self._scope.leaf_name)
         return varying([now, *(program.guards.batch.shapes() for program in self.programs)])
 
     def conditions(self) -> Conditions:

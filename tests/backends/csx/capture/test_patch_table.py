@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import math
 import re
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 from harness import assert_same_run, both, fit
+from installed import installed
 from models import Classifier, Measured, loader, mlp
 from optimizers import Moving
 
@@ -207,16 +207,7 @@ class Theirs(torch.optim.Optimizer):
 def test_an_optimizers_own_file_takes_traced_numbers(
     listed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "site-packages" / "theirs.py"
-    path.parent.mkdir()
-    path.write_text(OPTIMIZER, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("theirs", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    if listed:
-        monkeypatch.setitem(sys.modules, "theirs", module)
-    spec.loader.exec_module(module)
+    module = installed(tmp_path, "theirs", OPTIMIZER, monkeypatch, listed)
     ours, stock = both(
         lambda: Classifier(mlp(), module.Theirs, lr=0.01),
         lambda: (loader(64),),

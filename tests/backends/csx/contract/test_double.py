@@ -45,8 +45,9 @@ class Casts(pl.LightningModule):
         lambda y: y.T.reshape(4, 3).flip(0).type(torch.float32),
         lambda y: torch.cat(y.chunk(2)).view(3, 4).t().contiguous().float(),
         lambda y: torch.cat([y, torch.ones(1, 3)])[:4].detach().clone().float(),
+        lambda y: y.as_strided((4, 3), (3, 1)).float(),
     ],
-    ids=["cast", "cat", "stack", "reshape", "chunk", "promoted"],
+    ids=["cast", "cat", "stack", "reshape", "chunk", "promoted", "strided"],
 )
 def test_float64_that_is_moved_and_cast_is_as_eagerly(move: Any) -> None:
     ours, stock = both(lambda: Casts(move), loader)

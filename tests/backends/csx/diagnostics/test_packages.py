@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import warnings
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from harness import fit
+from installed import installed
 from models import Classifier, loader, mlp
 from torch import Tensor, nn
 
@@ -61,16 +60,7 @@ class Refused(WarmUp):
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """An installed package with models in it."""
-    path = tmp_path / "site-packages" / "modelzoo.py"
-    path.parent.mkdir()
-    path.write_text(PACKAGE, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("modelzoo", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "modelzoo", module)
-    spec.loader.exec_module(module)
-    return module
+    return installed(tmp_path, "modelzoo", PACKAGE, monkeypatch)
 
 
 def line_with(mark: str) -> int:
