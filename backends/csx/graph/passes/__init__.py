@@ -7,6 +7,7 @@ drop_renames    no operations that only rename
 functional_draws  random numbers are drawn into tensors of their own (draws)
 to_cbfloat16    in a cbfloat16 run alone: its results in float32, each rounded once
 functionalize   no in-place operations but the final write of each state; decomposed
+                (memories, rewriting, decompositions)
 drop_renames    none that this added
 fold_zeros      fold away additions to gradients that are zero
 simplify        none that repeat another, no dead ones

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
-from fulgurite.backends.csx.graph.graph import Graph
+from fulgurite.backends.csx.graph.graph import Graph, like
 
 _aten: Any = torch.ops.aten
 _IN_PLACE = (
@@ -90,6 +90,8 @@ def functional_draws(graph: Graph) -> Graph:
                 _replace(node, new)
                 _replace(target, new)
             else:
+                with graph.mode:
+                    new.meta["val"] = like(new.meta["val"])
                 with fresh.inserting_before(node):
                     written = fresh.call_function(_aten.copy_.default, (target, new))
                 written.meta = dict(node.meta)

@@ -1,15 +1,20 @@
 """Make a captured graph functional: every state is read once and written once, at the end.
 
-Views are kept (``remove="mutations"``): removing them too copies transposed weights, 143 against
-110-119 µs a step on an MLP 64-128-128-10, and twice the compile time on a GPT (measured, torch
-2.13).
+Views are kept: removing them too copies transposed weights, 143 against 110-119 µs a step on an MLP
+64-128-128-10, and twice the compile time on a GPT (measured, torch 2.13).
+
+The graph is rewritten, not traced again, which would cost what its capture cost. An operation that
+the compiler knows stays, with what the capture noted of it. One that has a decomposition is traced
+the first time that it comes with such arguments, and its nodes are copied from then on: sixty equal
+updates of an optimizer take one. An operation that changes a tensor in place becomes the one that
+returns it changed, and whatever is the same memory in the same layout means that from then on.
+Where the same memory is read afterwards in another layout (``x[:, 0] = 1``), and in what else is
+not as plain as this, torch functionalizes the graph as a whole.
 """
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Callable
+import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -21,106 +26,42 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fulgurite.backends.csx.graph.graph import Graph
-from fulgurite.backends.csx.graph.op_schema import is_random
-from fulgurite.backends.patches import applied, patches_of
-
-
-def _decompositions() -> dict[Any, Any]:
-    """The compiler's table, but for random operations: their draws must be eager's."""
-    table = {
-        operation: decomposition
-        for operation, decomposition in _compilers_table().items()
-        if not is_random(operation)
-    }
-    for operation in _NORMS:
-        table[operation] = _with_full_statistics(table[operation])
-    table[torch.ops.aten.max_pool2d_with_indices.default] = functools.partial(_max_pool, 2)
-    table[torch.ops.aten.max_pool3d_with_indices.default] = functools.partial(_max_pool, 3)
-    return table
-
-
-def _compilers_table() -> dict[Any, Any]:
-    """The decompositions of torch's compiler: 0.2 s of CPU where they are asked for first."""
-    from torch._export import utils
-
-    every = functools.cache(utils._materialize_cpp_cia_ops)
-    why = "it asks for the same list 29 times, 0.1 s of CPU (measured)"
-    names = {"_materialize_cpp_cia_ops": every}
-    with applied(patches_of(utils, names, why=why, checked="torch 2.13")):
-        from torch._inductor.decomposition import select_decomp_table
-
-    table: dict[Any, Any] = select_decomp_table()
-    return table
-
-
-_NORMS = (
-    torch.ops.aten.native_batch_norm.default,
-    torch.ops.aten._native_batch_norm_legit.default,
-    torch.ops.aten._native_batch_norm_legit_functional.default,
-    torch.ops.aten.native_layer_norm.default,
-    torch.ops.aten.native_group_norm.default,
-)
-
-
-def _with_full_statistics(decomposition: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep mean and deviation in the type of a norm's parameters, as eager kernels do.
-
-    torch's decomposition rounds them to the input's type, bfloat16 under autocast, and the backward
-    pass reads them: 2.5e-3 in the loss after a step of a ConvNet, 1e-3 of an MLP with LayerNorm
-    (measured, torch 2.13).
-    """
-
-    def decomposed(x: Tensor, *rest: Any) -> Any:
-        dtypes = [t.dtype for t in rest if isinstance(t, Tensor)]
-        y, *statistics = decomposition(x.to(dtypes[0]) if dtypes else x, *rest)
-        return y.to(x.dtype), *statistics
-
-    return decomposed
-
-
-_LARGEST_WINDOW = 25  # torch 2.13's limit for pooling in a loop of its own
-
-
-def _max_pool(
-    dims: int,
-    x: Tensor,
-    kernel: list[int],
-    stride: list[int] | None = None,
-    padding: int | list[int] = 0,
-    dilation: int | list[int] = 1,
-    ceil_mode: bool = False,
-) -> Any:
-    """As torch's decomposition, which asks a module of its compiler: 1.2 s to import (measured)."""
-
-    def listed(value: int | list[int]) -> list[int]:
-        values = [value] if isinstance(value, int) else list(value)
-        return values * dims if len(values) == 1 else values
-
-    window = listed(kernel)
-    if math.prod(window) > _LARGEST_WINDOW:
-        return NotImplemented
-    how = listed(stride or window), listed(padding), listed(dilation)
-    prims = torch.ops.prims  # defined with the table
-    values, offsets = prims._low_memory_max_pool_with_offsets(x, window, *how, ceil_mode)
-    size = x.shape[-dims:]
-    return values, prims._low_memory_max_pool_offsets_to_indices(offsets, window, size, *how)
+from fulgurite.backends.csx.graph.passes.decompositions import decompositions
+from fulgurite.backends.csx.graph.passes.memories import is_plain, memories_of
+from fulgurite.backends.csx.graph.passes.rewriting import NotPlain, Rewriting
 
 
 def functionalize(graph: Graph) -> Graph:
     """Replace in-place operations by pure ones and decompose for the compiler, lines kept."""
+    table, memories = decompositions(), memories_of(graph)
+    if memories is not None and is_plain(graph, memories):
+        with contextlib.suppress(NotPlain):
+            return _traced(graph, lambda *inputs: _rewritten(graph, memories, table), table)
+    return by_torch(graph)
+
+
+def by_torch(graph: Graph) -> Graph:
+    """The same by tracing the whole graph again."""
 
     def run(*inputs: Tensor) -> Any:
         return fx.Interpreter(graph.module).run(*inputs)
 
-    examples, table = [item.example for item in graph.inputs], _decompositions()
+    return _traced(graph, torch.func.functionalize(run, remove="mutations"), decompositions())
+
+
+def _traced(graph: Graph, run: Any, table: dict[Any, Any]) -> Graph:
+    """What ``run`` does with a graph's inputs."""
+    examples = [item.example for item in graph.inputs]
     # the flag marks the operations that eagerly are kernels, after which the compiler then rounds
     rounding = inductor.patch(emulate_precision_casts=True)
     lazy = _use_lazy_graph_module(True)  # no pass runs the graph's Python
     with graph.mode, torch.no_grad(), traceback.preserve_node_meta(), rounding, lazy:
         module = make_fx(
-            torch.func.functionalize(run, remove="mutations"),
-            decomposition_table=table,
-            tracing_mode="fake",
-            _allow_non_fake_inputs=True,
+            run, decomposition_table=table, tracing_mode="fake", _allow_non_fake_inputs=True
         )(*examples)
     return replace(graph, module=module)
+
+
+def _rewritten(graph: Graph, memories: dict[fx.Node, int], table: dict[Any, Any]) -> Any:
+    with torch._C.DisableTorchFunction():  # modes that look at every attribute of a tensor
+        return Rewriting(graph, memories, table).run()

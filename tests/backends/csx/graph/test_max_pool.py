@@ -8,7 +8,7 @@ import pytest
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fulgurite.backends.csx.graph.passes.functionalize import _decompositions
+from fulgurite.backends.csx.graph.passes.decompositions import decompositions
 
 CASES: list[tuple[int, tuple[Any, ...]]] = [
     (2, ([2, 2], [2, 2])),
@@ -39,4 +39,4 @@ def test_the_operations_are_those_of_torchs_decomposition(
         graph = make_fx(pool, decomposition_table=table)(x).graph
         return [node.format_node() or "" for node in graph.nodes]
 
-    assert operations(_decompositions()) == operations(select_decomp_table())
+    assert operations(decompositions()) == operations(select_decomp_table())

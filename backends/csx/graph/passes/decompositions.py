@@ -1,0 +1,95 @@
+"""How operations become those that the compiler knows."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fulgurite.backends.csx.graph.op_schema import is_random
+from fulgurite.backends.patches import applied, patches_of
+
+
+def decompositions() -> dict[Any, Any]:
+    """The compiler's table, but for random operations: their draws must be eager's."""
+    table = {
+        operation: decomposition
+        for operation, decomposition in _compilers_table().items()
+        if not is_random(operation)
+    }
+    for operation in _NORMS:
+        table[operation] = _with_full_statistics(table[operation])
+    table[torch.ops.aten.max_pool2d_with_indices.default] = functools.partial(_max_pool, 2)
+    table[torch.ops.aten.max_pool3d_with_indices.default] = functools.partial(_max_pool, 3)
+    return table
+
+
+def _compilers_table() -> dict[Any, Any]:
+    """The decompositions of torch's compiler: 0.2 s of CPU where they are asked for first."""
+    from torch._export import utils
+
+    every = functools.cache(utils._materialize_cpp_cia_ops)
+    why = "it asks for the same list 29 times, 0.1 s of CPU (measured)"
+    names = {"_materialize_cpp_cia_ops": every}
+    with applied(patches_of(utils, names, why=why, checked="torch 2.13")):
+        from torch._inductor.decomposition import select_decomp_table
+
+    table: dict[Any, Any] = select_decomp_table()
+    return table
+
+
+_NORMS = (
+    torch.ops.aten.native_batch_norm.default,
+    torch.ops.aten._native_batch_norm_legit.default,
+    torch.ops.aten._native_batch_norm_legit_functional.default,
+    torch.ops.aten.native_layer_norm.default,
+    torch.ops.aten.native_group_norm.default,
+)
+
+
+def _with_full_statistics(decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep mean and deviation in the type of a norm's parameters, as eager kernels do.
+
+    torch's decomposition rounds them to the input's type, bfloat16 under autocast, and the backward
+    pass reads them: 2.5e-3 in the loss after a step of a ConvNet, 1e-3 of an MLP with LayerNorm
+    (measured, torch 2.13).
+    """
+
+    def decomposed(x: Tensor, *rest: Any) -> Any:
+        dtypes = [t.dtype for t in rest if isinstance(t, Tensor)]
+        y, *statistics = decomposition(x.to(dtypes[0]) if dtypes else x, *rest)
+        return y.to(x.dtype), *statistics
+
+    return decomposed
+
+
+_LARGEST_WINDOW = 25  # torch 2.13's limit for pooling in a loop of its own
+
+
+def _max_pool(
+    dims: int,
+    x: Tensor,
+    kernel: list[int],
+    stride: list[int] | None = None,
+    padding: int | list[int] = 0,
+    dilation: int | list[int] = 1,
+    ceil_mode: bool = False,
+) -> Any:
+    """As torch's decomposition, which asks a module of its compiler: 1.2 s to import (measured)."""
+
+    def listed(value: int | list[int]) -> list[int]:
+        values = [value] if isinstance(value, int) else list(value)
+        return values * dims if len(values) == 1 else values
+
+    window = listed(kernel)
+    if math.prod(window) > _LARGEST_WINDOW:
+        return NotImplemented
+    how = listed(stride or window), listed(padding), listed(dilation)
+    prims = torch.ops.prims  # defined with the table
+    values, offsets = prims._low_memory_max_pool_with_offsets(x, window, *how, ceil_mode)
+    size = x.shape[-dims:]
+    return values, prims._low_memory_max_pool_offsets_to_indices(offsets, window, size, *how)
