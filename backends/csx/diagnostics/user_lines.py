@@ -95,11 +95,6 @@ def is_library(frame: FrameType) -> bool:
     return _is_library(frame.f_code.co_filename, str(frame.f_globals.get("__name__", "")))
 
 
-def is_packages(frame: FrameType) -> bool:
-    """Whether a frame belongs to an installed package that may have models in it."""
-    return is_library(frame) and top_package(frame) not in _NO_MODELS
-
-
 def belongs_to_library(item: type | ModuleType | FunctionType) -> bool:
     """The same of a class, a Python module, or a function."""
     if isinstance(item, FunctionType):
@@ -113,6 +108,19 @@ def _is_library(file: str, module: str) -> bool:
     generated = not module  # by exec: torch.fx does
     installed = any(folder in file for folder in _INSTALLED) or file.endswith(".pyx")
     return generated or installed or module.partition(".")[0] in LIBRARIES
+
+
+def package_of(frame: FrameType) -> str | None:
+    """The package of a frame that may have models in it; "" of other libraries, None of users."""
+    return _package_named(frame.f_code.co_filename, str(frame.f_globals.get("__name__", "")))
+
+
+@functools.lru_cache(maxsize=4096)
+def _package_named(file: str, module: str) -> str | None:
+    if not _is_library(file, module):
+        return None
+    package = module.partition(".")[0]
+    return "" if package in _NO_MODELS else package
 
 
 def user_modules() -> Iterator[ModuleType]:
@@ -149,10 +157,11 @@ def user_line(boundary: CodeType | None = None) -> UserLine | None:
     frame: FrameType | None = sys._getframe(1)
     found: list[FrameType] = []  # of one package, the innermost first
     while frame is not None and frame.f_code is not boundary:
-        if not is_library(frame):
+        package = package_of(frame)
+        if package is None:
             runs = any(isinstance(one.f_locals.get("self"), torch.nn.Module) for one in found)
             return UserLine.of_frame(frame, UserLine.of_frame(found[0]) if runs else None)
-        if is_packages(frame) and (not found or top_package(found[0]) == top_package(frame)):
+        if package and (not found or top_package(found[0]) == package):
             found.append(frame)
         frame = frame.f_back
     return UserLine.of_frame(found[0]) if found and boundary is not None else None
