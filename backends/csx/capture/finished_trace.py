@@ -117,7 +117,7 @@ class FinishedTrace:
         recording = self.recorded() if scope.looks_again else None
         self.refuse_the_rest()
         inputs.state = release_rebound(trace.rebound, inputs.state, inputs.nodes)
-        constants = constants_as_inputs(self.module, position=inputs.position_of_batch())
+        constants = constants_as_inputs(self.module, inputs.position_of_batch(), inputs.mode)
         sources = self._sources(constants)
         inputs.add_constants(constants)
         items = inputs.gradients.marked(inputs.items)

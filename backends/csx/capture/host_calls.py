@@ -22,6 +22,8 @@ from torchmetrics.utilities.data import dim_zero_mean
 
 from fulgurite.backends.closures import Closure
 from fulgurite.backends.csx.capture.logs import record_log
+from fulgurite.backends.csx.diagnostics.user_lines import user_line
+from fulgurite.backends.csx.hyperparams.slots import NotedGroup
 from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber
 from fulgurite.backends.patches import Patch, applied, patches_of
 from fulgurite.backends.schedules import ProgramScheduler
@@ -125,14 +127,22 @@ def record_host_calls(trainer: pl.Trainer | None, schedulers: list[Any]) -> Iter
         if call is not None:
             calls.append(call)
 
-    def record(step: Callable[..., None]) -> Callable[..., None]:
-        return lambda *args, **kwargs: calls.append(SchedulerCall(step, (args, kwargs)))
+    def record(scheduler: Any) -> Callable[..., None]:
+        step = scheduler.step
+
+        def recorded(*args: Any, **kwargs: Any) -> None:
+            calls.append(SchedulerCall(step, (args, kwargs)))
+            for group in scheduler.optimizer.param_groups:
+                if isinstance(group, NotedGroup):
+                    group.scheduled_at = user_line()
+
+        return recorded
 
     patches: list[Patch] = []
     why = "it is done on the host, after every step"
     for scheduler in schedulers:
         if not isinstance(scheduler, ProgramScheduler):
-            step = {"step": record(scheduler.step)}
+            step = {"step": record(scheduler)}
             patches += patches_of(scheduler, step, why=why, checked="torch 2.13")
     if trainer is not None:
         patches += patches_of(pl.LightningModule, {"log": log}, why=why, checked="lightning 2.6")

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from fulgurite.backends.csx.capture.batch_changes import container_at
 from fulgurite.backends.csx.capture.host_calls import HostCall
+from fulgurite.backends.csx.capture.metrics import BatchValue
 from fulgurite.backends.csx.contract.proxies import Source, is_watched, source_of, unwatched
 from fulgurite.backends.csx.graph.graph import storage_of
 from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber
@@ -90,6 +91,8 @@ def _numbered(
     kept: list[Any] = []
     passed: dict[Source, list[int]] = {}
     for leaf in leaves:
+        if isinstance(leaf, BatchValue):
+            leaf.refuse()
         if is_watched(leaf):
             passed.setdefault(source_of(leaf), []).append(len(kept))
             kept.append(None)

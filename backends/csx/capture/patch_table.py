@@ -7,7 +7,7 @@ a part of a trace only, and are made where that part begins: the methods of ``nn
 ``torch.any`` (``contract/overrides``), logging and schedulers (``host_calls``), the making of nodes
 (``diagnostics/user_lines``), logs of second traces (``program/audit``). Those of the compiler hold
 while it runs (``compile/inductor``, ``indices``, ``vector_units``), and one while its table of
-decompositions is made (``graph/passes/functionalize``).
+decompositions is made (``graph/passes/decompositions``).
 """
 
 from __future__ import annotations

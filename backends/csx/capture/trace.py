@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import get_innermost_proxy_mode, make_fx
 from fulgurite.backends.csx.capture.batch_changes import BatchChanges, copied
 from fulgurite.backends.csx.capture.host_calls import record_host_calls
 from fulgurite.backends.csx.capture.logs import Accumulator, LogCall
+from fulgurite.backends.csx.capture.metrics import metrics_in_step
 from fulgurite.backends.csx.capture.outputs import collected_outputs
 from fulgurite.backends.csx.capture.patch_table import traceable
 from fulgurite.backends.csx.capture.recording import Recording
@@ -174,6 +175,9 @@ class Trace:
             before = copied(batch)
             with (
                 record_host_calls(self.scope.trainer, self.scope.schedulers) as calls,
+                metrics_in_step(
+                    self.scope.module, calls, tracer.graph, self._contract, self._fallback_line
+                ),
                 torch.set_grad_enabled(self.scope.trains),
                 self._watched(tracer.graph),
             ):

@@ -1,0 +1,221 @@
+"""torchmetrics in a step: the program updates a metric where it can, and the host where it cannot.
+
+``forward`` both updates a metric and computes it for the batch alone. Where no static program can
+compute that (its shapes or branches depend on values), the program updates the metric and the step
+gets a ``BatchValue``, whose use is an error. The host computes it after the step if the step logs
+the metric with ``on_step=True``. Where no program can do the update itself, the host does it after
+the step. Checked with torchmetrics 1.9.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+)
+from torchmetrics import Metric
+
+from fulgurite.backends.csx.contract.function_mode import Contract
+from fulgurite.backends.csx.contract.proxies import USES
+from fulgurite.backends.csx.contract.rules import METRIC
+from fulgurite.backends.csx.diagnostics.errors import TraceError, UnsupportedState
+from fulgurite.backends.csx.diagnostics.user_lines import UserLine
+from fulgurite.backends.csx.state.snapshot import Snapshot
+from fulgurite.backends.patches import Patch, applied, patches_of
+
+_NOT_STATIC = (TraceError, DynamicOutputShapeException, DataDependentOutputException)
+_stock_forward, _stock_copy = Metric.forward, Metric._copy_state_dict
+
+
+@dataclass(slots=True)
+class UpdateCall:
+    """The update of a metric that no program can do, done after every step."""
+
+    metric: Metric
+    value: Any
+
+    def __call__(self, value: Any) -> None:
+        """Update."""
+        args, kwargs = value
+        self.metric.update(*args, **kwargs)
+
+
+@dataclass(slots=True)
+class BatchValueCall:
+    """The value of a metric for a batch alone, computed after every step if that is ``wanted``."""
+
+    metric: Metric
+    value: Any
+    wanted: bool = False
+    _alone: Metric | None = field(default=None, init=False)
+
+    def __call__(self, value: Any) -> None:
+        """Compute it, with another metric of the same kind, and keep it where Lightning looks."""
+        if self._alone is None:
+            self._alone = copy.deepcopy(self.metric)
+        self._alone.reset()
+        args, kwargs = value
+        vars(self.metric)["_forward_cache"] = self._alone(*args, **kwargs)
+
+
+class BatchValue:
+    """What a metric's ``forward`` returns where no program can compute it; its use is an error."""
+
+    def __init__(self, metric: Metric, why: Exception, line: Callable[[], UserLine | None]) -> None:
+        vars(self).update(_metric=type(metric).__name__, _why=why, _line=line)  # past __setattr__
+
+    def refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise, on the user's line."""
+        why = self._why.what if isinstance(self._why, TraceError) else str(self._why)
+        raise UnsupportedState(
+            f"The step uses what {self._metric} returned for this batch, which no static program"
+            f" can compute. ({why})",
+            line=self._line(),
+            remedy=METRIC,
+        )
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> NoReturn:
+        leaves = pytree.tree_leaves((args, kwargs))
+        next(leaf for leaf in leaves if isinstance(leaf, BatchValue)).refuse()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # copy and pickle ask for what is not there
+            raise AttributeError(name)
+        self.refuse()
+
+
+for _use in USES.split():
+    setattr(BatchValue, f"__{_use}__", BatchValue.refuse)
+
+
+@contextlib.contextmanager
+def metrics_in_step(
+    root: nn.Module,
+    calls: list[Any],
+    graph: fx.Graph,
+    contract: Contract,
+    line: Callable[[], UserLine | None],
+) -> Iterator[None]:
+    """While the block runs, metrics do on the host what no program can do.
+
+    Args:
+        root: the module that has them.
+        calls: receives what is done after every step.
+        graph: of the trace; it loses what was tried in vain.
+        contract: forgets what it refused, where that was tried.
+        line: the user's line that runs now.
+    """
+    metrics = _Metrics(calls, graph, contract, line)
+    with applied(metrics.patches(root)):
+        yield
+    calls[:] = [call for call in calls if not isinstance(call, BatchValueCall) or call.wanted]
+
+
+class _Metrics:
+    def __init__(
+        self,
+        calls: list[Any],
+        graph: fx.Graph,
+        contract: Contract,
+        line: Callable[[], UserLine | None],
+    ) -> None:
+        self._calls, self._graph, self._contract, self._line = calls, graph, contract, line
+        self._trying = False
+
+    def patches(self, root: nn.Module) -> Iterator[Patch]:
+        """Patches of all metrics, and of those of ``root``."""
+        checked = "torchmetrics 1.9"
+
+        def forward(metric: Metric, *args: Any, **kwargs: Any) -> Any:
+            return self._forward(metric, args, kwargs)
+
+        why = "what is computed of a batch may depend on values"
+        yield from patches_of(Metric, {"forward": forward}, why=why, checked=checked)
+        why = "forward() would copy all that a list holds, in every step"
+        yield from patches_of(Metric, {"_copy_state_dict": _copy_states}, why=why, checked=checked)
+        why = "an update may depend on values"
+        for metric in root.modules():
+            if isinstance(metric, Metric):
+                update = {"update": self._updating(metric)}
+                yield from patches_of(metric, update, why=why, checked=checked)
+
+    def _forward(self, metric: Metric, args: Any, kwargs: Any) -> Any:
+        if self._trying:
+            return _stock_forward(metric, *args, **kwargs)
+        value, why = self._tried(metric, lambda: _stock_forward(metric, *args, **kwargs))
+        if why is None:
+            return value
+        metric.update(*args, **kwargs)
+        self._calls.append(BatchValueCall(metric, _taken(args, kwargs)))
+        return BatchValue(metric, why, self._line)
+
+    def _updating(self, metric: Metric) -> Callable[..., None]:
+        stock = metric.update
+
+        def update(*args: Any, **kwargs: Any) -> None:
+            if self._trying:
+                stock(*args, **kwargs)
+                return
+            _, why = self._tried(metric, lambda: stock(*args, **kwargs))
+            if why is not None:
+                self._calls.append(UpdateCall(metric, _taken(args, kwargs)))
+
+        return update
+
+    def _tried(self, metric: Metric, run: Callable[[], Any]) -> tuple[Any, Exception | None]:
+        """The result of ``run``, or why it cannot be in a program; then all is as it was before."""
+        before, refused = Snapshot(metric.modules()), self._contract.refused
+        fakes = [state for state in before.tensors() if isinstance(state, FakeTensor)]
+        states = [(state, state.clone(), state._version) for state in fakes]
+        last = next(reversed(self._graph.nodes))
+        self._trying = True
+        try:
+            return run(), None
+        except _NOT_STATIC as error:
+            before.restore()
+            _erase_unused(self._graph, last)
+            with torch.no_grad():
+                for state, value, version in states:
+                    if state._version != version:
+                        state.copy_(value)
+            self._contract.refused = refused
+            return None, error
+        finally:
+            self._trying = False
+
+
+def _erase_unused(graph: fx.Graph, last: fx.Node) -> None:
+    """Take out the operations after ``last`` that change nothing; some of them cannot run."""
+    for node in reversed(graph.nodes):
+        if node is last:
+            return
+        changes = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+        if not node.users and not changes:
+            graph.erase_node(node)
+
+
+def _taken(args: Any, kwargs: Any) -> Any:
+    """Arguments for later: the step may still write a tensor."""
+    return pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), (args, kwargs))
+
+
+def _copy_states(self: Metric) -> dict[str, Any]:
+    """Torchmetrics' copy of the states of a metric, with the elements of lists themselves."""
+    states = {key: vars(self)[key] for key in self._defaults}
+    return {
+        key: state.detach().clone() if isinstance(state, Tensor) else list(state)
+        for key, state in states.items()
+    }

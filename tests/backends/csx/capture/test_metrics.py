@@ -1,0 +1,134 @@
+"""torchmetrics in a step: every metric equals stock's, and what no program can compute is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from document_metrics import PAGE, page
+from harness import assert_same_run, both, fit
+from metric_table import ENTRIES, KINDS, WAYS, epochs, noted
+from models import CLASSES, Classifier, loader, mlp
+from torch import Tensor, nn
+from torchmetrics import Metric
+from torchmetrics.classification import MulticlassAUROC
+
+from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
+
+SAMPLE = ("R2Score", "PearsonCorrCoef", "SpearmanCorrCoef", "MeanSquaredError")
+
+
+def assert_equal(ours: Any, stock: Any) -> None:
+    """Not a number is equal to itself: torchmetrics says so where a class is missing."""
+    torch.testing.assert_close(ours, stock, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torchmetrics', of small batches
+def test_every_metric_equals_stock(kind: str, way: str) -> None:
+    assert_equal(epochs(KINDS[kind], way, True), epochs(KINDS[kind], way, False))
+
+
+@pytest.mark.compiler
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_metrics_equal_stock_in_compiled_programs() -> None:
+    entries = [entry for entry in ENTRIES if entry.id in SAMPLE]
+    assert_equal(
+        epochs(entries, "forward", True, policy="default"), epochs(entries, "forward", False)
+    )
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_page_says_which_metrics_need_the_host() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "run: python tests/tools/document_metrics.py"
+
+
+class Curve(Classifier):
+    """Calls a metric whose batch value depends on shapes that are values."""
+
+    def __init__(self) -> None:
+        super().__init__(mlp())
+        self.metric = MulticlassAUROC(CLASSES, thresholds=5)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        logits = self.net(batch[0])
+        value = self.metric(logits.softmax(1), batch[1])
+        loss = nn.functional.cross_entropy(logits, batch[1])
+        return self.used(loss, value)
+
+    def used(self, loss: Tensor, value: Any) -> Any:
+        self.log("metric", self.metric, on_step=True, on_epoch=True)
+        return loss
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_value_of_each_batch_is_logged() -> None:
+    ours, stock = both(Curve, lambda: (loader(80),), max_epochs=2)
+    assert_same_run(ours, stock)
+    assert len({metrics["metric_step"] for metrics in stock.metrics}) > 2
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda self, loss, value: loss + value,
+        lambda self, loss, value: value * loss,
+        lambda self, loss, value: torch.stack([loss, value]).sum(),
+        lambda self, loss, value: loss if value > 0.5 else loss * 2,
+        lambda self, loss, value: loss * value.detach(),
+        lambda self, loss, value: {"loss": loss, "metric": value},
+        lambda self, loss, value: (self.log("metric", value), loss)[1],
+    ],
+    ids=["added", "multiplied", "stacked", "compared", "detached", "returned", "logged"],
+)
+def test_a_batch_value_that_is_used_is_an_error(use: Callable[..., Any]) -> None:
+    class Uses(Curve):
+        def used(self, loss: Tensor, value: Any) -> Any:
+            return use(self, loss, value)
+
+    with pytest.raises(UnsupportedState, match=r"MulticlassAUROC returned(.|\n)*metric\.update"):
+        fit(Uses, lambda: (loader(80),), static=True)
+
+
+class Middle(Metric):
+    """Changes its state in place before it does what no program can."""
+
+    full_state_update = True
+    total: Tensor
+
+    def __init__(self, updates_on_host: bool) -> None:
+        super().__init__()
+        self.updates_on_host = updates_on_host
+        self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros(()), dist_reduce_fx="sum")
+
+    def update(self, x: Tensor) -> None:
+        self.total += x.sum()
+        if not self.updates_on_host or x.sum() > 0:
+            self.count += 1
+
+    def compute(self) -> Tensor:
+        return self.total / self.count if self.total > 0 else -self.total
+
+
+@pytest.mark.parametrize("updates_on_host", [False, True])
+def test_what_was_tried_in_place_is_not_counted_twice(updates_on_host: bool) -> None:
+    class Counts(Classifier):
+        def __init__(self) -> None:
+            super().__init__(mlp())
+            self.metric = Middle(updates_on_host)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.metric(batch[0])
+            self.log("metric", self.metric, on_step=True, on_epoch=True)
+            return super().training_step(batch, batch_idx)
+
+    with noted() as on_host:
+        ours, stock = both(Counts, lambda: (loader(80),), max_epochs=2)
+    assert bool(on_host.updates) is updates_on_host
+    assert on_host.values
+    assert_same_run(ours, stock)
+    assert ours.module.metric._update_count == stock.module.metric._update_count

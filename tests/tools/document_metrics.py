@@ -1,0 +1,69 @@
+"""Write docs/metrics.md from the table of metrics, each of which it runs.
+
+python tests/tools/document_metrics.py
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+from metric_table import ENTRIES, KINDS, where
+
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+HEAD = """# torchmetrics in a step
+
+All metrics of `torchmetrics.classification` and `torchmetrics.regression` (1.9) work in a step:
+
+```python
+self.accuracy(predictions, y)  # or self.accuracy.update(predictions, y)
+self.log("accuracy", self.accuracy)
+```
+
+What a metric accumulates over an epoch, `metric.compute()` at its end, and what Lightning logs of
+the metric equal stock's. Lists of tensors that a metric keeps (`SpearmanCorrCoef()`) are filled
+from the program's outputs after each step.
+
+**Updated in**: the program, or the host, which calls `metric.update(...)` after each step with what
+the program computed. The host does it where shapes or branches of the update depend on values.
+
+**Batch value in**: what `metric(predictions, y)` returns. Where no program can compute it, the step
+may call the metric, and log the metric itself, with `on_step=True` too: the host then computes the
+value after each step. Its use in the step (`loss + self.metric(p, y)`, `return
+self.metric(p, y)`, `self.log("m", self.metric(p, y))`), is an `UnsupportedState` error
+on that line. Its remedy is `metric.update(...)` and `self.log` of the metric. Where nobody logs it
+on each step, it is not computed.
+
+`task="binary"` and its kin (`Accuracy(task=...)`) pick one of these classes. Other metrics (text,
+image, retrieval, one's own) go by the same rules, and are not in this table.
+
+Made from `tests/support/metric_table.py` by `tests/tools/document_metrics.py`. Each metric runs two
+epochs of validation, called and updated, the last batch smaller, and equals stock Lightning on the
+CPU (relative 1e-5).
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    return "\n".join([HEAD, *_tables()])
+
+
+def _tables() -> Iterator[str]:
+    found = {name: places for entries in KINDS.values() for name, places in where(entries).items()}
+    for library in dict.fromkeys(entry.library for entry in ENTRIES):
+        yield f"## {library.capitalize()}\n"
+        yield "| metric | updated in | batch value in |"
+        yield "|---|---|---|"
+        for entry in ENTRIES:
+            if entry.library == library:
+                updated, value = found[entry.id]
+                binned = " with `thresholds=5`" if "thresholds" in entry.options else ""
+                yield f"| `{entry.name}`{binned} | {updated} | {value} |"
+        yield ""
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
