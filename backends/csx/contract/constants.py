@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -129,8 +129,12 @@ def _is_view(func: Any) -> bool:
     return is_alias(func) and not is_mutable(func) and not literal
 
 
-def constants_as_inputs(module: fx.GraphModule, position: int) -> list[Tensor]:
+def constants_as_inputs(
+    module: fx.GraphModule, position: int, mode: FakeTensorMode
+) -> list[Tensor]:
     """Turn the tensors that were read from outside into inputs, from ``position`` on.
+
+    They are noted as the fakes that ``mode`` made of them for the trace: views lie in their memory.
 
     As attributes of the graph they would be copied into the compiled program, and a change in place
     on the host would go unseen.
@@ -152,7 +156,7 @@ def constants_as_inputs(module: fx.GraphModule, position: int) -> list[Tensor]:
         if id(value) not in placeholders:
             with graph.inserting_before(before):
                 placeholders[id(value)] = graph.placeholder(f"constant_{len(constants)}")
-            placeholders[id(value)].meta = dict(node.meta)
+            placeholders[id(value)].meta = {**node.meta, "val": mode.from_tensor(value)}
             constants.append(value)
         node.replace_all_uses_with(placeholders[id(value)])
         graph.erase_node(node)

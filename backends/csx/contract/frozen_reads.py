@@ -24,7 +24,7 @@ from fulgurite.backends.csx.diagnostics.errors import PUBLIC
 from fulgurite.backends.csx.diagnostics.user_lines import (
     UserLine,
     is_library,
-    is_packages,
+    package_of,
     user_line,
 )
 from fulgurite.backends.patches import Patch, caller, patched, patches_of
@@ -130,7 +130,7 @@ def is_models(frame: FrameType) -> bool:
     if not _wants_warnings():
         return False
     frame = _reader(frame)
-    return not is_library(frame) or is_packages(frame)
+    return package_of(frame) != ""
 
 
 def _wants_warnings() -> bool:

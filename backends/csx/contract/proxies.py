@@ -79,12 +79,12 @@ def refuse(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
     raise AssertionError
 
 
-_USES = """
+USES = """
     len iter next getitem setitem contains call bool eq ne lt le gt ge hash str repr format fspath
     int float index array add radd sub rsub mul rmul truediv rtruediv neg pow matmul rmatmul enter
     exit setattr reduce_ex copy deepcopy reversed
 """
-for _use in _USES.split():
+for _use in USES.split():
     setattr(WatchedObject, f"__{_use}__", refuse)
 
 

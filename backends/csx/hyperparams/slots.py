@@ -169,6 +169,19 @@ class NotedGroup(dict[str, Any]):
         super().__init__(group)
         self.installed = dict(group)
         self.lines: dict[str, UserLine | None] = {}
+        self.scheduled_at: UserLine | None = None  # where the step called a scheduler of the host
+
+    def __getitem__(self, key: str) -> Any:
+        if key == "lr" and self.scheduled_at is not None:
+            raise FrozenNumber(
+                "The step read a learning rate after scheduler.step(), at"
+                f" {self.scheduled_at.place}: that scheduler runs after the program, which would"
+                " go on with the rate from before it.",
+                line=user_line(),
+                remedy="scheduler.step() as the last thing of training_step, after every"
+                " optimizer.step() and whatever else reads the rate",
+            )
+        return super().__getitem__(key)
 
     def __setitem__(self, key: str, value: Any) -> None:
         self.lines[key] = user_line()

@@ -13,5 +13,6 @@ first_bad       which operation of a step gave the first result that is not fini
 audit           now and then a step is traced again and compared
 summary         a program as plain data
 report          what was built, in a line and as files; waiting: what is being built
+fit_table       what a fit took, as a table at its end
 offline         runs that build programs and do nothing else
 """

@@ -42,6 +42,11 @@ class BoundProgram:
     guards: Guards  # say whether it fits a batch
     entries: dict[str, Executable]
 
+    def forget_others(self) -> None:
+        """Another program ran before: what it left in ``p.grad`` is not this one's."""
+        for executable in self.entries.values():
+            executable.tells_unkept = True
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Builder:
@@ -51,7 +56,7 @@ class Builder:
     scope: Scope  # what the step works on
     backend: CSXBackend
     fabric: Fabric
-    steps_done: Callable[[], int]
+    so_far: Callable[[], tuple[int, float]]  # steps done, and seconds in them
     programs: list[Program] = field(default_factory=list)  # descriptions of those built so far
     gradients: dict[str, Tensor] = field(default_factory=dict)  # buffers that all of them share
 
@@ -132,11 +137,12 @@ class Builder:
         """Say when the last entry point is compiled, which is done in the background."""
 
         def told() -> None:
+            steps, seconds = self.so_far()
             if not any(load.compiling for load in loads):
                 if all(load.compiled for load in loads):
                     cost.compiled_s = sum(load.seconds for load in loads)
-                    cost.taken_over, cost.taken_over_at = self.steps_done() + 1, time.perf_counter()
-                say_compiled(self.scope.trainer, self.stage, loads, self.steps_done() + 1)
+                    cost.taken_over, cost.in_steps_before_s = steps + 1, seconds
+                say_compiled(self.scope.trainer, self.stage, loads, steps + 1)
 
         for load in loads:
             if load.compiling:

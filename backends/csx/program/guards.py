@@ -123,8 +123,6 @@ class Guards:
         handovers = [one.sources.gradients for one in captured]
         self._gradients = [one for one in handovers if one.decided_by]
         self.numbers = _number_guards(captured, scope)
-        # kept, so that no identity is used twice
-        self._states = [(optimizer.state, len(optimizer.state)) for optimizer in scope.optimizers]
 
     def accept(self, now: Conditions, batch: Any) -> list[Tensor] | Misfit | None:
         """The tensors of a batch as the program takes them, or why it does not fit.
@@ -152,12 +150,8 @@ class Guards:
 
         Raises:
             FrozenValueChanged: a scalar that the step read is another.
-            StateChanged: an optimizer lost its state.
         """
         self._scalars.check()
-        for state, size in self._states:
-            if len(state) < size:
-                raise _lost_state()
 
 
 def _is_condition(read: Access) -> bool:

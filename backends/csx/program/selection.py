@@ -16,6 +16,7 @@ from fulgurite.backends.csx.program.build import BoundProgram
 from fulgurite.backends.csx.program.executable import Executable
 from fulgurite.backends.csx.program.guards import Conditions, Misfit, settings_of
 from fulgurite.backends.csx.program.param_groups import ParamGroups
+from fulgurite.backends.csx.state.held_states import HeldStates
 
 _requires_grad, _training = attrgetter("requires_grad"), attrgetter("training")
 _tracking = attrgetter("track_running_stats")
@@ -88,6 +89,7 @@ class Selection:
         self.programs: list[BoundProgram] = []
         self.reason = ""
         self.modules, self.groups = ModuleTree(scope), ParamGroups(scope)
+        self._states = HeldStates([])  # those of the programs
 
     def select(self, batch: Any) -> tuple[BoundProgram | None, list[Tensor]]:
         """The program that fits, and the batch's tensors for it; (None, []) if one has to be built.
@@ -120,7 +122,7 @@ class Selection:
         most = ""
         if misfit.error is InputChanged:
             most = f" (shape {len(counted) + 1} of at most {limit})"
-        self.reason = f"number {len(self.programs) + 1}{most}, since {misfit.why}"
+        self.reason = f"number {len(self.programs) + 1}{most}, since {_in_short(misfit.why)}"
         if len(counted) < limit:
             return
         seen = self._sizes(batch) if misfit.error is InputChanged else []
@@ -151,6 +153,19 @@ class Selection:
             () if trainer is None else settings_of(trainer),
         )
 
+    def add(self, program: BoundProgram) -> None:
+        """Take a program that was built now."""
+        self.programs.append(program)
+        self._states = HeldStates(self._scope.optimizers)
+
+    def forget_replaced(self) -> None:
+        """Where the state of an optimizer was loaded, replaced or cleared, build programs anew."""
+        if self._states.are_replaced():
+            self.programs.clear()
+            self._states = HeldStates([])
+            self._scope.deferred = []  # loaded state does not wait for a first gradient
+            self._scope.refresh()
+
     def executables(self) -> Iterator[Executable]:
         """The entry points of all programs."""
         return (one for program in self.programs for one in program.entries.values())
@@ -162,3 +177,9 @@ class Selection:
         self.modules = ModuleTree(self._scope)
         for executable in self.executables():
             executable.check()
+
+
+def _in_short(why: str) -> str:
+    """Two of the tensors that have another shape, and how many more have."""
+    first, *others = why.split("; ")
+    return why if len(others) < 2 else f"{first}; {others[0]}; {len(others) - 1} more differ"

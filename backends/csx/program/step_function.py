@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,6 +57,7 @@ class StepFunction:
     Attributes:
         programs: those built so far.
         runs: how many steps were done.
+        in_steps_s: how long they took, with the building of programs.
     """
 
     def __init__(
@@ -67,19 +69,22 @@ class StepFunction:
         host_code: HostCode | None = None,
         budget: Budget | None = None,
     ) -> None:
-        self.stage, self.runs = stage, 0
+        self.stage, self.runs, self.in_steps_s = stage, 0, 0.0
         self._host_code = host_code or HostCode()
         self._compared_at = -1  # runs of host code when scalars were last compared
         self._scope, self._backend = scope, backend
         self._selection = Selection(stage, scope, backend.max_programs)
         self._audits = Audits(stage, scope, budget or Budget())
         self._builder = Builder(
-            stage=stage, scope=scope, backend=backend, fabric=fabric, steps_done=lambda: self.runs
+            stage=stage, scope=scope, backend=backend, fabric=fabric, so_far=self._so_far
         )
         self.programs, self.executables = self._builder.programs, self._selection.executables
         self._latest: BoundProgram | None = None  # the one that ran last
         self._added: list[tuple[Path, Any]] = []  # keys of the batch that programs add
         self._objects = Objects()
+
+    def _so_far(self) -> tuple[int, float]:
+        return self.runs, self.in_steps_s
 
     @property
     def deferred(self) -> list[DeferredState]:
@@ -105,6 +110,7 @@ class StepFunction:
             TraceError: the step is not static, or batch or model changed.
             BuiltOnly: the program is built, and the backend asks for no more; nothing has changed.
         """
+        began = time.perf_counter()
         try:
             # select
             if not self._selection.programs:
@@ -122,10 +128,10 @@ class StepFunction:
             elif self._backend.retrace_every_iteration or self._audits.due:
                 self._trace_again(program, entry, entries(), batch, tensors)
             if program is not self._latest:
-                self._switch_to(program)
+                self._latest = program
+                program.forget_others()
             # run
-            executable = program.entries[entry]
-            results = executable.results
+            results = (executable := program.entries[entry]).results
             passed: Sequence[Any] = ()
             if results.logs and self._scope.trainer is not None:
                 begin_step(self._scope.trainer, results.logs)
@@ -143,6 +149,7 @@ class StepFunction:
         _count_and_call(executable, calls, values, self._scope)
         if opened is not None:
             opened.write_back()
+        self.in_steps_s += time.perf_counter() - began
         return result
 
     def _build(self, entries: EntryPoints, batch: Any) -> tuple[BoundProgram, list[Tensor]]:
@@ -159,7 +166,7 @@ class StepFunction:
         self._added += [place for one in executables for place in one.results.added]
         if len(scope.carried) != carried:
             selection.programs.clear()  # they keep too few gradients: built again when needed
-        selection.programs.append(program)
+        selection.add(program)
         selection.groups.begin(schedulers, program.guards.numbers)
         tensors = program.guards.batch.accept(batch)
         assert tensors is not None
@@ -181,12 +188,6 @@ class StepFunction:
 
     def __deepcopy__(self, memo: object) -> None:
         """A copied Trainer has none: the programs work on tensors of this one's module."""
-
-    def _switch_to(self, program: BoundProgram) -> None:
-        """Another program ran before: what it left in ``p.grad`` is not this one's."""
-        self._latest = program
-        for executable in program.entries.values():
-            executable.tells_unkept = True
 
     def first_not_finite(self, batch: Any, entry: str = STEP) -> str | None:
         """What was not finite first in the step that ran last (see ``first_bad``), in words."""
@@ -229,6 +230,7 @@ class StepFunction:
         Args:
             at_an_end: of an epoch, or its beginning: then whatever that takes.
         """
+        self._selection.forget_replaced()
         self._scope.check()
         for program in self._selection.programs:
             program.guards.check()

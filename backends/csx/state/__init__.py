@@ -8,6 +8,7 @@ storage            the tensors that modules and optimizers hold: which inputs of
 binding            the tensors that are in these places when a program runs
 snapshot           Python state, remembered and put back
 optimizer_init     the state of optimizers before the first step
+held_states        whether optimizers' state still is in the same dicts
 first_update       state that only the first gradient can make
 conditional_step   steps of an optimizer that may not count
 gradients          p.grad in a trace; kept_gradients: where they are between steps;

@@ -45,6 +45,7 @@ class Binding:
             i for i, item in enumerate(state) for held in item.tensors for _ in held.places
         ]
         self._seen: list[Tensor] = []
+        self._over: list[tuple[Tensor, Any]] = []  # tensors that share memory, and which
         self._inputs: list[Tensor] = []
         self._pointers: list[Any] = []
         self.storages: frozenset[Any] = frozenset()
@@ -60,6 +61,8 @@ class Binding:
         elif not all(map(is_, now, self._seen)):
             pairs = zip(self._input_of_place, now, self._seen, strict=True)
             self._rebind({i for i, tensor, seen in pairs if tensor is not seen})
+        elif any(storage_key(tensor) != memory for tensor, memory in self._over):
+            self.check()  # tensor.data = ..., which leaves the tensor in its place
         return self._inputs.copy()
 
     def check(self) -> None:
@@ -76,7 +79,7 @@ class Binding:
         for i in changed:
             item = self._state[i]
             for held, layout in zip(item.tensors, self._layouts[i], strict=True):
-                _check_held(held, layout)
+                self._check_held(held, layout)
                 if id(held.tensor) in self._trained and held.places[0].get() is not held.tensor:
                     name = held.places[0].name
                     raise StateChanged(
@@ -85,22 +88,63 @@ class Binding:
                     )
             self._inputs[i] = item.base()
             self._pointers[i] = storage_key(self._inputs[i])
+            _check_shared(item, self._pointers[i])
         self.storages = frozenset(self._pointers)
         if len(self.storages) != len(self._pointers):
-            shared = [
-                item.name
-                for item, pointer in zip(self._state, self._pointers, strict=True)
-                if self._pointers.count(pointer) > 1
-            ]
-            raise StateChanged(
-                f"{' and '.join(shared)} share memory, which they did not when the program was"
-                " built.",
-                remedy="tie them before fit, or give each its own memory (.clone())",
-            )
+            pairs = zip(self._state, self._pointers, strict=True)
+            raise _tied([one.name for one, memory in pairs if self._pointers.count(memory) > 1])
         self._seen = [container[key] for container, key in self._places]
+        self._over = [
+            (tensor_at(held.places[0]), memory)
+            for item, memory in zip(self._state, self._pointers, strict=True)
+            for held in (item.tensors if item.whole else ())
+        ]
+
+    def _check_held(self, held: StateTensor, layout: Layout) -> None:
+        tensor = _tensor_of(held)
+        now = Layout.of(tensor)
+        if now != layout and _may_be_laid_out(tensor, layout):
+            # self.queue = torch.cat([self.queue, x])[-n:] does not begin where its memory does
+            places = (one.places[0] for item in self._state for one in item.tensors)
+            values = [(place.name, place.get()) for place in places]
+            shared = [name for name, one in values if _is_over(one, storage_key(tensor))]
+            if len(shared) > 1:
+                raise _tied(shared)
+            copied = torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype)
+            held.put(copied.copy_(tensor))
+        elif now != layout:
+            raise StateChanged(
+                f"{held.places[0].name} was {layout} with strides {layout.stride} when the program"
+                f" was built, and now is {now} with strides {now.stride}.",
+                remedy="change values in place (tensor.copy_(...))",
+            )
 
 
-def _check_held(held: StateTensor, layout: Layout) -> None:
+def _is_over(value: Any, memory: Any) -> bool:
+    return isinstance(value, Tensor) and storage_key(value) == memory
+
+
+def _tied(names: list[str]) -> StateChanged:
+    return StateChanged(
+        f"{' and '.join(names)} share memory, which they did not when the program was built.",
+        remedy="tie them before fit, or give each its own memory (.clone())",
+    )
+
+
+def _check_shared(item: StateInput, memory: Any) -> None:
+    """Verify that tensors over one memory still are: the program works on all of it at once."""
+    for held in item.tensors[1:]:
+        if storage_key(tensor_at(held.places[0])) != memory:
+            raise StateChanged(
+                f"{item.name} and {held.places[0].name} shared memory when the program was built,"
+                " and no longer do.",
+                remedy="change values in place (tensor.copy_(...)), or give each its own memory"
+                " before fit (.clone())",
+            )
+
+
+def _tensor_of(held: StateTensor) -> Tensor:
+    """The tensor in all the places of a held one."""
     tensor = tensor_at(held.places[0])
     if tensor.is_inference() and not torch.is_inference_mode_enabled():
         tensor = tensor.clone()
@@ -111,17 +155,7 @@ def _check_held(held: StateTensor, layout: Layout) -> None:
             f"{names} were one tensor when the program was built, and no longer are.",
             remedy="tie them before fit, or leave them untied",
         )
-    now = Layout.of(tensor)
-    if now != layout and _may_be_laid_out(tensor, layout):
-        # self.queue = torch.cat([self.queue, x])[-n:] does not begin where its memory does
-        copied = torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype)
-        held.put(copied.copy_(tensor))
-    elif now != layout:
-        raise StateChanged(
-            f"{held.places[0].name} was {layout} with strides {layout.stride} when the program was"
-            f" built, and now is {now} with strides {now.stride}.",
-            remedy="change values in place (tensor.copy_(...))",
-        )
+    return tensor
 
 
 def _may_be_laid_out(tensor: Tensor, layout: Layout) -> bool:

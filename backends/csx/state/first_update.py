@@ -119,7 +119,8 @@ class _BothUpdates:
         """Before the step: evaluate the closure, make the first update, keep it and undo it."""
         closure = self._evaluated(*args[1:], **kwargs)
         restore = remember(optimizer)
-        gradients = [None if p.grad is None else p.grad.clone() for p in self._everyone]
+        gradients = [p.grad for p in self._everyone]
+        values = [None if one is None else (one.clone(), one._version) for one in gradients]
         for key in self._keys & optimizer.state.keys():
             del optimizer.state[key]
         with torch.no_grad():
@@ -127,8 +128,10 @@ class _BothUpdates:
             self._weights = {id(p): p.detach().clone() for p in self._parameters}
             self._states = {k: v for k, v in optimizer.state.items() if k in self._keys}
             restore()
-        for p, gradient in zip(self._everyone, gradients, strict=True):
-            p.grad = gradient
+            for p, gradient, before in zip(self._everyone, gradients, values, strict=True):
+                p.grad = gradient  # the tensor itself: the step may have another name for it
+                if gradient is not None and before is not None and gradient._version != before[1]:
+                    gradient.copy_(before[0])
         self._versions = self._versions_now()
         return (optimizer,), {"closure": closure}
 

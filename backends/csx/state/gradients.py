@@ -114,7 +114,6 @@ class Gradients:
         self._reached: set[str] = set()
         self._hidden: set[str] = set()  # from the step of an optimizer
         self._as_found: set[str] = set()  # those of an optimizer, when its step begins
-        self._copies: dict[str, Tensor | None] = {}  # which a first update puts in their place
 
     def watch(self, parameter: Tensor, fake: Tensor) -> None:
         """Note when a backward pass reaches a parameter, by the fake in its place."""
@@ -173,8 +172,6 @@ class Gradients:
 
         def waiting(optimizer: Optimizer) -> dict[nn.Parameter, Tensor]:
             found = self._as_found & carried.keys() - self._reached
-            for name in found:
-                self._copies[name] = self.parameters[name].grad
             return {self.parameters[name]: carried[name].flag[FLAG] for name in sorted(found)}
 
         handle = register_optimizer_step_pre_hook(hide)
@@ -187,9 +184,8 @@ class Gradients:
 
     def _is_as_found(self, name: str) -> bool:
         """Whether a parameter's gradient is still the one that the step found."""
-        found = (self._inputs.get(name), self._copies.get(name))
         gradient = self.parameters[name].grad if name in self._inputs else None
-        return gradient is not None and any(gradient is one for one in found)
+        return gradient is not None and gradient is self._inputs[name]
 
     def keep(self, cleared: bool) -> None:
         """Write each final gradient into its input; inputs that nobody reads are pruned later."""
@@ -214,7 +210,6 @@ class Gradients:
             if name in self.handover.carried and name in left:
                 self.handover.carried[name].flag[FLAG].fill_(left[name])
         self._inputs.clear()  # or they would be searched for as tensors that leaked: 1 s each trace
-        self._copies.clear()
         if not self.handover.on_host:
             others, leaves = self._others, {name for name, there in left.items() if there}
             missed = self._hidden & (leaves | others.left) | leaves & others.hidden

@@ -7,13 +7,13 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from harness import assert_same_run, both, fit
+from harness import assert_close, assert_same_run, both, fit
 from models import Classifier, loader, mlp
 from optimizers import FirstGradient
 from torch import Tensor
 from torch.optim import lr_scheduler
 
-from fulgurite.backends.csx.diagnostics.errors import StateChanged
+from fulgurite.backends.csx.diagnostics.errors import FrozenNumber, StateChanged
 
 
 def scheduled(make: Any, optimizer: Any = torch.optim.AdamW, **options: Any) -> Any:
@@ -122,3 +122,49 @@ def test_unfreezing_makes_the_state_that_was_missing() -> None:
     )
     assert_same_run(ours, stock)
     assert len(ours.trainer.strategy.programs) == 2
+
+
+class SteppedByHand(pl.LightningModule):
+    """A manual step in which a scheduler of torch's is stepped."""
+
+    def __init__(self, order: str) -> None:
+        super().__init__()
+        self.automatic_optimization, self.order = False, order
+        self.net = mlp()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """Once or twice, with the rate logged before or after."""
+        optimizer, scheduler = self.optimizers(), self.lr_schedulers()
+        for _ in range(2 if self.order == "twice" else 1):
+            loss = self.net(batch[0]).square().mean()
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            if self.order == "before the update":
+                scheduler.step()
+            optimizer.step()
+            if self.order == "last":
+                self.log("rate", optimizer.param_groups[0]["lr"])
+            if self.order != "before the update":
+                scheduler.step()
+        if self.order == "before the log":
+            self.log("rate", optimizer.param_groups[0]["lr"])
+        return loss.detach()
+
+    def configure_optimizers(self) -> Any:
+        """A rate that every step changes."""
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)]
+
+
+@pytest.mark.parametrize("order", ["twice", "before the update", "before the log"])
+def test_the_rate_that_a_scheduler_of_the_host_will_set_is_not_read(order: str) -> None:
+    with pytest.raises(FrozenNumber, match=r"after scheduler\.step\(\)") as caught:
+        fit(lambda: SteppedByHand(order), lambda: (loader(64),), static=True)
+    assert caught.value.line is not None
+    assert caught.value.line.function == "training_step"
+
+
+def test_a_scheduler_of_the_host_that_is_stepped_last_equals_stock() -> None:
+    ours, stock = both(lambda: SteppedByHand("last"), lambda: (loader(64),))
+    assert_close(ours.losses, stock.losses)
+    assert_close(ours.metrics, stock.metrics)

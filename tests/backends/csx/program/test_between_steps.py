@@ -56,10 +56,6 @@ def test_zero_grad_on_the_host_clears_what_the_program_keeps(clear: Any) -> None
     assert (torch.optim.Optimizer.zero_grad, nn.Module.zero_grad) == before
 
 
-def clears_state(trainer: Any) -> None:
-    trainer.optimizers[0].state.clear()
-
-
 def replaces_optimizers(trainer: Any) -> None:
     trainer.strategy.optimizers = [torch.optim.SGD(trainer.lightning_module.parameters(), lr=0.5)]
 
@@ -67,7 +63,6 @@ def replaces_optimizers(trainer: Any) -> None:
 @pytest.mark.parametrize(
     ("act", "message"),
     [
-        (clears_state, "cleared while the program"),
         (replaces_optimizers, "optimizers were replaced"),
     ],
 )

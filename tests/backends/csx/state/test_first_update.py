@@ -7,7 +7,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from harness import assert_same_run, both, fit, make_trainer
+from harness import assert_close, assert_same_run, both, fit, make_trainer
 from models import Classifier, PerParameter, loader, mlp
 from optimizers import Alternating, FirstGradient, Moving, assert_equals_stock
 from torch import Tensor, nn
@@ -128,3 +128,34 @@ def test_code_around_a_step_runs_once_within_the_users_hooks() -> None:
     assert calls == [*outer[:2], *inner, *outer[2:]]
     optimizer.step()
     assert calls[6:] == ["user before", *inner, "user after"]
+
+
+class Renamed(pl.LightningModule):
+    """A manual step that has another name for a gradient, which ``zero_grad`` then clears."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization, self.net = False, mlp()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """SGD whose momentum begins as the first gradient."""
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        loss = self.net(batch[0]).square().mean()
+        self.manual_backward(loss)
+        gradient = self.net[0].bias.grad
+        optimizer.step()
+        self.log("before", gradient.abs().sum())
+        optimizer.zero_grad(set_to_none=False)
+        self.log("after", gradient.abs().sum())
+        return loss.detach()
+
+    def configure_optimizers(self) -> Any:
+        """With dampening."""
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.5, dampening=0.1)
+
+
+def test_a_gradient_keeps_its_identity() -> None:
+    ours, stock = both(Renamed, lambda: (loader(64),))
+    assert_close(ours.metrics, stock.metrics)
+    assert ours.final["after"] == 0 < ours.final["before"]
