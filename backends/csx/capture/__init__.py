@@ -14,7 +14,8 @@ batch_spec       what the batch must look like; batch_changes: what the step doe
 leaves           tensors inside lists, dicts and objects; trees: what the step did to these;
                  created_state: state that it makes there
 outputs          what the program returns, and where it goes
-host_calls       what happens on the host after every step; logs: self.log among it
+host_calls       what happens on the host after every step; logs: self.log among it;
+                 metrics: torchmetrics, where no program can do what they do
 side_effects     what the step left on the host, and what becomes of it; trainer_writes: on the
                  Trainer; trainer_state: what it read there
 recording        a trace's operations as plain data; comparison: the first difference of two;

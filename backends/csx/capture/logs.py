@@ -26,6 +26,7 @@ from torch import Tensor
 from torch._C import DisableTorchFunction
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fulgurite.backends.csx.capture.metrics import BatchValue, BatchValueCall
 from fulgurite.backends.csx.contract.proxies import unwatched
 from fulgurite.backends.csx.contract.replay import told_again
 from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber
@@ -65,6 +66,8 @@ class LogCall:
         result, meta, value = self.result, self.result.meta, self.value
         if not result.is_tensor or not meta.on_epoch:
             return {}
+        for name in ("value", "cumulated_batch_size"):
+            _take_out_of_inference(vars(result), name)
         found = {id(result.value): Accumulator(self, "value")}
         if meta.is_mean_reduction:
             result.value.add_(value * self.batch_size)
@@ -91,6 +94,14 @@ class LogCall:
         attributes["_update_count"] += 1
         attributes["_computed"] = None
         attributes["has_reset"] = False
+
+
+def _take_out_of_inference(attributes: dict[str, Any], name: str) -> None:
+    """Let a tensor that was made in inference mode be changed in place while a step is traced."""
+    tensor = attributes.get(name)
+    if isinstance(tensor, Tensor) and tensor.is_inference():
+        with _disable_current_modes(), torch.inference_mode(False):
+            attributes[name] = tensor.clone()
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +152,16 @@ def record_log(
     bound = _SIGNATURE.bind(module, *args, **kwargs)
     given = {key: unwatched(value) for key, value in list(bound.arguments.items())[1:]}
     value = given["value"]
+    if isinstance(value, BatchValue):
+        value.refuse()
     pending = {call.key: call.result for call in earlier if isinstance(call, LogCall)}
     registered = _register(trainer, module, given, pending)
     if registered is None:
         return None
     key, result = registered
+    for call in earlier if result.meta.on_step else ():
+        if isinstance(call, BatchValueCall) and call.metric is value:
+            call.wanted = True
     if isinstance(value, TracedNumber):
         value = value.tensor
     if isinstance(value, Tensor):

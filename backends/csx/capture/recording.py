@@ -147,12 +147,15 @@ def _update(update: Update, operands: dict[fx.Node, Operand]) -> Operation:
 def _live(graph: fx.Graph, updates: Sequence[Update]) -> set[fx.Node]:
     """The nodes that a result or a state depends on, and those that move the random state.
 
-    Not those of updates, but the gradients that they read.
+    Not those of updates, but the gradients that they read, and what they write into for others.
     """
     live: set[fx.Node] = {one for update in updates for one in update.gradients if one is not None}
-    inside = _inside(updates)
+    inside, read = _inside(updates), set[fx.Node]()
     for node in reversed(graph.nodes):
         if node in inside:
+            into = node.args[0] if is_mutable(node.target) else None
+            if isinstance(into, fx.Node) and (node in read or not live.isdisjoint(node.users)):
+                (read if into in inside else live).add(into)
             continue
         acts = is_mutable(node.target) or is_random(node.target)
         if node.op == "output" or acts or not live.isdisjoint(node.users):

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import lightning.pytorch as pl
+from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import TrainerState
 
 from fulgurite.backends.csx.diagnostics.user_lines import top_package
@@ -36,7 +36,7 @@ def noted_answers(answers: Answers) -> Iterator[Patch]:
         return value
 
     def of_trainer(name: str) -> property:
-        own: property = vars(pl.Trainer)[name]
+        own: property = vars(Trainer)[name]
         get: Any = own.fget
         return property(lambda trainer: note(_TRAINER, name, get(trainer)), own.fset)
 
@@ -48,12 +48,12 @@ def noted_answers(answers: Answers) -> Iterator[Patch]:
 
     why, checked = "a program holds for the answers that its step got", "lightning 2.6"
     asked = {name: of_trainer(name) for name in _PROPERTIES}
-    yield from patches_of(pl.Trainer, asked, why=why, checked=checked)
+    yield from patches_of(Trainer, asked, why=why, checked=checked)
     asked = {name: of_state(name) for name in _FIELDS}
     yield from patches_of(TrainerState, asked, why=why, checked=checked)
 
 
-def hold(answers: Answers, trainer: pl.Trainer | None) -> bool:
+def hold(answers: Answers, trainer: Trainer | None) -> bool:
     """Whether the trainer's state still says the same."""
     assert trainer is not None
     asked = {_TRAINER: trainer, _STATE: trainer.state}

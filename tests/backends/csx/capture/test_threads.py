@@ -146,8 +146,10 @@ ORIGINALS = {"sqrt": math.sqrt}  # a global name would be rebound
 @pytest.mark.parametrize("audit", [False, True])
 def test_fits_in_two_threads_give_what_each_gives_alone(audit: bool) -> None:
     alone, found = fit(Slow(), audit), []
+    modules = [Slow(0.05) for _ in range(2)]  # here: threads would draw weights from one stream
     threads = [
-        threading.Thread(target=lambda: found.append(fit(Slow(0.05), audit))) for _ in range(2)
+        threading.Thread(target=lambda module=module: found.append(fit(module, audit)))
+        for module in modules
     ]
     for thread in threads:
         thread.start()
