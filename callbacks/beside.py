@@ -52,7 +52,7 @@ def saved_beside(trainer: pl.Trainer) -> Iterator[None]:
     A logger that is told of checkpoints reads them: with one, they are written at once.
     """
     files = files_of(trainer)
-    told = [type(logger).after_save_checkpoint for logger in trainer.loggers]
+    told = [getattr(type(one), "after_save_checkpoint", None) for one in trainer.loggers]
     if files is None or not files.is_training or any(one not in _DO_NOTHING for one in told):
         yield
         return

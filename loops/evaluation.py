@@ -67,8 +67,10 @@ class EvaluationLoop(_EvaluationLoop):
         if builds and self.trainer.sanity_checking:
             return []  # the fit loop builds these programs after training's
         self.first_loop_iter = self.trainer._logger_connector._first_loop_iter
-        self.setup_data()
-        loader = self._combined_loader
+        within_fit = self.trainer.state.fn == TrainerFn.FITTING
+        if within_fit:
+            self.setup_data()  # alone, a loop makes its loaders each time that it is asked
+        loader = self._combined_loader if within_fit else None
         self.began = states = collect_with([] if loader is None else loader.flattened)
         try:
             with explained(), building.uncounted(self) if builds else nullcontext():
@@ -179,6 +181,9 @@ class EvaluationLoop(_EvaluationLoop):
         return output
 
 
+EvaluationLoop.__name__ = _EvaluationLoop.__name__  # profilers have rows of it
+
+
 class PredictionLoop(_PredictionLoop):
     """Lightning's ``_PredictionLoop``."""
 
@@ -216,3 +221,6 @@ class PredictionLoop(_PredictionLoop):
             return super().on_run_end()
         self._on_predict_model_train()
         return [] if self.return_predictions else None
+
+
+PredictionLoop.__name__ = _PredictionLoop.__name__

@@ -46,6 +46,8 @@ def shorten(fetcher: _DataFetcher) -> None:
     fetcher._start_profiler = fetcher._stop_profiler = _profile_nothing
     combined: Any = fetcher.combined_loader
     mode = combined._iterator
+    if type(fetcher.iterator) is OneLoader:  # a loop that began again within an epoch
+        return
     one = (
         type(fetcher) is _PrefetchDataFetcher
         and type(combined) is CombinedLoader

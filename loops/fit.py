@@ -6,6 +6,7 @@ Where the backend only builds, it ends after the first batch's program and valid
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.utilities.exceptions import _TunerExitException
 
 from fulgurite.backends.csx.graph.rng import collect_with
+from fulgurite.backends.csx.plugins.refusals import refuse_averaging
 from fulgurite.backends.csx.plugins.strategy import strategy_of
 from fulgurite.backends.csx.program import report
 from fulgurite.backends.csx.program.offline import BuiltOnly
@@ -38,11 +40,12 @@ class FitLoop(_FitLoop):
 
     def run(self) -> None:
         """Run, or only build; then Lightning's exit without the hooks of a training's end."""
+        refuse_averaging(self.trainer, strategy_of(self.trainer).schedulers.computed)
         epoch_loop: Any = self.epoch_loop
         epoch_loop.losses = losses = Losses(self.trainer)
         epoch_loop.automatic_optimization.losses = losses
         epoch_loop.manual_optimization.losses = losses
-        epoch_loop.stopped = None
+        epoch_loop.stopped, epoch_loop.data_s = None, 0.0
         self.hooks_told = frozenset()
         if not building.only_builds(self.trainer):
             self.resumed = resuming.begin(self.trainer)
@@ -114,7 +117,9 @@ class FitLoop(_FitLoop):
         strategy, fetcher = strategy_of(self.trainer), self._data_fetcher
         states = collect_with([])
         strategy.loader_generators.clear()
+        began = time.perf_counter()
         super().setup_data()
+        self.epoch_loop.data_s += time.perf_counter() - began
         if self._data_fetcher is not fetcher:
             check_last_batch(self._combined_loader, strategy.backend, "training")
             if strategy.fabric.waits or strategy.backend.validate_only:

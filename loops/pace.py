@@ -1,4 +1,4 @@
-"""The last line of a fit: its steps, and how long they waited for programs."""
+"""What a fit says at its end: its steps, and what they took."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import lightning.pytorch as pl
 
 from fulgurite.backends.csx.plugins.strategy import strategy_of
-from fulgurite.backends.csx.program import report
+from fulgurite.backends.csx.program import fit_table, report
 
 
 @contextlib.contextmanager
@@ -29,14 +29,16 @@ def _tell(trainer: pl.Trainer, first: int) -> None:
     strategy, steps = strategy_of(trainer), trainer.global_step - first
     if steps <= 0:
         return
-    began = strategy.audit_budget.began
-    costs = [one.cost for one in strategy.programs if one.cost and one.cost.began >= began]
-    now, training = time.perf_counter(), strategy.training
-    line = report.pace(steps, now - began, costs)
+    training, began = strategy.training, strategy.audit_budget.began
     assert training is not None
-    for cost in [program.cost for program in training.programs][:1]:
-        if cost and cost.taken_over and cost.compiled_s:
-            line += report.gain(cost, training.runs, now)
-    if any(one.loaded.compiling for one in training.executables()):
-        line += report.UNFINISHED
-    report.say(trainer, line)
+    fit = fit_table.Fit(
+        steps=steps,
+        total_s=time.perf_counter() - began,
+        data_s=trainer.fit_loop.epoch_loop.data_s,
+        in_steps_s=training.in_steps_s,
+        costs=[one.cost for one in strategy.programs if one.cost and one.cost.began >= began],
+        training=[one.cost for one in training.programs if one.cost],
+        batches=training.runs,
+        compiling=sum(one.loaded.compiling for one in training.executables()),
+    )
+    report.say(trainer, fit_table.table(fit))

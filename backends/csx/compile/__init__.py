@@ -18,7 +18,9 @@ static_wrapper   the Python that the compiler writes around its kernels, made st
 light_imports    what that Python imports: not the compiler
 background       compiling beside the training, in a worker process
 cache            compiled programs in a folder; fingerprint: the key of each
-entries          one of them, sealed; cache_folder: where they lie
+entries          one of them, sealed; cache_folder: where they lie; upkeep: their names and locks,
+                 and which of them are removed
+compiler_log     a compiler that failed: a line for the screen, and a file with the rest
 failures         a step that fails while it runs: whose line, and why
 selfcheck        a compiled graph's first run beside the same graph run operation by operation
 sensitivity      how far rounding moves a graph's results

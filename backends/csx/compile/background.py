@@ -36,6 +36,7 @@ NICE = 3  # assumed: about half as much of a core as the training
 GRACE_S = 3.0  # for the worker to end its C++ compilers and remove its files
 _LOOK_S = 0.5  # how often the worker looks whether its parent lives
 _LOG = "log.txt"
+_STOPPED = 128 + signal.SIGTERM  # the exit status of a worker that somebody stopped
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -211,6 +212,8 @@ class _Worker:
         except ChildProcessError:
             return "the compiling process ended"
         code = os.waitstatus_to_exitcode(status)
+        if code == _STOPPED:
+            return "the compiling process was stopped by SIGTERM"
         if code >= 0:
             return f"the compiling process ended with status {code}"
         name = signal.Signals(-code).name
@@ -225,10 +228,14 @@ def _work(jobs: list[Job], results: int, folder: Path, parent: int) -> NoReturn:
         with open(folder / _LOG, "w", buffering=1) as log:
             sys.stdout = sys.stderr = log
             _settle_down(log.fileno(), folder, parent)
-            for number, job in enumerate(jobs):
-                line = json.dumps([number, *_outcome(job)]) + "\n"
-                os.write(results, line.encode())
-            status = 0
+            try:
+                for number, job in enumerate(jobs):
+                    line = json.dumps([number, *_outcome(job)]) + "\n"
+                    os.write(results, line.encode())
+                status = 0
+            except SystemExit:
+                status = _STOPPED
+                traceback.print_exc()  # where it was, into the log
     finally:
         if os.getppid() != parent:  # which would have removed it
             shutil.rmtree(folder, ignore_errors=True)

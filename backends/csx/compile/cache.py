@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
+import math
 import os
-import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -32,19 +33,28 @@ from fulgurite.backends.csx.compile.cache_folder import (
     default_folder,
     folder_of_this_process,
     given_folder,
-    locked,
     make,
     refuse_shared,
 )
 from fulgurite.backends.csx.compile.entries import is_odd, is_whole, remove, seal, seal_of
+from fulgurite.backends.csx.compile.upkeep import (
+    KEY,
+    PART,
+    evict,
+    forget,
+    locked_key,
+    mark_file,
+    private,
+    sweep,
+)
 
 T = TypeVar("T")
 U = TypeVar("U")
 
 LIMIT_BYTES = 2 << 30  # assumed: some hundred programs
 LIMIT_VARIABLE = "FULGURITE_CACHE_BYTES"
-_LOCK, _PART, _MARK = ".lock", ".part", ".mark"
-_KEY = re.compile("[0-9a-f]{64}")  # nothing else in the folder is ever touched
+REPORTS = "reports"  # a folder in it: programs that the self-check found wrong
+_SCRATCH = hashlib.sha256(b"scratch").hexdigest()
 
 
 class UnfitEntry(Exception):
@@ -93,7 +103,7 @@ class CompileCache:
 
     def __init__(self, folder: str | Path | None = None, share: int = 1) -> None:
         self.folder = default_folder() if folder is None else given_folder(Path(folder))
-        self._limit = _limit_bytes() // share
+        self._limit = limit_bytes() // share
         self._used: set[str] = set()
         self._left = False  # whether the folder is a temporary one by now
 
@@ -116,7 +126,7 @@ class CompileCache:
             PermissionError: others can write the folder by now.
             NothingKept: the folder takes no files any more, and a temporary one does not either.
         """
-        assert _KEY.fullmatch(key)
+        assert KEY.fullmatch(key)
         return self._kept(lambda: self.fetch_here(key, build, load, waiting))
 
     def find(self, key: str, load: Callable[[Path], T]) -> Fetched[T] | None:
@@ -182,7 +192,7 @@ class CompileCache:
             self._build(entry, build)
             fetched = self._fetched(entry, load, built=True)
         with contextlib.suppress(OSError):
-            self._evict()
+            self.evict()
         return fetched
 
     def _find(self, entry: Path, load: Callable[[Path], T]) -> Fetched[T] | None:
@@ -198,70 +208,44 @@ class CompileCache:
         return found
 
     def _fetched(self, entry: Path, load: Callable[[Path], T], built: bool) -> Fetched[T]:
-        sealed, mark = seal_of(entry), self._mark_file(entry.name)
+        sealed, mark = seal_of(entry), mark_file(self.folder, entry.name)
         marked = mark.exists() and not is_odd(mark) and mark.read_bytes() == sealed
         return Fetched(load(entry), built, marked, lambda: _put_mark(mark, sealed))
 
     def _build(self, entry: Path, build: Callable[[Path], None]) -> None:
         """Build beside the entry and move it into place, under its exclusive lock."""
-        self._sweep(entry.name)
-        part = Path(tempfile.mkdtemp(dir=self.folder, prefix=f"{entry.name}.", suffix=_PART))
+        sweep(self.folder, entry.name)
+        part = Path(tempfile.mkdtemp(dir=self.folder, prefix=f"{entry.name}.", suffix=PART))
         try:
             build(part)
             seal(part, entry.name)
             remove(entry)  # a damaged one
             part.rename(entry)
         except BaseException:
-            self._forget(entry.name)
+            forget(self.folder, entry.name)
             raise
 
-    def _forget(self, key: str) -> None:
-        """Leave nothing of an entry that was not built; called under its exclusive lock."""
-        self._sweep(key)
-        for path in (self._mark_file(key), self._lock_file(key)):
-            with contextlib.suppress(OSError):
-                remove(path)
+    @contextlib.contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """An empty folder in the cache's for the block; what a killed process leaves is swept."""
+        refuse_shared(make(self.folder))
+        with self._locked(_SCRATCH, fcntl.LOCK_EX):
+            try:
+                yield Path(tempfile.mkdtemp(dir=self.folder, prefix=f"{_SCRATCH}.", suffix=PART))
+            finally:
+                forget(self.folder, _SCRATCH)
 
-    def _sweep(self, key: str) -> None:
-        """Remove what a dead process was building: a live one would hold the lock."""
-        for part in self.folder.glob(f"{key}.*{_PART}"):
-            with contextlib.suppress(OSError):  # where its compiler still writes: the next one does
-                remove(part)
+    def evict(self, limit: int | None = None, before: float = -math.inf) -> None:
+        """Remove entries that nobody uses past the limit, as ``upkeep.evict`` does.
 
-    def _evict(self) -> None:
-        """Past the limit evict the least recently used entries that nobody uses at this moment.
+        Args:
+            limit: another one than the cache's own, in bytes.
+            before: entries that were last used before this time go however few there are.
 
-        What dead processes were building goes too.
+        Raises:
+            OSError: something could not be removed.
         """
-        for key in {path.name.partition(".")[0] for path in self.folder.glob("*.*")}:
-            self._remove_unless_locked(key, entry_too=False)
-        entries = sorted(_entries(self.folder))
-        total = sum(size for _, size, _ in entries)
-        for _, size, key in entries:
-            if total <= self._limit:
-                break
-            if key not in self._used and self._remove_unless_locked(key, entry_too=True):
-                total -= size
-
-    def _remove_unless_locked(self, key: str, *, entry_too: bool) -> bool:
-        if not _KEY.fullmatch(key):
-            return False
-        try:
-            with self._locked(key, fcntl.LOCK_EX | fcntl.LOCK_NB):
-                self._sweep(key)
-                if entry_too:
-                    remove(self.folder / key)
-                if not (self.folder / key).exists():
-                    self._forget(key)
-        except BlockingIOError:
-            return False
-        return True
-
-    def _lock_file(self, key: str) -> Path:
-        return self.folder / f"{key}{_LOCK}"
-
-    def _mark_file(self, key: str) -> Path:
-        return self.folder / f"{key}{_MARK}"
+        evict(self.folder, self._limit if limit is None else limit, self._used, before)
 
     def _locked(
         self,
@@ -269,70 +253,23 @@ class CompileCache:
         how: int,
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> AbstractContextManager[None]:
-        return _locked_file(self._lock_file(key), how, waiting)
-
-
-@contextlib.contextmanager
-def _locked_file(
-    path: Path, how: int, waiting: Callable[[], AbstractContextManager[None]]
-) -> Iterator[None]:
-    while True:
-        if is_odd(path):
-            with locked(path.parent, fcntl.LOCK_EX):  # or it is another's new lock that is removed
-                if is_odd(path):
-                    remove(path)
-        with open(path, "a", opener=_private) as file:
-            _flock(file.fileno(), how, waiting)
-            if _is_still(file.fileno(), path):
-                yield
-                return
+        return locked_key(self.folder, key, how, waiting)
 
 
 def _put_mark(mark: Path, sealed: bytes) -> None:
     with contextlib.suppress(OSError):
         if is_odd(mark):
             remove(mark)
-        with open(mark, "wb", opener=_private) as file:
+        with open(mark, "wb", opener=private) as file:
             file.write(sealed)
 
 
-def by_use(folder: Path) -> list[Path]:
-    """The entries in a folder, whole or not, the one that was used last first."""
-    return [folder / key for _, _, key in sorted(_entries(folder), reverse=True)]
+def limit_bytes() -> int:
+    """How many bytes programs may take: ``FULGURITE_CACHE_BYTES``, or 2 GiB.
 
-
-def _entries(folder: Path) -> Iterator[tuple[float, int, str]]:
-    """When each entry was last used, its bytes, and its key."""
-    for path in folder.iterdir():
-        if _KEY.fullmatch(path.name):
-            with contextlib.suppress(FileNotFoundError):  # removed by another process
-                size = sum(inner.lstat().st_size for inner in path.rglob("*"))
-                yield path.lstat().st_mtime, size, path.name
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)  # who can open a file can lock it
-
-
-def _flock(file: int, how: int, waiting: Callable[[], AbstractContextManager[None]]) -> None:
-    try:
-        fcntl.flock(file, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        if how & fcntl.LOCK_NB:
-            raise
-        with waiting():
-            fcntl.flock(file, how)
-
-
-def _is_still(file: int, path: Path) -> bool:
-    """Whether an open file still has its name: who removes an entry removes its lock file too."""
-    try:
-        return os.path.samestat(os.fstat(file), path.lstat())
-    except FileNotFoundError:
-        return False
-
-
-def _limit_bytes() -> int:
+    Raises:
+        ValueError: it is no number of bytes.
+    """
     text = os.environ.get(LIMIT_VARIABLE)
     if text is None:
         return LIMIT_BYTES

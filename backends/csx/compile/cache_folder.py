@@ -31,13 +31,22 @@ class UnusableFolder(PermissionError):
 
 def default_folder() -> Path:
     """The user's cache folder; where it cannot be used, a temporary one and a warning."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     try:
-        folder = make(home.expanduser() / "fulgurite")
+        folder = make(users_folder())
     except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
         return folder_of_this_process(f"the default compile_dir cannot be used ({error})")
     refuse_shared(folder)
     return folder
+
+
+def users_folder() -> Path:
+    """The user's cache folder, whether it is there or not.
+
+    Raises:
+        RuntimeError: the user has no home.
+    """
+    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return home.expanduser() / "fulgurite"
 
 
 def given_folder(folder: Path) -> Path:

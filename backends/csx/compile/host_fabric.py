@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import time
+import traceback
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -19,9 +20,10 @@ from torch import Tensor
 from torch._inductor import config as inductor
 from torch._inductor.exc import InductorError
 
-from fulgurite.backends.csx.compile import background, denormals
+from fulgurite.backends.csx.compile import background, compiler_log, denormals
 from fulgurite.backends.csx.compile.background import Job, Meanwhile, queue
 from fulgurite.backends.csx.compile.cache import (
+    REPORTS,
     CompileCache,
     Fetched,
     NothingKept,
@@ -54,6 +56,16 @@ class NoToolchain(Exception):
     """Generated kernels cannot be made on this machine; the text says why."""
 
     remedy = "Install a C++ compiler and Python's headers"
+
+
+class CompilerFailed(NoToolchain):
+    """A compiler was there, and failed; the text is one line, ``printed`` the rest."""
+
+    remedy = "Read the file"
+
+    def __init__(self, error: InductorError) -> None:
+        super().__init__(f"torch's compiler failed: {compiler_log.in_a_line(error)}")
+        self.printed = "".join(traceback.format_exception(error))
 
 
 class HostFabric(Fabric):
@@ -106,12 +118,13 @@ class HostFabric(Fabric):
                     queue.hurry()
                 found = kept
         except (NoToolchain, NothingKept) as missing:
+            why = _with_log(missing)
             if self._backend.compile_only:
                 raise RuntimeError(
-                    f"compile_only=True, but nothing can be compiled on this machine: {missing}."
+                    f"compile_only=True, but nothing can be compiled on this machine: {why}."
                     f" {missing.remedy}; or validate_only=True, which checks the model without."
                 ) from None
-            return _interpreted(graph, began, str(missing), threads)
+            return _interpreted(graph, began, why, threads)
         loaded = Loaded(
             call=found.value,
             compiled=True,
@@ -154,18 +167,18 @@ class HostFabric(Fabric):
     def _meanwhile(
         self, loaded: Loaded, reference: Call, graph: Graph, key: str, urgent: bool
     ) -> Meanwhile:
-        cache = self._cache
+        cache, kept = self._cache, Kept(self._cache, loaded.threads)
 
         def compiles() -> str | None:
             try:
                 cache.fetch_here(
                     key,
-                    build=lambda folder: _build(
-                        graph, folder, Kept(cache, loaded.threads), _unseen
-                    ),
+                    build=lambda folder: _build(graph, folder, kept, _unseen),
                     load=lambda folder: _load(graph, folder),
                 )
             except NoToolchain as missing:
+                if isinstance(missing, CompilerFailed):
+                    print(missing.printed)  # the worker's output is the log
                 return str(missing)
             return None
 
@@ -190,8 +203,8 @@ class HostFabric(Fabric):
             why = str(missing)
         loaded.compiling, loaded.seconds = False, job.seconds
         if found is None:
-            log = "" if job.log is None else f"; {job.log} has more"
-            loaded.call, loaded.how = reference, f"run operation by operation ({why}{log})"
+            why = compiler_log.with_log(why, job.log)
+            loaded.call, loaded.how = reference, f"run operation by operation ({why})"
             _tell(loaded)
             return loaded.call
         loaded.call, loaded.compiled, loaded.how = found.value, True, "compiled"
@@ -216,10 +229,8 @@ class HostFabric(Fabric):
                 loaded.how = "run operation by operation (compiled, it gave other numbers)"
 
         cache = self._cache.folder
-        kept = self._backend.artifact_dir or cache / "reports"
-        loaded.call = SelfCheck(
-            graph, found.value, reference, settled, folder=Path(kept), program=cache / key
-        )
+        kept = Path(self._backend.artifact_dir or cache / REPORTS)
+        loaded.call = SelfCheck(graph, found.value, reference, settled, kept, cache / key)
 
     def run(self, loaded: Loaded, inputs: list[Tensor]) -> Sequence[Tensor]:
         """Run a graph without gradients, with denormals as zero, with its number of threads."""
@@ -265,6 +276,12 @@ def _tell(loaded: Loaded) -> None:
         loaded.told = None
 
 
+def _with_log(missing: Exception) -> str:
+    """Why nothing is compiled, and which file has what the compiler printed."""
+    printed = missing.printed if isinstance(missing, CompilerFailed) else ""
+    return compiler_log.with_log(str(missing), compiler_log.keep(printed))
+
+
 def _interpreted(graph: Graph, began: float, why: str, threads: int) -> Loaded:
     """A graph that torch's own kernels run, and why; ``began`` is when loading it began."""
     return Loaded(
@@ -303,9 +320,8 @@ def _compile(graph: Graph, folder: Path, kept: Kept, shown: Shown) -> None:
     with shown("compiling"):
         try:
             compile_graph(graph, folder, kept)
-        except InductorError as error:  # a defect of its own: a KeyError, an assertion
-            text = str(error).strip().splitlines()[0]
-            raise NoToolchain(f"torch's compiler failed: {text}") from None
+        except InductorError as error:  # or a defect of its own: a KeyError, an assertion
+            raise CompilerFailed(error) from None
 
 
 def _unseen(doing: str) -> AbstractContextManager[None]:

@@ -67,18 +67,30 @@ def compile_graph(graph: Graph, folder: Path, kept: Kept) -> None:
         InductorError: a compiler failed.
     """
     with fx_lock:
-        try:
-            try:
-                with applied(vector_units.believed()):
-                    _compile(graph, folder, kept)
-            except CppCompileError:
-                with _ended_with_us():
-                    changed = vector_units.ask_the_compiler()
-                if not changed:
-                    raise
-                _compile(graph, folder, kept)
-        except CppCompileError as error:
-            raise InductorError(error, None) from None
+        failed = _attempt(graph, folder, kept, believed=True)
+        if failed is None:
+            return
+        with _ended_with_us():  # a Ctrl-C here has no failure, with all its output, as its context
+            changed = vector_units.ask_the_compiler()
+        if changed:
+            failed = _attempt(graph, folder, kept, believed=False)
+        if failed is not None:
+            raise InductorError(failed, None)
+
+
+def _attempt(graph: Graph, folder: Path, kept: Kept, believed: bool) -> CppCompileError | None:
+    """Compile; returns how the C++ compiler failed, if it did.
+
+    Args:
+        graph, folder, kept: as of ``compile_graph``.
+        believed: what the system says of vector units is.
+    """
+    try:
+        with applied(vector_units.believed() if believed else ()):
+            _compile(graph, folder, kept)
+    except CppCompileError as error:
+        return error
+    return None
 
 
 def _compile(graph: Graph, folder: Path, kept: Kept) -> None:

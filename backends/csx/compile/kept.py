@@ -20,16 +20,17 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fulgurite.backends.csx.compile.cache import CompileCache, by_use
+from fulgurite.backends.csx.compile.cache import CompileCache
 from fulgurite.backends.csx.compile.entries import is_whole
 from fulgurite.backends.csx.compile.fingerprint import environment
 from fulgurite.backends.csx.compile.kernel_modules import module_file
 from fulgurite.backends.csx.compile.parts import Part
 from fulgurite.backends.csx.compile.translation_unit import Kernel
+from fulgurite.backends.csx.compile.upkeep import entries_in
 
 INDEX = "program.json"  # of a program: which kernel is in which of its modules
 FOLDER = "parts"
-_SHARE = 8  # of the bytes that programs may take, parts may take one in so many more
+SHARE = 8  # of the bytes that programs may take, parts may take one in so many more
 _SOURCE, _CONSTANTS = "part.py", "constants.pt"
 
 
@@ -64,7 +65,7 @@ class Kept:
         Raises:
             OSError: the folder takes no files.
         """
-        cache = CompileCache(self._programs.folder / FOLDER, share=_SHARE)
+        cache = CompileCache(self._programs.folder / FOLDER, share=SHARE)
         key = self._digest(f"{part.read_by_others} {part.text}")
         return cache.fetch_here(
             key, lambda folder: _write(generate(part, mode), folder), _read
@@ -94,7 +95,8 @@ class Kept:
 
     def _modules(self, wanted: set[str]) -> Iterator[tuple[Path, set[str]]]:
         """The modules of all programs, with the wanted kernels in each, if any."""
-        for entry in by_use(self._programs.folder):
+        folder = self._programs.folder
+        for entry in (folder / found.key for found in reversed(entries_in(folder))):
             try:
                 modules = json.loads((entry / INDEX).read_text())["kernels"]
             except (OSError, ValueError, KeyError):  # of another version, or damaged

@@ -59,7 +59,10 @@ class Compilers:
                 self._running.pop(process, None)
                 self._changed.notify_all()
         if process.returncode:
-            raise CppCompileError(words, output.decode(errors="replace"))
+            printed = output.decode(errors="replace")
+            if process.returncode < 0:
+                printed += f"\nfatal error: ended by {signal.Signals(-process.returncode).name}"
+            raise CppCompileError(words, printed)
 
     def end(self) -> None:
         """End them all, and start none any more; what they wrote by halves is removed."""

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import platform
+import shlex
 import shutil
+import subprocess
 import sysconfig
 from pathlib import Path
 from typing import Any
 
 from torch._inductor import config as inductor
 from torch._inductor.cpp_builder import get_cpp_compiler
-from torch._inductor.exc import InvalidCxxCompiler
+from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
 
 from fulgurite.backends.csx.compile.fingerprint import processor
+from fulgurite.backends.csx.compile.processes import compilers
 
 
 @functools.cache
@@ -40,6 +44,31 @@ def toolchain_missing(starts: bool = True) -> str | None:
     if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
         return "Python.h was not found"
     return None
+
+
+def compiler_version() -> str:
+    """The C++ compiler in its own words: ``g++ (Debian 12.2.0-14) 12.2.0``.
+
+    Raises:
+        InvalidCxxCompiler: there is none that runs.
+    """
+    command = [get_cpp_compiler(), "--version"]
+    said = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    return next(iter(said.stdout.splitlines()), command[0])
+
+
+def loading_fails(folder: Path) -> str | None:
+    """Why a library that the C++ compiler makes in a folder cannot be loaded, or None."""
+    source, library = folder / "answer.cpp", folder / "answer.so"
+    command = shlex.join([get_cpp_compiler(), "-shared", "-fPIC", source.name, "-o", library.name])
+    try:
+        source.write_text('extern "C" int answer() { return 42; }\n')
+        with compilers() as running:
+            running.run(command, str(folder))
+        made = ctypes.CDLL(str(library)).answer()
+    except (CppCompileError, OSError) as error:
+        return str(error).strip()
+    return None if made == 42 else f"a function that returns 42 returned {made}"
 
 
 def _compilers() -> list[str]:

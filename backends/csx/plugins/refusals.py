@@ -9,6 +9,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -22,7 +23,6 @@ _guarded: Any = WeakIdKeyDictionary()  # optimizers that refuse a step on the ho
 def refuse_unsupported(trainer: pl.Trainer, module: pl.LightningModule) -> None:
     """Raise where a run asks for what CSX does not have."""
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    averaging = any(isinstance(callback, StochasticWeightAveraging) for callback in callbacks)
     nodes = trainer._accelerator_connector._num_nodes_flag
     refused = {
         f"{trainer.num_devices} devices; use devices=1": trainer.num_devices > 1,
@@ -30,7 +30,6 @@ def refuse_unsupported(trainer: pl.Trainer, module: pl.LightningModule) -> None:
         "Trainer(detect_anomaly=True); find the operation with device='CPU'": (
             trainer._detect_anomaly
         ),
-        "StochasticWeightAveraging; use WeightAveraging": averaging,
         "a module that went through torch.compile; pass the module itself": (
             module._compiler_ctx is not None
         ),
@@ -44,6 +43,8 @@ def refuse_unsupported(trainer: pl.Trainer, module: pl.LightningModule) -> None:
     for what, asked in refused.items():
         if asked:
             raise MisconfigurationException(f"CSX does not support {what}.")
+    if any(isinstance(callback, StochasticWeightAveraging) for callback in callbacks):
+        _refuse_averaging(module)
     planned = [
         factor
         for callback in callbacks
@@ -52,6 +53,26 @@ def refuse_unsupported(trainer: pl.Trainer, module: pl.LightningModule) -> None:
     ]
     if module.automatic_optimization:
         refuse_zero_grad_hooks(trainer, module, max(planned, default=1))
+
+
+def _refuse_averaging(module: pl.LightningModule) -> None:
+    norms = (name for name, one in module.named_modules() if isinstance(one, _BatchNorm))
+    if (norm := next(norms, None)) is not None:
+        raise MisconfigurationException(
+            f"CSX does not support StochasticWeightAveraging of a model with batch normalization"
+            f" (self.{norm}): for its statistics it adds an epoch whose steps have no backward"
+            " pass. Remedy: WeightAveraging or EMAWeightAveraging, which average them too."
+        )
+
+
+def refuse_averaging(trainer: pl.Trainer, computed: list[Any]) -> None:
+    """Refuse StochasticWeightAveraging, which exchanges schedulers, where programs compute them."""
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    if computed and any(isinstance(one, StochasticWeightAveraging) for one in callbacks):
+        raise MisconfigurationException(
+            "CSX does not support StochasticWeightAveraging with a scheduler of fulgurite.optim,"
+            " which the program computes. Remedy: a scheduler of torch.optim.lr_scheduler."
+        )
 
 
 def refuse_zero_grad_hooks(

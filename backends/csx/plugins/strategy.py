@@ -105,6 +105,7 @@ class StaticGraph(ChecksStates):
     def connect(self, model: pl.LightningModule) -> None:
         """Begin a run; one that only builds leaves no traces."""
         super().connect(model)
+        self.training = None
         install(self)
         if self.backend.only_builds:
             self._aside = offline.put_aside(model.trainer)
@@ -118,7 +119,6 @@ class StaticGraph(ChecksStates):
         self.audit_budget.begin()
         pkgutil.resolve_name(LOOPS)(trainer)
         self._evaluation.begin(trainer, module)
-        self.training = None
         if trainer.ckpt_path is None or trainer.state.fn != TrainerFn.FITTING:
             self.restored = None
         super().setup(trainer)
@@ -126,10 +126,8 @@ class StaticGraph(ChecksStates):
         if trainer.state.fn == TrainerFn.FITTING:
             self.fabric.torn = False
             self.keeps_gradients = reads_gradients(trainer, module)
-            reads = {"gradients_read": self.keeps_gradients}
-            self.training = self._step_function(
-                "training", optimizers=self.optimizers, trains=True, **reads
-            )
+            options = {"trains": True, "gradients_read": self.keeps_gradients}
+            self.training = self._step_function("training", optimizers=self.optimizers, **options)
 
     def _step_function(self, stage: str, **options: Any) -> StepFunction:
         """The step of a stage; ``options`` are those of its scope."""
@@ -252,7 +250,8 @@ class StaticGraph(ChecksStates):
         weights_only = weights_only is None or weights_only
         with naming_classes(checkpoint_path):
             checkpoint = super().load_checkpoint(checkpoint_path, weights_only=weights_only)
-        self.restored = restored_of(self, checkpoint_path, checkpoint, CHECKPOINT_KEY)
+        found = restored_of(self, checkpoint_path, checkpoint, CHECKPOINT_KEY)
+        self.restored = self.restored if self.training else found  # in a fit it is the tuner's
         return checkpoint
 
 

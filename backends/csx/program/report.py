@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from fulgurite.backends.csx.compile.fabric import Fabric, Loaded
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.graph.passes import looking
 from fulgurite.backends.csx.graph.verify import writing_graphs
-from fulgurite.backends.csx.program.summary import Cost, Program
+from fulgurite.backends.csx.program.summary import Program
 
 
 def headline(fabric: Fabric, program: Program, loads: list[Loaded]) -> str:
@@ -47,56 +46,6 @@ def _why(program: Program) -> str:
 
 def _in_words(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds >= 0.1 else f"{seconds:.2f} s"
-
-
-UNFINISHED = (
-    "; a program was not compiled by then: a run with compile_only=True, or background=False,"
-    " does that once for all that follow"
-)
-"""Of a fit that ended while its program was being compiled in the background."""
-
-_TELLING = 10  # steps: their speed says something
-
-
-def pace(steps: int, seconds: float, costs: Iterable[Cost]) -> str:
-    """What a fit took: ``CSX: 300 steps in 12.3 s; waited 11.1 s for programs (...), ...``
-
-    Args:
-        steps: how many steps were done.
-        seconds: from its begin to its end.
-        costs: of the programs that were built in it.
-    """
-    costs = list(costs)
-    parts = {
-        "captured": sum(cost.captured_s for cost in costs),
-        "compiled": sum(cost.compiled_s for cost in costs if not cost.taken_over),
-        "loaded from the cache": sum(cost.loaded_s for cost in costs),
-    }
-    did = ", ".join(f"{what} in {_in_words(part_s)}" for what, part_s in parts.items() if part_s)
-    waited_s = sum(cost.waited_s for cost in costs)
-    per_s = steps / max(seconds - waited_s, 1e-9)
-    rate = f"{per_s:,.0f}" if per_s >= 10 else f"{per_s:.2g}"
-    return (
-        f"CSX: {steps:,} step{'s' * (steps != 1)} in {_in_words(seconds)}; waited"
-        f" {_in_words(waited_s)} for programs ({did}), {rate} steps/s without that"
-    )
-
-
-def gain(cost: Cost, steps: int, ended: float) -> str:
-    """What compiling in the background gained: ``; compiled meanwhile in 7.9 s, ...``
-
-    Args:
-        cost: of the program that most steps were of.
-        steps: how many it did.
-        ended: when the last one was done.
-    """
-    first_s = cost.taken_over_at - cost.began - cost.waited_s
-    first, later = cost.taken_over - 1, steps - cost.taken_over + 1
-    told = f"; compiled meanwhile in {_in_words(cost.compiled_s)}, from batch {cost.taken_over} on"
-    if min(first, later) < _TELLING:
-        return told
-    times = first_s / first / ((ended - cost.taken_over_at) / later)
-    return f"{told} {times:.1f} times as fast"
 
 
 def announce(

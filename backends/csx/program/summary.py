@@ -59,7 +59,7 @@ class Cost:
     """What it took to build a program; ``began`` is when, by ``time.perf_counter``.
 
     Where it was compiled in the background: ``taken_over`` is the number of the stage's step, from
-    1, that compiled code was the first to do, and ``taken_over_at`` when that was.
+    1, that compiled code was the first to do, and ``in_steps_before_s`` how long those before took.
     """
 
     began: float
@@ -68,7 +68,7 @@ class Cost:
     loaded_s: float  # from the cache
     waited_s: float  # by the step that needed it
     taken_over: int = 0
-    taken_over_at: float = 0.0
+    in_steps_before_s: float = 0.0  # with what they waited for programs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

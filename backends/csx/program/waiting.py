@@ -39,19 +39,26 @@ def shown(trainer: pl.Trainer | None, doing: str) -> Iterator[None]:
 
     Below Lightning's Rich progress bar on a terminal it is a line with the seconds that passed,
     gone with the block. Else it is one plain line: above another kind of bar, or in the log.
+    A block that Ctrl-C stops, or a signal handler that exits, ends with a line too.
     """
     live = None if trainer is None else _line_below(trainer.progress_bar_callback, doing)
     say = functools.partial(report.say, trainer, f"CSX: {doing} ...")
     timer = threading.Timer(PATIENCE_S, say if live is None else live.start)
+    stopped = False
     timer.daemon = True  # a process that ends meanwhile does not wait for it
     timer.start()
     try:
         yield
+    except (KeyboardInterrupt, SystemExit):
+        stopped = True
+        raise
     finally:
         timer.cancel()
         timer.join()
         if live is not None:
             live.stop()
+        if stopped:
+            report.say(trainer, f"CSX: stopped while {doing}")
 
 
 def _line_below(bar: ProgressBar | None, doing: str) -> Progress | None:

@@ -170,6 +170,23 @@ def test_a_worker_that_is_killed_fails_its_jobs_and_the_next_one_runs(
     assert one.log is None  # it said nothing
 
 
+def test_a_worker_that_is_stopped_says_so_and_where_it_was(queue: Queue, tmp_path: Path) -> None:
+    def run() -> None:
+        (tmp_path / "began").touch()
+        time.sleep(60)
+
+    one = queue.add(job("a", run))
+    queue.poll()
+    wait_for(tmp_path / "began")
+    assert queue._worker is not None
+    os.kill(queue._worker._pid, signal.SIGTERM)
+    wait(queue, one)
+    assert one.failure == "the compiling process was stopped by SIGTERM"
+    assert one.log is not None
+    assert "time.sleep(60)" in one.log.read_text()
+    one.log.unlink()
+
+
 def test_ending_the_queue_ends_the_worker_and_what_it_started(queue: Queue, tmp_path: Path) -> None:
     def run() -> None:
         with background_sleep() as process:

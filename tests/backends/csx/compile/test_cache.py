@@ -473,7 +473,7 @@ from contextlib import contextmanager
 
 backends, folder, name, key = sys.argv[1:]
 room = "csx.compile"
-for part in (f"{room}.entries", f"{room}.cache_folder", f"{room}.cache"):
+for part in (f"{room}.{file}" for file in ("entries", "cache_folder", "upkeep", "cache")):
     full, path = f"fulgurite.backends.{part}", f"{backends}/{part.replace('.', '/')}.py"
     spec = importlib.util.spec_from_file_location(full, path)  # alone: torch would take seconds
     cache = sys.modules[full] = importlib.util.module_from_spec(spec)

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ import torch
 from harness import Run, assert_same_run, both, fit, make_trainer
 from models import Classifier, Measured, loader, mlp
 from torch._inductor import config as inductor
-from torch._inductor.exc import InductorError
+from torch._inductor.exc import CppCompileError, InductorError
 
 import fulgurite
-from fulgurite.backends.csx.compile import denormals, host_fabric, toolchain
+from fulgurite.backends.csx.compile import denormals, host_fabric, toolchain, vector_units
+from fulgurite.backends.csx.compile import inductor as compiling
 from fulgurite.backends.csx.compile.fabric import Loaded
 from fulgurite.backends.csx.compile.toolchain import cpu_name, toolchain_missing
 from fulgurite.backends.csx.program.report import headline
@@ -355,23 +357,60 @@ def test_a_process_that_flushes_itself_still_does_after() -> None:
         torch.set_flush_denormal(False)
 
 
-def test_where_torchs_compiler_fails_the_program_runs_operation_by_operation(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+PRINTED = "\n".join(["net.h:1: warning: unused", "net.h:2: error: bad", *["more"] * 1000])
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (KeyError("buf25"), "KeyError: 'buf25'"),
+        (CppCompileError(["c++"], PRINTED), "the C++ compiler: net.h:2: error: bad"),
+    ],
+    ids=["a defect", "C++"],
+)
+def test_where_a_compiler_fails_the_program_runs_operation_by_operation_and_a_file_has_the_rest(
+    error: Exception,
+    why: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     def fail(graph: Any, folder: Path, kept: Any) -> None:
-        raise InductorError(KeyError("buf25"), None)
+        raise InductorError(error, None)
 
     monkeypatch.setattr(host_fabric, "compile_graph", fail)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     ours = fit(
         lambda: Classifier(mlp()),
         lambda: (loader(64),),
         static=True,
         policy="default",
-        backend={"compile_dir": tmp_path / "programs"},
+        backend={"compile_dir": tmp_path / "programs", "background": False},
     )
     [executable] = ours.trainer.strategy.step_functions["training"].executables()
-    assert (
-        executable.loaded.how
-        == "run operation by operation (torch's compiler failed: KeyError: 'buf25')"
+    [log] = tmp_path.glob("fulgurite-compile-*.txt")
+    assert executable.loaded.how == (
+        f"run operation by operation (torch's compiler failed: {why}; {log} has more)"
     )
+    assert str(error) in log.read_text()
     assert len(ours.losses) == 4
+    assert not re.search("^more$", "".join(capfd.readouterr()), re.MULTILINE)
+
+
+def test_a_ctrl_c_after_a_failure_does_not_show_what_the_compiler_printed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The processor's vector units are asked for then, which takes seconds."""
+
+    def fail(*args: Any) -> None:
+        raise CppCompileError(["c++"], PRINTED)
+
+    def ctrl_c() -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compiling, "_compile", fail)
+    monkeypatch.setattr(vector_units, "ask_the_compiler", ctrl_c)
+    nothing: Any = None
+    with pytest.raises(KeyboardInterrupt) as caught:
+        compiling.compile_graph(nothing, tmp_path, nothing)
+    assert caught.value.__context__ is None

@@ -167,6 +167,18 @@ def test_an_exception_passes_and_leaves_terminal_and_threads_as_they_were(
     assert bar.progress.console._live_stack == []
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_what_is_stopped_is_one_line(error: type[BaseException], logged: list[str]) -> None:
+    def compile_and_stop() -> None:
+        with shown(trainer_with(None), DOING):
+            until(lambda: logged)
+            raise error
+
+    with pytest.raises(error):
+        compile_and_stop()
+    assert logged == [f"CSX: {DOING} ...", f"CSX: stopped while {DOING}"]
+
+
 def test_a_program_is_being_built_while_a_step_is_traced_and_not_when_it_runs() -> None:
     seen = []
 

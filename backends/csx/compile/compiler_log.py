@@ -1,0 +1,42 @@
+"""What a compiler prints: one line of it for the screen, and all of it in a file."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from torch._inductor.exc import CppCompileError, InductorError
+
+PREFIX, SUFFIX = "fulgurite-compile-", ".txt"
+_MOST = 160  # characters of a line
+
+
+def in_a_line(error: Exception) -> str:
+    """A failure in one line: of the C++ compiler's, the first that it calls an error."""
+    inner = error.inner_exception if isinstance(error, InductorError) else error
+    if isinstance(inner, CppCompileError):
+        lines = [line.strip() for line in inner.output.splitlines() if line.strip()]
+        errors = [line for line in lines if "error" in line.lower()]
+        text = f"the C++ compiler: {[*errors, *lines, 'it printed nothing'][0]}"
+    else:
+        text = [*str(error).strip().splitlines(), type(error).__name__][0]
+    return text if len(text) <= _MOST else f"{text[: _MOST - 3]}..."
+
+
+def with_log(why: str, log: Path | None) -> str:
+    """Why something was not compiled, with the file that has more, where there is one."""
+    return why if log is None else f"{why}; {log} has more"
+
+
+def keep(printed: str) -> Path | None:
+    """Write what was printed into a file of its own; None if it is nothing, or a disk is full."""
+    if not printed:
+        return None
+    try:
+        number, name = tempfile.mkstemp(prefix=PREFIX, suffix=SUFFIX)
+        with os.fdopen(number, "w", errors="replace") as file:
+            file.write(printed)
+    except OSError:
+        return None
+    return Path(name)

@@ -1,0 +1,148 @@
+"""What a fit took, as a small table: steps, seconds by kind, programs, memory, and what it gained.
+
+The kinds of seconds add up to the fit's. What was compiled in the background is none of them: the
+fit did not wait for it.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fulgurite.backends.csx.program.summary import Cost
+
+_TELLING = 10  # steps: their speed says something
+Row = tuple[str, str, str]
+"""What it is, a number, its unit and a remark."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """What is known of a fit at its end.
+
+    Args:
+        steps: the optimizer's.
+        total_s: from its begin to its end.
+        data_s: until batches, and the loaders' iterators, were there.
+        in_steps_s: in training steps, with the building of their programs.
+        costs: of all programs that were built in it.
+        training: those of them that train.
+        batches: how many were trained on.
+        compiling: how many programs were still being compiled.
+    """
+
+    steps: int
+    total_s: float
+    data_s: float
+    in_steps_s: float
+    costs: Sequence[Cost]
+    training: Sequence[Cost]
+    batches: int
+    compiling: int = 0
+
+    @property
+    def stepped_s(self) -> float:
+        """In training steps alone."""
+        return self.in_steps_s - sum(cost.waited_s for cost in self.training)
+
+    @property
+    def gain(self) -> Gain | None:
+        """What compiling in the background gained; None where that cannot be said.
+
+        With several training programs nobody knows which steps were whose.
+        """
+        if len(self.training) != 1:
+            return None
+        [cost] = self.training
+        first, later = cost.taken_over - 1, self.batches - cost.taken_over + 1
+        if min(first, later) < _TELLING:
+            return None
+        before_s = (cost.in_steps_before_s - cost.waited_s) / first
+        return Gain(before_s, (self.in_steps_s - cost.in_steps_before_s) / later)
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """Seconds a batch, operation by operation and compiled."""
+
+    before_s: float
+    after_s: float
+
+
+def table(fit: Fit) -> str:
+    """The table, one row a line, at most 80 columns wide."""
+    rows = [*_seconds(fit), *_programs(fit)]
+    left, right = (max(len(row[i]) for row in rows) for i in (0, 1))
+    lines = [f"  {what:<{left}}  {number:>{right}} {rest}".rstrip() for what, number, rest in rows]
+    head = f"CSX: {fit.steps:,} step{'s' * (fit.steps != 1)} in {_told(fit.total_s, fit)} s"
+    return "\n".join([head, *lines])
+
+
+def _seconds(fit: Fit) -> list[Row]:
+    waited_s = sum(cost.waited_s for cost in fit.costs)
+    per_s = fit.steps / max(fit.total_s - waited_s, 1e-9)
+    rate = f"{per_s:,.0f}" if per_s >= 10 else f"{per_s:.2g}"
+    kinds = {
+        "captured": sum(cost.captured_s for cost in fit.costs),
+        "compiled": sum(cost.compiled_s for cost in fit.costs if not cost.taken_over),
+        "loaded": sum(cost.loaded_s for cost in fit.costs),
+        "waited for data": fit.data_s,
+        "stepped": fit.stepped_s,
+    }
+    other_s = max(fit.total_s - sum(kinds.values()), 0.0)  # of one clock, read at several times
+    return [
+        ("steps/s", rate, "without the seconds that building programs took"),
+        *((what, _told(one, fit), "s") for what, one in kinds.items() if one),
+        ("other", _told(other_s, fit), "s: validation, hooks, logging, checkpoints"),
+    ]
+
+
+def _programs(fit: Fit) -> list[Row]:
+    compiled = sum(cost.compiled_s > 0 for cost in fit.costs)
+    cached = sum(cost.loaded_s > 0 and not cost.compiled_s for cost in fit.costs)
+    parts = {
+        "compiled": compiled,
+        "from the cache": cached,
+        "operation by operation": len(fit.costs) - compiled - cached,
+    }
+    told = ", ".join(f"{count} {what}" for what, count in parts.items() if count)
+    mib = f"{peak_memory_bytes() / 2**20:,.0f}"
+    rows = [
+        ("programs", str(len(fit.costs)), f"({told})" if told else ""),
+        ("peak memory", mib, "MiB: of the process since it began, resident"),
+    ]
+    if fit.compiling:
+        cure = "by then: compile_only=True does it for all runs"
+        rows.append(("not compiled", str(fit.compiling), cure))
+    return rows + _gained(fit)
+
+
+def _gained(fit: Fit) -> list[Row]:
+    meanwhile = [cost for cost in fit.training if cost.taken_over and cost.compiled_s]
+    if not meanwhile:
+        return []
+    [cost, *_], gain = meanwhile, fit.gain
+    told = f"s of compiling; from batch {cost.taken_over} on"
+    if gain is None:
+        return [("in background", _told(cost.compiled_s, fit), f"{told} compiled")]
+    times, gained_s = gain.before_s / max(gain.after_s, 1e-9), gain.before_s - gain.after_s
+    rows = [("in background", _told(cost.compiled_s, fit), f"{told} {times:.1f} times as fast")]
+    if gained_s > 0:
+        paid = math.ceil((cost.captured_s + cost.compiled_s) / gained_s)
+        did = fit.batches - cost.taken_over + 1
+        rows.append(("paid after", f"{paid:,}", f"compiled steps, of which it did {did:,}"))
+    return rows
+
+
+def peak_memory_bytes() -> int:
+    """The most memory that this process has had resident, as the system counts it."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # getrusage(2) of both
+
+
+def _told(seconds: float, fit: Fit) -> str:
+    """All with the same digits, so that they line up."""
+    return f"{seconds:,.1f}" if fit.total_s >= 10 else f"{seconds:.2f}"
