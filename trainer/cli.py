@@ -1,4 +1,4 @@
-"""The command ``fulgurite``: run, check and convert parameter files.
+"""The command ``fulgurite``: run, check and convert parameter files; look after the machine.
 
 Only what a command needs is imported, so that ``--help`` comes at once.
 
@@ -15,6 +15,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
+
+from fulgurite.commands.options import COMMANDS, add_commands, run_command
 
 if TYPE_CHECKING:
     from fulgurite.config.document.reading import Document
@@ -57,6 +59,7 @@ def parser() -> argparse.ArgumentParser:
     schema = commands.add_parser("schema", help="print a JSON Schema of parameter files")
     for command in (check, convert, schema):
         _add_debug(command)
+    add_commands(commands, _add_debug)
     return top
 
 
@@ -326,7 +329,11 @@ def _schema(options: argparse.Namespace) -> int:
     return 0
 
 
-_COMMANDS = {**dict.fromkeys(RUNS, _run), "check": _check, "convert": _convert, "schema": _schema}
+_COMMANDS = {
+    **dict.fromkeys(RUNS, _run),
+    **{"check": _check, "convert": _convert, "schema": _schema},
+    **dict.fromkeys(COMMANDS, run_command),
+}
 
 
 if __name__ == "__main__":

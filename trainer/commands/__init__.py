@@ -1,0 +1,8 @@
+"""Commands that are about the machine and not about a parameter file.
+
+options     their command lines; imports nothing else
+cache       ``fulgurite cache``: what is compiled already, and removing it
+doctor      ``fulgurite doctor``: what there is, what is wrong with it, what to do
+checkups    what the doctor looks at, one function each
+self_test   a small training, eager and compiled, side by side
+"""

@@ -1,0 +1,84 @@
+"""What may be typed after ``fulgurite cache`` and ``fulgurite doctor``."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import Any
+
+COMMANDS = ("doctor", "cache")
+CACHE = {
+    "list": "what is compiled already, and how large and old it is",
+    "prune": "remove what was used longest ago, past the cache's limit or the one given",
+    "clear": "remove all compiled programs",
+}
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def add_commands(commands: Any, add_debug: Any) -> None:
+    """Add both to the commands of a parser.
+
+    Args:
+        commands: what ``add_subparsers`` returned.
+        add_debug: adds ``--debug`` to a command.
+    """
+    doctor = commands.add_parser(
+        "doctor",
+        help="say whether this machine compiles programs, and what to mend",
+        description="Say whether this machine compiles programs, and what to mend.",
+    )
+    cache = commands.add_parser(
+        "cache",
+        help="list, prune or clear the compiled programs",
+        description="Compiled programs that are kept for the next run.",
+    )
+    kinds = cache.add_subparsers(dest="what", required=True, metavar="list|prune|clear")
+    for name, does in CACHE.items():
+        kind = kinds.add_parser(name, help=does, description=f"{does}.".capitalize())
+        if name == "prune":
+            kind.add_argument(
+                "--days", type=_days, metavar="N", help="remove what was not used for N days"
+            )
+            kind.add_argument(
+                "--size",
+                type=_bytes,
+                metavar="SIZE",
+                help="keep programs of so many bytes, as 500M or 2G; default: the cache's limit",
+            )
+        add_debug(kind)
+        _add_compile_dir(kind)
+    add_debug(doctor)
+    _add_compile_dir(doctor)
+
+
+def run_command(options: argparse.Namespace) -> int:
+    """Run the command that was typed; returns its exit status."""
+    if options.command == "doctor":
+        from fulgurite.commands.doctor import doctor
+
+        return doctor(options.compile_dir)
+    from fulgurite.commands.cache import clear, prune, show
+
+    if options.what == "prune":
+        return prune(options.compile_dir, options.size, options.days)
+    return {"list": show, "clear": clear}[options.what](options.compile_dir)
+
+
+def _add_compile_dir(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--compile-dir", metavar="DIR", help="the cache's folder; default: the user's"
+    )
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch(r"(\d+)\s*([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"expected a size as 500M or 2G; got {text!r}")
+    return int(found[1]) * _UNITS[found[2].upper()]
+
+
+def _days(text: str) -> float:
+    if re.fullmatch(r"\d+(\.\d+)?", text) is None:
+        raise argparse.ArgumentTypeError(f"expected a number of days; got {text!r}")
+    return float(text)
