@@ -151,6 +151,45 @@ class Inside:
         return Place(self, path, text)
 
 
+class OfClass:
+    """Attributes that a module has from its class, until it has one of its own, as a dict."""
+
+    __slots__ = ("_module",)
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def __getitem__(self, key: str) -> Any:
+        return getattr(self._module, key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """What the module finds by this name now."""
+        return getattr(self._module, key, default)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        """Let the module find a value: in its class, if that is where it is, else on itself."""
+        self.pop(key)
+        if self.get(key) is not value:
+            vars(self._module)[key] = value
+
+    def pop(self, key: str, default: Any = None) -> Any:
+        """Take away what is on the module itself."""
+        return vars(self._module).pop(key, default)
+
+
+def _in_class(module: nn.Module) -> dict[str, Any]:
+    """The lists, dicts and deques of the user's that a module has from its class."""
+    found: dict[str, Any] = {}
+    for kind in reversed(type(module).__mro__):
+        if not _is_framework(kind):
+            found.update({key: one for key, one in vars(kind).items() if key[:2] != "__"})
+    return {
+        key: value
+        for key, value in found.items()
+        if isinstance(value, (list, dict, deque)) and key not in vars(module)
+    }
+
+
 def lies_in(place: Place, filled: Set[Place]) -> bool:
     """Whether a place, or one that it lies in, is among those that are filled."""
     if place in filled:
@@ -183,6 +222,8 @@ class Trees:
                     if key not in _NOT_SEARCHED:
                         key_name = "hparams" if key == "_hparams" else key
                         self._search_root(vars(holder), key, member(name, key_name), value)
+                for key, value in _in_class(holder).items():
+                    self._search_root(OfClass(holder), key, member(name, key), value)
             elif id(holder) not in self.content:  # not in another one's tree
                 self._search_root({0: holder}, 0, name, holder)
 
@@ -271,6 +312,9 @@ def refill(value: Any, items: list[tuple[Step, Any]]) -> None:
 def holders_in(module: nn.Module, root: str) -> Iterator[tuple[str, object]]:
     """The modules whose attributes are searched: the user's own, and other packages'."""
     for path, one in module.named_modules():
-        package = type(one).__module__.partition(".")[0]
-        if package not in _FRAMEWORKS and not isinstance(one, Metric):
+        if not _is_framework(type(one)) and not isinstance(one, Metric):
             yield member(root, path), one
+
+
+def _is_framework(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in _FRAMEWORKS

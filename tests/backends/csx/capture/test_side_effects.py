@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 import pytest
@@ -131,6 +131,40 @@ def test_dicts_appended_to_a_list_that_the_host_replaces_each_epoch() -> None:
     ours, stock = both(Collects, lambda: (loader(),), **FEW)
     assert len(ours.module.means) == 2
     assert_close(ours.module.means, stock.module.means)
+
+
+@pytest.mark.parametrize("renewed", ["cleared", "on the module", "in the class"])
+def test_a_list_in_the_class_body_gets_every_step_s_tensors(renewed: str) -> None:
+    means: list[list[float]] = []
+
+    def make() -> Rows:
+        means.append([])
+
+        class Collects(Rows):
+            kept: ClassVar[list[Tensor]] = []
+            last: ClassVar[dict[str, Tensor]] = {}
+
+            def leave(self, loss: Tensor, batch: Any) -> Tensor:
+                self.kept.append(loss.detach())
+                self.last["label"] = batch[1]
+                return loss
+
+            def on_train_epoch_end(self) -> None:
+                means[-1].append(float(torch.stack(self.kept).mean()))
+                self.outs.append(self.last["label"])
+                if renewed == "cleared":
+                    self.kept.clear()
+                elif renewed == "on the module":
+                    self.kept = []
+                else:
+                    type(self).kept = []
+
+        return Collects()
+
+    ours, stock = both(make, lambda: (loader(),), limit_train_batches=6, max_epochs=3)
+    assert len(set(means[0])) == 3
+    assert_close(means[0], means[1])
+    assert_close(ours.module.outs, stock.module.outs)
 
 
 def test_a_list_that_the_step_makes_anew_holds_the_last_step_s() -> None:
