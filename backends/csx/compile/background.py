@@ -28,6 +28,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from fulgurite.backends.csx.compile.compiler_log import PREFIX, SUFFIX
 from fulgurite.backends.csx.compile.fabric import Call
 from fulgurite.backends.patches import fx_lock, trace_lock
 
@@ -136,7 +137,7 @@ class _Worker:
 
     def __init__(self, jobs: list[Job]) -> None:
         self.jobs, self._read = jobs, b""
-        self._folder = Path(tempfile.mkdtemp(prefix="fulgurite-compile-"))
+        self._folder = Path(tempfile.mkdtemp(prefix=PREFIX))
         self._results, write = os.pipe()
         os.set_blocking(self._results, False)
         parent = os.getpid()
@@ -189,12 +190,9 @@ class _Worker:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _keep_log(self) -> Path | None:
-        log = self._folder / _LOG
         try:
-            if not log.stat().st_size:
-                return None
-            _, name = tempfile.mkstemp(prefix="fulgurite-compile-", suffix=".txt")
-            return log.replace(name)
+            _, name = tempfile.mkstemp(prefix=PREFIX, suffix=SUFFIX)
+            return (self._folder / _LOG).replace(name)
         except OSError:  # the disk is full
             return None
 
@@ -230,6 +228,7 @@ def _work(jobs: list[Job], results: int, folder: Path, parent: int) -> NoReturn:
             _settle_down(log.fileno(), folder, parent)
             try:
                 for number, job in enumerate(jobs):
+                    print(f"{time.strftime('%X')} compiling {' '.join(job.name)}")
                     line = json.dumps([number, *_outcome(job)]) + "\n"
                     os.write(results, line.encode())
                 status = 0

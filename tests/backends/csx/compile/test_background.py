@@ -136,6 +136,8 @@ def test_a_reason_that_a_job_gives_is_the_failure(queue: Queue) -> None:
     one = queue.add(job("a", lambda: "no C++ compiler was found"))
     wait(queue, one)
     assert one.failure == "no C++ compiler was found"
+    assert one.log is not None
+    one.log.unlink()
 
 
 def test_a_full_disk_is_told_apart(queue: Queue) -> None:
@@ -146,6 +148,8 @@ def test_a_full_disk_is_told_apart(queue: Queue) -> None:
     wait(queue, one)
     assert one.full
     assert one.failure == "OSError: [Errno 28] No space left on device"
+    assert one.log is not None
+    one.log.unlink()
 
 
 def test_a_worker_that_is_killed_fails_its_jobs_and_the_next_one_runs(
@@ -167,7 +171,10 @@ def test_a_worker_that_is_killed_fails_its_jobs_and_the_next_one_runs(
     third = queue.add(job("c", lambda: None))
     wait(queue, third)
     assert third.failure is None
-    assert one.log is None  # it said nothing
+    assert one.log is not None
+    assert other.log == one.log
+    assert one.log.read_text().endswith("compiling a\n")  # it was killed there
+    one.log.unlink()
 
 
 def test_a_worker_that_is_stopped_says_so_and_where_it_was(queue: Queue, tmp_path: Path) -> None:
