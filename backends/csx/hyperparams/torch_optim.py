@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributions import Distribution
 from torch.fx.experimental import proxy_tensor
 from torch.nn.modules import batchnorm
@@ -106,6 +107,13 @@ def _of_numbers(python: Callable[..., Any], function: Callable[..., Any]) -> Cal
     return choose
 
 
+def _unchecked(is_all_true: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Any]:
+    def checked(valid: Tensor) -> Any:
+        return True if isinstance(valid, FakeTensor) else is_all_true(valid)
+
+    return checked
+
+
 def plain_library_code() -> Iterator[Patch]:
     """Patches by which library code that only pays eagerly runs in its plain form."""
 
@@ -122,6 +130,8 @@ def plain_library_code() -> Iterator[Patch]:
     yield from patches_of(checkpoint, once, why=why, checked=_TORCH)
     why = "a distribution would check the values of its arguments"
     yield from patches_of(Distribution, {"_validate_args": False}, why=why, checked=_TORCH)
+    unchecked = {"_is_all_true": _unchecked(torch._is_all_true)}  # where it was asked to check
+    yield from patches_of(torch, unchecked, why=why, checked=_TORCH)
     why = "an error that the user gets would be printed with a stack of torch's own"
     log = logging.getLogger("torch._subclasses.fake_tensor")
     yield from patches_of(log, {"disabled": True}, why=why, checked=_TORCH)

@@ -128,9 +128,10 @@ def sampled(x: Tensor) -> Tensor:
 
 
 def normal(x: Tensor) -> Tensor:
-    posterior = distributions.Normal(x, F.softplus(x) + 0.1)
+    posterior = distributions.Normal(x, F.softplus(x) + 0.1, validate_args=True)
     prior = distributions.Normal(torch.zeros(16), torch.ones(16))
     z = posterior.rsample()
+    prior._validate_sample(z)
     return distributions.kl_divergence(posterior, prior) - prior.log_prob(z) + posterior.entropy()
 
 
@@ -222,7 +223,7 @@ OPERATIONS: dict[str, Callable[[Tensor], Any]] = {
         + x.unfold(1, 4, 4).sum(2).repeat(1, 4)
     ),
     "Random draws: `randn_like`, `multinomial`, `bernoulli`, `randperm`, `normal`": sampled,
-    "`Normal.rsample`, `log_prob`, `kl_divergence`, `entropy`: a VAE": normal,
+    "`Normal(validate_args=True).rsample`, `log_prob`, `kl_divergence`, `entropy`: a VAE": normal,
     "`MultivariateNormal`, mixtures, `TransformedDistribution`, relaxed and `Beta`": combined,
     "`Categorical.sample`, `log_prob`: a policy gradient": policy,
     "`logsumexp`, `log_softmax`, `normalize`: InfoNCE": lambda x: F.cross_entropy(
