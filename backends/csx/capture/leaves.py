@@ -227,7 +227,9 @@ class Trees:
             elif id(holder) not in self.content:  # not in another one's tree
                 self._search_root({0: holder}, 0, name, holder)
 
-    def _search_root(self, owner: dict[Any, Any], key: Any, name: str, value: Any) -> None:
+    def _search_root(
+        self, owner: dict[Any, Any] | OfClass, key: Any, name: str, value: Any
+    ) -> None:
         if self.enters(value) is not None:
             inside = Inside(Place(owner, key, name))
             self.roots.append((inside, value))

@@ -27,12 +27,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.passes.decompositions import decompositions
-from fulgurite.backends.csx.graph.passes.memories import is_plain, memories_of
+from fulgurite.backends.csx.graph.passes.memories import is_plain, memories_of, with_new_views
 from fulgurite.backends.csx.graph.passes.rewriting import NotPlain, Rewriting
 
 
 def functionalize(graph: Graph) -> Graph:
     """Replace in-place operations by pure ones and decompose for the compiler, lines kept."""
+    graph = with_new_views(graph)
     table, memories = decompositions(), memories_of(graph)
     if memories is not None and is_plain(graph, memories):
         with contextlib.suppress(NotPlain):

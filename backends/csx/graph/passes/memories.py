@@ -25,6 +25,32 @@ _STATISTICS: dict[Any, tuple[int, int]] = {_aten.native_batch_norm.default: (3, 
 """Operations that change arguments of which their schema says nothing, and their positions."""
 
 
+def with_new_views(graph: Graph) -> Graph:
+    """Let ``transpose_`` and its kin return a view, where nobody uses the tensor again as it was.
+
+    ``nn.GRU(batch_first=True)`` calls it.
+    """
+    views = {node: view for node in graph.operations() if (view := _as_view(node)) is not None}
+    if not views:
+        return graph
+    operations = graph.copied()
+    for node, copied in zip(graph.module.graph.nodes, operations.nodes, strict=True):
+        copied.target = views.get(node, copied.target)
+    return graph.with_operations(operations)
+
+
+def _as_view(node: fx.Node) -> OpOverload | None:
+    """The operation that returns a view, where an operation makes one of its argument."""
+    if torch.Tag.inplace_view not in getattr(node.target, "tags", ()):
+        return None
+    seen: Any = node.args[0]
+    view = _out_of_place(node.target)  # type: ignore[arg-type]
+    again = any(user is not node and user > node for user in seen.users)
+    if view is None or not is_alias(view) or seen.op == "placeholder" or again:
+        return None
+    return view
+
+
 def memories_of(graph: Graph) -> dict[fx.Node, int] | None:
     """A number for the memory that each node's tensors lie in; None if all is not known of it."""
     memories: dict[fx.Node, int] = {}
@@ -107,20 +133,25 @@ def functional(operation: OpOverload) -> OpOverload | None:
 
     None where there is none, or where it would change how a tensor lies in memory.
     """
-    namespace, _, name = operation._schema.name.partition("::")
+    twin = None if torch.Tag.inplace_view in operation.tags else _out_of_place(operation)
     first, *rest = arguments_of(operation)
-    if not name.endswith("_") or torch.Tag.inplace_view in operation.tags:
+    if twin is None or any(argument.alias_info is not None for argument in rest):
         return None
-    if any(argument.alias_info is not None for argument in rest):
-        return None
-    packet = getattr(getattr(torch.ops, namespace), name[:-1], None)
-    twin = getattr(packet, operation._schema.overload_name or "default", None)
-    if twin is None or is_mutable(twin):
-        return None
-    same = [str(argument.type) for argument in (first, *rest)]
     returns = [str(result.type) for result in twin._schema.returns]
-    is_twin = same == [str(argument.type) for argument in arguments_of(twin)]
-    return twin if is_twin and returns == same[:1] else None
+    return twin if returns == [str(first.type)] else None
+
+
+def _out_of_place(operation: OpOverload) -> OpOverload | None:
+    """The operation of the same name without the underscore, of the same arguments."""
+    namespace, _, name = operation._schema.name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), name[:-1], None) if name[-1] == "_" else None
+    types = [str(argument.type) for argument in arguments_of(operation)]
+    for overload in () if packet is None else packet.overloads():
+        twin: OpOverload = getattr(packet, overload)
+        same = types == [str(argument.type) for argument in arguments_of(twin)]
+        if same and not is_mutable(twin):
+            return twin
+    return None
 
 
 def tensors_of(node: fx.Node) -> list[Tensor]:

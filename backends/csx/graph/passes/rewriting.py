@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._prims_common import compute_elementwise_output_strides
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import (
@@ -68,6 +69,7 @@ class Rewriting:
         self._tracer, self._nodes = mode.tracer, mode.tracer.graph
         self._new: dict[fx.Node, Any] = {}  # what a node is now
         self._stale: set[fx.Node] = set()  # views of what was changed since
+        self._relaid: set[fx.Node] = set()  # that now lie in memory as the capture did not see it
         self._over: dict[int, list[fx.Node]] = defaultdict(list)  # by memory
         self._changed: set[int] = set()  # memories that in-place operations changed
         self._expansions: dict[Any, _Expansion] = {}
@@ -107,22 +109,29 @@ class Rewriting:
         return self._copied(node) if isinstance(parts, fx.Node) else parts[part]
 
     def _is_now(self, node: fx.Node, new: Any) -> None:
-        self._new[node] = new
+        self._set(node, new)
         self._over[self._memories[node]].append(node)
+
+    def _set(self, node: fx.Node, new: Any) -> None:
+        self._new[node] = new
+        self._relaid.discard(node)
+        is_copy = not isinstance(new, fx.Node) or new.meta.get("val") is node.meta.get("val")
+        if not is_copy and layouts_of(new) != layouts_of(node):
+            self._relaid.add(node)
 
     def _now(self, node: fx.Node) -> Any:
         """What a node is now; a view of what was changed since is made again."""
         if node in self._stale:
             self._stale.remove(node)
             is_part = node.target is operator.getitem
-            self._new[node] = self._part(node) if is_part else self._expanded(node, node.target)
+            self._set(node, self._part(node) if is_part else self._expanded(node, node.target))
         return self._new[node]
 
     def _all_are_now(self, node: fx.Node, new: fx.Node) -> None:
         """Whatever is the memory of a node is from now on that of another one."""
         for other in self._over[self._memories[node]]:
             if layouts_of(other) == layouts_of(node):
-                self._new[other] = new
+                self._set(other, new)
                 self._stale.discard(other)
             else:
                 self._stale.add(other)
@@ -136,7 +145,7 @@ class Rewriting:
             return False
         for operand in node.all_input_nodes:
             new = self._now(operand)
-            if not isinstance(new, fx.Node):
+            if not isinstance(new, fx.Node) or operand in self._relaid:
                 return False
             if is_alias(node.target) and new.meta.get("val") is not operand.meta.get("val"):
                 return False  # it would be noted as a view of another's memory
@@ -161,7 +170,7 @@ class Rewriting:
                 to = _aten._to_copy.default
                 new, _ = self._expansion(node, to, (new,), {"dtype": before.dtype})
             now = new.meta["val"]
-            if (now.shape, now.stride()) != (before.shape, before.stride()):
+            if now.shape != before.shape or not _may_lie_as(now, before):
                 raise NotPlain
             self._changed.add(self._memories[old])
             self._all_are_now(old, new)
@@ -247,6 +256,15 @@ class Rewriting:
         if found is None:
             raise NotPlain
         return found.proxy.node
+
+
+def _may_lie_as(now: Tensor, before: Tensor) -> bool:
+    """Whether a tensor can be used as one that lay in memory as ``before``: views of it, too.
+
+    It can where that one was a part of something (``gates.chunk(4)[0]``) and this one has its
+    elements in the same order without gaps.
+    """
+    return now.stride() in (before.stride(), compute_elementwise_output_strides(before))
 
 
 def _key(value: Any, operands: dict[fx.Node, int], storages: dict[int, int]) -> Any:

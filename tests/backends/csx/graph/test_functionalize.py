@@ -81,6 +81,27 @@ def dropped(x: Tensor, y: Tensor) -> Any:
     return row + x[0]
 
 
+def gates(x: Tensor, y: Tensor) -> Any:
+    """Parts of one tensor, each changed in place, as a cell of nn.LSTM does."""
+    parts = torch.unsafe_chunk(x * 2, 2, 1)
+    one, other = parts[0], parts[1]
+    column = one[:, 1]
+    one.sigmoid_()
+    first = one.t() @ other.tanh_()
+    one.add_(other).mul_(y[:, :2])
+    turned = torch.unsafe_chunk((x - y).t(), 2, 0)[1]
+    flat = turned.exp_().t().reshape(-1, 3)
+    return first, column * 2, one.view(3, 1, 2), turned, flat, one[1:].reshape(-1)
+
+
+def turned_in_place(x: Tensor, y: Tensor) -> Any:
+    """Lies in memory in another order from then on, as in nn.GRU(batch_first=True)."""
+    both = torch.stack([x, y])
+    both.transpose_(0, 1)
+    both.unsqueeze_(0)
+    return both.sum(2), both[0, 0] + 1, both.squeeze_(0) * 2
+
+
 def a_row(x: Tensor, y: Tensor) -> Any:
     """A row that is changed, and all of it is read afterwards."""
     x[1] = y[0]
@@ -102,7 +123,7 @@ def strides(x: Tensor, y: Tensor) -> Any:
 
 PLAIN = (
     *(updated, read_before_and_after, chain_of_views, passed_on, lists, integers, statistics),
-    dropped,
+    *(dropped, gates, turned_in_place),
 )
 OTHERS = (a_row, a_turned_one, strides)
 
