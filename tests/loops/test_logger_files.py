@@ -12,6 +12,7 @@ import struct
 import time
 import warnings
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import pytest
 import torch
 import yaml
 from harness import assert_close, make_trainer
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from models import CLASSES, loader, mlp
@@ -265,3 +267,49 @@ def test_a_logger_writes_the_rows_of_stock(
     assert ("loss" in rows) == (case != "never")
     assert not {"a", "unwritten"} & set(rows)
     assert "0.05" in str(hparams)
+
+
+@pytest.mark.compiler
+def test_several_loggers_at_once_write_the_rows_of_stock_compiled(tmp_path: Path) -> None:
+    kinds: list[Any] = [Csv]
+    if find_spec("tensorboard"):
+        kinds.append(TensorBoard)
+        warnings.simplefilter("ignore", DeprecationWarning)  # log_graph=True
+    ours = same(kinds, tmp_path, "default", **EVERY)
+    assert all(len(rows["loss"]) == 10 for rows, _ in ours)
+
+
+class Fails(pl.Callback):
+    """Ends a fit with an error in its second epoch, between two rows."""
+
+    def on_train_batch_end(self, trainer: Any, module: Any, *args: Any) -> None:
+        if trainer.global_step == 14:
+            raise KeyError("ended")
+
+
+def test_after_an_error_the_file_has_the_rows_of_stock(tmp_path: Path) -> None:
+    found = []
+    for static in (True, False):
+        folder = tmp_path / str(static)
+        torch.manual_seed(0)
+        trainer = make_trainer(static, logger=Csv.make(folder), callbacks=[Fails()], **EVERY)
+        with pytest.raises(KeyError):
+            trainer.fit(Talks(), loader(16 * 10), loader(16 * 3, seed=5))
+        found.append(Csv.read(folder)[0])
+    assert_close(*found)
+    assert found[0]["loss"][-1][0] == 11
+
+
+@pytest.mark.parametrize("log", ["gradients", "parameters"])
+def test_what_wandb_watch_would_leave_out_in_silence_is_refused(log: str, tmp_path: Path) -> None:
+    wandb = pytest.importorskip("wandb", reason="needs wandb")
+    warnings.simplefilter("ignore", DeprecationWarning)
+    module, logger = Talks(), Wandb.make(tmp_path)
+    try:
+        logger.watch(module, log=log, log_freq=2)
+        with pytest.raises(MisconfigurationException, match=f"wandb.watch .it writes {log}/"):
+            make_trainer(True, logger=logger, max_epochs=1).fit(module, loader(32))
+        logger.experiment.unwatch(module)
+        make_trainer(True, logger=logger, max_epochs=1).fit(module, loader(32))
+    finally:
+        wandb.finish()

@@ -55,6 +55,19 @@ def refuse_unsupported(trainer: pl.Trainer, module: pl.LightningModule) -> None:
         refuse_zero_grad_hooks(trainer, module, max(planned, default=1))
 
 
+def refuse_watched(module: pl.LightningModule) -> None:
+    """Refuse the hooks of ``wandb.watch`` (W&B 0.31), which count steps and look at values."""
+    for one in module.modules():
+        for name in getattr(one, "_wandb_hook_names", ()):
+            if name.startswith(("gradients/", "parameters/")):
+                raise MisconfigurationException(
+                    f"CSX does not support wandb.watch (it writes {name}): Python in hooks of"
+                    " tensors and modules runs while the step is traced, and never again. Remedy:"
+                    " self.log_dict(grad_norm(self, norm_type=2)) in on_before_optimizer_step, and"
+                    " wandb.Histogram of parameters in on_train_batch_end."
+                )
+
+
 def _refuse_averaging(module: pl.LightningModule) -> None:
     norms = (name for name, one in module.named_modules() if isinstance(one, _BatchNorm))
     if (norm := next(norms, None)) is not None:
