@@ -23,7 +23,13 @@ import yaml
 from harness import assert_close, make_trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import LearningRateMonitor
-from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import (
+    CSVLogger,
+    Logger,
+    MLFlowLogger,
+    TensorBoardLogger,
+    WandbLogger,
+)
 from models import CLASSES, loader, mlp
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
@@ -75,7 +81,10 @@ class Talks(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(
-            [{"params": self.net[0].parameters(), "lr": 0.01}, {"params": self.net[3].parameters()}],
+            [
+                {"params": self.net[0].parameters(), "lr": 0.01},
+                {"params": self.net[3].parameters()},
+            ],
             lr=self.hparams["lr"],
             momentum=0.9,
             weight_decay=1e-4,
@@ -193,7 +202,9 @@ class Mlflow:
         experiment = client.get_experiment_by_name("files")
         [run] = client.search_runs([experiment.experiment_id])
         found = {
-            name: [(one.step, one.value) for one in client.get_metric_history(run.info.run_id, name)]
+            name: [
+                (one.step, one.value) for one in client.get_metric_history(run.info.run_id, name)
+            ]
             for name in sorted(run.data.metrics)
         }
         return found, [run.data.params, run.info.status]
@@ -263,7 +274,9 @@ def test_a_logger_writes_the_rows_of_stock(
     if packages:
         warnings.simplefilter("ignore", DeprecationWarning)  # of those packages
     [(rows, hparams)] = same([reader], tmp_path, **CASES[case])
-    assert {"epoch", "both_epoch", "val", "val_both_epoch", "by_hand", "weight", "test"} <= set(rows)
+    assert {"epoch", "both_epoch", "val", "val_both_epoch", "by_hand", "weight", "test"} <= set(
+        rows
+    )
     assert ("loss" in rows) == (case != "never")
     assert not {"a", "unwritten"} & set(rows)
     assert "0.05" in str(hparams)

@@ -2,6 +2,7 @@
 
 Every room may import from this one; it imports no other room.
 
+cells         which cell of a notebook a line belongs to
 user_lines    lines of the user's code: which runs now, which one every node of a graph comes from
 errors        TraceError and its kinds
 muted         a trace that repeats another one prints nothing

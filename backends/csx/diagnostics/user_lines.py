@@ -25,6 +25,7 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer
 
+from fulgurite.backends.csx.diagnostics.cells import cell_of
 from fulgurite.backends.patches import applied, patches_of
 
 LIBRARIES = frozenset(
@@ -83,11 +84,12 @@ class UserLine:
     @property
     def place(self) -> str:
         """File and line alone, for the middle of a sentence: ``model.py:41``."""
-        return f"{os.path.basename(self.file)}:{self.line}"
+        return f"{cell_of(self.file) or os.path.basename(self.file)}:{self.line}"
 
     def __str__(self) -> str:
         near = os.path.relpath(self.file) if os.path.isabs(self.file) else self.file
-        return f"{self.file if near.startswith('..') else near}:{self.line} in {self.function}"
+        shown = cell_of(self.file) or (self.file if near.startswith("..") else near)
+        return f"{shown}:{self.line} in {self.function}"
 
 
 def is_library(frame: FrameType) -> bool:

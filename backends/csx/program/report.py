@@ -96,12 +96,13 @@ def closing(backend: CSXBackend, programs: list[Program]) -> str:
 
 
 def say(trainer: pl.Trainer | None, line: str) -> None:
-    """Print a line above the progress bar, or, where there is none, to the log."""
+    """Print lines above the progress bar, or, where there is none, to the log."""
     bar = None if trainer is None else trainer.progress_bar_callback
     if bar is not None and getattr(bar, "is_enabled", False):
         # a bar of tqdm's that is closed, as after a training, prints nothing by itself
         show = Tqdm.write if isinstance(bar, TQDMProgressBar) else bar.print
-        show(line)
+        for one in line.splitlines():  # rich 14.1 below a bar in a notebook: several never end
+            show(one)
     else:
         rank_zero_info(line)
 

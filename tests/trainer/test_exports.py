@@ -1,0 +1,149 @@
+"""After a CSX fit a module is an ordinary module: it is exported, copied and loaded as after stock's."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import io
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from harness import assert_close, make_trainer
+from models import CLASSES, loader
+from torch import Tensor, nn
+from torchmetrics.classification import MulticlassAccuracy
+
+
+class Net(pl.LightningModule):
+    """BatchNorm and dropout, a metric, and hyperparameters that a checkpoint brings back."""
+
+    def __init__(self, width: int = 12, lr: float = 0.05) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.net = nn.Sequential(
+            nn.Linear(8, width, bias=False),
+            nn.BatchNorm1d(width),
+            nn.ReLU(),
+            nn.Dropout(0.1),
+            nn.Linear(width, CLASSES),
+        )
+        self.accuracy = MulticlassAccuracy(CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        logits = self(batch[0])
+        self.log("accuracy", self.accuracy(logits, batch[1]))
+        return nn.functional.cross_entropy(logits, batch[1])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val", nn.functional.cross_entropy(self(batch[0]), batch[1]))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), lr=self.hparams["lr"])
+
+
+X = torch.randn(5, 8, generator=torch.Generator().manual_seed(4))
+
+
+@functools.cache
+def fitted(static: bool) -> tuple[Net, bytes]:
+    """A module after a fit, and the checkpoint of its end."""
+    torch.manual_seed(0)
+    module = Net(width=20)
+    trainer = make_trainer(static, max_epochs=2)
+    torch.manual_seed(7)
+    trainer.fit(module, loader(160), loader(32))
+    file = io.BytesIO()
+    torch.save(trainer._checkpoint_connector.dump_checkpoint(), file)
+    return module.eval(), file.getvalue()
+
+
+def exported(module: Net, folder: Path) -> Any:
+    program = torch.export.export(module, (X,))
+    return program.module()(X), program.graph_module.code
+
+
+def scripted(module: Net, folder: Path) -> Any:
+    found = module.to_torchscript(folder / "script.pt")
+    return torch.jit.load(folder / "script.pt")(X), found.net.code
+
+
+def traced(module: Net, folder: Path) -> Any:
+    found = module.to_torchscript(method="trace", example_inputs=X)
+    return found(X), found.code
+
+
+def onnx(module: Net, folder: Path) -> Any:
+    pytest.importorskip("onnxscript", reason="needs onnx and onnxscript")
+    reference = pytest.importorskip("onnx.reference", reason="needs onnx and onnxscript")
+    module.to_onnx(folder / "net.onnx", X, dynamo=True, verbose=False)
+    model = reference.ReferenceEvaluator(str(folder / "net.onnx"))
+    [result] = model.run(None, {model.input_names[0]: X.numpy()})
+    return torch.from_numpy(result), [node.op_type for node in model.proto_.graph.node]
+
+
+def copied(module: Net, folder: Path) -> Any:
+    other = copy.deepcopy(module)
+    with torch.no_grad():
+        other.net[0].weight.zero_()
+    assert not torch.equal(other(X), module(X))
+    other.load_state_dict(module.state_dict())
+    return other(X), sorted(vars(other))
+
+
+def pickled(module: Net, folder: Path) -> Any:
+    torch.save(module, folder / "module.pt")
+    other = torch.load(folder / "module.pt", weights_only=False)
+    return other(X), sorted(vars(other))
+
+
+def trained_on(module: Net, folder: Path) -> Any:
+    """By hand, in eager PyTorch."""
+    other = copy.deepcopy(module).train()
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    torch.manual_seed(3)
+    nn.functional.cross_entropy(other(X), torch.arange(5) % CLASSES).backward()
+    optimizer.step()
+    return other.eval()(X), [name for name, p in other.named_parameters() if p.grad is not None]
+
+
+WAYS: list[Callable[[Net, Path], Any]] = [
+    *(exported, scripted, traced, onnx, copied, pickled, trained_on)
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_a_fitted_module_gives_what_it_gives_after_stock(
+    way: Callable[[Net, Path], Any], tmp_path: Path
+) -> None:
+    warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript, onnx
+    warnings.filterwarnings("ignore", message="`LightningModule.to_torchscript` has been")
+    for folder in ("ours", "stock"):
+        (tmp_path / folder).mkdir()
+    (ours, _), (stock, _) = fitted(True), fitted(False)
+    (mine, what), (theirs, wanted) = way(ours, tmp_path / "ours"), way(stock, tmp_path / "stock")
+    assert_close(mine.detach(), theirs.detach(), 1e-4)
+    assert what == wanted
+    if way is not trained_on:
+        assert_close(mine.detach(), ours(X).detach(), 1e-6)
+
+
+def test_load_from_checkpoint_gives_module_and_hyperparameters_of_stock(tmp_path: Path) -> None:
+    found = []
+    for static in (True, False):
+        module, checkpoint = fitted(static)
+        (tmp_path / "one.ckpt").write_bytes(checkpoint)
+        loaded = Net.load_from_checkpoint(tmp_path / "one.ckpt", weights_only=True)
+        assert torch.equal(loaded.eval()(X), module(X))
+        again = Net.load_from_checkpoint(tmp_path / "one.ckpt", weights_only=True, lr=1.0)
+        found.append((loaded, dict(loaded.hparams), dict(again.hparams)))
+    (ours, *mine), (stock, *theirs) = found
+    assert mine == theirs == [{"width": 20, "lr": 0.05}, {"width": 20, "lr": 1.0}]
+    assert_close(ours.state_dict(), stock.state_dict(), 2e-5)
