@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.loops.prediction_loop import _PredictionLoop
+from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.connectors.logger_connector.result import _OUT_DICT
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -101,7 +102,7 @@ class EvaluationLoop(_EvaluationLoop):
             call_hooks(trainer, hook)
         finally:
             self.ended = False
-        getattr(trainer.strategy, hook)()
+        call._call_strategy_hook(trainer, hook)
         trainer._logger_connector.reset_results()
 
     def on_run_start(self) -> None:

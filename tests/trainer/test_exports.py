@@ -1,4 +1,4 @@
-"""After a CSX fit a module is an ordinary module: it is exported, copied and loaded as after stock's."""
+"""After a CSX fit a module is as after a stock fit: exported, copied and loaded alike."""
 
 from __future__ import annotations
 

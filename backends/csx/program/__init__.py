@@ -13,6 +13,7 @@ first_bad       which operation of a step gave the first result that is not fini
 audit           now and then a step is traced again and compared
 summary         a program as plain data
 report          what was built, in a line and as files; waiting: what is being built
+profiling       rows of a step in the Trainer's profiler
 fit_table       what a fit took, as a table at its end
 offline         runs that build programs and do nothing else
 """

@@ -23,6 +23,7 @@ from fulgurite.backends.csx.hyperparams.schedules import show_all
 from fulgurite.backends.csx.program.audit import Audits, Budget
 from fulgurite.backends.csx.program.build import BoundProgram, Builder, EntryPoints
 from fulgurite.backends.csx.program.executable import Executable
+from fulgurite.backends.csx.program.profiling import CAPTURE, HOST, PROGRAM, profiler_of, timed
 from fulgurite.backends.csx.program.selection import Selection
 from fulgurite.backends.csx.program.summary import STEP
 from fulgurite.backends.csx.state.first_update import DeferredState
@@ -82,6 +83,7 @@ class StepFunction:
         self._latest: BoundProgram | None = None  # the one that ran last
         self._added: list[tuple[Path, Any]] = []  # keys of the batch that programs add
         self._objects = Objects()
+        self._profiler = profiler_of(scope.trainer)
 
     def _so_far(self) -> tuple[int, float]:
         return self.runs, self.in_steps_s
@@ -126,7 +128,8 @@ class StepFunction:
             if program is None:
                 program, tensors = self._build(entries(), batch)
             elif self._backend.retrace_every_iteration or self._audits.due:
-                self._trace_again(program, entry, entries(), batch, tensors)
+                with timed(self._profiler, CAPTURE):
+                    self._trace_again(program, entry, entries(), batch, tensors)
             if program is not self._latest:
                 self._latest = program
                 program.forget_others()
@@ -140,13 +143,21 @@ class StepFunction:
                 passed = passed if opened is None else opened.own(results.passed, passed)
             as_given = program.guards.batch.tensors(batch) if executable.written else tensors
             vector = self._selection.groups.vector
-            result, calls, values = executable.run(vector, tensors, as_given, passed)
+            if self._profiler is None:
+                result, calls, values = executable.run(vector, tensors, as_given, passed)
+            else:
+                with timed(self._profiler, PROGRAM):
+                    result, calls, values = executable.run(vector, tensors, as_given, passed)
         except TraceError as error:
             if error.line is not None:
                 raise
             raise _with_line(error, self._scope, self.stage) from None
         self.runs += 1
-        _count_and_call(executable, calls, values, self._scope)
+        if self._profiler is None:
+            _count_and_call(executable, calls, values, self._scope)
+        else:
+            with timed(self._profiler, HOST):
+                _count_and_call(executable, calls, values, self._scope)
         if opened is not None:
             opened.write_back()
         self.in_steps_s += time.perf_counter() - began
