@@ -57,6 +57,7 @@ from __future__ import annotations
 import lightning.pytorch as pl
 
 from fulgurite.backends.csx.plugins.strategy import strategy_of
+from fulgurite.callbacks.check_loss import CheckLoss
 from fulgurite.loops import resuming
 from fulgurite.loops.epoch import TrainingEpochLoop as TrainingEpochLoop
 from fulgurite.loops.evaluation import EvaluationLoop as EvaluationLoop
@@ -70,8 +71,12 @@ def install(trainer: pl.Trainer) -> None:
     """Make the loops of a Trainer those of CSX.
 
     The objects stay and only their classes change, so whatever Lightning or the user set on them
-    holds.
+    holds. ``detect_anomaly=True`` becomes a ``CheckLoss``: PyTorch's own looks at each gradient
+    from the host.
     """
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    if trainer._detect_anomaly and not any(isinstance(one, CheckLoss) for one in callbacks):
+        callbacks.append(CheckLoss(gradients=True))
     epoch_loop = trainer.fit_loop.epoch_loop
     strategy_of(trainer).progress = resuming.note
     for loop, kind in (

@@ -6,6 +6,7 @@ Where the backend only builds, it ends after the first batch's program and valid
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from typing import Any
 
@@ -14,7 +15,7 @@ from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.utilities.exceptions import _TunerExitException
 
 from fulgurite.backends.csx.graph.rng import collect_with
-from fulgurite.backends.csx.plugins.refusals import refuse_averaging
+from fulgurite.backends.csx.plugins.refusals import refuse_averaging, refuse_watched
 from fulgurite.backends.csx.plugins.strategy import strategy_of
 from fulgurite.backends.csx.program import report
 from fulgurite.backends.csx.program.offline import BuiltOnly
@@ -23,6 +24,10 @@ from fulgurite.loops.ahead import check_sizes
 from fulgurite.loops.finite import Losses
 from fulgurite.loops.loader_errors import explained
 from fulgurite.loops.shapes import check_last_batch
+
+# Lightning enters PyTorch's mode for detect_anomaly=True, which reads gradients in the backward
+# pass: a step that is traced has none to read. ``loops.install`` adds a CheckLoss.
+_without_anomaly_mode = functools.partial(torch.autograd.set_detect_anomaly, False)
 
 
 class FitLoop(_FitLoop):
@@ -49,13 +54,13 @@ class FitLoop(_FitLoop):
         self.hooks_told = frozenset()
         if not building.only_builds(self.trainer):
             self.resumed = resuming.begin(self.trainer)
-            with pace.told(self.trainer), explained():
+            with pace.told(self.trainer), explained(), _without_anomaly_mode():
                 super().run()
             if self.resumed is not None:  # nothing was left to do
                 self._restore_random_states()
                 self.resumed = None
             return
-        with building.uncounted(self), explained():
+        with building.uncounted(self), explained(), _without_anomaly_mode():
             with contextlib.suppress(BuiltOnly):
                 super().run()
             if not self.skip:
@@ -96,6 +101,7 @@ class FitLoop(_FitLoop):
 
     def on_advance_start(self) -> None:
         """Begin an epoch; the first from a checkpoint's random states, if it is not within one."""
+        refuse_watched(self.trainer.lightning_module)
         if self.resumed in (resuming.EPOCH_END, resuming.EPOCH_DONE):
             self._restore_random_states()
             self._resuming_from_checkpoint = False

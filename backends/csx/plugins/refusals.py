@@ -27,9 +27,6 @@ def refuse_unsupported(trainer: pl.Trainer, module: pl.LightningModule) -> None:
     refused = {
         f"{trainer.num_devices} devices; use devices=1": trainer.num_devices > 1,
         f"{nodes} nodes; use num_nodes=1": nodes > 1,
-        "Trainer(detect_anomaly=True); find the operation with device='CPU'": (
-            trainer._detect_anomaly
-        ),
         "a module that went through torch.compile; pass the module itself": (
             module._compiler_ctx is not None
         ),

@@ -37,11 +37,7 @@ from fulgurite.backends.csx.plugins.precision import (
     csx_precision,
     refuse_replaced_precision,
 )
-from fulgurite.backends.csx.plugins.refusals import (
-    refuse_host_step,
-    refuse_unsupported,
-    refuse_watched,
-)
+from fulgurite.backends.csx.plugins.refusals import refuse_host_step, refuse_unsupported
 from fulgurite.backends.csx.plugins.restored import ChecksStates, restored_of
 from fulgurite.backends.csx.plugins.torn import refuse_torn
 from fulgurite.backends.csx.plugins.zero_grad import ZeroGradNoted
@@ -185,7 +181,6 @@ class StaticGraph(ChecksStates):
         """Once an epoch, see that the model is still the one that was traced."""
         super().on_train_batch_start(batch, batch_idx)
         if batch_idx == 0 and self.training is not None:
-            refuse_watched(self.lightning_module)
             self.training.check_state()
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:

@@ -24,7 +24,7 @@ from fulgurite.backends.csx.program.executable import Executable
 from fulgurite.backends.csx.program.guards import Conditions, Guards, mode_of
 from fulgurite.backends.csx.program.offline import BuiltOnly
 from fulgurite.backends.csx.program.param_groups import ParamGroups
-from fulgurite.backends.csx.program.profiling import CAPTURE, COMPILE, profiler_of, timed
+from fulgurite.backends.csx.program.profiling import CAPTURE, COMPILE, profiled, profiler_of
 from fulgurite.backends.csx.program.report import announce, passes_of, say_compiled
 from fulgurite.backends.csx.program.summary import Cost, Program, make_program
 from fulgurite.backends.csx.program.waiting import building, shown
@@ -89,8 +89,7 @@ class Builder:
         with interrupted_once(), undone_on_failure(scope), passes_of(self.stage, self.backend):
             with tracing():
                 new_state = scope.make_optimizer_state()
-                with timed(profiler, CAPTURE):
-                    captured = self._capture(entries, batch)
+                captured = profiled(profiler, CAPTURE, self._capture)(entries, batch)
                 live = [tensor for one in captured.values() for tensor in one.state_tensors()]
                 scope.forget_unused(new_state, live)
             now = conditions()
@@ -101,8 +100,8 @@ class Builder:
                     remedy="set the mode before the step, in a hook such as on_train_epoch_start",
                 )
             program, captured_s = make_program(self.stage, captured), time.perf_counter() - began
-            with timed(profiler, COMPILE):
-                loads = {} if self.backend.validate_only else self._load(program, captured)
+            load = profiled(profiler, COMPILE, self._load)
+            loads = {} if self.backend.validate_only else load(program, captured)
             cost = _cost(began, captured_s, loads.values())
             program = replace(program, cost=cost, reason=reason)
             self.programs.append(program)

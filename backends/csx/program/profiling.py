@@ -8,10 +8,14 @@ host       what is done after it: schedulers, logged values and closures of the 
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 import lightning.pytorch as pl
 from lightning.pytorch.profilers import PassThroughProfiler, Profiler
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 CAPTURE, COMPILE, PROGRAM, HOST = (
     f"[Fulgurite]{row}" for row in ("capture", "compile", "program", "host")
@@ -24,6 +28,13 @@ def profiler_of(trainer: pl.Trainer | None) -> Profiler | None:
     return None if isinstance(profiler, PassThroughProfiler) else profiler
 
 
-def timed(profiler: Profiler | None, row: str) -> AbstractContextManager[object]:
-    """Entered while what a row is of is done."""
-    return nullcontext() if profiler is None else profiler.profile(row)
+def profiled(profiler: Profiler | None, row: str, function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """A function whose calls are in a row; the function itself where there is no profiler."""
+    if profiler is None:
+        return function
+
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with profiler.profile(row):
+            return function(*args, **kwargs)
+
+    return call

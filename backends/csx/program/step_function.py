@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lightning.pytorch.profilers import Profiler
 from torch import Tensor
 
 from fulgurite.backends.csx.capture.batch_changes import Path, without
@@ -23,7 +24,7 @@ from fulgurite.backends.csx.hyperparams.schedules import show_all
 from fulgurite.backends.csx.program.audit import Audits, Budget
 from fulgurite.backends.csx.program.build import BoundProgram, Builder, EntryPoints
 from fulgurite.backends.csx.program.executable import Executable
-from fulgurite.backends.csx.program.profiling import CAPTURE, HOST, PROGRAM, profiler_of, timed
+from fulgurite.backends.csx.program.profiling import CAPTURE, HOST, PROGRAM, profiled, profiler_of
 from fulgurite.backends.csx.program.selection import Selection
 from fulgurite.backends.csx.program.summary import STEP
 from fulgurite.backends.csx.state.first_update import DeferredState
@@ -82,8 +83,7 @@ class StepFunction:
         self.programs, self.executables = self._builder.programs, self._selection.executables
         self._latest: BoundProgram | None = None  # the one that ran last
         self._added: list[tuple[Path, Any]] = []  # keys of the batch that programs add
-        self._objects = Objects()
-        self._profiler = profiler_of(scope.trainer)
+        self._objects, self._rows = Objects(), profiler_of(scope.trainer)
 
     def _so_far(self) -> tuple[int, float]:
         return self.runs, self.in_steps_s
@@ -128,8 +128,7 @@ class StepFunction:
             if program is None:
                 program, tensors = self._build(entries(), batch)
             elif self._backend.retrace_every_iteration or self._audits.due:
-                with timed(self._profiler, CAPTURE):
-                    self._trace_again(program, entry, entries(), batch, tensors)
+                self._trace_again(program, entry, entries(), batch, tensors)
             if program is not self._latest:
                 self._latest = program
                 program.forget_others()
@@ -143,21 +142,13 @@ class StepFunction:
                 passed = passed if opened is None else opened.own(results.passed, passed)
             as_given = program.guards.batch.tensors(batch) if executable.written else tensors
             vector = self._selection.groups.vector
-            if self._profiler is None:
-                result, calls, values = executable.run(vector, tensors, as_given, passed)
-            else:
-                with timed(self._profiler, PROGRAM):
-                    result, calls, values = executable.run(vector, tensors, as_given, passed)
+            result, calls, values = _run(self._rows, executable, vector, tensors, as_given, passed)
         except TraceError as error:
             if error.line is not None:
                 raise
             raise _with_line(error, self._scope, self.stage) from None
         self.runs += 1
-        if self._profiler is None:
-            _count_and_call(executable, calls, values, self._scope)
-        else:
-            with timed(self._profiler, HOST):
-                _count_and_call(executable, calls, values, self._scope)
+        profiled(self._rows, HOST, _count_and_call)(executable, calls, values, self._scope)
         if opened is not None:
             opened.write_back()
         self.in_steps_s += time.perf_counter() - began
@@ -190,12 +181,11 @@ class StepFunction:
         """Run an entry point's Python again; it must still be the program that was built."""
         executable, run = program.entries[entry], entries[entry]
         batch = program.guards.batch.with_tensors(batch, tensors)
-        if not self._backend.retrace_every_iteration:
-            return self._audits.look(executable, run, batch, step=self.runs + 1)
-        assert executable.recording is not None
-        clears, first = executable.clears_gradients, executable.recording
-        now = retrace(self._scope, run, batch, first, step=self.stage, clears_gradients=clears)
-        executable.follow(now.constants, now.outputs)
+        if self._backend.retrace_every_iteration:
+            trace = functools.partial(_follow, executable, run, batch, self._scope, self.stage)
+        else:
+            trace = functools.partial(self._audits.look, executable, run, batch, self.runs + 1)
+        profiled(self._rows, CAPTURE, trace)()
 
     def __deepcopy__(self, memo: object) -> None:
         """A copied Trainer has none: the programs work on tensors of this one's module."""
@@ -253,6 +243,20 @@ class StepFunction:
         if self._selection.modules.is_replaced():  # by a hook
             self.check_state()
         self.check_scalars()
+
+
+def _run(profiler: Profiler | None, executable: Executable, *given: Any) -> Any:
+    return profiled(profiler, PROGRAM, executable.run)(*given)
+
+
+def _follow(
+    executable: Executable, run: Callable[[Any], Any], batch: Any, scope: Scope, stage: str
+) -> None:
+    """Trace a step again whose Python runs on every batch, for the values that it made there."""
+    assert executable.recording is not None
+    clears, first = executable.clears_gradients, executable.recording
+    now = retrace(scope, run, batch, first, step=stage, clears_gradients=clears)
+    executable.follow(now.constants, now.outputs)
 
 
 def _count_and_call(executable: Executable, calls: Any, values: Any, scope: Scope) -> None:
