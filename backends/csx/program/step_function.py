@@ -246,6 +246,8 @@ class StepFunction:
 
 
 def _run(profiler: Profiler | None, executable: Executable, *given: Any) -> Any:
+    if profiler is None:
+        return executable.run(*given)
     return profiled(profiler, PROGRAM, executable.run)(*given)
 
 
