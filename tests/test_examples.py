@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[1]
 
@@ -68,6 +69,13 @@ def test_digits_as_a_file(device: str, tmp_path: Path) -> None:
     text = run_file("digits", device, tmp_path, f"{INIT}.loop.num_epochs=2")
     assert ("training program" in text) == (device == "CSX")
     assert (tmp_path / "checkpoint_80.ckpt").exists()
+    assert f"curves         {tmp_path / 'curves.png'}\n" in text
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    run_file("digits", device, tmp_path, f"{INIT}.loop.num_epochs=3")  # goes on, as do its curves
+    points = torch.load(tmp_path / "checkpoint_120.ckpt")["callbacks"]["Curves"]["points"]
+    assert {name: [epoch for epoch, _ in line] for name, line in points.items()} == dict.fromkeys(
+        ("loss_epoch", "val_loss", "accuracy", "val_accuracy"), [1, 2, 3]
+    )
     text = run_file("digits", device, tmp_path, mode="test")
     accuracy = text.partition("test_accuracy")[2].split()[1]
     assert float(accuracy) > 0.8
