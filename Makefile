@@ -1,5 +1,6 @@
 # make fit    fulgurite fit examples/digits.yaml     make test   run the tests
 # make lint   ruff and mypy                          make bench  the step benchmark, ten minutes
+# make docs   the site of docs/, in site/
 # make compiled   the tests of numbers again, compiled: a night; ARGS="--sample 80" for one in 80
 PYTHON ?= python3.11
 VENV := .venv
@@ -7,7 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 WORKERS ?= 2
 
-.PHONY: fit test compiled lint bench clean
+.PHONY: fit test compiled lint bench docs clean
 
 fit: $(READY)
 	$(BIN)/fulgurite fit examples/digits.yaml $(ARGS)
@@ -27,6 +28,10 @@ bench: $(READY)
 	$(BIN)/python -m pip install -q -c .ci/constraints.txt -e ".[bench]"
 	$(BIN)/python tests/benchmarks/step.py $(ARGS)
 
+docs: $(READY)
+	$(BIN)/python -m pip install -q -c .ci/constraints.txt -e ".[docs]"
+	$(BIN)/python tests/tools/build_docs.py
+
 # torch first and alone: its plain wheel is gigabytes of CUDA, and .ci/constraints.txt names the
 # build that is wanted
 $(READY): pyproject.toml .ci/constraints.txt
@@ -36,4 +41,4 @@ $(READY): pyproject.toml .ci/constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) build dist runs *.egg-info
+	rm -rf $(VENV) build dist runs site *.egg-info

@@ -2,9 +2,9 @@
 
     python examples/digits.py [--device CSX|CPU|GPU] [--compare] [--epochs 12] [--out runs/digits]
 
-1797 real pictures, 8 x 8 pixels, ten classes. Ends with where a picture of the curves lies, the test
-accuracy, the steps per second, and where the checkpoint lies. With --compare the same module is
-trained by stock Lightning too, from the same seed.
+1797 real pictures, 8 x 8 pixels, ten classes. Ends with where a picture of the curves lies, the
+test accuracy, the steps per second, and where the checkpoint lies. With --compare the same module
+is trained by stock Lightning too, from the same seed.
 
 Shapes: B pictures of a batch, C classes; pictures [B, 1, 8, 8], logits [B, C].
 """

@@ -37,7 +37,7 @@ ROOMS = {
     "loops": ("parity", "logging"),
     "trainer": ("mixed_precision", "checkpoints"),
     "trainer/optim": ("optimizers", "schedules_in_programs"),
-    ".": ("programs", "fuzz"),
+    ".": ("programs", "pages", "fuzz"),
 }
 """Everything that compares numbers with stock Lightning's."""
 

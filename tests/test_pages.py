@@ -1,0 +1,123 @@
+"""The programs of the pages of docs/ about what people look for: results are stock Lightning's."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from harness import QUIET, Recorder, assert_close, csx
+from lightning.pytorch.callbacks import Checkpoint
+
+import fulgurite
+from fulgurite.backends import reset_backend
+
+TRAINER = fulgurite.Trainer
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = (
+    *("finetuning", "gans", "generative_models", "reinforcement_learning", "variable_lengths"),
+)
+
+
+def program(page: str, blocks: int | None = None) -> str:
+    """The Python of a page, or of its first ``blocks``, on the lines that it has in the page."""
+    left, inside, lines = blocks, False, []
+    for line in (DOCS / f"{page}.md").read_text(encoding="utf-8").splitlines():
+        inside = inside and line != "```"
+        lines.append(line if inside else "")
+        if line == "```python" and left != 0:
+            inside, left = True, None if left is None else left - 1
+    return "\n".join(lines)
+
+
+def test_each_page_begins_with_a_program_and_is_short() -> None:
+    for page in (*PAGES, "checkpoints"):
+        text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+        assert text.splitlines()[4] == "```python", page
+        assert len(text.splitlines()) <= 120, page
+
+
+def trainers(static: bool, recorders: list[Recorder]) -> Callable[..., pl.Trainer]:
+    """What stands for Trainer in a page: on CSX if ``static``, else stock Lightning's."""
+
+    def make(device: str = "CSX", backend: Any = None, **options: Any) -> pl.Trainer:
+        recorders.append(Recorder())
+        callbacks = options.pop("callbacks", [])
+        saves = any(isinstance(callback, Checkpoint) for callback in callbacks)
+        options = {**QUIET, "enable_checkpointing": saves, **options}
+        options["callbacks"] = [recorders[-1], *callbacks]
+        if not static:
+            return pl.Trainer(accelerator="cpu", **options)
+        reset_backend()
+        given = {key: value for key, value in (backend or {}).items() if key != "backend_type"}
+        return TRAINER(backend=csx(**given), **options)
+
+    return make
+
+
+def run(
+    page: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    static: bool,
+    blocks: int | None = None,
+) -> tuple[list[dict[str, list[float]]], dict[str, Any]]:
+    """Losses and metrics of each fit of a page, and the modules and tensors that it ends with."""
+    recorders: list[Recorder] = []
+    folder = folder / ("csx" if static else "stock")
+    folder.mkdir()
+    script = folder / f"{page}.py"
+    script.write_text(program(page, blocks), encoding="utf-8")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(fulgurite, "Trainer", trainers(static, recorders))
+    left = runpy.run_path(str(script), run_name="__main__")
+    modules = {k: v.state_dict() for k, v in left.items() if isinstance(v, torch.nn.Module)}
+    tensors = {k: v for k, v in left.items() if isinstance(v, torch.Tensor)}
+    return [columns(one) for one in recorders], {**modules, **tensors}
+
+
+def columns(recorder: Recorder) -> dict[str, list[float]]:
+    """A fit's losses, and each of its metrics, after every step."""
+    names = sorted({name for metrics in recorder.metrics for name in metrics})
+    steps = {name: [row[name] for row in recorder.metrics if name in row] for name in names}
+    return {"losses": recorder.losses, **steps}
+
+
+def assert_same_fits(fits: list[Any], wanted: list[Any], tolerance: float = 1e-5) -> None:
+    """Each number is apart by at most ``tolerance`` of the largest of its column.
+
+    A loss that crosses zero is a difference of larger numbers, and rounds as they do.
+    """
+    assert [list(fit) for fit in fits] == [list(fit) for fit in wanted]
+    for i, fit in enumerate(wanted):
+        assert len(fit) > 1, "a page's step logs something"
+        for name, column in fit.items():
+            right = torch.tensor(column, dtype=torch.float64)
+            apart = tolerance * float(right.abs().max()) if column else 0.0
+            got = torch.tensor(fits[i][name], dtype=torch.float64)
+            torch.testing.assert_close(got, right, rtol=0, atol=apart, msg=f"fit {i}: {name}")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_programs_of_a_page_give_the_results_of_stock(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fits, left = run(page, tmp_path, monkeypatch, static=True)
+    stock_fits, stock_left = run(page, tmp_path, monkeypatch, static=False)
+    assert_same_fits(fits, stock_fits)
+    assert_close(left, stock_left, 2e-5, "left")
+
+
+def test_a_run_resumed_as_the_page_says_ends_as_the_whole_run_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [whole, resumed], left = run("checkpoints", tmp_path, monkeypatch, static=True)
+    [stock], stock_left = run("checkpoints", tmp_path, monkeypatch, static=False, blocks=1)
+    assert_same_fits([whole], [stock])
+    assert_close(left["model"], stock_left["model"], 2e-5, "model")
+    assert resumed["losses"] == whole["losses"][20:]
+    assert_close(left["resumed"], left["model"], 0.0, "resumed")
