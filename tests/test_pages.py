@@ -60,18 +60,14 @@ def trainers(static: bool, recorders: list[Recorder]) -> Callable[..., pl.Traine
 
 
 def run(
-    page: str,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    static: bool,
-    blocks: int | None = None,
+    code: str, folder: Path, monkeypatch: pytest.MonkeyPatch, static: bool
 ) -> tuple[list[dict[str, list[float]]], dict[str, Any]]:
-    """Losses and metrics of each fit of a page, and the modules and tensors that it ends with."""
+    """Losses and metrics of each fit of a program; the modules and tensors that it ends with."""
     recorders: list[Recorder] = []
     folder = folder / ("csx" if static else "stock")
     folder.mkdir()
-    script = folder / f"{page}.py"
-    script.write_text(program(page, blocks), encoding="utf-8")
+    script = folder / "page.py"
+    script.write_text(code, encoding="utf-8")
     monkeypatch.chdir(folder)
     monkeypatch.setattr(fulgurite, "Trainer", trainers(static, recorders))
     left = runpy.run_path(str(script), run_name="__main__")
@@ -106,8 +102,8 @@ def assert_same_fits(fits: list[Any], wanted: list[Any], tolerance: float = 1e-5
 def test_the_programs_of_a_page_give_the_results_of_stock(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fits, left = run(page, tmp_path, monkeypatch, static=True)
-    stock_fits, stock_left = run(page, tmp_path, monkeypatch, static=False)
+    fits, left = run(program(page), tmp_path, monkeypatch, static=True)
+    stock_fits, stock_left = run(program(page), tmp_path, monkeypatch, static=False)
     assert_same_fits(fits, stock_fits)
     assert_close(left, stock_left, 2e-5, "left")
 
@@ -115,9 +111,34 @@ def test_the_programs_of_a_page_give_the_results_of_stock(
 def test_a_run_resumed_as_the_page_says_ends_as_the_whole_run_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    [whole, resumed], left = run("checkpoints", tmp_path, monkeypatch, static=True)
-    [stock], stock_left = run("checkpoints", tmp_path, monkeypatch, static=False, blocks=1)
+    [whole, resumed], left = run(program("checkpoints"), tmp_path, monkeypatch, static=True)
+    [stock], stock_left = run(program("checkpoints", 1), tmp_path, monkeypatch, static=False)
     assert_same_fits([whole], [stock])
     assert_close(left["model"], stock_left["model"], 2e-5, "model")
     assert resumed["losses"] == whole["losses"][20:]
     assert_close(left["resumed"], left["model"], 0.0, "resumed")
+
+
+RESUMED = """
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+def fitted(**options):
+    seed_everything(2)
+    net, saves = Classifier(), ModelCheckpoint("kept", save_top_k=-1, filename="{epoch}")
+    ordered = DataLoader(loader.dataset, batch_size=32)
+    trainer = Trainer(device="CSX", max_epochs=3, callbacks=[FromTheTop(), saves])
+    trainer.fit(net, ordered, **options)
+    return net
+
+whole, again = fitted(), fitted(ckpt_path="kept/epoch=1.ckpt")
+"""
+
+
+@pytest.mark.parametrize("static", [True, False], ids=["CSX", "stock"])
+def test_a_run_that_goes_on_after_an_unfreezing_trains_what_was_trained(
+    static: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = program("finetuning") + RESUMED
+    fits, left = run(code, tmp_path, monkeypatch, static=static)
+    assert fits[-1]["losses"] == fits[-2]["losses"][20:]
+    assert_close(left["again"], left["whole"], 0.0, "again")
