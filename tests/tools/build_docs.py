@@ -133,7 +133,7 @@ def configuration() -> str:
             "docs_dir": "docs",
             "site_dir": "site",
             "nav": navigation(),
-            "theme": {"features": ["navigation.sections", "content.code.copy"]},
+            "theme": {"font": False, "features": ["navigation.sections", "content.code.copy"]},
             "markdown_extensions": [
                 *("tables", "attr_list", "md_in_html"),
                 *("pymdownx.highlight", "pymdownx.superfences"),

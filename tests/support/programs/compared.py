@@ -12,10 +12,8 @@ from fulgurite.errors import (
     ConditionalOnTensor,
     DynamicShape,
     HostRead,
-    InputChanged,
     RandomStateSet,
     StateBornInStep,
-    StateChanged,
     UnsupportedState,
 )
 
@@ -25,9 +23,7 @@ NOISE = 30
 """Times the difference that rounding alone makes."""
 
 REFUSED: dict[str, type[TraceError]] = {
-    "vision.digit_convnet_last_batch_smaller": InputChanged,
     "vision.moco_queue_with_int_pointer": HostRead,
-    "vision.fine_tuning_unfreezes_after_an_epoch": StateChanged,
     "vision.depth_boolean_indexing": DynamicShape,
     "generative.glow_data_dependent_actnorm": HostRead,
     "rl.actor_critic_running_reward_as_float": HostRead,
@@ -37,13 +33,10 @@ REFUSED: dict[str, type[TraceError]] = {
     "text.streamed_convolutional_model": DynamicShape,
     "text.adaptive_softmax_model": DynamicShape,
     "text.packed_lstm_classifier": HostRead,
-    "text.fine_tuning_with_unfreezing": StateChanged,
     "text.bilstm_tagger": DynamicShape,
     "text.ctc_speech": DynamicShape,
     "text.hidden_state_from_none": StateBornInStep,
     "text.n_beats_forecast": DynamicShape,  # torchmetrics' R2Score chooses by a mask
-    "text.pairwise_reward_model": StateChanged,
-    "tabular.iris_uneven_batches": InputChanged,
     "tabular.support_vector_machine": DynamicShape,
     "tabular.sparse_matrix_factorization": UnsupportedState,
     "tabular.graph_sage_boolean_mask": DynamicShape,
