@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
 from fulgurite.backends.csx.graph.op_schema import is_random
 from fulgurite.backends.patches import applied, patches_of
@@ -23,6 +24,8 @@ def decompositions() -> dict[Any, Any]:
     }
     for operation in _NORMS:
         table[operation] = _with_full_statistics(table[operation])
+    cat = torch.ops.aten.cat.default
+    table[cat] = _in_eager_layout(table[cat])
     table[torch.ops.aten.max_pool2d_with_indices.default] = functools.partial(_max_pool, 2)
     table[torch.ops.aten.max_pool3d_with_indices.default] = functools.partial(_max_pool, 3)
     return table
@@ -63,6 +66,24 @@ def _with_full_statistics(decomposition: Callable[..., Any]) -> Callable[..., An
         dtypes = [t.dtype for t in rest if isinstance(t, Tensor)]
         y, *statistics = decomposition(x.to(dtypes[0]) if dtypes else x, *rest)
         return y.to(x.dtype), *statistics
+
+    return decomposed
+
+
+def _in_eager_layout(decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    """Lay out what is left of a ``cat`` as its kernel does, which the next operation may rely on.
+
+    torch's decomposition copies the only operand that is not empty in the operand's own layout. A
+    ``view`` of the result then fails, as in transformers' GPT-2, where keys come after none.
+    """
+
+    def decomposed(tensors: list[Tensor], dim: int = 0) -> Any:
+        made = decomposition(tensors, dim)
+        if made is NotImplemented:
+            return made
+        formats = {suggest_memory_format(tensor) for tensor in tensors}
+        [layout] = formats if len(formats) == 1 else [torch.contiguous_format]
+        return made.contiguous(memory_format=layout)
 
     return decomposed
 
