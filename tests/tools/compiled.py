@@ -37,7 +37,7 @@ ROOMS = {
     "loops": ("parity", "logging"),
     "trainer": ("mixed_precision", "checkpoints"),
     "trainer/optim": ("optimizers", "schedules_in_programs"),
-    ".": ("programs", "pages", "fuzz"),
+    ".": ("programs", "pages", "fuzz", "zoo"),
 }
 """Everything that compares numbers with stock Lightning's."""
 
