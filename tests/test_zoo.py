@@ -70,14 +70,13 @@ def test_a_model_trains_as_in_stock_lightning(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("first_s", "step_ms", "steps"),
+    ("behind_s", "ours_ms", "steps"),
     [(10.0, 1.0, "10,001"), (0.1, 1.9, "1,001"), (10.0, 3.0, "never"), (-1.0, 1.0, "1")],
 )
 def test_it_pays_from_the_step_on_that_is_done_sooner(
-    first_s: float, step_ms: float, steps: str
+    behind_s: float, ours_ms: float, steps: str
 ) -> None:
-    ours = {"first_s": first_s, "step_ms": step_ms}
-    assert compare.pays_after(ours, {"first_s": 0.0, "step_ms": 2.0}) == steps
+    assert compare.pays_after(behind_s, stock_ms=2.0, ours_ms=ours_ms) == steps
 
 
 def test_a_loss_that_is_no_number_is_not_equal() -> None:
