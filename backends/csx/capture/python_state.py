@@ -11,7 +11,7 @@ import argparse
 import functools
 import random
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -253,7 +253,7 @@ def _changes(kept: _Kept) -> Iterator[Change]:
             name = (
                 f"{kept.name}{key}" if of_attributes or not kept.name else f"{kept.name}[{key!r}]"
             )
-            yield from _difference(name, before.get(key, MISSING), item.get(key, MISSING))
+            yield from _difference(name, before.get(key, MISSING), _value(item, key))
     elif isinstance(before, set):
         for one in item ^ before:
             if is_scalar(one):
@@ -282,11 +282,17 @@ def _refill_dict(item: dict[Any, Any], before: dict[Any, Any]) -> None:
         a is c and b is d for (a, b), (c, d) in zip(item.items(), before.items(), strict=True)
     ):
         return
+    kind = OrderedDict if isinstance(item, OrderedDict) else dict  # a subclass's own may do more
     for key in [key for key in dict.keys(item) if key not in before]:
-        dict.pop(item, key) if type(item).__name__ != "OrderedDict" else item.pop(key)
+        kind.pop(item, key)
     for key, value in before.items():
-        if key not in item or dict.__getitem__(item, key) is not value:
-            item[key] = value
+        if dict.get(item, key, MISSING) is not value:
+            kind.__setitem__(item, key, value)
+
+
+def _value(item: Any, key: Any) -> Any:
+    """What a dict has, whatever its class's ``get`` does, or a view of one."""
+    return dict.get(item, key, MISSING) if isinstance(item, dict) else item.get(key, MISSING)
 
 
 def _refill(item: Any, before: Any) -> None:

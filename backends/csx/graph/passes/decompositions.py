@@ -24,8 +24,8 @@ def decompositions() -> dict[Any, Any]:
     }
     for operation in _NORMS:
         table[operation] = _with_full_statistics(table[operation])
-    cat = torch.ops.aten.cat.default
-    table[cat] = _in_eager_layout(table[cat])
+    for operation in _LAID_OUT:
+        table[operation] = _in_eager_layout(table[operation])
     table[torch.ops.aten.max_pool2d_with_indices.default] = functools.partial(_max_pool, 2)
     table[torch.ops.aten.max_pool3d_with_indices.default] = functools.partial(_max_pool, 3)
     return table
@@ -70,18 +70,29 @@ def _with_full_statistics(decomposition: Callable[..., Any]) -> Callable[..., An
     return decomposed
 
 
-def _in_eager_layout(decomposition: Callable[..., Any]) -> Callable[..., Any]:
-    """Lay out what is left of a ``cat`` as its kernel does, which the next operation may rely on.
+_LAID_OUT = (
+    torch.ops.aten.cat.default,
+    torch.ops.aten.upsample_nearest1d.default,
+    torch.ops.aten._upsample_nearest_exact1d.default,
+)
+"""Decomposed they leave another layout than their kernels do, for operands that lie turned."""
 
-    torch's decomposition copies the only operand that is not empty in the operand's own layout. A
-    ``view`` of the result then fails, as in transformers' GPT-2, where keys come after none.
+
+def _in_eager_layout(decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    """Lay out a result as the kernel does, which the next operation may rely on.
+
+    torch's decomposition of ``cat`` copies the only operand that is not empty in the operand's own
+    layout. A ``view`` of the result then fails, as in transformers' GPT-2, whose keys come after
+    none.
     """
 
-    def decomposed(tensors: list[Tensor], dim: int = 0) -> Any:
-        made = decomposition(tensors, dim)
+    def decomposed(x: Any, *rest: Any, **options: Any) -> Any:
+        made = decomposition(x, *rest, **options)
         if made is NotImplemented:
             return made
-        formats = {suggest_memory_format(tensor) for tensor in tensors}
+        formats = {
+            suggest_memory_format(one) for one in (x if isinstance(x, (list, tuple)) else [x])
+        }
         [layout] = formats if len(formats) == 1 else [torch.contiguous_format]
         return made.contiguous(memory_format=layout)
 

@@ -21,6 +21,7 @@ from models import Classifier, loader, mlp
 from torch import Tensor, nn
 
 import fulgurite
+from fulgurite.backends.csx.capture.python_state import PythonState
 from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning, forget_shown
 from fulgurite.backends.csx.diagnostics.errors import GraphChanged, TraceError
 from fulgurite.backends.csx.graph import rng
@@ -477,6 +478,43 @@ def test_nothing_happens_twice(
     assert module.rng.normal() == once.normal()
     assert (module.seen, list(module.deque), module.space.n) == ({"n": 1}, [1], 1)
     assert module.array.tolist() == [1.0, 1.0]
+
+
+class Registry(dict[str, Any]):
+    """A dict whose own methods know its elements by other keys, as transformers has one."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key.upper(), value)
+
+    def get(self, key: str) -> Any:  # type: ignore[override]
+        return super().get(key.upper())
+
+
+class Registered(Changing):
+    """Notes in such a dict, and takes out of it, what it did."""
+
+    def prepare(self) -> None:
+        self.known = Registry(A=1, b=2)
+
+    def weigh(self, loss: Tensor) -> Any:
+        self.known["a"] = 5
+        self.known.pop("b", None)
+        return loss * self.known.get("a")
+
+
+def test_a_dict_with_methods_of_its_own_is_compared_and_put_back(looked: list[Any]) -> None:
+    run = fit(Registered, lambda: (batches(),), static=True)
+    assert len(looked) > 1
+    assert dict(run.module.known) == {"A": 5}
+
+
+def test_what_a_second_trace_took_out_of_such_a_dict_is_there_again() -> None:
+    module = Registered()
+    state = PythonState(module, "self", ())
+    module.weigh(torch.ones(()))
+    assert dict(module.known) == {"A": 5}
+    state.restore()
+    assert dict(module.known) == {"A": 1, "b": 2}
 
 
 def test_the_numbers_are_those_without_audits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What a cat leaves lies in memory as after its kernel: the views after it were traced on that."""
+"""Results lie in memory as after eager kernels: the views that come next were traced on that."""
 
 from __future__ import annotations
 
@@ -25,11 +25,15 @@ CASES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "channels last, and no rows": lambda x, none: torch.cat(
         [y := x.to(memory_format=torch.channels_last), y[:0]]
     ),
+    "enlarged": lambda x, none: nn.functional.interpolate(x[0].transpose(1, 2), scale_factor=2.0),
+    "enlarged exactly": lambda x, none: nn.functional.interpolate(
+        x[0].permute(1, 0, 2), scale_factor=2.0, mode="nearest-exact"
+    ),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_cat_has_the_layout_of_its_kernel(case: str) -> None:
+def test_a_result_has_the_layout_of_its_kernel(case: str) -> None:
     x, none = torch.randn(2, 3, 4, 5), torch.tensor([])
     graph = functionalize(graph_of(lambda x, none: (CASES[case](x, none),), x, none))
     [made] = graph.module(x, none)
