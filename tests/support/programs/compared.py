@@ -27,10 +27,7 @@ REFUSED: dict[str, type[TraceError]] = {
     "vision.depth_boolean_indexing": DynamicShape,
     "generative.glow_data_dependent_actnorm": HostRead,
     "rl.actor_critic_running_reward_as_float": HostRead,
-    "rl.a2c_n_step_returns": DynamicShape,  # torchmetrics' ExplainedVariance chooses by a mask
     "rl.dqn_plays_inside_training_step": RandomStateSet,
-    "rl.decision_transformer": DynamicShape,
-    "text.streamed_convolutional_model": DynamicShape,
     "text.adaptive_softmax_model": DynamicShape,
     "text.packed_lstm_classifier": HostRead,
     "text.bilstm_tagger": DynamicShape,
