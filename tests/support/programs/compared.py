@@ -33,14 +33,12 @@ REFUSED: dict[str, type[TraceError]] = {
     "text.bilstm_tagger": DynamicShape,
     "text.ctc_speech": DynamicShape,
     "text.hidden_state_from_none": StateBornInStep,
-    "text.n_beats_forecast": DynamicShape,  # torchmetrics' R2Score chooses by a mask
-    "tabular.support_vector_machine": DynamicShape,
+    "tabular.support_vector_machine": UnsupportedState,  # the batch value of HingeLoss
     "tabular.sparse_matrix_factorization": UnsupportedState,
     "tabular.graph_sage_boolean_mask": DynamicShape,
     "tabular.link_prediction": DynamicShape,
     "tabular.logged_item": HostRead,
     "tabular.skipped_nan_batches": ConditionalOnTensor,
-    "tabular.poisson_counts": ConditionalOnTensor,  # torchmetrics' TweedieDevianceScore looks
 }
 """Programs that are not static: name -> the error that must come."""
 
