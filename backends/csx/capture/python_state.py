@@ -11,7 +11,7 @@ import argparse
 import functools
 import random
 import types
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -27,6 +27,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from fulgurite.backends.csx.contract.frozen_scalars import is_scalar
 from fulgurite.backends.csx.diagnostics.user_lines import LIBRARIES, belongs_to_library
 from fulgurite.backends.csx.state.places import Place
+from fulgurite.backends.csx.state.snapshot import dict_kind, elements
 from fulgurite.backends.csx.state.storage import member
 from fulgurite.backends.patches import MISSING
 
@@ -100,7 +101,7 @@ class PythonState:
         """Places in dicts where there now is what ``holds`` says: (place, before, now)."""
         for kept in self._kept.values():
             if isinstance(kept.item, dict):
-                for key, value in list(kept.item.items()):
+                for key, value in elements(kept.item).items():
                     before = kept.before.get(key, MISSING)
                     if value is not before and holds(value):
                         yield Place(kept.item, key), before, value
@@ -128,7 +129,7 @@ class PythonState:
             return
         self._seen[id(value)] = value
         if isinstance(value, dict):
-            before = dict(value)
+            before = elements(value)
             self._keep(value, before, name, lambda: _refill_dict(value, before))
             self._inside(((f"{name}[{key!r}]", one) for key, one in before.items()), before, depth)
         elif isinstance(value, (list, deque, tuple)):
@@ -278,12 +279,12 @@ def _difference(name: str, was: Any, now: Any) -> Iterator[Change]:
 
 
 def _refill_dict(item: dict[Any, Any], before: dict[Any, Any]) -> None:
-    if len(item) == len(before) and all(
-        a is c and b is d for (a, b), (c, d) in zip(item.items(), before.items(), strict=True)
+    now, kind = elements(item), dict_kind(item)
+    if len(now) == len(before) and all(
+        a is c and b is d for (a, b), (c, d) in zip(now.items(), before.items(), strict=True)
     ):
         return
-    kind = OrderedDict if isinstance(item, OrderedDict) else dict  # a subclass's own may do more
-    for key in [key for key in dict.keys(item) if key not in before]:
+    for key in [key for key in now if key not in before]:
         kind.pop(item, key)
     for key, value in before.items():
         if dict.get(item, key, MISSING) is not value:

@@ -15,8 +15,25 @@ from fulgurite.backends.csx.state.storage import brief
 from fulgurite.backends.interrupts import shielded
 
 _CONTAINERS = (dict, list, set)
+
+
+def dict_kind(item: dict[Any, Any]) -> type[dict[Any, Any]]:
+    """Whose methods see a dict as it is: a subclass's own may make its elements when asked."""
+    return OrderedDict if isinstance(item, OrderedDict) else dict
+
+
+def elements(item: dict[Any, Any]) -> dict[Any, Any]:
+    """What a dict holds, in its order."""
+    return dict(dict_kind(item).items(item))
+
+
+def _refill_ordered(item: OrderedDict[Any, Any], before: dict[Any, Any]) -> None:
+    for key, value in before.items():
+        OrderedDict.__setitem__(item, key, value)
+
+
 _REFILL: dict[Any, Callable[[Any, Any], None]] = {
-    OrderedDict: OrderedDict.update,  # before dict, whose clear would break its order
+    OrderedDict: _refill_ordered,  # before dict, whose clear would break its order
     dict: dict.update,
     list: list.extend,
     set: set.update,
@@ -38,8 +55,9 @@ class Snapshot:
     def _keep(self, container: Any, levels: int, name: str, root: object) -> None:
         if id(container) in self._before or not levels:
             return
-        self._before[id(container)] = (container, container.copy(), name, root)
-        items = container.items() if isinstance(container, dict) else enumerate(container)
+        copy = elements(container) if isinstance(container, dict) else container.copy()
+        self._before[id(container)] = (container, copy, name, root)
+        items = copy.items() if isinstance(copy, dict) else enumerate(copy)
         for key, value in items:
             if isinstance(value, _CONTAINERS):
                 inner = f"{name}.{key}" if levels == 4 else f"{name}[{brief(key)}]"
@@ -86,6 +104,6 @@ def _holds_the_same(container: Any, copy: Any) -> bool:
     if len(container) != len(copy):
         return False
     if isinstance(container, dict):
-        pairs = zip(container.items(), copy.items(), strict=True)
+        pairs = zip(elements(container).items(), copy.items(), strict=True)
         return all(a is c and b is d for (a, b), (c, d) in pairs)
     return isinstance(container, list) and all(map(is_, container, copy))

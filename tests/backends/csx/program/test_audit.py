@@ -517,6 +517,26 @@ def test_what_a_second_trace_took_out_of_such_a_dict_is_there_again() -> None:
     assert dict(module.known) == {"A": 1, "b": 2}
 
 
+class Classes(collections.OrderedDict[str, Any]):
+    """Has classes and gives instances of them, as transformers' table of activations does."""
+
+    def __getitem__(self, key: str) -> Any:
+        return super().__getitem__(key)()
+
+
+def test_a_dict_that_makes_what_it_gives_keeps_what_it_has(looked: list[Any]) -> None:
+    class Activated(Changing):
+        def prepare(self) -> None:
+            self.known = Classes(silu=nn.SiLU, relu=nn.ReLU)
+
+        def weigh(self, loss: Tensor) -> Any:
+            return self.known["silu"](loss)
+
+    run = fit(Activated, lambda: (batches(),), static=True)
+    assert len(looked) > 1
+    assert list(run.module.known.items()) == [("silu", nn.SiLU), ("relu", nn.ReLU)]
+
+
 def test_the_numbers_are_those_without_audits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "EVERY_STEP", True)
     ends = []
