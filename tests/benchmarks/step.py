@@ -195,6 +195,7 @@ def main() -> None:
     for name in arguments.sections:
         if name == FRESH:
             figures[FRESH] = fresh.measure(max(1, arguments.rounds // 3), CORES)
+            figures[FRESH]["commit"] = figures["environment"]["commit"]
             print(table.fresh_starts(figures[FRESH]))
             continue
         section = run_section(name, arguments.steps, arguments.rounds)

@@ -151,12 +151,12 @@ def _variants(rounds: dict[str, list[float]]) -> list[str]:
 def _first_steps(fresh: dict[str, Any]) -> list[str]:
     ours, compiled, stock = (fresh[kind] for kind in ("fulgurite", "torch.compile", "lightning"))
     return [
-        f"In a fresh process the GPT's first step takes {ours['cold_s']:.0f} s with empty caches"
-        f" (torch.compile with its",
+        f"In a fresh process the GPT's first compiled step takes {ours['cold_s']:.0f} s with empty"
+        f" caches (torch.compile with its",
         f"optimizer: {compiled['cold_s']:.0f} s) and {ours['second_start_s']:.1f} s the next time"
         f" ({compiled['second_start_s']:.1f} s). Live tensors after {fresh['steps']} steps:"
         f" {ours['live_bytes'] / 1e6:.1f} MB",
-        f"(Lightning: {stock['live_bytes'] / 1e6:.1f} MB).",
+        f"(Lightning: {stock['live_bytes'] / 1e6:.1f} MB; commit {fresh['commit']}).",
     ]
 
 
