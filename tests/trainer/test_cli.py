@@ -123,6 +123,12 @@ def test_debug_shows_the_traceback(params: str) -> None:
         ["fit", "run.yaml", "--set", "a..b=1"],
         ["fit", "run.yaml", "--compile_only", "--validate_only"],
         ["check"],
+        ["cache"],
+        ["cache", "show"],
+        ["cache", "prune", "--days", "-1"],
+        ["cache", "prune", "--size", "much"],
+        ["cache", "clear", "--size", "1G"],
+        ["doctor", "now"],
     ],
     ids=" ".join,
 )

@@ -28,7 +28,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from fulgurite.backends.csx.compile.compiler_log import PREFIX, SUFFIX
+from fulgurite.backends.csx.compile.compiler_log import PREFIX, keep
 from fulgurite.backends.csx.compile.fabric import Call
 from fulgurite.backends.patches import fx_lock, trace_lock
 
@@ -191,9 +191,8 @@ class _Worker:
 
     def _keep_log(self) -> Path | None:
         try:
-            _, name = tempfile.mkstemp(prefix=PREFIX, suffix=SUFFIX)
-            return (self._folder / _LOG).replace(name)
-        except OSError:  # the disk is full
+            return keep((self._folder / _LOG).read_text(errors="replace"))
+        except OSError:  # the process ended before it had one
             return None
 
     def _is_gone(self) -> bool:

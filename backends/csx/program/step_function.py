@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lightning.pytorch.profilers import Profiler
 from torch import Tensor
 
 from fulgurite.backends.csx.capture.batch_changes import Path, without
@@ -141,8 +140,8 @@ class StepFunction:
                 passed = passed_on(results.passed, batch, given, self._scope.arguments(batch_idx))
                 passed = passed if opened is None else opened.own(results.passed, passed)
             as_given = program.guards.batch.tensors(batch) if executable.written else tensors
-            vector = self._selection.groups.vector
-            result, calls, values = _run(self._rows, executable, vector, tensors, as_given, passed)
+            run, groups = profiled(self._rows, PROGRAM, executable.run), self._selection.groups
+            result, calls, values = run(groups.vector, tensors, as_given, passed)
         except TraceError as error:
             if error.line is not None:
                 raise
@@ -243,12 +242,6 @@ class StepFunction:
         if self._selection.modules.is_replaced():  # by a hook
             self.check_state()
         self.check_scalars()
-
-
-def _run(profiler: Profiler | None, executable: Executable, *given: Any) -> Any:
-    if profiler is None:
-        return executable.run(*given)
-    return profiled(profiler, PROGRAM, executable.run)(*given)
 
 
 def _follow(

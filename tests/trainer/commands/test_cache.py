@@ -210,27 +210,6 @@ def test_a_folder_that_others_can_write_is_not_touched(
     assert keys_in(folder) == KEYS[:3]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["cache"],
-        ["cache", "show"],
-        ["cache", "prune", "--days", "-1"],
-        ["cache", "prune", "--size", "much"],
-        ["cache", "clear", "--size", "1G"],
-        ["doctor", "now"],
-    ],
-    ids=" ".join,
-)
-def test_a_wrong_command_line_ends_with_2(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        cli.main(arguments)
-    assert caught.value.code == 2
-    assert "usage: fulgurite" in capsys.readouterr().err
-
-
 def test_times_are_told_in_their_largest_unit() -> None:
     seconds = [-5, 59, 60, 7199, 7200, DAY_S, 40 * DAY_S]
     assert [ago(one) for one in seconds] == [

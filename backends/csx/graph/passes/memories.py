@@ -45,7 +45,7 @@ def _as_view(node: fx.Node) -> OpOverload | None:
         return None
     seen: Any = node.args[0]
     view = _out_of_place(node.target)  # type: ignore[arg-type]
-    again = any(user is not node and user > node for user in seen.users)
+    again = any(user > node for user in seen.users)
     if view is None or not is_alias(view) or seen.op == "placeholder" or again:
         return None
     return view
