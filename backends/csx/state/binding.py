@@ -61,7 +61,7 @@ class Binding:
         elif not all(map(is_, now, self._seen)):
             pairs = zip(self._input_of_place, now, self._seen, strict=True)
             self._rebind({i for i, tensor, seen in pairs if tensor is not seen})
-        elif any(storage_key(tensor) != memory for tensor, memory in self._over):
+        elif self._over and any(storage_key(tensor) != memory for tensor, memory in self._over):
             self.check()  # tensor.data = ..., which leaves the tensor in its place
         return self._inputs.copy()
 
