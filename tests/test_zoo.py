@@ -20,10 +20,11 @@ from fulgurite import FrozenValueWarning
 from fulgurite.errors import MiscompiledWarning
 
 ZOO = Path(__file__).parents[1] / "examples/zoo"
+TRANSFORMERS = ("gpt2", "llama", "bert", "t5", "patchtst", "vit", "swin", "convnext")
 NEEDS = {
-    **dict.fromkeys(("gpt2", "bert", "vit"), "transformers"),
+    **dict.fromkeys(TRANSFORMERS, "transformers"),
+    **dict.fromkeys(("graph", "gat"), "torch_geometric"),
     "resnet18": "timm",
-    "graph": "torch_geometric",
 }
 STEPS = 6
 

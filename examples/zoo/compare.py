@@ -41,10 +41,16 @@ ZOO = {
     "unet": "UNet",
     "dqn": "DQN",
     "gpt2": "GPT2",
+    "llama": "Llama",
     "bert": "Bert",
+    "t5": "T5",
+    "patchtst": "PatchTST",
     "vit": "ViT",
+    "swin": "Swin",
+    "convnext": "ConvNeXt",
     "resnet18": "ResNet18",
     "graph": "GraphNet",
+    "gat": "GraphAttention",
 }
 """The files of this folder, and the LightningModule in each."""
 
