@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import lightning.pytorch as pl
 import pytest
@@ -53,6 +54,13 @@ class ByHand(pl.Callback):
             of_layer = [p.grad for p in layers[i].parameters()]
             found[f"per_layer_grad_norm/layer_{i}"] = norm(of_layer)
         self.norms.append(found)
+
+
+def test_a_mock_may_stand_for_a_callback() -> None:
+    mock = Mock(spec=pl.Callback)
+    run = fit(classifier, lambda: (loader(32),), static=True, callbacks=[mock])
+    assert mock.on_train_batch_end.call_count == len(run.losses)
+    assert mock.on_after_backward.called
 
 
 @pytest.mark.parametrize("window", [1, 2])

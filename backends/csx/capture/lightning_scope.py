@@ -85,8 +85,8 @@ class LightningScope(Scope):
 
     def _traced_callbacks(self) -> Iterator[pl.Callback]:
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            kind = type(callback)
-            if any(getattr(kind, n) is not getattr(pl.Callback, n) for n in TRACED_HOOKS):
+            hooks = ((getattr(callback, n), getattr(pl.Callback, n)) for n in TRACED_HOOKS)
+            if any(getattr(hook, "__func__", None) is not own for hook, own in hooks):
                 yield callback
 
     @property

@@ -82,6 +82,9 @@ class PythonState:
             kind = type(item)
             if isinstance(item, _FUNCTIONS):
                 self._look(item, "", 0)
+            elif isinstance(item, pl.Callback) and _is_frameworks(kind):
+                hooks = (hook for hook in vars(item).values() if isinstance(hook, _FUNCTIONS))
+                self._look((*hooks,), "", 0)  # of a LambdaCallback
             elif not (_is_frameworks(kind) or isinstance(item, _ELSEWHERE)):
                 self._code(kind)
                 self._attributes(item, kind.__name__, scalars=True)

@@ -96,6 +96,21 @@ def test_what_changes_between_epochs_is_told_at_the_first_step_that_would_read_i
         run(kind)
 
 
+def test_what_a_lambda_callback_s_function_reads_is_seen_too() -> None:
+    factors = {"a": 1.0}
+
+    def scale(trainer: Any, module: Any) -> None:
+        for parameter in module.parameters():
+            parameter.grad.mul_(factors["a"])
+
+    def change(trainer: Any, module: Any) -> None:
+        factors["a"] = 1.0 - 0.5 * trainer.current_epoch
+
+    callback = pl.callbacks.LambdaCallback(on_after_backward=scale, on_train_epoch_start=change)
+    with pytest.raises(GraphChanged, match=f"between step 2 and step {BATCHES + 1};"):
+        run(Reading, (callback,))
+
+
 def test_what_changes_within_an_epoch_is_told_at_its_end_at_the_latest() -> None:
     with pytest.raises(GraphChanged, match=r"between step 2 and step (1[6-9]|20);"):
         run(WeightInMidEpoch)
