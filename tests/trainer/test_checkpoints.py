@@ -239,6 +239,17 @@ def test_a_fit_that_has_not_begun_can_be_saved(tmp_path: Path) -> None:
     assert all(torch.equal(saved[name], value) for name, value in module.state_dict().items())
 
 
+def test_a_strategy_reads_a_checkpoint_for_a_module_that_no_trainer_has_run(tmp_path: Path) -> None:
+    path = tmp_path / "fitted.ckpt"
+    trainer = make(True, tmp_path, epochs=1)[0]
+    trainer.fit(Scheduled(), loader(32))
+    trainer.save_checkpoint(path)
+    other = make(True, tmp_path)[0]
+    other.strategy.connect(Scheduled())
+    found = other.strategy.load_checkpoint(path)
+    assert found["global_step"] == trainer.global_step
+
+
 @pytest.mark.filterwarnings(r"ignore:.*fit\(ckpt_path=")
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 @pytest.mark.parametrize("hook", ["on_fit_start", "on_validation_batch_end"])

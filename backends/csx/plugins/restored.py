@@ -44,7 +44,8 @@ def restored_of(strategy: Strategy, path: str | Path, checkpoint: Any, key: str)
     """
     check_lightning(path, checkpoint)
     found, module = checkpoint.get(key), strategy.lightning_module
-    fits = module is None or module.trainer.state.fn == TrainerFn.FITTING
+    trainer = None if module is None else module._trainer
+    fits = trainer is None or trainer.state.fn == TrainerFn.FITTING
     if found is None or not fits or _is_position(found):
         return found
     held = f"a {type(found).__name__}"
