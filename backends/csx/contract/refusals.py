@@ -47,8 +47,11 @@ class Refusals:
 
     def value_read(self, tensor: Tensor, rule: str, done: str) -> TraceError:
         """Python asked for the value of a tensor, which has none: ``done`` says how."""
-        place = place_in_frames(torch_frames(), self._is_scalar)
-        if place is not None:
+        frames = list(torch_frames())
+        if frames and frames[0].f_code is torch.testing.assert_close.__code__:
+            rule, done = "condition", "compared by torch.testing.assert_close"
+            tensor = frames[0].f_locals["actual"]
+        elif (place := place_in_frames(iter(frames), self._is_scalar)) is not None:
             return self._scalar(place)
         line, remedy, metric = self._line(), "", line_of_torchmetrics()
         if RULES[rule].error is ConditionalOnTensor and line is not None:

@@ -290,7 +290,7 @@ def misuse(rule: str, line: UserLine | None, *, remedy: str = "", **found: str) 
 
 def choice(source: str) -> str:
     """The remedy for a line that asks a tensor for its truth; empty where the rule's will do."""
-    if source.startswith("assert"):
+    if re.search(r"\bassert", source):
         return _ASSERT
     if re.search(r"\bis_?(nan|finite|inf)\(", source):
         return _SKIP

@@ -16,7 +16,12 @@ from torch.nn import functional as F
 
 import fulgurite
 from fulgurite.backends.csx.contract.scalar_remedies import ANY, MULTIPLIED_OUT, SIZED
-from fulgurite.backends.csx.diagnostics.errors import DynamicShape, ScalarArgument, TraceError
+from fulgurite.backends.csx.diagnostics.errors import (
+    ConditionalOnTensor,
+    DynamicShape,
+    ScalarArgument,
+    TraceError,
+)
 
 _FILE = """\
 import math
@@ -186,6 +191,14 @@ def test_an_expression_is_named_as_it_is_written(tmp_path: Path) -> None:
     assert error.what.startswith("`net.scale` was given as max= of clamp()")
     error = error_of("torch.full(\n        (3,), fill_value=net.weight.mean()\n    )", tmp_path)
     assert error.what.startswith("`net.weight.mean()` was given as fill_value= of full()")
+
+
+def test_a_comparison_in_a_test_of_torchs_is_a_condition_and_no_argument(tmp_path: Path) -> None:
+    error = error_of("torch.testing.assert_close(scale, y[0, 0])", tmp_path)
+    assert type(error) is ConditionalOnTensor
+    assert error.what.startswith("The result of sigmoid, scalars.py:12 (float32[])")
+    assert " was compared by torch.testing.assert_close" in error.what
+    assert "assert ok" in error.remedy
 
 
 def test_pythons_own_functions_raise_what_they_raise_of_a_tensor(tmp_path: Path) -> None:
