@@ -22,6 +22,10 @@ from fulgurite.backends.csx.diagnostics.user_lines import user_line
 from fulgurite.backends.csx.state.storage import dtype_and_shape
 
 CONSTANTS = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+_ENDED = (
+    'a tensor in every batch; where a CombinedLoader(loaders, "max_size") gives None for a loader'
+    ' that has ended: "max_size_cycle", which begins it again, or "min_size"'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +149,11 @@ class BatchSpec:
         for i, shape, dtype, stride in self._expected:
             tensor = leaves[i]
             if not isinstance(tensor, Tensor) or tensor.dtype is not dtype:
+                bring = f"bring it to {dtype} in the dataset or collate_fn"
                 raise InputChanged(
                     f"{self.leaves[i].name} was {self.leaves[i].kind} when the program was built,"
                     f" and now is {_kind_of(tensor)}.",
-                    remedy=f"bring it to {dtype} in the dataset or collate_fn",
+                    remedy=_ENDED if tensor is None else bring,
                 )
             if tensor.shape != shape:
                 fits = False

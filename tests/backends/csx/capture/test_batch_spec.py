@@ -8,6 +8,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from harness import QUIET, csx, fit, make_trainer
+from lightning.pytorch.utilities import CombinedLoader
 from models import CLASSES, Classifier, loader, mlp, rows
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -47,6 +48,13 @@ def feed(compute: Any, batches: list[Any], **backend: Any) -> list[float]:
 def test_a_float64_batch_into_a_float32_program_is_refused() -> None:
     with pytest.raises(InputChanged, match=r"batch\[0\] was float32\[16, 8\].*float64\[16, 8\]"):
         feed(lambda b: b[0].sum(), [(X,), (X.double(),)])
+
+
+def test_a_loader_that_ends_before_others_is_refused_with_the_modes_that_do_not_end() -> None:
+    loaders = CombinedLoader({"a": DataLoader(X, 8), "b": DataLoader(X[:8], 8)}, "max_size")
+    with pytest.raises(InputChanged, match=r"\['b'\] was float32.*None") as error:
+        fit(lambda: Sum(lambda batch: batch["a"].sum()), lambda: (loaders,), static=True)
+    assert '"max_size_cycle"' in str(error.value)
 
 
 def test_a_strided_batch_is_brought_to_the_traced_layout() -> None:
