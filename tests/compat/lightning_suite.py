@@ -9,12 +9,14 @@ device of this project has (several processes, other accelerators) is skipped, a
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
+from lightning.pytorch.utilities.argparse import _parse_env_variables
 
 import fulgurite
 from fulgurite.backends import reset_backend
@@ -28,7 +30,9 @@ _STRATEGIES = ("auto", None)
 class Trainer(fulgurite.Trainer):
     """The Trainer as Lightning's tests call it: by accelerator and number of devices."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    @functools.wraps(fulgurite.Trainer.__init__)  # whose arguments Lightning's CLI looks for
+    def __init__(self, **kwargs: Any) -> None:
+        kwargs = {**vars(_parse_env_variables(fulgurite.Trainer)), **kwargs}
         for name, here in _HERE.items():
             if kwargs.get(name, here[0]) not in here:
                 pytest.skip(f"asks for {name}={kwargs[name]!r}")
@@ -38,7 +42,7 @@ class Trainer(fulgurite.Trainer):
         where: dict[str, Any] = {"device": DEVICE}
         if POLICY is not None:
             where = {"backend": fulgurite.backend(DEVICE, autogen_policy=POLICY)}
-        super().__init__(*args, **where, **kwargs)
+        super().__init__(**{**kwargs, **where})
 
 
 pl.Trainer = pl.trainer.Trainer = Trainer  # type: ignore[misc]
