@@ -15,7 +15,7 @@ from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.utilities.exceptions import _TunerExitException
 
 from fulgurite.backends.csx.graph.rng import collect_with
-from fulgurite.backends.csx.plugins.refusals import refuse_averaging, refuse_watched
+from fulgurite.backends.csx.plugins.refusals import refuse_watched
 from fulgurite.backends.csx.plugins.strategy import strategy_of
 from fulgurite.backends.csx.program import report
 from fulgurite.backends.csx.program.offline import BuiltOnly
@@ -45,7 +45,6 @@ class FitLoop(_FitLoop):
 
     def run(self) -> None:
         """Run, or only build; then Lightning's exit without the hooks of a training's end."""
-        refuse_averaging(self.trainer, strategy_of(self.trainer).schedulers.computed)
         epoch_loop: Any = self.epoch_loop
         epoch_loop.losses = losses = Losses(self.trainer)
         epoch_loop.automatic_optimization.losses = losses

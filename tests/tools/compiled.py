@@ -34,7 +34,7 @@ ROOMS = {
         *("precision", "cbfloat16_runs", "autocast", "loss_scale", "function"),
     ),
     "callbacks": ("traced",),
-    "loops": ("parity", "logging"),
+    "loops": ("parity", "logging", "lightning_parts"),
     "trainer": ("mixed_precision", "checkpoints"),
     "trainer/optim": ("optimizers", "schedules_in_programs"),
     ".": ("programs", "pages", "fuzz", "zoo"),

@@ -6,7 +6,11 @@ from typing import Any
 
 import lightning.pytorch as pl
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging
+from lightning.pytorch.callbacks import (
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    StochasticWeightAveraging,
+)
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -75,14 +79,22 @@ def _refuse_averaging(module: pl.LightningModule) -> None:
         )
 
 
-def refuse_averaging(trainer: pl.Trainer, computed: list[Any]) -> None:
-    """Refuse StochasticWeightAveraging, which exchanges schedulers, where programs compute them."""
-    callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    if computed and any(isinstance(one, StochasticWeightAveraging) for one in callbacks):
-        raise MisconfigurationException(
-            "CSX does not support StochasticWeightAveraging with a scheduler of fulgurite.optim,"
-            " which the program computes. Remedy: a scheduler of torch.optim.lr_scheduler."
-        )
+def refuse_exchange(trainer: pl.Trainer, computed: list[Any]) -> None:
+    """Refuse callbacks that exchange schedulers, where programs compute them."""
+    remedies = {
+        StochasticWeightAveraging: "a scheduler of torch.optim.lr_scheduler",
+        LearningRateFinder: "search with configure_optimizers() that returns the optimizer alone;"
+        " then give the scheduler the rate that was found",
+    }
+    for callback in trainer.callbacks if computed else ():  # type: ignore[attr-defined]
+        for kind, remedy in remedies.items():
+            if isinstance(callback, kind):
+                raise MisconfigurationException(
+                    f"CSX does not support {kind.__name__} with"
+                    f" {type(computed[0]).__name__} of fulgurite.optim, which the program computes:"
+                    f" {kind.__name__} puts a scheduler of its own in that one's place."
+                    f" Remedy: {remedy}."
+                )
 
 
 def refuse_zero_grad_hooks(

@@ -37,7 +37,11 @@ from fulgurite.backends.csx.plugins.precision import (
     csx_precision,
     refuse_replaced_precision,
 )
-from fulgurite.backends.csx.plugins.refusals import refuse_host_step, refuse_unsupported
+from fulgurite.backends.csx.plugins.refusals import (
+    refuse_exchange,
+    refuse_host_step,
+    refuse_unsupported,
+)
 from fulgurite.backends.csx.plugins.restored import ChecksStates, restored_of
 from fulgurite.backends.csx.plugins.torn import refuse_torn
 from fulgurite.backends.csx.plugins.zero_grad import ZeroGradNoted
@@ -160,6 +164,7 @@ class StaticGraph(ChecksStates):
         super().setup_optimizers(trainer)
         self.schedulers.sort(self.lr_scheduler_configs)
         self.schedulers.check(self.lightning_module)
+        refuse_exchange(trainer, self.schedulers.computed)
         for optimizer in self.optimizers:
             self._hooks.callback(optimizer.register_step_pre_hook(refuse_host_step).remove)
         self._hooks.callback(ZeroGradNoted(lambda: self.training).remove)

@@ -1,0 +1,247 @@
+"""Callbacks that change what is trained: rates, batch sizes, averages, frozen and pruned layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from lightning.pytorch import callbacks as parts
+from lightning.pytorch.tuner import Tuner
+from models import loader
+from torch import nn
+
+from fulgurite.optim.lr_scheduler import LinearLR
+from lightning_parts.base import (
+    Head,
+    Part,
+    Tiny,
+    callback_of,
+    normed,
+    shuffled,
+    with_callbacks,
+)
+
+
+def finder(**options: Any) -> Callable[[], Any]:
+    return lambda: parts.LearningRateFinder(num_training_steps=12, **options)
+
+
+def finder_found(trainer: Any, module: Any) -> Any:
+    found = callback_of(trainer, parts.LearningRateFinder).optimal_lr
+    return [found.results["lr"], found.results["loss"], [module.lr], [found.suggestion()]]
+
+
+def find(trainer: Any, module: Any, data: Any) -> Any:
+    """The finder without a callback, then a fit."""
+    found = Tuner(trainer).lr_find(module, *data, num_training=12)
+    trainer.fit(module, *data)
+    return [*found.results["lr"], *found.results["loss"], found.suggestion(), module.lr]
+
+
+class FindsLater(parts.LearningRateFinder):
+    def on_fit_start(self, *args: Any) -> None:
+        """Not yet."""
+
+    def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+        if trainer.current_epoch == 1:
+            self.lr_find(trainer, module)
+
+
+class Scheduled(Tiny):
+    """Dropout, Adam and a scheduler of torch's."""
+
+    def __init__(self, make: Any = torch.optim.Adam, **options: Any) -> None:
+        super().__init__(nn.Dropout(0.2))
+        self.make, self.options = make, options
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self.make(self.parameters(), lr=self.lr, **self.options)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
+
+
+class InProgram(Tiny):
+    """A scheduler that the program computes."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        return [optimizer], [LinearLR(optimizer, 0.05, end_learning_rate=0.01, total_iters=20)]
+
+
+class Sized(Tiny):
+    """Loaders of the batch size that a tuner sets."""
+
+    def train_dataloader(self) -> Any:
+        return loader(64, self.batch_size)
+
+    def val_dataloader(self) -> Any:
+        return loader(32, self.batch_size)
+
+
+def scale(**options: Any) -> Any:
+    def run(trainer: Any, module: Any, data: Any) -> Any:
+        size = Tuner(trainer).scale_batch_size(module, max_trials=3, init_val=4, **options)
+        trainer.fit(module)
+        return [size, module.batch_size]
+
+    return run
+
+
+class Unfreezes(parts.BaseFinetuning):
+    """The backbone from the second epoch on."""
+
+    def __init__(self, train_bn: bool = True) -> None:
+        super().__init__()
+        self.train_bn = train_bn
+
+    def freeze_before_training(self, module: Any) -> None:
+        self.freeze(module.backbone, train_bn=self.train_bn)
+
+    def finetune_function(self, module: Any, epoch: int, optimizer: Any) -> None:
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(
+                module.backbone, optimizer, lr=0.01, train_bn=self.train_bn
+            )
+
+
+def average(trainer: Any, module: Any) -> Any:
+    one = callback_of(trainer, parts.WeightAveraging)._average_model
+    return {name: value.clone().float() for name, value in one.state_dict().items()}
+
+
+def pruned(trainer: Any, module: Any) -> list[int]:
+    """How many zeros the weights have."""
+    return [int((p == 0).sum()) for p in module.parameters()]
+
+
+def pruning(**options: Any) -> Part:
+    return Part(
+        options=with_callbacks(lambda: parts.ModelPruning(amount=0.3, **options)), found=pruned
+    )
+
+
+dampened = lambda: Scheduled(torch.optim.SGD, momentum=0.9, dampening=0.5)  # noqa: E731
+EMA = parts.EMAWeightAveraging
+CALLBACKS: dict[str, dict[str, Part]] = {
+    "`LearningRateFinder`, `Tuner.lr_find`": {
+        "exponential": Part(options=with_callbacks(finder()), found=finder_found),
+        "linear": Part(options=with_callbacks(finder(mode="linear", max_lr=0.1))),
+        "beside a scheduler": Part(
+            module=Scheduled, data=shuffled, options=with_callbacks(finder()), found=finder_found
+        ),
+        "SGD with dampening": Part(
+            module=dampened, data=shuffled, options=with_callbacks(finder())
+        ),
+        "in a later epoch": Part(
+            module=Scheduled,
+            data=shuffled,
+            options=with_callbacks(lambda: FindsLater(num_training_steps=12)),
+        ),
+        "by the Tuner": Part(fit=find),
+        "with a scheduler of `fulgurite.optim`": Part(
+            module=InProgram,
+            options=with_callbacks(finder()),
+            refused="LearningRateFinder with LinearLR of fulgurite.optim",
+            why="",
+        ),
+    },
+    "`Tuner.scale_batch_size`, `BatchSizeFinder`": {
+        "power": Part(module=Sized, data=tuple, fit=scale(mode="power")),
+        "binsearch": Part(module=Sized, data=tuple, fit=scale(mode="binsearch")),
+        "as a callback": Part(
+            module=Sized,
+            data=tuple,
+            options=with_callbacks(lambda: parts.BatchSizeFinder(max_trials=3, init_val=4)),
+            found=lambda t, m: m.batch_size,
+        ),
+    },
+    "`GradientAccumulationScheduler`": {
+        "one, three, two batches": Part(
+            options=with_callbacks(lambda: parts.GradientAccumulationScheduler({0: 1, 1: 3, 2: 2}))
+        ),
+    },
+    "`StochasticWeightAveraging`": {
+        **{
+            f"from {text}": Part(
+                options=with_callbacks(
+                    lambda s=start: parts.StochasticWeightAveraging(
+                        swa_lrs=0.01, swa_epoch_start=s, annealing_epochs=2
+                    ),
+                    max_epochs=4,
+                )
+            )
+            for text, start in [("an epoch", 2), ("a part of them", 0.5)]
+        },
+        "with BatchNorm": Part(
+            module=normed,
+            refused=r"batch normalization \(self\.backbone\.1\)",
+            why="",
+            options=with_callbacks(lambda: parts.StochasticWeightAveraging(0.01)),
+        ),
+        "with a scheduler of `fulgurite.optim`": Part(
+            module=InProgram,
+            options=with_callbacks(lambda: parts.StochasticWeightAveraging(0.01)),
+            refused="StochasticWeightAveraging with LinearLR of fulgurite.optim",
+            why="",
+        ),
+    },
+    "`WeightAveraging`, `EMAWeightAveraging`": {
+        "mean of the weights": Part(options=with_callbacks(parts.WeightAveraging), found=average),
+        "decay": Part(options=with_callbacks(lambda: EMA(decay=0.9)), found=average, module=normed),
+        "every third step": Part(
+            options=with_callbacks(
+                lambda: EMA(decay=0.9, update_every_n_steps=3, update_starting_at_step=4)
+            ),
+            found=average,
+            module=normed,
+        ),
+        "without buffers": Part(
+            options=with_callbacks(lambda: EMA(decay=0.9, use_buffers=False)),
+            found=average,
+            module=normed,
+        ),
+    },
+    "`BackboneFinetuning`": {
+        "without BatchNorm": Part(
+            module=Head, options=with_callbacks(lambda: parts.BackboneFinetuning(1, lambda e: 1.5))
+        ),
+        **{
+            f"BatchNorm, train_bn={train}": Part(
+                module=lambda: Head(nn.BatchNorm1d(16)),
+                options=with_callbacks(
+                    lambda t=train: parts.BackboneFinetuning(1, lambda e: 1.5, train_bn=t)
+                ),
+            )
+            for train in (True, False)
+        },
+    },
+    "`BaseFinetuning`": {
+        "without BatchNorm": Part(module=Head, options=with_callbacks(Unfreezes)),
+        **{
+            f"BatchNorm, train_bn={train}": Part(
+                module=lambda: Head(nn.BatchNorm1d(16)),
+                options=with_callbacks(lambda t=train: Unfreezes(t)),
+            )
+            for train in (True, False)
+        },
+    },
+    "`ModelPruning`": {
+        "unstructured": pruning(pruning_fn="l1_unstructured"),
+        "some parameters": pruning(
+            pruning_fn="l1_unstructured",
+            use_global_unstructured=False,
+            parameter_names=["weight"],
+        ),
+        "no lottery ticket": pruning(
+            pruning_fn="l1_unstructured", use_lottery_ticket_hypothesis=False
+        ),
+        "structured": pruning(
+            pruning_fn="ln_structured",
+            use_global_unstructured=False,
+            pruning_dim=0,
+            pruning_norm=2,
+            parameter_names=["weight"],
+        ),
+        "after validation": pruning(pruning_fn="l1_unstructured", prune_on_train_epoch_end=False),
+    },
+}
