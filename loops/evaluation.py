@@ -81,7 +81,10 @@ class EvaluationLoop(_EvaluationLoop):
             raise
         if builds and self.trainer.state.fn != TrainerFn.FITTING:
             building.close(self.trainer)
-        strategy_of(self.trainer).on_host_code()
+        strategy = strategy_of(self.trainer)
+        strategy.on_host_code()
+        if strategy.training is not None:
+            strategy.training.forget_pruned()  # by ModelPruning, within an epoch
         return results
 
     def on_run_end(self) -> list[_OUT_DICT]:

@@ -6,6 +6,7 @@ callbacks ask it for descriptions of its programs. It may import from every room
 step_function   the step of one stage: select a program, build it where none fits, run it
 selection       the programs of one stage, and which of them fits a step
 guards          what a program relies on: whether it fits, and if not, why
+pruned          parameters that were taken from their layers between steps
 param_groups    options and numbers of param groups, kept up to date
 build           entry points are traced, described, loaded and bound
 executable      an entry point, loaded and bound to its tensors

@@ -11,11 +11,12 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from fulgurite.backends.csx.capture.scope import Scope
 from fulgurite.backends.csx.capture.sizes import SHAPES, Varying, shapes_of, too_many, varying
-from fulgurite.backends.csx.diagnostics.errors import InputChanged, StateChanged
+from fulgurite.backends.csx.diagnostics.errors import InputChanged, StateChanged, TraceError
 from fulgurite.backends.csx.program.build import BoundProgram
 from fulgurite.backends.csx.program.executable import Executable
 from fulgurite.backends.csx.program.guards import Conditions, Misfit, settings_of
 from fulgurite.backends.csx.program.param_groups import ParamGroups
+from fulgurite.backends.csx.program.pruned import difference, pruned, rename
 from fulgurite.backends.csx.state.held_states import HeldStates
 
 _requires_grad, _training = attrgetter("requires_grad"), attrgetter("training")
@@ -77,17 +78,22 @@ class Selection:
         limit: how many there may be for each state of the trainer; "auto": one for each phase of
             freezing or accumulating, in each for ``SHAPES`` shapes of batches, and for one answer
             to what the step's Python asked of a scheduled number.
+        gradients: those that programs keep, as ``{parameter}.grad``.
 
     Attributes:
         programs: those built so far.
         reason: why none of them fitted the last batch that needed another.
     """
 
-    def __init__(self, stage: str, scope: Scope, limit: int | str) -> None:
+    def __init__(
+        self, stage: str, scope: Scope, limit: int | str, gradients: dict[str, Tensor]
+    ) -> None:
         self._stage, self._scope, self._limit = stage, scope, limit
+        self._gradients = gradients
         self._trainer = scope.trainer if scope.trains else None
         self.programs: list[BoundProgram] = []
-        self.reason = ""
+        self.reason = self._since = ""
+        self._pruned, self._forgotten = pruned(scope.module), 0
         self.modules, self.groups = ModuleTree(scope), ParamGroups(scope)
         self._states = HeldStates([])  # those of the programs
 
@@ -110,7 +116,7 @@ class Selection:
 
     def _allow(self, misfits: list[Misfit], batch: Any) -> None:
         """Raise where there may be no more programs than those that do not fit."""
-        self.reason = ""
+        self.reason, self._since = self._since, ""
         if not misfits:
             return
         limit, counted = self._limit, misfits
@@ -123,15 +129,18 @@ class Selection:
         if misfit.error is InputChanged:
             most = f" (shape {len(counted) + 1} of at most {limit})"
         self.reason = f"number {len(self.programs) + 1}{most}, since {_in_short(misfit.why)}"
-        if len(counted) < limit:
+        if len(counted) + (0 if isinstance(self._limit, str) else self._forgotten) < limit:
             return
         seen = self._sizes(batch) if misfit.error is InputChanged else []
         if seen and isinstance(self._limit, str):
             raise too_many(self._stage, seen, limit)
         advice = "DataLoader(drop_last=True), or padding; or " if seen else ""
-        raise misfit.error(
-            f"The {self._stage} step needs another program: {misfit.why}. The backend allows"
-            f" {limit} per stage.",
+        raise self._no_more(misfit.error, misfit.why, limit, advice)
+
+    def _no_more(self, error: type[TraceError], why: str, limit: int, advice: str) -> TraceError:
+        return error(
+            f"The {self._stage} step needs another program: {why}. The backend allows {limit} per"
+            " stage.",
             remedy=f"{advice}backend('CSX', max_programs={limit + 1})",
         )
 
@@ -161,10 +170,31 @@ class Selection:
     def forget_replaced(self) -> None:
         """Where the state of an optimizer was loaded, replaced or cleared, build programs anew."""
         if self._states.are_replaced():
-            self.programs.clear()
-            self._states = HeldStates([])
+            self._forget()
             self._scope.deferred = []  # loaded state does not wait for a first gradient
             self._scope.refresh()
+
+    def forget_pruned(self) -> None:
+        """Where parameters were pruned, or no longer are, build programs anew.
+
+        Raises:
+            StateChanged: there may be no more programs.
+        """
+        before, now = self._pruned, pruned(self._scope.module)
+        self._pruned = now
+        if set(before) == set(now) or not self.programs:
+            return
+        why = difference(before, now)
+        self._forgotten += len(self.programs)
+        self._since = f"number {self._forgotten + 1}, since {why}"
+        if isinstance(self._limit, int) and self._forgotten >= self._limit:
+            raise self._no_more(StateChanged, why, self._limit, "prune in configure_model(); or ")
+        rename(self._gradients, before, now)
+        self._forget()
+
+    def _forget(self) -> None:
+        self.programs.clear()
+        self._states = HeldStates([])
 
     def executables(self) -> Iterator[Executable]:
         """The entry points of all programs."""
@@ -172,6 +202,7 @@ class Selection:
 
     def check_state(self) -> None:
         """Verify that modules and tensors are those that the programs were built on."""
+        self.forget_pruned()
         if self.programs:
             self.modules.check(self._stage)
         self.modules = ModuleTree(self._scope)

@@ -74,12 +74,13 @@ class StepFunction:
         self._host_code = host_code or HostCode()
         self._compared_at = -1  # runs of host code when scalars were last compared
         self._scope, self._backend = scope, backend
-        self._selection = Selection(stage, scope, backend.max_programs)
         self._audits = Audits(stage, scope, budget or Budget())
         self._builder = Builder(
             stage=stage, scope=scope, backend=backend, fabric=fabric, so_far=self._so_far
         )
+        self._selection = Selection(stage, scope, backend.max_programs, self._builder.gradients)
         self.programs, self.executables = self._builder.programs, self._selection.executables
+        self.forget_pruned = self._selection.forget_pruned
         self._latest: BoundProgram | None = None  # the one that ran last
         self._added: list[tuple[Path, Any]] = []  # keys of the batch that programs add
         self._objects, self._rows = Objects(), profiler_of(scope.trainer)

@@ -90,7 +90,7 @@ def tensor_at(place: Place) -> Tensor:
             f"{place.name} held a tensor when the program was built, and now is"
             f" {'gone' if value is None else type(value).__name__}.",
             remedy="change values in place (tensor.copy_(...)); parametrizations (weight_norm,"
-            " spectral_norm, prune, which ModelPruning calls) in __init__() or configure_model()",
+            " spectral_norm, prune) in __init__() or configure_model(), prune between epochs too",
             named=PARAMETRIZING,
         )
     return value

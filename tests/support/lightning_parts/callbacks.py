@@ -114,9 +114,13 @@ def pruned(trainer: Any, module: Any) -> list[int]:
     return [int((p == 0).sum()) for p in module.parameters()]
 
 
-def pruning(**options: Any) -> Part:
+def pruning(arguments: dict[str, Any] | None = None, **options: Any) -> Part:
     return Part(
-        options=with_callbacks(lambda: parts.ModelPruning(amount=0.3, **options)), found=pruned
+        options=with_callbacks(
+            lambda: parts.ModelPruning("l1_unstructured", amount=0.3, **options),
+            **(arguments or {}),
+        ),
+        found=pruned,
     )
 
 
@@ -226,22 +230,31 @@ CALLBACKS: dict[str, dict[str, Part]] = {
         },
     },
     "`ModelPruning`": {
-        "unstructured": pruning(pruning_fn="l1_unstructured"),
-        "some parameters": pruning(
-            pruning_fn="l1_unstructured",
-            use_global_unstructured=False,
-            parameter_names=["weight"],
+        "unstructured": pruning(),
+        "some parameters": pruning(use_global_unstructured=False, parameter_names=["weight"]),
+        "no lottery ticket": pruning(use_lottery_ticket_hypothesis=False),
+        "structured": Part(
+            options=with_callbacks(
+                lambda: parts.ModelPruning(
+                    "ln_structured",
+                    amount=0.3,
+                    use_global_unstructured=False,
+                    pruning_dim=0,
+                    pruning_norm=2,
+                    parameter_names=["weight"],
+                )
+            ),
+            found=pruned,
         ),
-        "no lottery ticket": pruning(
-            pruning_fn="l1_unstructured", use_lottery_ticket_hypothesis=False
+        "after validation": pruning(prune_on_train_epoch_end=False),
+        "within an epoch and a window of accumulation": pruning(
+            {"val_check_interval": 4, "accumulate_grad_batches": 3},
+            prune_on_train_epoch_end=False,
         ),
-        "structured": pruning(
-            pruning_fn="ln_structured",
-            use_global_unstructured=False,
-            pruning_dim=0,
-            pruning_norm=2,
-            parameter_names=["weight"],
+        "`max_programs=1`": Part(
+            options=with_callbacks(lambda: parts.ModelPruning("l1_unstructured", amount=0.3)),
+            backend={"max_programs": 1},
+            refused="weight was pruned (.*in all)(.|\n)*prune in configure_model",
         ),
-        "after validation": pruning(pruning_fn="l1_unstructured", prune_on_train_epoch_end=False),
     },
 }
