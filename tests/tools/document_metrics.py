@@ -34,11 +34,27 @@ the program computed. The host does it where shapes or branches of the update de
 may call the metric, and log the metric itself, with `on_step=True` too: the host then computes the
 value after each step. Its use in the step (`loss + self.metric(p, y)`, `return
 self.metric(p, y)`, `self.log("m", self.metric(p, y))`), is an `UnsupportedState` error
-on that line. Its remedy is `metric.update(...)` and `self.log` of the metric. Where nobody logs it
-on each step, it is not computed.
+on that line. Where nobody logs it on each step, it is not computed.
 
-`task="binary"` and its kin (`Accuracy(task=...)`) pick one of these classes. Other metrics (text,
-image, retrieval, one's own) go by the same rules, and are not in this table.
+The same error comes of `metric.compute()` or `metric.reset()` in the step where the host updates
+the metric, and of `metric.compute()` of one that keeps all batches: they would come too early. What
+to write instead, with the same numbers:
+
+```python
+def training_step(self, batch, batch_idx):
+    ...
+    self.metric(predictions, y)  # the value of each batch: a line of its own, and log the metric
+    self.log("metric", self.metric, on_step=True, on_epoch=True)
+    self.running.update(predictions, y)  # Running(...), MinMaxMetric(...): update in the step,
+    return loss
+
+def on_train_batch_end(self, outputs, batch, batch_idx):
+    self.log("running", self.running.compute())  # and compute after it
+```
+
+`torchmetrics.wrappers.Running` counts batches in Python, so the host updates it. `task="binary"`
+and its kin (`Accuracy(task=...)`) pick one of these classes. Other metrics (text, image, retrieval,
+one's own) go by the same rules, and are not in this table.
 
 Made from `tests/support/metric_table.py` by `tests/tools/document_metrics.py`. Each metric runs two
 epochs of validation, called and updated, the last batch smaller, and equals stock Lightning on the

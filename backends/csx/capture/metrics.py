@@ -4,7 +4,8 @@
 compute that (its shapes or branches depend on values), the program updates the metric and the step
 gets a ``BatchValue``, whose use is an error. The host computes it after the step if the step logs
 the metric with ``on_step=True``. Where no program can do the update itself, the host does it after
-the step. Checked with torchmetrics 1.9.
+the step; ``compute()`` and ``reset()`` in the step would then come too early, and are errors.
+Checked with torchmetrics 1.9.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
 )
 from torchmetrics import Metric
+from torchmetrics.wrappers import Running
 
 from fulgurite.backends.csx.contract.function_mode import Contract
 from fulgurite.backends.csx.contract.proxies import USES
@@ -134,6 +136,8 @@ class _Metrics:
     ) -> None:
         self._calls, self._graph, self._contract, self._line = calls, graph, contract, line
         self._trying = False
+        self._late: set[int] = set()  # identities of metrics that the host updates
+        self._emptied: set[int] = set()  # and of those that the step has reset
 
     def patches(self, root: nn.Module) -> Iterator[Patch]:
         """Patches of all metrics, and of those of ``root``."""
@@ -148,9 +152,13 @@ class _Metrics:
         yield from patches_of(Metric, {"_copy_state_dict": _copy_states}, why=why, checked=checked)
         why = "an update may depend on values"
         for metric in root.modules():
-            if isinstance(metric, Metric):
-                update = {"update": self._updating(metric)}
-                yield from patches_of(metric, update, why=why, checked=checked)
+            if not isinstance(metric, Metric):
+                continue
+            replaced = {name: self._in_time(metric, name) for name in ("compute", "reset")}
+            replaced["update"] = self._updating(metric)
+            if isinstance(metric, Running):
+                replaced["forward"] = self._running(metric)
+            yield from patches_of(metric, replaced, why=why, checked=checked)
 
     def _forward(self, metric: Metric, args: Any, kwargs: Any) -> Any:
         if self._trying:
@@ -169,11 +177,60 @@ class _Metrics:
             if self._trying:
                 stock(*args, **kwargs)
                 return
+            if isinstance(metric, Running):  # it counts in Python
+                self._update_late(metric, args, kwargs)
+                return
             _, why = self._tried(metric, lambda: stock(*args, **kwargs))
             if why is not None:
-                self._calls.append(UpdateCall(metric, _taken(args, kwargs)))
+                self._update_late(metric, args, kwargs)
 
         return update
+
+    def _update_late(self, metric: Metric, args: Any, kwargs: Any) -> None:
+        """Let the host update a metric after every step."""
+        self._calls.append(UpdateCall(metric, _taken(args, kwargs)))
+        self._late.update(map(id, metric.modules()))
+
+    def _running(self, running: Running) -> Callable[..., Any]:
+        """The value is that of the batch, which the metric inside computes."""
+        inside = running.base_metric
+
+        def value_of(*args: Any, **kwargs: Any) -> Any:
+            value = _stock_forward(inside, *args, **kwargs)
+            inside.reset()
+            return value
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            value, why = self._tried(running, lambda: value_of(*args, **kwargs))
+            self._update_late(running, args, kwargs)
+            return value if why is None else BatchValue(running, why, self._line)
+
+        return forward
+
+    def _in_time(self, metric: Metric, name: str) -> Callable[..., Any]:
+        """``compute`` or ``reset``, where the step has all that it is about."""
+        stock = getattr(metric, name)
+        grows = any(isinstance(state, list) for state in metric._defaults.values())
+
+        def method(*args: Any, **kwargs: Any) -> Any:
+            if self._trying:
+                return stock(*args, **kwargs)
+            why = ""
+            if id(metric) in self._late or isinstance(metric, Running):
+                why = "no static program can update this metric: the host does it after the step"
+            elif name == "reset":
+                self._emptied.add(id(metric))
+            elif grows and id(metric) not in self._emptied:
+                why = "it keeps all batches, which are more in every step"
+            try:
+                if not why:
+                    return stock(*args, **kwargs)
+            except TraceError as error:
+                raise error.replaced(line=error.line, remedy=METRIC) from None
+            what = f"The step calls {type(metric).__name__}.{name}(), but {why}."
+            raise UnsupportedState(what, line=self._line(), remedy=METRIC)
+
+        return method
 
     def _tried(self, metric: Metric, run: Callable[[], Any]) -> tuple[Any, Exception | None]:
         """The result of ``run``, or why it cannot be in a program; then all is as it was before."""

@@ -70,8 +70,10 @@ _SEED_ONCE = (
     " and follow it"
 )
 METRIC = (
-    "metric.update(...) in the step, and self.log() the metric: its compute() then runs"
-    " on the host, at the end of the epoch"
+    "self.metric(predictions, y) on a line of its own, then self.log('metric', self.metric): the\n"
+    "      host computes the value after the step. Where that is not one number, or is to be that\n"
+    "      of all batches so far: self.metric.update(predictions, y) in the step, and\n"
+    "      self.metric.compute() in on_train_batch_end() or at the end of the epoch"
 )
 KEEP = (
     "self.last = x or self.outs.append(x), with an attribute or a list of the module, which are\n"

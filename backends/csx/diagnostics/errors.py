@@ -46,9 +46,9 @@ class TraceError(RuntimeError):
             lines.append(f"  Remedy: {remedy}")
         super().__init__("\n".join(lines))
 
-    def replaced(self, *, line: UserLine | None, what: str = "") -> Self:
-        """The same error with another line, or another text; its notes stay."""
-        error = type(self)(what or self.what, line=line, remedy=self.remedy)
+    def replaced(self, *, line: UserLine | None, what: str = "", remedy: str = "") -> Self:
+        """The same error with another line, text or remedy; its notes stay."""
+        error = type(self)(what or self.what, line=line, remedy=remedy or self.remedy)
         for note in getattr(self, "__notes__", ()):
             error.add_note(note)
         return error

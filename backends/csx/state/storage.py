@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torchmetrics import Metric
+from torchmetrics.wrappers import Running
 
 from fulgurite.backends.csx.diagnostics.errors import StateChanged, UnsupportedState
 from fulgurite.backends.csx.state.places import Place, StateTensor
@@ -104,6 +105,13 @@ def member(*path: str) -> str:
 _COMPUTED_BY_METRICS = ("_computed", "_forward_cache")  # of their state, for whoever asks again
 
 
+def _is_the_hosts(one: nn.Module, key: str) -> bool:
+    """Whether an attribute is no program's: a metric's results, states of one the host updates."""
+    if isinstance(one, Running) and key in one._defaults:
+        return True
+    return isinstance(one, Metric) and key in _COMPUTED_BY_METRICS
+
+
 def module_places(module: nn.Module, root: str) -> Iterator[Place]:
     """Parameters, buffers and plain tensor attributes of a module and those in it.
 
@@ -123,8 +131,7 @@ def module_places(module: nn.Module, root: str) -> Iterator[Place]:
                         f"{owner}.{key} has no shape yet: it belongs to a lazy module.",
                         remedy="run one batch through the model before fit, or give its sizes",
                     )
-                kept = isinstance(one, Metric) and key in _COMPUTED_BY_METRICS
-                if isinstance(value, Tensor) and not kept:
+                if isinstance(value, Tensor) and not _is_the_hosts(one, key):
                     if value.layout is not torch.strided:
                         raise UnsupportedState(
                             f"{owner}.{key} is a {value.layout} tensor; a program's are dense.",

@@ -12,10 +12,12 @@ from harness import assert_same_run, both, fit
 from metric_table import ENTRIES, KINDS, WAYS, epochs, noted
 from models import CLASSES, Classifier, loader, mlp
 from torch import Tensor, nn
-from torchmetrics import Metric
-from torchmetrics.classification import MulticlassAUROC
+from torchmetrics import CatMetric, Metric, MinMaxMetric
+from torchmetrics.aggregation import RunningMean
+from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC, MulticlassHingeLoss
+from torchmetrics.wrappers import Running
 
-from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
+from fulgurite.backends.csx.diagnostics.errors import TraceError, UnsupportedState
 
 SAMPLE = ("R2Score", "PearsonCorrCoef", "SpearmanCorrCoef", "MeanSquaredError")
 
@@ -132,3 +134,108 @@ def test_what_was_tried_in_place_is_not_counted_twice(updates_on_host: bool) -> 
     assert on_host.values
     assert_same_run(ours, stock)
     assert ours.module.metric._update_count == stock.module.metric._update_count
+
+
+class Measured(Classifier):
+    """Measures in the step, by a function of module, probabilities, targets and loss."""
+
+    def __init__(self, metric: Metric, measure: Callable[..., Any]) -> None:
+        super().__init__(mlp())
+        self.metric, self.measure = metric, measure
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        logits = self.net(batch[0])
+        loss = nn.functional.cross_entropy(logits, batch[1])
+        self.measure(self, logits.softmax(1), batch[1], loss.detach())
+        return loss
+
+
+class OnHost(Measured):
+    """Computes what it has measured so far after each step, as the remedy says."""
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        value = self.metric.compute()
+        named = value if isinstance(value, dict) else {"metric": value}
+        self.log_dict({f"{name}_": one.mean() for name, one in named.items()}, on_step=True)
+
+
+def accuracy() -> Metric:
+    return MulticlassAccuracy(CLASSES)
+
+
+def updated(self: Any, p: Tensor, y: Tensor, loss: Tensor) -> None:
+    self.metric.update(p, y)
+
+
+def computed(self: Any, p: Tensor, y: Tensor, loss: Tensor) -> None:
+    self.metric.update(p, y)
+    self.metric.compute()
+
+
+def called(self: Any, p: Tensor, y: Tensor, loss: Tensor) -> None:
+    self.metric(p, y)
+    self.log("metric", self.metric, on_step=True, on_epoch=True)
+
+
+def logged(self: Any, p: Tensor, y: Tensor, loss: Tensor) -> None:
+    self.log("metric", self.metric(p, y), on_step=True, on_epoch=True)
+
+
+HINGE = lambda: MulticlassHingeLoss(CLASSES)  # noqa: E731
+"""The host updates it."""
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: OnHost(accuracy(), updated),
+        lambda: OnHost(MinMaxMetric(accuracy()), updated),
+        lambda: OnHost(HINGE(), updated),
+        lambda: OnHost(MulticlassAUROC(CLASSES), updated),
+        lambda: OnHost(Running(accuracy(), 3), updated),
+        lambda: OnHost(Running(HINGE(), 3), called),
+        lambda: OnHost(RunningMean(3), lambda self, p, y, loss: self.metric.update(loss)),
+        lambda: OnHost(CatMetric(), lambda self, p, y, loss: self.metric.update(loss)),
+        lambda: Measured(Running(accuracy(), 3), called),
+        lambda: Measured(Running(accuracy(), 3), logged),
+        lambda: Measured(HINGE(), called),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_remedies_say_gives_the_numbers_of_stock(make: Callable[[], Measured]) -> None:
+    ours, stock = both(make, lambda: (loader(48, 8),), max_epochs=2)
+    assert_same_run(ours, stock)
+    assert stock.final
+
+
+def test_a_metric_that_the_step_resets_may_keep_all_batches() -> None:
+    def anew(self: Any, p: Tensor, y: Tensor, loss: Tensor) -> None:
+        self.metric.reset()
+        self.metric.update(p)
+        self.log("metric", self.metric.compute().std())
+
+    assert_same_run(*both(lambda: Measured(CatMetric(), anew), lambda: (loader(48, 8),)))
+
+
+@pytest.mark.parametrize(
+    ("metric", "measure", "why"),
+    [
+        (HINGE, computed, r"\.compute\(\), but .* the host does it"),
+        (
+            HINGE,
+            lambda self, p, y, loss: (self.metric(p, y), self.metric.reset()),
+            r"\.reset\(\), but .* the host does it",
+        ),
+        (lambda: Running(accuracy(), 3), computed, "the host does it"),
+        (lambda: MulticlassAUROC(CLASSES), computed, "more in every step"),
+        (lambda: MinMaxMetric(accuracy()), computed, "as a Python condition inside torchmetrics"),
+        (lambda: MinMaxMetric(accuracy()), logged, "uses what MinMaxMetric returned"),
+        (lambda: Running(HINGE(), 3), logged, "uses what Running returned"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_would_be_computed_too_early_is_an_error(
+    metric: Callable[[], Metric], measure: Callable[..., Any], why: str
+) -> None:
+    with pytest.raises(TraceError, match=rf"{why}(.|\n)*compute\(\) in on_train_batch_end\(\)"):
+        fit(lambda: Measured(metric(), measure), lambda: (loader(48, 8),), static=True)
