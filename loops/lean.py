@@ -24,6 +24,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import _Result
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 
+from fulgurite.backends.csx.capture.host_reads import overrides
 from fulgurite.backends.csx.plugins.strategy import strategy_of
 from fulgurite.callbacks.sparse import SparseCallback, period
 
@@ -53,7 +54,7 @@ class BatchHooks:
         self._find_sparse()
         self._start, self._end = self._find(start), self._find(end)
         self._transfers = self._overrides_transfer()
-        steps_schedulers = _overrides(self._module, "lr_scheduler_step", pl.LightningModule)
+        steps_schedulers = overrides(self._module, "lr_scheduler_step", pl.LightningModule)
         self._run_code = bool(self._start or self._end or self._transfers or steps_schedulers)
         self._of_module = self._set_on_module()
         self.leave_batches = not self._start and not self._transfers
@@ -125,10 +126,10 @@ class BatchHooks:
         callbacks = [
             callback
             for callback in self.callbacks
-            if _overrides(callback, name, pl.Callback) and callback not in self._sparse
+            if overrides(callback, name, pl.Callback) and callback not in self._sparse
         ]
         found = [(True, getattr(one, name)) for one in callbacks if not isinstance(one, Checkpoint)]
-        if _overrides(self._module, name, pl.LightningModule):
+        if overrides(self._module, name, pl.LightningModule):
             found.append((False, getattr(self._module, name)))
         return found + [
             (True, getattr(one, name)) for one in callbacks if isinstance(one, Checkpoint)
@@ -156,17 +157,8 @@ class BatchHooks:
         return (
             type(self._trainer.precision_plugin).convert_input is not Precision.convert_input
             or type(self._trainer.strategy).batch_to_device is not _batch_to_device
-            or any(_overrides(owner, name, base) for name in _TRANSFER for owner, base in owners)
+            or any(overrides(owner, name, base) for name in _TRANSFER for owner, base in owners)
         )
-
-
-def _overrides(owner: Any, name: str, base: type) -> bool:
-    """Whether calling a method runs other code than ``base``'s, which does nothing.
-
-    Lightning's ``is_overridden`` compares code objects, which callable objects lack.
-    """
-    method = getattr(owner, name)
-    return getattr(method, "__func__", method) is not getattr(base, name)
 
 
 def enter_hook(module: pl.LightningModule, name: str | None) -> str | None:

@@ -33,13 +33,22 @@ def reads_gradients(trainer: Any, module: pl.LightningModule) -> bool:
     return not _READERS.isdisjoint(attributes_read(hooks))
 
 
+def overrides(owner: Any, name: str, base: type) -> bool:
+    """Whether calling a hook runs other code than ``base``'s, which does nothing.
+
+    The object is asked and not its class: ``LambdaCallback`` has its hooks as attributes.
+    Lightning's ``is_overridden`` compares code objects, which callable objects lack.
+    """
+    method = getattr(owner, name, None)
+    return getattr(method, "__func__", method) is not getattr(base, name, None)
+
+
 def _host_hooks(owner: Any, base: type) -> Iterator[Any]:
     """The hooks that run on the host and that somebody overrides."""
     names = {name for name in dir(base) if name.startswith("on_")} - TRACED_HOOKS
     for name in sorted(names | {"lr_scheduler_step", "teardown"}):
-        hook = getattr(owner, name, None)
-        if hook is not None and getattr(hook, "__func__", hook) is not getattr(base, name, None):
-            yield hook
+        if overrides(owner, name, base):
+            yield getattr(owner, name)
 
 
 def _names_of_callers() -> Iterator[str]:

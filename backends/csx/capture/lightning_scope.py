@@ -10,7 +10,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from fulgurite.backends.csx.capture.discovery import discover
-from fulgurite.backends.csx.capture.host_reads import TRACED_HOOKS
+from fulgurite.backends.csx.capture.host_reads import TRACED_HOOKS, overrides
 from fulgurite.backends.csx.capture.python_state import PythonState
 from fulgurite.backends.csx.capture.scope import Scope
 from fulgurite.backends.csx.capture.trainer_writes import check_trainer
@@ -85,8 +85,7 @@ class LightningScope(Scope):
 
     def _traced_callbacks(self) -> Iterator[pl.Callback]:
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            hooks = ((getattr(callback, n), getattr(pl.Callback, n)) for n in TRACED_HOOKS)
-            if any(getattr(hook, "__func__", None) is not own for hook, own in hooks):
+            if any(overrides(callback, name, pl.Callback) for name in TRACED_HOOKS):
                 yield callback
 
     @property

@@ -641,18 +641,23 @@ def test_what_the_step_takes_away_is_an_error() -> None:
         fit(lambda: Holds(with_d(k), work), lambda: (loader(),), static=True, **FEW)
 
 
-def test_a_callback_s_tensors_are_state_in_its_traced_hooks() -> None:
+@pytest.mark.parametrize("of", ["class", "object"])  # of the object, as LambdaCallback's
+def test_a_callback_s_tensors_are_state_in_its_traced_hooks(of: str) -> None:
     class Norm(pl.Callback):
         def __init__(self) -> None:
             self.mean = {"norm": zero()}
             self.last: Any = None
+            if of == "object":
+                self.on_before_optimizer_step = self.scale
 
-        def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
+        def scale(self, trainer: Any, module: Any, optimizer: Any) -> None:
             norm = module.net[0].weight.grad.norm()
             self.mean["norm"] = 0.9 * self.mean["norm"] + 0.1 * norm
             self.last = norm
             module.net[0].weight.grad.mul_(self.mean["norm"])
 
+    if of == "class":
+        Norm.on_before_optimizer_step = Norm.scale
     made: list[Norm] = []
     runs = []
     for static in (True, False):
