@@ -8,8 +8,8 @@ notice: random states, and the Python state of dataset and ``collate_fn``, are p
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
+from time import perf_counter
 from typing import Any
 
 import lightning.pytorch as pl
@@ -78,10 +78,10 @@ def _ahead(loader: Any) -> Iterator[Shapes]:
         others.append(inner)
     state = PythonState(nn.Module(), "", [*others, loader.collate_fn])
     fetcher = _MapDatasetFetcher(dataset, True, loader.collate_fn, True)
-    began = time.perf_counter()
+    began = perf_counter()
     picked = dict.fromkeys([0, batches - 1, *range(0, batches, max(1, batches // _BATCHES))])
     for i in [*picked][:_BATCHES]:
-        if i < 0 or time.perf_counter() - began > _SECONDS:
+        if i < 0 or perf_counter() - began > _SECONDS:
             return
         try:
             with isolate_rng(include_cuda=False), muted("stdout", "stderr"):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections import OrderedDict
+from time import perf_counter
 from typing import Any
 
 from lightning.pytorch.loops.fetchers import _DataFetcher
@@ -74,9 +74,9 @@ class TrainingEpochLoop(_TrainingEpochLoop):
         if not fit_loop.resumed and fit_loop.loader_states:
             data_fetcher.combined_loader._load_state_dicts(fit_loop.loader_states)
             fit_loop.loader_states = []
-        began, before_s = time.perf_counter(), self.data_s
+        began, before_s = perf_counter(), self.data_s
         super().on_run_start(data_fetcher)  # prefetches, which may be counted too
-        self.data_s = before_s + time.perf_counter() - began
+        self.data_s = before_s + perf_counter() - began
         self._limits = ()
         self._schedulers = strategy.schedulers
         self._schedulers.sort(strategy.lr_scheduler_configs)
@@ -100,10 +100,10 @@ class TrainingEpochLoop(_TrainingEpochLoop):
 
     def _on_before_fetch(self) -> None:
         super()._on_before_fetch()
-        self._fetch_began = time.perf_counter()
+        self._fetch_began = perf_counter()
 
     def _on_after_fetch(self) -> None:
-        self.data_s += time.perf_counter() - self._fetch_began
+        self.data_s += perf_counter() - self._fetch_began
         super()._on_after_fetch()
 
     def _finish_batch(self, data_fetcher: _DataFetcher, moment: str) -> None:
@@ -152,9 +152,9 @@ class TrainingEpochLoop(_TrainingEpochLoop):
     def _advance(self, data_fetcher: _DataFetcher) -> None:
         """The events of a batch, in the order of Lightning's ``advance``."""
         self.val_loop._restarting = False
-        began = time.perf_counter()
+        began = perf_counter()
         batch, _, _ = next(data_fetcher)
-        self.data_s += time.perf_counter() - began
+        self.data_s += perf_counter() - began
         self.fetched = batch
         progress, batch_idx = self.batch_progress, self.batch_progress.current.ready
         progress.is_last_batch = data_fetcher.done

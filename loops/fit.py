@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import time
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -122,9 +122,9 @@ class FitLoop(_FitLoop):
         strategy, fetcher = strategy_of(self.trainer), self._data_fetcher
         states = collect_with([])
         strategy.loader_generators.clear()
-        began = time.perf_counter()
+        began = perf_counter()
         super().setup_data()
-        self.epoch_loop.data_s += time.perf_counter() - began
+        self.epoch_loop.data_s += perf_counter() - began
         if self._data_fetcher is not fetcher:
             check_last_batch(self._combined_loader, strategy.backend, "training")
             if strategy.fabric.waits or strategy.backend.validate_only:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
+from time import perf_counter
 
 import lightning.pytorch as pl
 
@@ -33,7 +33,7 @@ def _tell(trainer: pl.Trainer, first: int) -> None:
     assert training is not None
     fit = fit_table.Fit(
         steps=steps,
-        total_s=time.perf_counter() - began,
+        total_s=perf_counter() - began,
         data_s=trainer.fit_loop.epoch_loop.data_s,
         in_steps_s=training.in_steps_s,
         costs=[one.cost for one in strategy.programs if one.cost and one.cost.began >= began],

@@ -9,11 +9,11 @@ while it is compiled in the background. Compiled code is trusted after its first
 from __future__ import annotations
 
 import functools
-import time
 import traceback
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -93,7 +93,7 @@ class HostFabric(Fabric):
 
     def load(self, graph: Graph, shown: Shown, urgent: bool = True) -> Loaded:
         """Find a graph compiled in the cache or compile it, else run it operation by operation."""
-        began = time.perf_counter()
+        began = perf_counter()
         threads = threads_for(graph)
         if threads > 1:
             let_idle_threads_sleep()
@@ -129,7 +129,7 @@ class HostFabric(Fabric):
             call=found.value,
             compiled=True,
             built=found.built,
-            seconds=time.perf_counter() - began,
+            seconds=perf_counter() - began,
             how="compiled" if found.built else "loaded from the cache",
             graph=graph,
             threads=threads,
@@ -288,7 +288,7 @@ def _interpreted(graph: Graph, began: float, why: str, threads: int) -> Loaded:
         call=_one_by_one(graph),
         compiled=False,
         built=False,
-        seconds=time.perf_counter() - began,
+        seconds=perf_counter() - began,
         how=f"run operation by operation ({why})",
         graph=graph,
         threads=threads,

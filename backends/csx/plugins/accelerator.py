@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.accelerators import Accelerator, AcceleratorRegistry
-from lightning.pytorch.accelerators.cpu import get_cpu_stats
+from lightning.pytorch.accelerators import Accelerator, AcceleratorRegistry, CPUAccelerator
 
 from fulgurite.backends.csx.compile.fabrics import fabric_devices
 
@@ -53,7 +52,7 @@ class CSXAccelerator(Accelerator):
 
     def get_device_stats(self, device: torch.device | str | int) -> dict[str, Any]:
         """What ``DeviceStatsMonitor`` logs: the host's."""
-        return get_cpu_stats()
+        return CPUAccelerator().get_device_stats(device)
 
     @staticmethod
     def is_available() -> bool:

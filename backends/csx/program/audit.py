@@ -14,9 +14,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import time
 import warnings
 from collections.abc import Callable, Iterator
+from time import perf_counter
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
@@ -65,11 +65,11 @@ class Budget:
 
     def begin(self) -> None:
         """Begin a run."""
-        self.began, self._spent = time.perf_counter(), 0.0
+        self.began, self._spent = perf_counter(), 0.0
 
     def allows(self, seconds: float) -> bool:
         """Whether an audit that takes so long would leave all of them under their share."""
-        return self._spent + seconds <= SHARE * (time.perf_counter() - self.began)
+        return self._spent + seconds <= SHARE * (perf_counter() - self.began)
 
     def spend(self, seconds: float) -> None:
         """Note what an audit took."""
@@ -115,10 +115,10 @@ class Audits:
         if self._budget.allows(self._takes_s):
             self.due = True
             return
-        began = time.perf_counter()
+        began = perf_counter()
         if compare or began >= self._compare_at:
             changed = {*self._values_changed(), *self._functions_changed()} - self._changed
-            self._compare_at = began + (time.perf_counter() - began) / COMPARING
+            self._compare_at = began + (perf_counter() - began) / COMPARING
             if changed:
                 self._changed |= changed
                 self._new.update(self._same_at)
@@ -171,7 +171,7 @@ class Audits:
             TraceError: it is no longer static.
         """
         if executable in self._new or EVERY_STEP or self._budget.allows(self._takes_s):
-            began = time.perf_counter()
+            began = perf_counter()
             if executable not in self._given_up:
                 traced = functools.partial(
                     Trace, self._scope, run, batch, executable.clears_gradients
@@ -179,7 +179,7 @@ class Audits:
                 self._look(executable, traced, step)
             self._new.pop(executable, None)
             self._remember()
-            self._takes_s = time.perf_counter() - began
+            self._takes_s = perf_counter() - began
             self._budget.spend(self._takes_s)
         self.due = bool(self._new) or EVERY_STEP
 

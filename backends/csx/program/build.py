@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
+from time import perf_counter
 from typing import Any
 
 import torch.utils._pytree as pytree
@@ -84,7 +84,7 @@ class Builder:
             TraceError: the step is not static; all is as before.
             BuiltOnly: the backend asks for no more; all is as before.
         """
-        scope, before, began = self.scope, conditions(), time.perf_counter()
+        scope, before, began = self.scope, conditions(), perf_counter()
         profiler = profiler_of(scope.trainer)
         with interrupted_once(), undone_on_failure(scope), passes_of(self.stage, self.backend):
             with tracing():
@@ -99,7 +99,7 @@ class Builder:
                     " which the program would not do again.",
                     remedy="set the mode before the step, in a hook such as on_train_epoch_start",
                 )
-            program, captured_s = make_program(self.stage, captured), time.perf_counter() - began
+            program, captured_s = make_program(self.stage, captured), perf_counter() - began
             load = profiled(profiler, COMPILE, self._load)
             loads = {} if self.backend.validate_only else load(program, captured)
             cost = _cost(began, captured_s, loads.values())
@@ -170,7 +170,7 @@ def _cost(began: float, captured_s: float, loads: Collection[Loaded]) -> Cost:
         captured_s=captured_s,
         compiled_s=sum(load.seconds for load in loads if load.built),
         loaded_s=sum(load.seconds for load in loads if load.compiled and not load.built),
-        waited_s=time.perf_counter() - began,
+        waited_s=perf_counter() - began,
     )
 
 

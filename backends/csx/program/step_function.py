@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 from torch import Tensor
@@ -112,7 +112,7 @@ class StepFunction:
             TraceError: the step is not static, or batch or model changed.
             BuiltOnly: the program is built, and the backend asks for no more; nothing has changed.
         """
-        began = time.perf_counter()
+        began = perf_counter()
         try:
             # select
             if not self._selection.programs:
@@ -151,7 +151,7 @@ class StepFunction:
         profiled(self._rows, HOST, _count_and_call)(executable, calls, values, self._scope)
         if opened is not None:
             opened.write_back()
-        self.in_steps_s += time.perf_counter() - began
+        self.in_steps_s += perf_counter() - began
         return result
 
     def _build(self, entries: EntryPoints, batch: Any) -> tuple[BoundProgram, list[Tensor]]:
