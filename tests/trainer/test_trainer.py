@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import csv
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import csx, make_trainer
+import torch
+from harness import assert_close, csx, make_trainer
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from models import Classifier, loader, mlp
+from torch.utils.data import DataLoader
 
 import fulgurite
 from fulgurite import trainer as trainer_module
@@ -79,3 +84,17 @@ def test_a_step_that_is_none_is_a_stage_that_the_model_does_not_have(step: str) 
 def test_what_barebones_refuses_is_called_what_was_given() -> None:
     with pytest.raises(ValueError, match=r"Trainer\(barebones=True, logger=True\)"):
         fulgurite.Trainer(device="CSX", barebones=True, logger=True)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_of_a_trainer_that_ran_goes_on_as_it_does(copied: Callable[[Any], Any]) -> None:
+    data = DataLoader(torch.arange(128.0).sin().reshape(4, 32))
+    trainer = make_trainer(True, max_epochs=1)
+    trainer.fit(BoringModel(), data, data)
+    weights = []
+    for one in (copied(trainer), trainer):
+        one.fit_loop.max_epochs = 2
+        one.fit(one.lightning_module, data, data)
+        assert one.global_step == 8
+        weights.append(one.lightning_module.state_dict())
+    assert_close(*weights)

@@ -28,6 +28,10 @@ class EvaluationSteps:
         self._module: pl.LightningModule | None = None
         self.steps: dict[tuple[str, int | None], StepFunction] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copied or pickled Trainer has no steps yet."""
+        return {**vars(self), "steps": {}}
+
     def begin(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Begin a run; steps of another module are forgotten."""
         if module is not self._module:

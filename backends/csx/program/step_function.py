@@ -187,8 +187,9 @@ class StepFunction:
             trace = functools.partial(self._audits.look, executable, run, batch, self.runs + 1)
         profiled(self._rows, CAPTURE, trace)()
 
-    def __deepcopy__(self, memo: object) -> None:
-        """A copied Trainer has none: the programs work on tensors of this one's module."""
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """A copied or pickled Trainer has None: programs work on tensors of this one's module."""
+        return type(None), ()
 
     def first_not_finite(self, batch: Any, entry: str = STEP) -> str | None:
         """What was not finite first in the step that ran last (see ``first_bad``), in words."""
