@@ -71,6 +71,8 @@ class EvaluationLoop(_EvaluationLoop):
         within_fit = self.trainer.state.fn == TrainerFn.FITTING
         if within_fit:
             self.setup_data()  # alone, a loop makes its loaders each time that it is asked
+        else:
+            strategy_of(self.trainer).begin_run()
         loader = self._combined_loader if within_fit else None
         self.began = states = collect_with([] if loader is None else loader.flattened)
         try:
@@ -201,6 +203,7 @@ class PredictionLoop(_PredictionLoop):
 
     def run(self) -> Any:
         """Run over all loaders, or only build."""
+        strategy_of(self.trainer).begin_run()
         if not building.only_builds(self.trainer):
             with explained():
                 return super().run()

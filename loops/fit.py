@@ -45,6 +45,7 @@ class FitLoop(_FitLoop):
 
     def run(self) -> None:
         """Run, or only build; then Lightning's exit without the hooks of a training's end."""
+        strategy_of(self.trainer).begin_run()
         epoch_loop: Any = self.epoch_loop
         epoch_loop.losses = losses = Losses(self.trainer)
         epoch_loop.automatic_optimization.losses = losses

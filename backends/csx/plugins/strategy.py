@@ -154,6 +154,11 @@ class StaticGraph(ChecksStates):
         found = {} if self.training is None else {"training": self.training}
         return found | {step.stage: step for step in self._evaluation.steps.values()}
 
+    def begin_run(self) -> None:
+        """A loop begins; a tuner lets one run many times, with batches of other sizes."""
+        for step in self.step_functions.values():
+            step.begin_run()
+
     @property
     def programs(self) -> list[Program]:
         """Every program built so far."""

@@ -96,6 +96,16 @@ class Selection:
         self._pruned, self._forgotten = pruned(scope.module), 0
         self.modules, self.groups = ModuleTree(scope), ParamGroups(scope)
         self._states = HeldStates([])  # those of the programs
+        self._earlier: set[int] = set()  # programs of runs before this one, not used in this one
+
+    def begin_run(self) -> None:
+        """A loop runs anew, as for each size that a tuner tries: what it needs counts from here.
+
+        Programs of earlier runs are kept as long as there is room for them.
+        """
+        self._earlier = (
+            {id(one) for one in self.programs} if isinstance(self._limit, str) else set()
+        )
 
     def select(self, batch: Any) -> tuple[BoundProgram | None, list[Tensor]]:
         """The program that fits, and the batch's tensors for it; (None, []) if one has to be built.
@@ -108,22 +118,31 @@ class Selection:
         for program in self.programs:
             found = program.guards.accept(now, batch)
             if isinstance(found, list):
+                self._earlier.discard(id(program))
                 return program, found
             if found is not None:
                 misfits.append(found)
-        self._allow(misfits, batch)
+        limit, counted = self._counted(misfits)
+        if self._earlier and len(counted) >= limit:
+            self.programs[:] = [one for one in self.programs if id(one) not in self._earlier]
+            self._earlier.clear()
+            return self.select(batch)
+        self._allow(misfits, limit, counted, batch)
         return None, []
 
-    def _allow(self, misfits: list[Misfit], batch: Any) -> None:
+    def _counted(self, misfits: list[Misfit]) -> tuple[int, list[Misfit]]:
+        """How many programs there may be, and which of those that do not fit count among them."""
+        if not isinstance(self._limit, str):
+            return self._limit, misfits
+        counted = [one for one in misfits if not one.is_phase]
+        numbers = [one for one in counted if one.error is StateChanged]
+        return (1, numbers) if numbers else (SHAPES, counted)
+
+    def _allow(self, misfits: list[Misfit], limit: int, counted: list[Misfit], batch: Any) -> None:
         """Raise where there may be no more programs than those that do not fit."""
         self.reason, self._since = self._since, ""
         if not misfits:
             return
-        limit, counted = self._limit, misfits
-        if isinstance(limit, str):
-            counted = [one for one in misfits if not one.is_phase]
-            numbers = [one for one in counted if one.error is StateChanged]
-            limit, counted = (1, numbers) if numbers else (SHAPES, counted)
         misfit = (counted or misfits)[-1]
         most = ""
         if misfit.error is InputChanged:

@@ -216,6 +216,10 @@ class StepFunction:
             executable.tells_unkept = True
         zero_kept(self._builder.gradients, self._scope.parameters(), parameters)
 
+    def begin_run(self) -> None:
+        """A loop begins: programs of its earlier runs make room for those of this one."""
+        self._selection.begin_run()
+
     def check_modules(self) -> None:
         """``check_state`` where a module was added, removed or replaced: quick, for every call."""
         if self._selection.modules.is_changed():

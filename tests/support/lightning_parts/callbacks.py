@@ -80,7 +80,7 @@ class Sized(Tiny):
 
 def scale(**options: Any) -> Any:
     def run(trainer: Any, module: Any, data: Any) -> Any:
-        size = Tuner(trainer).scale_batch_size(module, max_trials=3, init_val=4, **options)
+        size = Tuner(trainer).scale_batch_size(module, max_trials=6, init_val=2, **options)
         trainer.fit(module)
         return [size, module.batch_size]
 
@@ -152,10 +152,11 @@ CALLBACKS: dict[str, dict[str, Part]] = {
     "`Tuner.scale_batch_size`, `BatchSizeFinder`": {
         "power": Part(module=Sized, data=tuple, fit=scale(mode="power")),
         "binsearch": Part(module=Sized, data=tuple, fit=scale(mode="binsearch")),
+        "by validating": Part(module=Sized, data=tuple, fit=scale(method="validate")),
         "as a callback": Part(
             module=Sized,
             data=tuple,
-            options=with_callbacks(lambda: parts.BatchSizeFinder(max_trials=3, init_val=4)),
+            options=with_callbacks(lambda: parts.BatchSizeFinder(max_trials=6, init_val=2)),
             found=lambda t, m: m.batch_size,
         ),
     },
