@@ -51,11 +51,12 @@ def capture(
 def _captured(scope: Scope, trace: Callable[[], FinishedTrace]) -> Captured:
     """Trace until the trace is what every later step will be.
 
-    The first one may not be, for four reasons; each is dealt with, and the step is traced again:
+    The first one may not be, for five reasons; each is dealt with, and the step is traced again:
 
     - It puts several tensors into places that hold one: each place gets memory of its own.
     - It caches a table (in ``functools.lru_cache``), which later steps find: now this one does.
     - It leaves a gradient for an optimizer of the next step, which this step hid from it.
+    - It began with a zero where every step begins with None, and its code may ask for that.
     - It leaves tensors where none were, and later steps may read them: they are put there.
     """
     before = Before(scope)
@@ -72,6 +73,10 @@ def _captured(scope: Scope, trace: Callable[[], FinishedTrace]) -> Captured:
                 except Untied as tied:
                     undo()
                     tied.untie()
+                except AssertionError:  # that there is no gradient yet, perhaps
+                    if not scope.other_programs.supposed_none():
+                        raise
+                    undo()
 
         def traced_and_undone() -> None:
             with restored(scope):
@@ -79,7 +84,7 @@ def _captured(scope: Scope, trace: Callable[[], FinishedTrace]) -> Captured:
 
         finished = traced()
         finished.check_host()
-        while finished.trace.filled or finished.carries_more_gradients():
+        while finished.trace.filled or finished.begins_with_other_gradients():
             undo()
             finished = traced()
         if finished.trace.new_places:

@@ -48,16 +48,17 @@ class FinishedTrace:
         with warn_of_frozen_reads() if scope.freezes else contextlib.nullcontext():
             scope.check_trace(self.trace.snapshot)
 
-    def carries_more_gradients(self) -> bool:
-        """Whether optimizers of the next step need gradients that this trace hid from them.
+    def begins_with_other_gradients(self) -> bool:
+        """Whether the next step finds other gradients than this trace did.
 
-        They are added to ``scope.carried``; the caller then traces the step again.
+        Those that its optimizers need and this trace hid from them are added to
+        ``scope.carried``; the caller then traces the step again.
         """
         inputs = self.trace.inputs
         for name in sorted(inputs.gradients.missed):
             there = inputs.parameters[name].grad is not None
             self.trace.scope.carried[name] = Carried(name, there)
-        return bool(inputs.gradients.missed)
+        return inputs.gradients.begins_otherwise() or bool(inputs.gradients.missed)
 
     def created_state(self) -> CreatedState:
         """What the step left in places that held no tensors."""

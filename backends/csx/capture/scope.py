@@ -53,6 +53,10 @@ class Scope(ABC):
 
     _steps: Tensor = field(default_factory=_counter)
 
+    def gradients_known(self) -> tuple[frozenset[str], frozenset[str]]:
+        """What traces found out of gradients: those that are carried, and those that are None."""
+        return frozenset(self.carried), frozenset(self.other_programs.none)
+
     def global_step(self) -> Tensor:
         """How many steps were done, as a program's input: int64, without dimensions.
 

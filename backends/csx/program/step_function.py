@@ -157,7 +157,7 @@ class StepFunction:
     def _build(self, entries: EntryPoints, batch: Any) -> tuple[BoundProgram, list[Tensor]]:
         """Build a program for a batch; returns the batch's tensors too."""
         scope, selection = self._scope, self._selection
-        schedulers, carried = program_schedulers(scope.schedulers), len(scope.carried)
+        schedulers, gradients = program_schedulers(scope.schedulers), scope.gradients_known()
         show_all(schedulers)
         program = self._builder.build(
             entries, batch, selection.conditions, selection.groups, selection.reason
@@ -166,8 +166,8 @@ class StepFunction:
         if self._backend.audits:
             self._audits.built(executables, self.runs + 1)
         self._added += [place for one in executables for place in one.results.added]
-        if len(scope.carried) != carried:
-            selection.programs.clear()  # they keep too few gradients: built again when needed
+        if scope.gradients_known() != gradients:
+            selection.programs.clear()  # they keep too few, or begin with others: built again
         selection.add(program)
         selection.groups.begin(schedulers, program.guards.numbers)
         tensors = program.guards.batch.accept(batch)

@@ -5,6 +5,8 @@
 is state. Eagerly the gradient of a parameter that no backward reaches is None, and its optimizer
 leaves it alone, so such a zero is hidden from the optimizer; where it turns out that the step
 leaves a gradient there for the next one, it is traced again, and the optimizer sees it (carried).
+In manual optimization the step's own code sees ``p.grad`` too: where a step began with None and
+leaves None, it is traced again with None in the place of a zero (``OtherPrograms.none``).
 
 A function of a hand-written loop finds gradients in ``p.grad`` and leaves them there, so that the
 loop may clear them, or another function may use them; only those that an optimizer has used and
@@ -66,6 +68,14 @@ class OtherPrograms:
 
     left: set[str] = field(default_factory=set)
     hidden: set[str] = field(default_factory=set)
+    none: set[str] = field(default_factory=set)  # None whenever a step begins
+    may_be_none: set[str] = field(default_factory=set)  # as the last trace found them
+
+    def supposed_none(self) -> bool:
+        """Suppose that whatever may be None at the start is; False where that was supposed."""
+        more = self.may_be_none - self.left - self.none
+        self.none |= more
+        return bool(more)
 
 
 class GradientScope(Protocol):
@@ -74,6 +84,10 @@ class GradientScope(Protocol):
     gradients_on_host: ClassVar[bool]
     carried: dict[str, Carried]
     other_programs: OtherPrograms
+    trains: bool
+
+    @property
+    def backward_is_lightnings(self) -> bool: ...
 
     @property
     def shows_gradients(self) -> bool: ...
@@ -105,10 +119,16 @@ class Gradients:
             carried=scope.carried,
         )
         self.missed: set[str] = set()
+        self._leaves: set[str] = set()
         self._others = scope.other_programs
-        if on_host:
-            none = (name for name, p in self.parameters.items() if p.grad is None)
-            self.handover.was_none = frozenset(none)
+        none = {name for name, p in self.parameters.items() if p.grad is None}
+        by_hand = scope.trains and not (scope.backward_is_lightnings or scope.keeps_gradients)
+        may_be = none - scope.carried.keys() if by_hand and not on_host else set[str]()
+        self._others.may_be_none = may_be
+        if not on_host:
+            none = none & self._others.none
+            self.handover.decided_by |= none
+        self.handover.was_none = frozenset(none)
         self._names = {id(p): name for name, p in self.parameters.items()}
         self._inputs: dict[str, Tensor] = {}
         self._reached: set[str] = set()
@@ -131,6 +151,8 @@ class Gradients:
         """Make the inputs the parameters' gradients; one for each, in order."""
         for (name, p), gradient in zip(self.parameters.items(), inputs, strict=True):
             self._inputs[name] = p.grad = gradient.detach()
+            if not self.handover.on_host and name in self.handover.was_none:
+                p.grad = None
 
     def hide_unreached(self, among: list[Any] | None = None) -> None:
         """Make ``p.grad`` None where no backward has reached the parameter, and none was there."""
@@ -214,9 +236,20 @@ class Gradients:
             others, leaves = self._others, {name for name, there in left.items() if there}
             missed = self._hidden & (leaves | others.left) | leaves & others.hidden
             self.missed = missed - self.handover.carried.keys()
+            self._leaves = leaves
             if not self.missed:
                 others.left |= leaves
                 others.hidden |= self._hidden
+
+    def begins_otherwise(self) -> bool:
+        """Whether other gradients than the trace had so are None whenever a step begins.
+
+        They are noted in ``OtherPrograms.none``; the caller then traces the step again.
+        """
+        others, wrong = self._others, self._others.none & self._leaves
+        others.left |= self._leaves
+        others.none -= wrong
+        return others.supposed_none() or bool(wrong)
 
     def marked(self, inputs: list[Input]) -> list[Input]:
         """A trace's inputs, with what was learned of the gradients among them."""

@@ -16,7 +16,7 @@ from models import CLASSES, loader
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from fulgurite.errors import GradientNotKept
+from fulgurite.errors import GradientNotKept, StateChanged
 
 
 class Adam(Manual):
@@ -63,6 +63,31 @@ class ClearedAtTheEnd(Adam):
         self.optimizers().step()
         self.optimizers().zero_grad()
         return loss
+
+
+class NoneAtTheStart(Adam):
+    """Its code asks which gradients are there; a layer that is not used never has one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Linear(3, 3)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        assert all(p.grad is None for p in self.parameters())
+        loss = self.back(batch)
+        norms = [p.grad.norm() for p in self.parameters() if p.grad is not None]
+        self.log("norm", torch.stack(norms).mean())
+        self.optimizers().step()
+        self.optimizers().zero_grad()
+        return loss
+
+
+class PutThereUnseen(NoneAtTheStart):
+    """Code on the host that does not name the attribute."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 2:
+            setattr(self.unused.weight, "".join(("gr", "ad")), torch.ones(3, 3))
 
 
 class ClearedToZero(Adam):
@@ -145,6 +170,7 @@ class ZeroedByHost(StepFirst):
 
 STEPS = [
     *(StepFirst, Nesterov, Dampened, NeverCleared, ClearedAtTheEnd, ClearedToZero, HalfCleared),
+    NoneAtTheStart,
     *(TwoOptimizers, Toggled, Accumulating, ClearedByHost, ZeroedByHost),
 ]
 
@@ -159,9 +185,15 @@ def test_gradients_of_the_step_before_train_as_in_stock(make: Callable[[], Any])
     assert_same_run(ours, stock)
 
 
-def test_so_they_do_compiled() -> None:
-    ours, stock = both(Dampened, six, policy="default")
+@pytest.mark.parametrize("make", [Dampened, NoneAtTheStart])
+def test_so_they_do_compiled(make: Callable[[], Any]) -> None:
+    ours, stock = both(make, six, policy="default")
     assert_same_run(ours, stock)
+
+
+def test_a_gradient_where_the_step_always_begins_with_none_is_an_error() -> None:
+    with pytest.raises(StateChanged, match=r"unused\.weight\.grad was None, and now is a tensor"):
+        fit(PutThereUnseen, six, static=True)
 
 
 @pytest.mark.parametrize("batches", [1, 2])
