@@ -23,7 +23,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 FOLDERS = ("loops", "trainer/logging_")
 VARIABLE = "FULGURITE_LIGHTNING"
-_LINE = re.compile(r"^(FAILED|ERROR|PASSED|SKIPPED|XFAIL) tests_pytorch/(\S+?\.py::.*?)(?: - .*)?$")
+_OUTCOMES = "FAILED|ERROR|PASSED|SKIPPED|XFAIL"
+_LINE = re.compile(rf"^({_OUTCOMES}) tests_pytorch/(\S+?\.py(?:::.*?)?)(?: - .*)?$")
 
 
 def waivers(device: str) -> dict[str, str]:
@@ -55,6 +56,7 @@ def run(tests: Path, device: str, folder: str, *, stock: bool) -> dict[str, str]
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", *plugin, "-q", "-rA", "--tb=no"),
+            "--continue-on-collection-errors",
             *("-c", os.devnull, "--rootdir", str(tests), "-W", "ignore", "-p", "no:cacheprovider"),
             f"tests_pytorch/{folder}",
         ],
