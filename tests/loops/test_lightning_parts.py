@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from document_lightning_parts import PAGE, page
 from harness import assert_close
 from lightning_parts import TABLES
 from lightning_parts.base import Part, run
@@ -45,3 +46,10 @@ def test_a_part_does_what_stock_does(part: Part, tmp_path: Path) -> None:
 def test_what_is_refused_says_why(part: Part, tmp_path: Path) -> None:
     with pytest.raises(Exception, match=part.refused):
         run(part, tmp_path, static=True, policy="disabled")
+
+
+def test_the_docs_list_every_part() -> None:
+    assert all(row.values[0].why for row in REFUSED)
+    assert PAGE.read_text(encoding="utf-8") == page(), (
+        "run: python tests/tools/document_lightning_parts.py"
+    )

@@ -29,7 +29,10 @@ NAV = {
         *("metrics", "checkpoints", "notebooks"),
     ),
     "A step": ("steps", "idioms", "errors", "optimizers", "schedules", "precision", "cbfloat16"),
-    "A run": ("parameter_files", "callbacks", "runners", "loops", "backends", "what_pays"),
+    "A run": (
+        *("parameter_files", "callbacks", "lightning_parts", "runners", "loops", "backends"),
+        "what_pays",
+    ),
     "The project": ("reliability", "security", "contributing"),
 }
 """Section -> pages of docs/; one that does not exist is left out."""

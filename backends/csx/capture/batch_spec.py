@@ -140,10 +140,16 @@ class BatchSpec:
             if tree != self._tree:
                 if _is_same_but_for_lengths(tree, self._tree):
                     return None
+                remedy = "return batches of one structure from the dataset or collate_fn"
+                if any(leaf is None for leaf in leaves):
+                    remedy += (
+                        "; of a CombinedLoader, mode='max_size_cycle' or 'min_size', for 'max_size'"
+                        " gives None where a loader has ended"
+                    )
                 raise InputChanged(
                     f"The batch has another structure than the traced one: it was"
                     f" {_structure(self._tree)}, and now is {_structure(tree)}.",
-                    remedy="return batches of one structure from the dataset or collate_fn",
+                    remedy=remedy,
                 )
         tensors, fits = [], True
         for i, shape, dtype, stride in self._expected:

@@ -35,15 +35,10 @@ def refuse_unsupported(trainer: pl.Trainer, module: pl.LightningModule) -> None:
             module._compiler_ctx is not None
         ),
     }
-    for step in ("training_step", "validation_step", "test_step", "predict_step"):
-        function = getattr(module, step)  # None: there is no such stage
-        refused[f"{step}(dataloader_iter); take a batch"] = (
-            function is not None
-            and is_param_in_hook_signature(function, "dataloader_iter", explicit=True)
-        )
     for what, asked in refused.items():
         if asked:
             raise MisconfigurationException(f"CSX does not support {what}.")
+    _refuse_iterators(module)
     if any(isinstance(callback, StochasticWeightAveraging) for callback in callbacks):
         _refuse_averaging(module)
     planned = [
@@ -54,6 +49,20 @@ def refuse_unsupported(trainer: pl.Trainer, module: pl.LightningModule) -> None:
     ]
     if module.automatic_optimization:
         refuse_zero_grad_hooks(trainer, module, max(planned, default=1))
+
+
+def _refuse_iterators(module: pl.LightningModule) -> None:
+    for step in ("training_step", "validation_step", "test_step", "predict_step"):
+        function = getattr(module, step)  # None: there is no such stage
+        if function is not None and is_param_in_hook_signature(
+            function, "dataloader_iter", explicit=True
+        ):
+            raise MisconfigurationException(
+                f"CSX does not support {step}(self, dataloader_iter): the step's Python runs once,"
+                " while it is traced, and would fetch one batch for all steps. Remedy: take the"
+                " batch, which Lightning fetches for each step, and leave next(dataloader_iter)"
+                f" out:\n    def {step}(self, batch, batch_idx):"
+            )
 
 
 def refuse_watched(module: pl.LightningModule) -> None:

@@ -45,7 +45,7 @@ class Diary(pl.Callback):
             f" stop={trainer.should_stop} rate={rates(trainer)}"
         )
         if hook == "on_train_batch_end":
-            self.losses.append(float(args[1]["loss"]) if args[1] else float("nan"))
+            self.losses.append(float(args[1]["loss"]) if args[1] else 0.0)
         if hook.endswith("_end"):
             self.metrics.append(numbers(trainer.callback_metrics))
 

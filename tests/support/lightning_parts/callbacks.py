@@ -146,7 +146,8 @@ CALLBACKS: dict[str, dict[str, Part]] = {
             module=InProgram,
             options=with_callbacks(finder()),
             refused="LearningRateFinder with LinearLR of fulgurite.optim",
-            why="",
+            why="it puts a scheduler of its own in the place of one that the program computes;"
+            " search with the optimizer alone, then give the scheduler the rate that was found",
         ),
     },
     "`Tuner.scale_batch_size`, `BatchSizeFinder`": {
@@ -180,14 +181,16 @@ CALLBACKS: dict[str, dict[str, Part]] = {
         "with BatchNorm": Part(
             module=normed,
             refused=r"batch normalization \(self\.backbone\.1\)",
-            why="",
+            why="its last epoch has no backward pass; `WeightAveraging` or `EMAWeightAveraging`,"
+            " which average the statistics too",
             options=with_callbacks(lambda: parts.StochasticWeightAveraging(0.01)),
         ),
         "with a scheduler of `fulgurite.optim`": Part(
             module=InProgram,
             options=with_callbacks(lambda: parts.StochasticWeightAveraging(0.01)),
             refused="StochasticWeightAveraging with LinearLR of fulgurite.optim",
-            why="",
+            why="it puts a scheduler of its own in the place of one that the program computes; a"
+            " scheduler of torch",
         ),
     },
     "`WeightAveraging`, `EMAWeightAveraging`": {
@@ -255,7 +258,8 @@ CALLBACKS: dict[str, dict[str, Part]] = {
         "`max_programs=1`": Part(
             options=with_callbacks(lambda: parts.ModelPruning("l1_unstructured", amount=0.3)),
             backend={"max_programs": 1},
-            refused="weight was pruned (.*in all)(.|\n)*prune in configure_model",
+            refused=r"weight was pruned \(4 in all\)(.|\n)*prune in configure_model",
+            why="what is pruned is another program; prune in `configure_model()`",
         ),
     },
 }

@@ -79,6 +79,14 @@ class Nothing(Tiny):
         self.log("seen", 1.0)
 
 
+class NothingByHand(Nothing):
+    """The same, as the remedy says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+
 class Iterates(Tiny):
     def training_step(self, dataloader_iter: Any) -> Tensor:
         batch, _, _ = next(dataloader_iter)
@@ -91,11 +99,13 @@ DATA: dict[str, dict[str, Part]] = {
             mode: Part(module=Pairs, data=combined(mode)) for mode in ("min_size", "max_size_cycle")
         },
         "max_size": Part(
-            module=Pairs, data=combined("max_size"), refused="batch has another structure", why=""
+            module=Pairs,
+            data=combined("max_size"),
+            refused=r"batch has another structure(.|\n)*mode='max_size_cycle'",
+            why="None in the place of a loader that has ended is another structure; another mode",
         ),
-        "sequential": Part(
-            refused="does not support the .* mode",
-            why="",
+        "sequential, which stock refuses too": Part(
+            raises=ValueError,  # of stock's too
             data=lambda: (CombinedLoader([loader(64, 8), loader(40, 8, seed=3)], "sequential"),),
         ),
         "a dict of loaders": Part(
@@ -104,14 +114,18 @@ DATA: dict[str, dict[str, Part]] = {
         ),
     },
     "`IterableDataset`": {
-        "": Part(data=streams),
+        "without a length": Part(data=streams),
         "`val_check_interval=3`": Part(data=streams, options=lambda f: {"val_check_interval": 3}),
         "limited": Part(
             data=streams, options=lambda f: {"limit_train_batches": 3, "limit_val_batches": 2}
         ),
     },
     "`training_step(dataloader_iter)`": {
-        "": Part(module=Iterates, refused=r"training_step\(dataloader_iter\); take a batch", why="")
+        "in any stage": Part(
+            module=Iterates,
+            refused=r"runs once(.|\n)*def training_step\(self, batch, batch_idx\):",
+            why="the step's Python runs once, and would fetch one batch for all; take the batch",
+        )
     },
     "Hooks of a batch's transfer": {
         "all three": Part(module=Transfers, found=lambda t, m: m.transfers)
@@ -121,6 +135,11 @@ DATA: dict[str, dict[str, Part]] = {
         "always": Part(module=SkipsAll),
     },
     "`training_step` returns None": {
-        "for every batch": Part(module=Nothing, refused="training_step returned None", why="")
+        "for every batch, manual optimization": Part(module=NothingByHand),
+        "for every batch": Part(
+            module=Nothing,
+            refused=r"training_step returned None(.|\n)*automatic_optimization = False",
+            why="a step has a loss on every batch; manual optimization, or `return loss * 0`",
+        ),
     },
 }
