@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from fulgurite.backends.csx.contract.callers import line_of_torchmetrics, torch_frames
@@ -28,7 +28,11 @@ from fulgurite.backends.csx.contract.scalar_arguments import (
 from fulgurite.backends.csx.contract.scalar_remedies import MULTIPLIED_OUT, SIZED
 from fulgurite.backends.csx.contract.tensor_names import Names, function_name, in_sentence
 from fulgurite.backends.csx.contract.watched import names_proxy
-from fulgurite.backends.csx.diagnostics.errors import ConditionalOnTensor, TraceError
+from fulgurite.backends.csx.diagnostics.errors import (
+    ConditionalOnTensor,
+    TraceError,
+    UnsupportedState,
+)
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, raised_at
 from fulgurite.backends.csx.hyperparams.traced_float import is_traced
 from fulgurite.backends.patches import Patch, patches_of
@@ -143,6 +147,32 @@ def refused_calls(line: Callable[[], UserLine | None]) -> Iterator[Patch]:
     seeds = {name: refusal("seed", name) for name in ("manual_seed", "seed", "set_rng_state")}
     for home in (torch, torch.random):  # which hold different objects by some of these names
         yield from patches_of(home, seeds, why=why, checked="torch 2.13")
+    why = "torch exchanges fakes even where self.net.to(self.device) converts nothing, and fails"
+    yield from patches_of(nn.Module, {"_apply": _converter(line)}, why=why, checked="torch 2.13")
+
+
+def _converter(line: Callable[[], UserLine | None]) -> Callable[..., Any]:
+    """``nn.Module._apply`` that does nothing where nothing is to be converted."""
+    apply = nn.Module._apply
+
+    def convert(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        held = (*module.parameters(recurse), *module.buffers(recurse))
+        with torch.no_grad():
+            if all(fn(one) is one for one in held):
+                return module
+        try:
+            return apply(module, fn, recurse)
+        except RuntimeError as error:
+            if "Couldn't swap" not in str(error):
+                raise
+        raise UnsupportedState(
+            f"The step converted the parameters of a {type(module).__name__}.",
+            line=line(),
+            remedy="convert a module in __init__() or configure_model(), and in the step tensors:"
+            " x.to(dtype)",
+        )
+
+    return convert
 
 
 @contextlib.contextmanager

@@ -54,6 +54,17 @@ class TiedWeights(Example):
         return F.mse_loss(hidden @ self.encode.weight, x)
 
 
+class MovedInTheStep(Example):
+    """`self.net.to(self.device)` in the step, where it is there already"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net.to(self.device)(self.norm.to(x).float()(x))  # type: ignore[no-any-return]
+
+
 class WeightNorm(Example):
     """`parametrizations.weight_norm`"""
 

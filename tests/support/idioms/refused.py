@@ -345,6 +345,18 @@ class MeterThatBeginsWithData(Refused):
         return loss / (1 + self.meter.mean)
 
 
+class ModuleConverted(Refused):
+    """`self.net.bfloat16()` in the step"""
+
+    error = UnsupportedState
+    why = "parameters are the program's state, whose dtype stays"
+    instead = "it in `__init__` or `configure_model`; `precision=`"
+    remedy = "convert a module in __init__() or configure_model()"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net.bfloat16()(x.bfloat16())  # type: ignore[no-any-return]  # here
+
+
 def refusals() -> Iterator[type[Refused]]:
     """All of them, in order."""
     for kind in list(globals().values()):
