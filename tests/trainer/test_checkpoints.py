@@ -266,3 +266,12 @@ def test_an_error_before_training_is_saved_with_and_seen(
         trainer.fit(Early(hook, fail), loader(32), loader(32))
     assert str(caught.value) == ("mine" if error is ValueError else "1")
     assert torch.load(tmp_path / "left.ckpt", weights_only=True)["global_step"] == 0
+
+
+def test_a_model_that_was_connected_by_hand_is_saved(tmp_path: Path) -> None:
+    reset_backend()
+    trainer, module = fulgurite.Trainer(backend=csx(), **QUIET), Scheduled()
+    trainer.strategy.connect(module)
+    trainer.save_checkpoint(tmp_path / "only.ckpt")
+    found = torch.load(tmp_path / "only.ckpt", weights_only=True)["state_dict"]
+    assert all(torch.equal(value, found[name]) for name, value in module.state_dict().items())

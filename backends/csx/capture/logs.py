@@ -79,7 +79,8 @@ class LogCall:
         elif meta.is_sum_reduction:
             result.value.add_(value)
         else:
-            result.value.copy_(meta.reduce_fx(result.value, value))
+            reduce = _IN_TENSORS.get(meta.reduce_fx, meta.reduce_fx)
+            result.value.copy_(reduce(result.value, value))
         return found
 
     def __call__(self, value: Any) -> None:
@@ -94,6 +95,13 @@ class LogCall:
         attributes["_update_count"] += 1
         attributes["_computed"] = None
         attributes["has_reset"] = False
+
+
+_IN_TENSORS: dict[Any, Any] = {
+    max: lambda a, b: torch.where(b > a, b, a),
+    min: lambda a, b: torch.where(b < a, b, a),
+}
+"""Python's own, which ask tensors for their truth, and what they do with NaN."""
 
 
 def _take_out_of_inference(attributes: dict[str, Any], name: str) -> None:

@@ -239,6 +239,8 @@ class StaticGraph(ChecksStates):
         Lightning ignores the key, so its own strategies resume from the file as from their own.
         """
         assert self.lightning_module is not None
+        if self.lightning_module._trainer is None:  # connected by hand: there is no run to go on
+            return super().save_checkpoint(checkpoint, filepath, storage_options)
         if self.fabric.torn:
             return refuse_torn(self.lightning_module.trainer, filepath)
         goes_on = "optimizer_states" in checkpoint  # not one of weights alone
