@@ -136,7 +136,9 @@ class FinishedTrace:
             outputs=trace.outputs,
             assumptions=Assumptions(
                 numbers=tuple(inputs.guards),
-                scalars=trace.attributes.reads() if scope.freezes else (),
+                scalars=(*trace.attributes.reads(), *trace.fixed.accesses())
+                if scope.freezes
+                else (),
                 answers=trace.answers,
             ),
             changes=trace.attributes.changes(),

@@ -53,7 +53,7 @@ class StepInputs:
         state: what the inputs of kind STATE stand for, by ``Input.index``.
         guards: what Python saw of numbers that may change.
         groups: the optimizers' param groups while the step ran.
-        nodes: the input of each state tensor, by its identity.
+        nodes: the input of each state tensor, by its identity; values: its real tensor.
     """
 
     def __init__(self, scope: Scope, batch: Any, trees: Trees, first: Recording | None) -> None:
@@ -74,6 +74,7 @@ class StepInputs:
         self.guards: list[NumberGuard] = []
         self.groups: list[NotedGroup] = []
         self.nodes: dict[int, fx.Node] = {}
+        self.values: dict[int, Tensor] = {}
 
     def _places(self, trees: Trees) -> Iterator[Place]:
         """All places of state."""
@@ -141,6 +142,7 @@ class StepInputs:
                 swap(tensor, fake)
                 tracker[tensor] = tracker[fake]  # by the object, which stayed
                 self.nodes[id(tensor)] = tracker[fake].proxy.node
+                self.values[id(tensor)] = fake  # they were swapped
             self.gradients.put(self.of_kind(Kind.GRADIENT, tensors))
             for vector in self.of_kind(Kind.NUMBERS, tensors):
                 self.guards = install(self.number_slots, vector, self._scope.optimizers)

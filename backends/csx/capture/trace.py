@@ -35,6 +35,7 @@ from fulgurite.backends.csx.contract.attributes import Attributes
 from fulgurite.backends.csx.contract.changes import Changes
 from fulgurite.backends.csx.contract.constants import Constants
 from fulgurite.backends.csx.contract.dtype_rules import OneNarrowType
+from fulgurite.backends.csx.contract.fixed_buffers import FixedBuffers
 from fulgurite.backends.csx.contract.function_mode import Contract
 from fulgurite.backends.csx.contract.holders import fill_constants
 from fulgurite.backends.csx.contract.replay import Reads
@@ -99,12 +100,14 @@ class Trace:
         self.inputs = StepInputs(scope, batch, self._trees, first)
         self._names = Names(self.inputs.state)
         self._constants = Constants(self._fallback_line)
+        self.fixed = FixedBuffers(self._fallback_line)
         self._contract = Contract(
             self._fallback_line,
             self._names,
             self._constants.value_of,
             self._set_data,
             OneNarrowType(scope.fp16_type),
+            self.fixed,
         )
         self.modules = list(scope.module.modules())
         self.attributes = Attributes(scope.module)
@@ -171,6 +174,9 @@ class Trace:
         [steps] = self.inputs.of_kind(Kind.STEPS, flat)
         in_place = self.inputs.in_place(flat, self._names.tracker, self._contract.in_double)
         with in_place, running(global_step=steps.clone, norms=[]):
+            self.fixed.find(
+                self.scope.module, self.scope.root, self._names.tracker, self.inputs.values
+            )
             batch = self.inputs.batch.rebuild(given)
             before = copied(batch)
             with (
@@ -212,6 +218,7 @@ class Trace:
     def _collect(self, result: Any, calls: list[Any]) -> list[Tensor]:
         """Find what the step left behind, and undo it; returns the graph's results."""
         inputs, state, module = self.inputs, self.inputs.state, self.scope.module
+        self.fixed.check()
         check_groups(inputs.groups, self.scope.line_of("training_step"))
         inputs.gradients.keep(cleared=self._clears_gradients)
         left = SideEffects()
@@ -234,6 +241,7 @@ class Trace:
         left.writes.sort(key=lambda write: order_of(write[0][0], owners, order))
         self.outputs, tensors = collected_outputs(result, left, calls, self._boundaries)
         self._replaced_data.write_back()
+        self.fixed.check()  # again, for what was written back
         return tensors
 
     def _is_constant(self, tensor: Tensor) -> bool:

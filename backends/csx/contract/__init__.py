@@ -17,6 +17,7 @@ frozen_reads       Python values that the program keeps; impure: clocks and rand
 attributes         what the step reads and writes in attributes of modules; frozen_scalars: the
                    numbers there, which the host may not change; lists: those that it collects
                    results in; changes: which line put something into a module
-constants          tensors that keep their value while tracing
+constants          tensors that keep their value while tracing; fixed_buffers: buffers that Python
+                   reads and no step writes
 leaks              tensors kept where no step fills them; holders: by whom
 """

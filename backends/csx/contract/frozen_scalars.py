@@ -1,4 +1,4 @@
-"""Python scalars in attributes of modules that a program has as constants.
+"""Python scalars in attributes of modules, and buffers, that a program has as constants.
 
 A step that reads ``self.kl_weight`` or a Dropout's ``p`` is traced with the value that it finds.
 The host may not change it afterwards: ``FrozenScalars`` compares, at every epoch's start and after
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fulgurite.backends.csx.contract.rules import misuse
 from fulgurite.backends.csx.diagnostics.errors import TraceError
@@ -96,6 +96,11 @@ class FrozenScalars:
 
     def __init__(self, reads: Iterable[Access]) -> None:
         unique = {(id(read.module), read.name): read for read in reads}
+        self._buffers = [
+            (read, value.clone())
+            for read in unique.values()
+            if isinstance(value := read.now(), Tensor)
+        ]
         self._reads = [read for read in unique.values() if is_scalar(read.now())]
         self._values = [read.now() for read in self._reads]
         names: dict[int, tuple[dict[str, Any], list[str]]] = {}
@@ -110,6 +115,10 @@ class FrozenScalars:
         Raises:
             FrozenValueChanged: the host changed one.
         """
+        for read, before in self._buffers:
+            value = read.now()
+            if not isinstance(value, Tensor) or not torch.equal(value, before):
+                raise _changed(read, before, value)
         try:  # a call for each module: 1 µs where one for each scalar took 2 (measured)
             now = [get(container) for get, container in self._getters]
         except KeyError:  # gone, or the class has it
@@ -130,9 +139,14 @@ def _changed(read: Access, was: Any, value: Any) -> TraceError:
         remedy = f"{buffer_code(name, was)}, and self.{name}.fill_(value) on the host"
         if type(was) is bool:
             remedy += f"; torch.where(self.{name}, a, b) in the step"
-    shown = "gone" if value is MISSING else repr(value) if is_scalar(value) else brief(value)
-    found = {"attribute": read.where, "before": repr(was), "now": shown}
+    found = {"attribute": read.where, "before": _shown(was), "now": _shown(value)}
     return misuse("frozen_changed", read.line, remedy=remedy, **found)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Tensor) and value.numel() <= 8:
+        return repr(value.tolist())
+    return "gone" if value is MISSING else repr(value) if is_scalar(value) else brief(value)
 
 
 def _is_users(module: nn.Module) -> bool:

@@ -31,11 +31,12 @@ from fulgurite.backends.csx.contract.callers import (
     may_use_double,
 )
 from fulgurite.backends.csx.contract.dtype_rules import OneNarrowType
+from fulgurite.backends.csx.contract.fixed_buffers import FixedBuffers
 from fulgurite.backends.csx.contract.indices import at, without_known_masks, without_scalars
 from fulgurite.backends.csx.contract.lists import note_lists
 from fulgurite.backends.csx.contract.overrides import STATIC_FORMS
 from fulgurite.backends.csx.contract.refusals import Refusals
-from fulgurite.backends.csx.contract.rules import BREAKING_CALLS, misuse
+from fulgurite.backends.csx.contract.rules import BREAKING_CALLS, INITIALIZED, misuse
 from fulgurite.backends.csx.contract.tensor_names import Names, function_name
 from fulgurite.backends.csx.contract.watched import all_unwatched
 from fulgurite.backends.csx.diagnostics.errors import TraceError
@@ -49,6 +50,10 @@ from fulgurite.backends.patches import Patch, patches_of
 
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 _GRADIENT = Tensor.grad.__get__  # type: ignore[union-attr]
+_READS = frozenset(
+    (Tensor.__bool__, Tensor.item, Tensor.__int__, Tensor.__float__, Tensor.__index__)
+)
+"""Calls that may read a buffer which the step does not write."""
 _KNOWN_OF_FAKES = frozenset(
     getattr(Tensor, name).__get__
     for name in ("dtype", "is_leaf", "is_sparse", "layout", "ndim", "requires_grad", "shape")
@@ -65,6 +70,7 @@ class Contract(TorchFunctionMode):
         known: the value of a traced tensor that follows from constants alone, or None.
         move: ``tensor.data = value``.
         narrow: which 16-bit type the step may use.
+        fixed: the values of buffers.
 
     Attributes:
         refused: the first error; code that catches it must not make it unseen.
@@ -77,10 +83,11 @@ class Contract(TorchFunctionMode):
         known: Callable[[Tensor], Tensor | None],
         move: Callable[[Tensor, Tensor], None],
         narrow: OneNarrowType,
+        fixed: FixedBuffers,
     ) -> None:
         super().__init__()
         self._line, self._names, self._known, self._move = line, names, known, move
-        self._narrow, self._refusals = narrow, Refusals(line, names, known)
+        self._narrow, self._fixed, self._refusals = narrow, fixed, Refusals(line, names, known)
         self.refused: TraceError | None = None
         self._busy = False  # torch takes the mode away while it handles a call
         self._allows_double = False
@@ -122,6 +129,9 @@ class Contract(TorchFunctionMode):
         broken = BREAKING_CALLS.get(func)
         if broken is not None:
             values = [self._value(arg) if isinstance(arg, Tensor) else arg for arg in args]
+            if values[0] is None and func in _READS:
+                written = functools.partial(self._refusals.value_read, *args, *broken, INITIALIZED)
+                values[0] = self._fixed.read(args[0], written)
             if not any(value is None for value in values):
                 with DisableTorchFunction(), _disable_current_modes():
                     return func(*values, **kwargs)

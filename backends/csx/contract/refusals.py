@@ -49,7 +49,7 @@ class Refusals:
     ) -> None:
         self._line, self._names, self._known = line, names, known
 
-    def value_read(self, tensor: Tensor, rule: str, done: str) -> TraceError:
+    def value_read(self, tensor: Tensor, rule: str, done: str, remedy: str = "") -> TraceError:
         """Python asked for the value of a tensor, which has none: ``done`` says how."""
         frames = list(torch_frames())
         if frames and frames[0].f_code is torch.testing.assert_close.__code__:
@@ -57,8 +57,8 @@ class Refusals:
             tensor = frames[0].f_locals["actual"]
         elif (place := place_in_frames(iter(frames), self._is_scalar)) is not None:
             return self._scalar(place)
-        line, remedy, metric = self._line(), "", line_of_torchmetrics()
-        if RULES[rule].error is ConditionalOnTensor and line is not None:
+        line, metric = self._line(), line_of_torchmetrics()
+        if not remedy and RULES[rule].error is ConditionalOnTensor and line is not None:
             remedy = choice(line.source)
         if metric is not None:
             done, remedy = f"{done} inside torchmetrics ({metric})", METRIC

@@ -79,6 +79,12 @@ KEEP = (
     "self.last = x or self.outs.append(x), with an attribute or a list of the module, which are\n"
     "      filled after every step; return x from the step; or pass it to a @fulgurite.step_closure"
 )
+INITIALIZED = (
+    "the step writes it too, so it changes. Where it says whether something was initialized with\n"
+    "    data, run one batch before fit, after which the step only reads it:\n"
+    "      with torch.no_grad():\n"
+    "          model(x)"
+)
 _NO_VALUE = "{tensor} was {done}, but it has no value while the step is traced."
 
 RULES: dict[str, Rule] = {

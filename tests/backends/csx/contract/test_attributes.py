@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fulgurite.backends.csx.contract import frozen_reads as frozen
 from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning
 from fulgurite.backends.csx.diagnostics.errors import (
+    ConditionalOnTensor,
     FrozenValueChanged,
     StateBornInStep,
     TraceError,
@@ -245,6 +246,77 @@ def warned(work: Any, **attributes: Any) -> tuple[Run, list[warnings.WarningMess
 
 def counts(module: Any, loss: Tensor) -> None:
     module.n += 1
+
+
+def reads_buffers(module: Any, loss: Tensor) -> Tensor:
+    if not module.ready:
+        module.scale.copy_(loss.detach())
+    if (module.sizes > 1).all():
+        loss = loss * module.sizes[0].item()
+    return loss * module.scale
+
+
+BUFFERS = {
+    "ready": torch.tensor(True),
+    "sizes": torch.tensor([3, 2]),
+    "scale": torch.tensor(0.5),
+}
+
+
+def test_python_may_read_buffers_that_the_step_does_not_write() -> None:
+    make = lambda: Steps(reads_buffers, **BUFFERS)  # noqa: E731
+    assert_same_run(*both(make, lambda: (loader(64),), backend={"audit": True}))
+
+
+def writes_it(module: Any, loss: Tensor) -> None:
+    if not module.ready:
+        module.ready.fill_(True)
+
+
+def writes_a_view(module: Any, loss: Tensor) -> None:
+    if module.sizes[1] > 0:
+        module.sizes.unbind()[0].add_(1)
+
+
+def puts_other_data(module: Any, loss: Tensor) -> None:
+    if module.sizes[0] > 0:
+        module.sizes.data = module.sizes + 1
+
+
+def puts_another(module: Any, loss: Tensor) -> None:
+    if module.sizes[0] > 0:
+        module.sizes = module.sizes + 1
+
+
+def wrote_before(module: Any, loss: Tensor) -> None:
+    module.sizes.add_(1)
+    if module.sizes[0] > 0:
+        loss.mul(2)
+
+
+@pytest.mark.parametrize(
+    ("work", "offset"),
+    [
+        *((work, 1) for work in (writes_it, writes_a_view, puts_other_data, puts_another)),
+        (wrote_before, 2),
+    ],
+)
+def test_a_buffer_that_python_reads_and_the_step_writes_is_an_error(work: Any, offset: int) -> None:
+    with pytest.raises(ConditionalOnTensor) as caught:
+        run(work, **{**BUFFERS, "ready": torch.tensor(False)})
+    assert_raised(caught.value, work, offset, "used as a Python condition")
+    assert ("run one batch before fit" in str(caught.value)) == (work is not wrote_before)
+
+
+def test_a_buffer_that_python_read_and_a_hook_changes_is_an_error() -> None:
+    class Fills(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, *args: Any) -> None:
+            if trainer.global_step == 2:
+                module.sizes.fill_(5)
+
+    with pytest.raises(FrozenValueChanged) as caught:
+        run(reads_buffers, Fills(), **BUFFERS)
+    assert_raised(caught.value, reads_buffers, 4, "self.sizes was [3, 2]", "now is [5, 5]")
 
 
 def test_a_counter_is_changed_once_with_a_warning() -> None:
