@@ -18,7 +18,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from fulgurite.backends.csx.diagnostics.errors import InputChanged
 from fulgurite.backends.csx.diagnostics.stop_iteration import refuse_users
 from fulgurite.backends.csx.graph.rng import collect_with, restore, restore_loaders
-from fulgurite.backends.csx.plugins.strategy import strategy_of
+from fulgurite.backends.csx.plugins.strategy import begin_run, strategy_of
 from fulgurite.backends.csx.program.offline import BuiltOnly
 from fulgurite.loops import building
 from fulgurite.loops.lean import (
@@ -72,7 +72,7 @@ class EvaluationLoop(_EvaluationLoop):
         if within_fit:
             self.setup_data()  # alone, a loop makes its loaders each time that it is asked
         else:
-            strategy_of(self.trainer).begin_run()
+            begin_run(self.trainer)
         loader = self._combined_loader if within_fit else None
         self.began = states = collect_with([] if loader is None else loader.flattened)
         try:
@@ -203,7 +203,7 @@ class PredictionLoop(_PredictionLoop):
 
     def run(self) -> Any:
         """Run over all loaders, or only build."""
-        strategy_of(self.trainer).begin_run()
+        begin_run(self.trainer)
         if not building.only_builds(self.trainer):
             with explained():
                 return super().run()

@@ -16,7 +16,7 @@ from lightning.pytorch.utilities.exceptions import _TunerExitException
 
 from fulgurite.backends.csx.graph.rng import collect_with
 from fulgurite.backends.csx.plugins.refusals import refuse_watched
-from fulgurite.backends.csx.plugins.strategy import strategy_of
+from fulgurite.backends.csx.plugins.strategy import begin_run, strategy_of
 from fulgurite.backends.csx.program import report
 from fulgurite.backends.csx.program.offline import BuiltOnly
 from fulgurite.loops import building, feeding, pace, position, resuming
@@ -45,7 +45,7 @@ class FitLoop(_FitLoop):
 
     def run(self) -> None:
         """Run, or only build; then Lightning's exit without the hooks of a training's end."""
-        strategy_of(self.trainer).begin_run()
+        begin_run(self.trainer)
         epoch_loop: Any = self.epoch_loop
         epoch_loop.losses = losses = Losses(self.trainer)
         epoch_loop.automatic_optimization.losses = losses

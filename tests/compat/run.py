@@ -2,7 +2,7 @@
 
     git clone --branch 2.6.5 https://github.com/Lightning-AI/pytorch-lightning
     export FULGURITE_LIGHTNING=$PWD/pytorch-lightning
-    python tests/compat/run.py CPU                 loops and trainer/logging_
+    python tests/compat/run.py CPU                 every folder of FOLDERS
     python tests/compat/run.py CSX loops           one folder of tests_pytorch
     python tests/compat/run.py CSX loops --stock   what fails there without this project
 
@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-FOLDERS = ("loops", "trainer/logging_")
+FOLDERS = ("loops", "trainer/logging_", "callbacks", "checkpointing", "tuner")
 VARIABLE = "FULGURITE_LIGHTNING"
 _OUTCOMES = "FAILED|ERROR|PASSED|SKIPPED|XFAIL"
 _LINE = re.compile(rf"^({_OUTCOMES}) tests_pytorch/(\S+?\.py(?:::.*?)?)(?: - .*)?$")

@@ -153,7 +153,7 @@ def refused_calls(line: Callable[[], UserLine | None]) -> Iterator[Patch]:
 
 def _converter(line: Callable[[], UserLine | None]) -> Callable[..., Any]:
     """``nn.Module._apply`` that does nothing where nothing is to be converted."""
-    apply = nn.Module._apply
+    apply: Callable[..., Any] = nn.Module._apply
 
     def convert(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         held = (*module.parameters(recurse), *module.buffers(recurse))

@@ -154,11 +154,6 @@ class StaticGraph(ChecksStates):
         found = {} if self.training is None else {"training": self.training}
         return found | {step.stage: step for step in self._evaluation.steps.values()}
 
-    def begin_run(self) -> None:
-        """A loop begins; a tuner lets one run many times, with batches of other sizes."""
-        for step in self.step_functions.values():
-            step.begin_run()
-
     @property
     def programs(self) -> list[Program]:
         """Every program built so far."""
@@ -259,9 +254,8 @@ class StaticGraph(ChecksStates):
         self, checkpoint_path: str | Path, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """Read a checkpoint, ours or Lightning's; what is in it runs only if that is asked for."""
-        weights_only = weights_only is None or weights_only
         with naming_classes(checkpoint_path):
-            checkpoint = super().load_checkpoint(checkpoint_path, weights_only=weights_only)
+            checkpoint = super().load_checkpoint(checkpoint_path, weights_only is not False)
         found = restored_of(self, checkpoint_path, checkpoint, CHECKPOINT_KEY)
         self.restored = self.restored if self.training else found  # in a fit it is the tuner's
         return checkpoint
@@ -272,6 +266,12 @@ def strategy_of(trainer: pl.Trainer) -> StaticGraph:
     strategy = trainer.strategy
     assert isinstance(strategy, StaticGraph)
     return strategy
+
+
+def begin_run(trainer: pl.Trainer) -> None:
+    """A loop begins; a tuner lets one run many times, with batches of other sizes."""
+    for step in strategy_of(trainer).step_functions.values():
+        step.begin_run()
 
 
 class CSXStrategy(StaticGraph, SingleDeviceStrategy):

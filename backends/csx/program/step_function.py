@@ -71,8 +71,7 @@ class StepFunction:
         budget: Budget | None = None,
     ) -> None:
         self.stage, self.runs, self.in_steps_s = stage, 0, 0.0
-        self._host_code = host_code or HostCode()
-        self._compared_at = -1  # runs of host code when scalars were last compared
+        self._host_code, self._compared_at = host_code or HostCode(), -1  # runs when compared last
         self._scope, self._backend = scope, backend
         self._audits = Audits(stage, scope, budget or Budget())
         self._builder = Builder(
@@ -81,6 +80,7 @@ class StepFunction:
         self._selection = Selection(stage, scope, backend.max_programs, self._builder.gradients)
         self.programs, self.executables = self._builder.programs, self._selection.executables
         self.forget_pruned = self._selection.forget_pruned
+        self.begin_run = self._selection.begin_run
         self._latest: BoundProgram | None = None  # the one that ran last
         self._added: list[tuple[Path, Any]] = []  # keys of the batch that programs add
         self._objects, self._rows = Objects(), profiler_of(scope.trainer)
@@ -215,10 +215,6 @@ class StepFunction:
         for executable in self._selection.executables():
             executable.tells_unkept = True
         zero_kept(self._builder.gradients, self._scope.parameters(), parameters)
-
-    def begin_run(self) -> None:
-        """A loop begins: programs of its earlier runs make room for those of this one."""
-        self._selection.begin_run()
 
     def check_modules(self) -> None:
         """``check_state`` where a module was added, removed or replaced: quick, for every call."""
