@@ -130,8 +130,9 @@ class Contract(TorchFunctionMode):
         if broken is not None:
             values = [self._value(arg) if isinstance(arg, Tensor) else arg for arg in args]
             if values[0] is None and func in _READS:
-                written = functools.partial(self._refusals.value_read, *args, *broken, INITIALIZED)
-                values[0] = self._fixed.read(args[0], written)
+                values[0] = self._fixed.read(
+                    args[0], lambda: self._refusals.value_read(args[0], *broken, INITIALIZED)
+                )
             if not any(value is None for value in values):
                 with DisableTorchFunction(), _disable_current_modes():
                     return func(*values, **kwargs)
