@@ -23,8 +23,8 @@ from fulgurite.backends.csx.state.storage import dtype_and_shape
 
 CONSTANTS = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _ENDED = (
-    'a tensor in every batch; where a CombinedLoader(loaders, "max_size") gives None for a loader'
-    ' that has ended: "max_size_cycle", which begins it again, or "min_size"'
+    "of a CombinedLoader, mode='max_size_cycle' or 'min_size', for 'max_size' gives None where a"
+    " loader has ended"
 )
 
 
@@ -142,10 +142,7 @@ class BatchSpec:
                     return None
                 remedy = "return batches of one structure from the dataset or collate_fn"
                 if any(leaf is None for leaf in leaves):
-                    remedy += (
-                        "; of a CombinedLoader, mode='max_size_cycle' or 'min_size', for 'max_size'"
-                        " gives None where a loader has ended"
-                    )
+                    remedy += f"; {_ENDED}"
                 raise InputChanged(
                     f"The batch has another structure than the traced one: it was"
                     f" {_structure(self._tree)}, and now is {_structure(tree)}.",
@@ -159,7 +156,7 @@ class BatchSpec:
                 raise InputChanged(
                     f"{self.leaves[i].name} was {self.leaves[i].kind} when the program was built,"
                     f" and now is {_kind_of(tensor)}.",
-                    remedy=_ENDED if tensor is None else bring,
+                    remedy=f"a tensor in every batch; {_ENDED}" if tensor is None else bring,
                 )
             if tensor.shape != shape:
                 fits = False

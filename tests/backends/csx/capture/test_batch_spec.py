@@ -54,7 +54,7 @@ def test_a_loader_that_ends_before_others_is_refused_with_the_modes_that_do_not_
     loaders = CombinedLoader({"a": DataLoader(X, 8), "b": DataLoader(X[:8], 8)}, "max_size")
     with pytest.raises(InputChanged, match=r"\['b'\] was float32.*None") as error:
         fit(lambda: Sum(lambda batch: batch["a"].sum()), lambda: (loaders,), static=True)
-    assert '"max_size_cycle"' in str(error.value)
+    assert "mode='max_size_cycle'" in str(error.value)
 
 
 def test_a_strided_batch_is_brought_to_the_traced_layout() -> None:
