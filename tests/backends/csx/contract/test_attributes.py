@@ -319,6 +319,18 @@ def test_a_buffer_that_python_read_and_a_hook_changes_is_an_error() -> None:
     assert_raised(caught.value, reads_buffers, 4, "self.sizes was [3, 2]", "now is [5, 5]")
 
 
+def reads_nan(module: Any, loss: Tensor) -> Tensor:
+    return loss * 2 if module.bound.isnan() else loss
+
+
+def test_a_buffer_of_nan_that_python_read_is_no_other_one() -> None:
+    class Looks(pl.Callback):
+        def on_train_batch_end(self, *args: Any) -> None:
+            """Code on the host, after which buffers are compared."""
+
+    run(reads_nan, Looks(), bound=torch.tensor(float("nan")))
+
+
 def test_a_counter_is_changed_once_with_a_warning() -> None:
     done, [warning] = warned(counts, n=0)
     assert done.module.n == 1
