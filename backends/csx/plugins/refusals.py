@@ -92,12 +92,12 @@ def refuse_exchange(trainer: pl.Trainer, computed: list[Any]) -> None:
     """Refuse callbacks that exchange schedulers, where programs compute them."""
     remedies = {
         StochasticWeightAveraging: "a scheduler of torch.optim.lr_scheduler",
-        LearningRateFinder: "search with configure_optimizers() that returns the optimizer alone;"
-        " then give the scheduler the rate that was found",
+        LearningRateFinder: "Tuner(trainer).lr_find(module, ...) before the fit",
     }
     for callback in trainer.callbacks if computed else ():  # type: ignore[attr-defined]
         for kind, remedy in remedies.items():
-            if isinstance(callback, kind):
+            by_tuner = getattr(callback, "_early_exit", False)  # which puts the scheduler back
+            if isinstance(callback, kind) and not by_tuner:
                 raise MisconfigurationException(
                     f"CSX does not support {kind.__name__} with"
                     f" {type(computed[0]).__name__} of fulgurite.optim, which the program computes:"

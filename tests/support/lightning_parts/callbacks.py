@@ -146,8 +146,8 @@ CALLBACKS: dict[str, dict[str, Part]] = {
             module=InProgram,
             options=with_callbacks(finder()),
             refused="LearningRateFinder with LinearLR of fulgurite.optim",
-            why="it puts a scheduler of its own in the place of one that the program computes;"
-            " search with the optimizer alone, then give the scheduler the rate that was found",
+            why="it puts a scheduler of its own in the place of one that the program computes"
+            " (instead: `Tuner.lr_find` before the fit)",
         ),
     },
     "`Tuner.scale_batch_size`, `BatchSizeFinder`": {

@@ -13,9 +13,7 @@ import torch
 from harness import QUIET, assert_close, assert_same_run, both, csx, fit, make_trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import (
-    LearningRateFinder,
     LearningRateMonitor,
-    StochasticWeightAveraging,
 )
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.tuner import Tuner
@@ -628,15 +626,3 @@ def test_the_tuner_finds_a_learning_rate_as_stock_does(make: Any) -> None:
     assert found[0][0]["lr"] == found[1][0]["lr"]
     assert found[0][0]["loss"] == pytest.approx(found[1][0]["loss"], rel=1e-4)
     assert found[0][1] == found[1][1]
-
-
-def test_a_finder_that_sets_what_a_program_computes_is_refused() -> None:
-    finder = LearningRateFinder(num_training_steps=20)
-    with pytest.raises(errors.StateChanged, match=r"'lr'\] was set to .* Cosine computes it"):
-        fit(lambda: Tuned(Cosine), lambda: (loader(),), static=True, callbacks=(finder,))
-
-
-def test_averaging_that_exchanges_what_a_program_computes_is_refused() -> None:
-    averaging = (StochasticWeightAveraging(0.01),)
-    with pytest.raises(MisconfigurationException, match="StochasticWeightAveraging with a sched"):
-        fit(lambda: Tuned(Cosine), lambda: (loader(),), static=True, callbacks=averaging)
