@@ -16,6 +16,7 @@ hold_state      where a guard says that the step went wrong, no state changes (h
 
 and for compiled programs those of ``COMPILER_PASSES``:
 
+write_factors_out  a factor of a sum is a product, which the compiler would lose (factors)
 realize_scalars  are computed once, outside the loops (realize)
 
 and for those that run operation by operation, of ``INTERPRETER_PASSES``:
@@ -31,6 +32,7 @@ from collections.abc import Callable, Iterator
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.passes.cbfloat16 import to_cbfloat16
 from fulgurite.backends.csx.graph.passes.draws import functional_draws
+from fulgurite.backends.csx.graph.passes.factors import write_factors_out
 from fulgurite.backends.csx.graph.passes.fold import fold_zeros
 from fulgurite.backends.csx.graph.passes.functionalize import functionalize
 from fulgurite.backends.csx.graph.passes.hold import hold_state
@@ -51,7 +53,7 @@ PASSES: tuple[Callable[[Graph], Graph], ...] = (
     hold_state,
 )
 CBFLOAT16_PASSES = (*PASSES[:2], to_cbfloat16, *PASSES[2:])
-COMPILER_PASSES: tuple[Callable[[Graph], Graph], ...] = (realize_scalars,)
+COMPILER_PASSES: tuple[Callable[[Graph], Graph], ...] = (write_factors_out, realize_scalars)
 INTERPRETER_PASSES: tuple[Callable[[Graph], Graph], ...] = (use_kernels,)
 
 

@@ -1,9 +1,16 @@
-"""The compiler is imported when something is compiled."""
+"""What torch's compiler is made to do: it is imported whole, and keeps the factors of sums."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from harness import assert_same_run, both
+from models import CLASSES, loader
+from torch import Tensor, nn
 
 INTERRUPTED = """
 import signal
@@ -42,3 +49,34 @@ def test_a_ctrl_c_while_the_compiler_is_imported_leaves_it_whole() -> None:
         "1 True",
         "['fulgurite.cbfloat16.default', 'fulgurite.realize.default']",
     ], done.stderr
+
+
+class Adapter(pl.LightningModule):
+    """Products in sums with factors, which are all zero in the first step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(8, CLASSES)
+        self.low = nn.Linear(8, 4, bias=False)
+        self.b = nn.Parameter(torch.zeros(4, CLASSES))
+        self.c = nn.Parameter(torch.zeros(4, CLASSES))
+        self.mean: Tensor
+        self.register_buffer("mean", torch.zeros(4, CLASSES))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        low = self.low(x)
+        out = self.base(x).add(low @ self.b, alpha=0.25)
+        out = out + (low @ self.b).add(low @ self.c, alpha=0.5).sub(low @ self.c, alpha=3)
+        self.mean.mul_(0.9).add_(low.detach().T @ (low @ self.b).detach(), alpha=0.1)
+        loss = nn.functional.cross_entropy(out, y) + self.mean.square().mean()
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.5)
+
+
+def test_factors_of_sums_with_products_are_kept() -> None:
+    ours, stock = both(Adapter, lambda: (loader(64),), policy="default", max_epochs=2)
+    assert_same_run(ours, stock)

@@ -12,6 +12,7 @@ from torch import Tensor
 from fulgurite.backends.csx.graph.graph import Graph, Kind
 from fulgurite.backends.csx.graph.passes.cbfloat16 import to_cbfloat16
 from fulgurite.backends.csx.graph.passes.draws import functional_draws
+from fulgurite.backends.csx.graph.passes.factors import write_factors_out
 from fulgurite.backends.csx.graph.passes.fold import fold_zeros
 from fulgurite.backends.csx.graph.passes.functionalize import functionalize
 from fulgurite.backends.csx.graph.passes.kernels import use_kernels
@@ -59,6 +60,21 @@ def test_functionalize_writes_each_state_once_at_the_end() -> None:
     assert write == "aten.copy_.default"
     assert not any(name.partition(".")[2].partition(".")[0].endswith("_") for name in pure)
     assert graph.written() == {0}
+
+
+def test_write_factors_out_gives_a_sum_a_product_of_its_dtype() -> None:
+    def step(x: Tensor, y: Tensor, n: Tensor) -> Any:
+        return x.add(y, alpha=0.5), x.sub(y, alpha=2), x.add(y), x.half().add(n, alpha=0.5)
+
+    inputs = X, torch.arange(4.0), torch.arange(4)
+    graph = graph_of(step, *inputs)
+    written = write_factors_out(graph)
+    verify(written)
+    assert operations(written).count("aten.mul.Tensor") == 2
+    sums = written.module.graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor)
+    assert [dict(node.kwargs) for node in sums] == [{}, {}, {"alpha": 0.5}]
+    pairs = zip(run(written, *inputs), run(graph, *inputs), strict=True)
+    assert all(torch.equal(a, b) and a.dtype is b.dtype for a, b in pairs)
 
 
 def test_fold_zeros_leaves_out_the_zero_a_gradient_is() -> None:
