@@ -163,7 +163,7 @@ class Trace:
         stack.enter_context(applied(self._contract.in_backward()))
 
     def _step(self, *flat: Tensor) -> list[Tensor]:
-        tracer = get_innermost_proxy_mode().tracer  # type: ignore[union-attr]
+        tracer, scope = get_innermost_proxy_mode().tracer, self.scope  # type: ignore[union-attr]
         self._names.tracker = tracer.tensor_tracker
         self._boundaries = {storage_of(tensor) for tensor in flat}
         given = self.inputs.of_kind(Kind.BATCH, flat)
@@ -174,17 +174,15 @@ class Trace:
         [steps] = self.inputs.of_kind(Kind.STEPS, flat)
         in_place = self.inputs.in_place(flat, self._names.tracker, self._contract.in_double)
         with in_place, running(global_step=steps.clone, norms=[]):
-            self.fixed.find(
-                self.scope.module, self.scope.root, self._names.tracker, self.inputs.values
-            )
+            self.fixed.find(scope.module, scope.root, self._names.tracker, self.inputs.values)
             batch = self.inputs.batch.rebuild(given)
             before = copied(batch)
             with (
-                record_host_calls(self.scope.trainer, self.scope.schedulers) as calls,
+                record_host_calls(scope.trainer, scope.schedulers) as calls,
                 metrics_in_step(
-                    self.scope.module, calls, tracer.graph, self._contract, self._fallback_line
+                    scope.module, calls, tracer.graph, self._contract, self._fallback_line
                 ),
-                torch.set_grad_enabled(self.scope.trains),
+                torch.set_grad_enabled(scope.trains),
                 self._watched(tracer.graph),
             ):
                 result = self._run(batch)

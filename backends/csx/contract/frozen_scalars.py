@@ -139,6 +139,13 @@ def _changed(read: Access, was: Any, value: Any) -> TraceError:
         remedy = f"{buffer_code(name, was)}, and self.{name}.fill_(value) on the host"
         if type(was) is bool:
             remedy += f"; torch.where(self.{name}, a, b) in the step"
+    elif isinstance(was, Tensor):
+        asked = (
+            "torch.where(condition, a, b) where Python asks"
+            if was.dtype is torch.bool
+            else ("tensor operations where Python reads it")
+        )
+        remedy = f"{asked}, which see {read.where} in each step; or set it before fit, and leave it"
     found = {"attribute": read.where, "before": _shown(was), "now": _shown(value)}
     return misuse("frozen_changed", read.line, remedy=remedy, **found)
 

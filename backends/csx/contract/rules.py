@@ -80,10 +80,11 @@ KEEP = (
     "      filled after every step; return x from the step; or pass it to a @fulgurite.step_closure"
 )
 INITIALIZED = (
-    "the step writes it too, so it changes. Where it says whether something was initialized with\n"
-    "    data, run one batch before fit, after which the step only reads it:\n"
+    "the step writes it too, so it changes: torch.where(condition, a, b) asks in each step. Where\n"
+    "    it says whether something was initialized with data, run one batch before fit through\n"
+    "    the code that sets it, after which the step only reads it:\n"
     "      with torch.no_grad():\n"
-    "          model(x)"
+    "          model(x)  # or model.training_step(batch, 0)"
 )
 _NO_VALUE = "{tensor} was {done}, but it has no value while the step is traced."
 

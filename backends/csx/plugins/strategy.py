@@ -79,8 +79,7 @@ class StaticGraph(ChecksStates):
         self.progress: Progress | None = None  # set by the loops
         self.training: StepFunction | None = None  # the step, once a fit has begun
         self._evaluation = EvaluationSteps(self._step_function)
-        self.host_code = HostCode()
-        self.audit_budget = Budget()
+        self.host_code, self.audit_budget = HostCode(), Budget()
         self._hooks = contextlib.ExitStack()  # of the optimizers, taken away by closing it
         self._aside = contextlib.ExitStack()  # what a run that only builds puts back
         self.schedulers = RunSchedulers()

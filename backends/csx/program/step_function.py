@@ -74,13 +74,12 @@ class StepFunction:
         self._host_code, self._compared_at = host_code or HostCode(), -1  # runs when compared last
         self._scope, self._backend = scope, backend
         self._audits = Audits(stage, scope, budget or Budget())
-        self._builder = Builder(
+        builder = self._builder = Builder(
             stage=stage, scope=scope, backend=backend, fabric=fabric, so_far=self._so_far
         )
-        self._selection = Selection(stage, scope, backend.max_programs, self._builder.gradients)
-        self.programs, self.executables = self._builder.programs, self._selection.executables
-        self.forget_pruned = self._selection.forget_pruned
-        self.begin_run = self._selection.begin_run
+        chosen = self._selection = Selection(stage, scope, backend.max_programs, builder.gradients)
+        self.programs, self.executables = builder.programs, chosen.executables
+        self.forget_pruned, self.begin_run = chosen.forget_pruned, chosen.begin_run
         self._latest: BoundProgram | None = None  # the one that ran last
         self._added: list[tuple[Path, Any]] = []  # keys of the batch that programs add
         self._objects, self._rows = Objects(), profiler_of(scope.trainer)

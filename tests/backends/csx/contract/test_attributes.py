@@ -317,6 +317,21 @@ def test_a_buffer_that_python_read_and_a_hook_changes_is_an_error() -> None:
     with pytest.raises(FrozenValueChanged) as caught:
         run(reads_buffers, Fills(), **BUFFERS)
     assert_raised(caught.value, reads_buffers, 4, "self.sizes was [3, 2]", "now is [5, 5]")
+    assert "tensor operations where Python reads it" in caught.value.remedy
+
+
+def test_a_flag_in_a_buffer_that_a_hook_sets_is_asked_by_where() -> None:
+    class Sets(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, *args: Any) -> None:
+            module.ready.fill_(True)
+
+    with pytest.raises(FrozenValueChanged) as caught:
+        run(
+            lambda module, loss: loss * (2 if module.ready else 1),
+            Sets(),
+            ready=torch.tensor(False),
+        )
+    assert "torch.where(condition, a, b) where Python asks" in caught.value.remedy
 
 
 def reads_nan(module: Any, loss: Tensor) -> Tensor:
