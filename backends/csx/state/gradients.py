@@ -122,7 +122,7 @@ class Gradients:
         self._leaves: set[str] = set()
         self._others = scope.other_programs
         none = {name for name, p in self.parameters.items() if p.grad is None}
-        by_hand = scope.trains and not (scope.backward_is_lightnings or scope.keeps_gradients)
+        by_hand = scope.trains and not scope.backward_is_lightnings
         may_be = none - scope.carried.keys() if by_hand and not on_host else set[str]()
         self._others.may_be_none = may_be
         if not on_host:

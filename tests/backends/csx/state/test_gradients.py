@@ -82,6 +82,13 @@ class NoneAtTheStart(Adam):
         return loss
 
 
+class NoneSeenByHost(NoneAtTheStart):
+    """Gradients are kept for the hook, and are None for it too."""
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.log("none", float(sum(p.grad is None for p in self.parameters())))
+
+
 class PutThereUnseen(NoneAtTheStart):
     """Code on the host that does not name the attribute."""
 
@@ -170,7 +177,7 @@ class ZeroedByHost(StepFirst):
 
 STEPS = [
     *(StepFirst, Nesterov, Dampened, NeverCleared, ClearedAtTheEnd, ClearedToZero, HalfCleared),
-    NoneAtTheStart,
+    *(NoneAtTheStart, NoneSeenByHost),
     *(TwoOptimizers, Toggled, Accumulating, ClearedByHost, ZeroedByHost),
 ]
 
