@@ -18,13 +18,13 @@ ROOMS = ("trainer", "loops", "callbacks", "backends")
 
 FLOORS = {
     "backends/csx": (
-        *("diagnostics", "graph", "compile", "state", "hyperparams"),
+        *("diagnostics", "graph", "compile", "report", "state", "hyperparams"),
         *("contract", "capture", "program", "plugins"),
     ),
     "trainer/config": ("document", "types", "legacy", "schema", "run"),
 }
 """Rooms inside rooms, from the ground up: each imports from itself and from those before it."""
-MAY_COMPILE = ("compile", "program", "plugins")
+MAY_COMPILE = ("compile", "report", "program", "plugins")
 """Who imports from ``backends/csx/compile``."""
 INNER = [(house, room) for house, rooms in FLOORS.items() for room in rooms]
 

@@ -10,6 +10,7 @@ inductor         torch's compiler: from a graph to kernels, and the Python aroun
                  what our own operations are to it; indices: their strides, sooner
 parts            a large graph cut where it comes again; line: its operations in a line; repeats:
                  what comes again in it; linking: the parts' code, as one
+made             what runs a graph: its kernels, and which operations each computes
 program          a compiled program as files; kept: what earlier ones left that it can use
 translation_unit kernels as C++ source; kernel_modules: as machine code, by the C++ compiler
 processes        the C++ compiler's; vector_units: what it can make for the processor

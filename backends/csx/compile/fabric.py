@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fulgurite.backends.csx.compile.made import Made
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.graph.graph import Graph
 
@@ -29,7 +30,8 @@ class Loaded:
     it in words; ``graph`` is what a fabric asks when a run fails. A fabric may change ``call``,
     ``compiled`` and ``how`` when the graph has run once, and later where ``compiling`` is set:
     it is compiled in the background. ``told`` is called when that has ended, either way.
-    ``threads`` is how many of the host's compute it, at most.
+    ``threads`` is how many of the host's compute it, at most. ``made`` says what runs it, as long
+    as ``how`` says so.
     """
 
     call: Call
@@ -41,6 +43,7 @@ class Loaded:
     compiling: bool = False
     told: Callable[[], None] | None = None
     threads: int = 1
+    made: Callable[[], Made] = Made
 
 
 class Timer(Protocol):

@@ -35,6 +35,7 @@ from fulgurite.backends.csx.compile.failures import explained
 from fulgurite.backends.csx.compile.fingerprint import described_inputs, program_key
 from fulgurite.backends.csx.compile.inductor import compile_graph
 from fulgurite.backends.csx.compile.kept import Kept
+from fulgurite.backends.csx.compile.made import one_by_one
 from fulgurite.backends.csx.compile.program import load as load_program
 from fulgurite.backends.csx.compile.selfcheck import SelfCheck
 from fulgurite.backends.csx.compile.threads import (
@@ -292,6 +293,7 @@ def _interpreted(graph: Graph, began: float, why: str, threads: int) -> Loaded:
         how=f"run operation by operation ({why})",
         graph=graph,
         threads=threads,
+        made=lambda: one_by_one(graph),
     )
 
 

@@ -7,6 +7,7 @@ stands in a graph (``getitem``, a subgraph) has no schema: it writes nothing and
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -72,3 +73,11 @@ def operation_name(operation: object) -> str:
     """
     schema: Any = getattr(operation, "_schema", None)
     return "" if schema is None else schema.name.partition("::")[2].removesuffix("_")
+
+
+def is_view(operation: object) -> bool:
+    """Whether an operation only looks at memory: a view, or one of several results."""
+    if operation is operator.getitem:
+        return True
+    returns = getattr(operation, "_schema", None) is not None
+    return returns and is_alias(operation) and not is_mutable(operation)
