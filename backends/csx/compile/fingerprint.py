@@ -23,6 +23,7 @@ from torch import Tensor, fx
 from torch._inductor import config as inductor
 from torch._ops import HigherOrderOperator, OpOverload
 
+from fulgurite.backends.csx.diagnostics.regions import region_of
 from fulgurite.backends.csx.graph.graph import Graph
 
 _MAKE_CODE = ("graph", "compile")
@@ -71,8 +72,8 @@ def described_operations(module: fx.GraphModule) -> Iterator[str]:
     for i, node in enumerate(module.graph.nodes):
         target = "" if node.op in ("placeholder", "output") else target_of(module, node)
         arguments = text_of((node.args, node.kwargs), numbers) if node.op != "placeholder" else ""
-        numbers[node] = f"%{i}"
-        yield f"%{i} {node.op} {target} {arguments}"
+        numbers[node], region = f"%{i}", region_of(node)
+        yield f"%{i} {node.op} {target} {arguments}" + f" in {region}" * (region is not None)
 
 
 def target_of(module: fx.GraphModule, node: fx.Node) -> str:

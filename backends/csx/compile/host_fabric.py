@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from time import perf_counter
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch._inductor import config as inductor
 from torch._inductor.exc import InductorError
 
-from fulgurite.backends.csx.compile import background, compiler_log, denormals
+from fulgurite.backends.csx.compile import background, compiler_log, denormals, made
 from fulgurite.backends.csx.compile.background import Job, Meanwhile, queue
 from fulgurite.backends.csx.compile.cache import (
     REPORTS,
@@ -35,7 +35,8 @@ from fulgurite.backends.csx.compile.failures import explained
 from fulgurite.backends.csx.compile.fingerprint import described_inputs, program_key
 from fulgurite.backends.csx.compile.inductor import compile_graph
 from fulgurite.backends.csx.compile.kept import Kept
-from fulgurite.backends.csx.compile.made import one_by_one
+from fulgurite.backends.csx.compile.made import Made, one_by_one
+from fulgurite.backends.csx.compile.program import PROGRAM
 from fulgurite.backends.csx.compile.program import load as load_program
 from fulgurite.backends.csx.compile.selfcheck import SelfCheck
 from fulgurite.backends.csx.compile.threads import (
@@ -134,6 +135,7 @@ class HostFabric(Fabric):
             how="compiled" if found.built else "loaded from the cache",
             graph=graph,
             threads=threads,
+            made=self._made_of(graph, key),
         )
         if not found.marked:
             self._check_first(loaded, _one_by_one(graph), graph, found, key)
@@ -209,11 +211,17 @@ class HostFabric(Fabric):
             _tell(loaded)
             return loaded.call
         loaded.call, loaded.compiled, loaded.how = found.value, True, "compiled"
+        loaded.made = self._made_of(graph, key)
         if found.marked:
             _tell(loaded)
         else:
             self._check_first(loaded, reference, graph, found, key)
         return loaded.call
+
+    def _made_of(self, graph: Graph, key: str) -> Callable[[], Made]:
+        """What runs a graph that is compiled into the cache."""
+        folder = self._cache.folder / key
+        return lambda: made.read(folder, graph, (folder / PROGRAM).read_text())
 
     def _check_first(
         self, loaded: Loaded, reference: Call, graph: Graph, found: Fetched[Call], key: str
@@ -227,6 +235,7 @@ class HostFabric(Fabric):
                 _tell(loaded)
             else:
                 loaded.call, loaded.compiled = reference, False
+                loaded.made = lambda: one_by_one(graph)
                 loaded.how = "run operation by operation (compiled, it gave other numbers)"
 
         cache = self._cache.folder

@@ -16,6 +16,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -25,10 +26,18 @@ from torch._inductor.exc import CppCompileError, InductorError
 from torch._inductor.utils import BoxedBool
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fulgurite.backends.csx.compile import indices, program, vector_units
+from fulgurite.backends.csx.compile import indices, made, program, vector_units
 from fulgurite.backends.csx.compile.kept import Generated, Kept
-from fulgurite.backends.csx.compile.parts import Part, divided, whole
+from fulgurite.backends.csx.compile.parts import (
+    Call,
+    Part,
+    divided,
+    numbered,
+    operations_of,
+    whole,
+)
 from fulgurite.backends.csx.compile.processes import compilers
+from fulgurite.backends.csx.compile.scheduling import AT, Noted, grouped
 from fulgurite.backends.csx.graph.graph import Graph, storage_of
 from fulgurite.backends.csx.graph.op_schema import is_random
 from fulgurite.backends.csx.graph.passes import COMPILER_PASSES, lower
@@ -97,11 +106,23 @@ def _attempt(graph: Graph, folder: Path, kept: Kept, believed: bool) -> CppCompi
 
 
 def _compile(graph: Graph, folder: Path, kept: Kept) -> None:
-    graph = lower(graph, COMPILER_PASSES)
+    began = perf_counter()
+    graph = lower(numbered(graph), COMPILER_PASSES)
     division = divided(graph)
     parts = [whole(graph)] if division is None else division.parts
+    # before the compiler's own passes, which change the parts
+    calls = division.calls if division else [Call(0, (), (), operations_of(parts[0].module))]
     sources = [kept.part(part, _generated, graph.mode) for part in parts]
-    program.write(folder, sources, division, kept)
+    generated = perf_counter()
+    kernels = program.write(folder, sources, division, kept)
+    seconds = {"generate": generated - began, "compile": perf_counter() - generated}
+    rows = [
+        (one, kernels[call.part].get(one.kernel), call.operations)
+        for call in calls
+        if isinstance(call, Call)
+        for one in sources[call.part].calls
+    ]
+    made.write(folder, rows, seconds)
 
 
 def _generated(part: Part, mode: FakeTensorMode) -> Generated:
@@ -113,6 +134,9 @@ def _generated(part: Part, mode: FakeTensorMode) -> Generated:
     from torch._inductor.compile_fx import compile_fx_inner, record_original_output_strides
     from torch._inductor.virtualized import V
 
+    noted = Noted()
+    for i, node in enumerate(one for one in part.module.graph.nodes if one.op == "call_function"):
+        node.meta["custom"] = {**node.meta.get("custom", {}), AT: i}
     if part.read_by_others:
         (output,) = part.module.graph.find_nodes(op="output")
         output.meta["user_visible_output_idxs"] = range(len(output.args[0]))
@@ -122,7 +146,7 @@ def _generated(part: Part, mode: FakeTensorMode) -> Generated:
         warnings.catch_warnings(),
         torch._guards.tracing(context),
         V.set_fake_mode(mode),
-        inductor.patch(FLAGS),
+        inductor.patch({**FLAGS, "_pre_fusion_custom_pass": grouped}),
         torch.no_grad(),
     ):
         warnings.filterwarnings("ignore", module=r"torch\.")  # its own deprecations
@@ -132,13 +156,15 @@ def _generated(part: Part, mode: FakeTensorMode) -> Generated:
             *_copies_first(),
             *_kernels_later(),
             *indices.read_off(),
+            *noted.patches(),
         )
         with _files_of_this_process_alone(), applied(patches):
             _keep_draws_as_they_are()
             compiled: Any = compile_fx_inner(
                 part.module, list(part.examples), cudagraphs=BoxedBool(False), is_inference=True
             )
-    return Generated(compiled.source_code, dict(compiled.constants or {}))
+    constants = dict(compiled.constants or {})
+    return Generated(compiled.source_code, constants, tuple(noted.calls))
 
 
 @functools.cache

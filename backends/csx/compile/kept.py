@@ -13,7 +13,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -25,21 +25,23 @@ from fulgurite.backends.csx.compile.entries import is_whole
 from fulgurite.backends.csx.compile.fingerprint import environment
 from fulgurite.backends.csx.compile.kernel_modules import module_file
 from fulgurite.backends.csx.compile.parts import Part
+from fulgurite.backends.csx.compile.scheduling import PartCall
 from fulgurite.backends.csx.compile.translation_unit import Kernel
 from fulgurite.backends.csx.compile.upkeep import entries_in
 
 INDEX = "program.json"  # of a program: which kernel is in which of its modules
 FOLDER = "parts"
 SHARE = 8  # of the bytes that programs may take, parts may take one in so many more
-_SOURCE, _CONSTANTS = "part.py", "constants.pt"
+_SOURCE, _CONSTANTS, _CALLS = "part.py", "constants.pt", "calls.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """What the compiler makes of a part: Python with kernels in C++, and constants."""
+    """What the compiler makes of a part: Python with kernels in C++, constants, and the calls."""
 
     source: str
     constants: dict[str, Tensor] = field(default_factory=dict)
+    calls: tuple[PartCall, ...] = ()
 
 
 class Kept:
@@ -114,6 +116,7 @@ class Kept:
 
 def _write(code: Generated, folder: Path) -> None:
     (folder / _SOURCE).write_text(code.source)
+    (folder / _CALLS).write_text(json.dumps([asdict(call) for call in code.calls]))
     if code.constants:
         torch.save(code.constants, folder / _CONSTANTS)
 
@@ -121,4 +124,6 @@ def _write(code: Generated, folder: Path) -> None:
 def _read(folder: Path) -> Generated:
     constants = folder / _CONSTANTS
     found = torch.load(constants, weights_only=True) if constants.exists() else {}
-    return Generated((folder / _SOURCE).read_text(), found)
+    rows = json.loads((folder / _CALLS).read_text())
+    calls = tuple(PartCall(**{**row, "at": tuple(row["at"])}) for row in rows)
+    return Generated((folder / _SOURCE).read_text(), found, calls)

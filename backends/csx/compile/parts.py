@@ -24,6 +24,8 @@ from fulgurite.backends.csx.graph.graph import Graph
 SMALL = 600  # operations: they compile in seconds, and run best as one
 SHARE = 0.3  # of the operations, that must be saved for calls to be worth it
 
+_NUMBER = "number"  # in a node's ``meta``: of operations, in the whole graph
+
 Given = tuple[int, int | None]
 """A result of a stretch: the number of the item in it, and which of the item's results."""
 
@@ -40,11 +42,15 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a part: its index, and the numbers of the values that it reads and gives."""
+    """A call of a part: its index, and the numbers of the values that it reads and gives.
+
+    ``operations`` are the part's, as they are numbered in the whole graph.
+    """
 
     part: int
     reads: tuple[int, ...]
     gives: tuple[int, ...]
+    operations: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,21 @@ class Division:
     calls: tuple[Call | Look, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+
+
+def numbered(graph: Graph) -> Graph:
+    """Number the operations of a graph, which passes and parts keep."""
+    fresh = graph.copied()
+    nodes = [node for node in fresh.nodes if node.op == "call_function"]
+    for i, node in enumerate(nodes):
+        node.meta[_NUMBER] = i
+    return graph.with_operations(fresh)
+
+
+def operations_of(module: fx.GraphModule) -> tuple[int, ...]:
+    """The operations of a part, as the whole graph numbers them; -1 for those it did not have."""
+    nodes = (node for node in module.graph.nodes if node.op == "call_function")
+    return tuple(node.meta.get(_NUMBER, -1) for node in nodes)
 
 
 def whole(graph: Graph) -> Part:
@@ -197,6 +218,8 @@ def _assembled(line: Line, cut: dict[int, _Stretch]) -> Division:
         reads = tuple(map(number, one.reads))
         gives = [(start + at, element) for at, element in one.gives]
         numbers |= {value: len(numbers) + i for i, value in enumerate(gives)}
-        calls.append(Call(indices[one.part.text], reads, tuple(numbers[value] for value in gives)))
+        gives_numbers = tuple(numbers[value] for value in gives)
+        operations = operations_of(one.part.module)
+        calls.append(Call(indices[one.part.text], reads, gives_numbers, operations))
     outputs = tuple(map(number, line.outputs))
     return Division(tuple(parts.values()), tuple(calls), tuple(range(len(inputs))), outputs)

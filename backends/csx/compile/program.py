@@ -4,6 +4,7 @@ program.py     kernels and matrix products in their order, as a function of tens
 constants.pt   its constants, where it has any
 program.json   which kernel is in which module
 kernels_0.so   kernels, as functions of tensors
+made.json      what runs the graph (see ``made``)
 """
 
 from __future__ import annotations
@@ -24,12 +25,15 @@ from fulgurite.backends.csx.compile.linking import Compiled, linked
 from fulgurite.backends.csx.compile.parallel_checks import throw_after_loops
 from fulgurite.backends.csx.compile.parts import Division
 from fulgurite.backends.csx.compile.static_wrapper import make_static, parsed
+from fulgurite.backends.csx.compile.translation_unit import Kernel
 
-_PROGRAM, _CONSTANTS = "program.py", "constants.pt"
+PROGRAM, _CONSTANTS = "program.py", "constants.pt"
 
 
-def write(folder: Path, parts: Sequence[Generated], division: Division | None, kept: Kept) -> None:
-    """Compile the kernels, and write everything into an existing, empty folder.
+def write(
+    folder: Path, parts: Sequence[Generated], division: Division | None, kept: Kept
+) -> list[dict[str, Kernel]]:
+    """Compile the kernels, and write everything but ``made.json`` into an existing, empty folder.
 
     Args:
         folder: where.
@@ -37,10 +41,14 @@ def write(folder: Path, parts: Sequence[Generated], division: Division | None, k
         division: in which order they are called; None where there is one.
         kept: has kernels of earlier programs.
 
+    Returns:
+        Of each part its kernels, as the program calls them, by the names that they have in it.
+
     Raises:
         CppCompileError, UnknownKernel, UnknownWrapper: as ``kernel_modules`` and ``linking``.
     """
-    program = linked([_taken_apart(part) for part in parts], division, kept.name_of)
+    taken = [_taken_apart(part) for part in parts]
+    program = linked(taken, division, kept.name_of)
     kernels = program.wrapper.kernels
     modules = kept.lend({kernel.name for kernel in kernels}, folder)
     lent = {name for names in modules for name in names}
@@ -49,8 +57,12 @@ def write(folder: Path, parts: Sequence[Generated], division: Division | None, k
     if program.constants:
         torch.save(program.constants, folder / _CONSTANTS)
     source = with_light_imports(make_static(program.wrapper))
-    (folder / _PROGRAM).write_text(f"{source}\n")
+    (folder / PROGRAM).write_text(f"{source}\n")
     (folder / INDEX).write_text(json.dumps({"kernels": modules}, indent=1) + "\n")
+    return [
+        {one.name: replace(one, name=kept.name_of(one)) for one in part.wrapper.kernels}
+        for part in taken
+    ]
 
 
 def load(folder: Path) -> Call:
@@ -60,7 +72,7 @@ def load(folder: Path) -> Call:
     namespace |= kernel_modules.load(folder, modules)
     if (folder / _CONSTANTS).exists():
         namespace |= torch.load(folder / _CONSTANTS, weights_only=True)
-    program = folder / _PROGRAM
+    program = folder / PROGRAM
     with torch.inference_mode(False):  # what is made once here is written in other modes too
         exec(compile(program.read_text(), str(program), "exec"), namespace)
     call: Call = namespace["call"]

@@ -26,6 +26,14 @@ from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer
 
 from fulgurite.backends.csx.diagnostics.cells import cell_of
+from fulgurite.backends.csx.diagnostics.regions import (
+    Region,
+    backward_of,
+    begin_counting,
+    marked,
+    region_now,
+    unmarked,
+)
 from fulgurite.backends.patches import applied, patches_of
 
 LIBRARIES = frozenset(
@@ -193,51 +201,6 @@ def _stores(function: FunctionType, instruction: dis.Instruction) -> bool:
     return named and function.__name__ != "__init__"
 
 
-class LineFinder:
-    """Finds the lines after which something is no longer as it was, by looking after each.
-
-    Attributes:
-        found: the line for each name that ``changes`` gave.
-    """
-
-    def __init__(self) -> None:
-        self.found: dict[str, UserLine] = {}
-        self._at: dict[int, int] = {}  # the line that each frame is in, by the frame's identity
-
-    @contextlib.contextmanager
-    def watching(self, changes: Callable[[], Iterable[Any]]) -> Iterator[None]:
-        """Look while the block runs; ``changes`` gives what differs now, each with a ``name``."""
-        self._changes, before = changes, sys.gettrace()
-        sys.settrace(self._called)
-        try:
-            yield
-        finally:
-            sys.settrace(before)
-            self._at.clear()
-
-    def _called(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if top_package(frame) in LIBRARIES or not frame.f_globals.get("__name__"):
-            return None
-        caller = frame.f_back
-        while caller is not None and id(caller) not in self._at:
-            caller = caller.f_back
-        if caller is not None:
-            self._look(caller)
-        self._at[id(frame)] = frame.f_lineno
-        return self._ran
-
-    def _ran(self, frame: FrameType, event: str, arg: Any) -> Any:
-        self._look(frame)
-        self._at[id(frame)] = frame.f_lineno
-        return self._ran
-
-    def _look(self, frame: FrameType) -> None:
-        code = frame.f_code
-        for change in self._changes():
-            line = UserLine(code.co_filename, self._at[id(frame)], code.co_name)
-            self.found.setdefault(change.name, line)
-
-
 def run_backward(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run a backward pass. Frames above this one are the user's hooks and own functions."""
     return run(*args, **kwargs)
@@ -274,38 +237,37 @@ def record_lines(
     """Put the user's line on each node that is traced inside, as its ``stack_trace``.
 
     The module goes with it whose ``forward`` runs; ``paths`` has modules' names by their identity.
+    So does the fused region that runs.
 
     A node of the backward pass gets the line of a hook of the user's that makes it, or else of the
-    forward operation that it differentiates: both carry the same autograd sequence number. A node
+    forward operation that it differentiates: whose autograd node has that sequence number. A node
     that no user frame made (an optimizer's, a clip's) gets ``fallback()``, which need not look at
     the frames again.
     """
     original, described = PythonKeyTracer.create_node, functools.cache(_described)
-    forward_lines: dict[int, UserLine] = {}
-    forward_modules: dict[int, str] = {}
+    forward: dict[int, tuple[UserLine | None, str, Region | None]] = {}
+    known = torch.autograd._get_sequence_nr()
+    begin_counting()
 
     def create_node(self: PythonKeyTracer, kind: str, *args: Any, **kwargs: Any) -> Node:
+        nonlocal known
         node = original(self, kind, *args, **kwargs)
         if kind == "call_function":
             grad_node = torch._C._current_autograd_node()
             if grad_node is None:
                 line, inside = user_line(boundary), _module_now(boundary, paths)
-                # the operation's own autograd node is made next, and takes this number
-                number = torch.autograd._get_sequence_nr()
-                forward_modules[number] = inside
-                if line is not None:
-                    forward_lines[number] = line
+                region = region_now()
+                # an operation's own autograd node, where it has one, was made before this node
+                before, known = known, torch.autograd._get_sequence_nr()
+                forward.update(dict.fromkeys(range(before, known), (line, inside, region)))
             else:
-                inside = forward_modules.get(grad_node._sequence_nr(), "")
+                line, inside, of = forward.get(grad_node._sequence_nr(), (None, "", None))
                 inside = "the backward pass" + f" of {inside}" * bool(inside)
-                line = (
-                    user_line(run_backward.__code__)
-                    or forward_lines.get(grad_node._sequence_nr())
-                    or user_line(boundary)
-                )
+                region = None if of is None else backward_of(of)
+                line = user_line(run_backward.__code__) or line or user_line(boundary)
             line = line or fallback()
             if line is not None:
-                node.meta["stack_trace"] = described(line, inside)
+                node.meta["stack_trace"] = marked(described(line, inside), region)
         return node
 
     why = "torch's record_stack_traces keeps only frames named forward (0 of 162 nodes, measured)"
@@ -327,7 +289,7 @@ def _line_in(text: str) -> UserLine | None:
 
 def module_of(node: Node) -> str:
     """``net.0 (Linear)`` or ``the backward pass of net.0 (Linear)``; empty where none ran."""
-    return str(node.meta.get("stack_trace", "")).partition(_IN)[2]
+    return unmarked(str(node.meta.get("stack_trace", ""))).partition(_IN)[2]
 
 
 def _described(line: UserLine, inside: str) -> str:

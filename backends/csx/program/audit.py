@@ -34,8 +34,9 @@ from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning, war
 from fulgurite.backends.csx.contract.refusals import explained
 from fulgurite.backends.csx.contract.watched import values_where_refused
 from fulgurite.backends.csx.diagnostics.errors import LeakedTensor, TraceError
+from fulgurite.backends.csx.diagnostics.line_finder import LineFinder
 from fulgurite.backends.csx.diagnostics.muted import muted
-from fulgurite.backends.csx.diagnostics.user_lines import LineFinder, UserLine, raised_at
+from fulgurite.backends.csx.diagnostics.user_lines import UserLine, raised_at
 from fulgurite.backends.csx.program.executable import Executable
 from fulgurite.backends.garbage import young_alone
 from fulgurite.backends.patches import Patch, applied, patched, tracing

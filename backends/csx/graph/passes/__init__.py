@@ -18,6 +18,7 @@ and for compiled programs those of ``COMPILER_PASSES``:
 
 write_factors_out  a factor of a sum is a product, which the compiler would lose (factors)
 realize_scalars  are computed once, outside the loops (realize)
+separate_regions  fused regions are kept apart from what is around them (regions)
 
 and for those that run operation by operation, of ``INTERPRETER_PASSES``:
 
@@ -39,6 +40,7 @@ from fulgurite.backends.csx.graph.passes.hold import hold_state
 from fulgurite.backends.csx.graph.passes.kernels import use_kernels
 from fulgurite.backends.csx.graph.passes.prune import prune
 from fulgurite.backends.csx.graph.passes.realize import realize_scalars
+from fulgurite.backends.csx.graph.passes.regions import separate_regions
 from fulgurite.backends.csx.graph.passes.rename import drop_renames
 from fulgurite.backends.csx.graph.passes.simplify import simplify
 
@@ -53,7 +55,11 @@ PASSES: tuple[Callable[[Graph], Graph], ...] = (
     hold_state,
 )
 CBFLOAT16_PASSES = (*PASSES[:2], to_cbfloat16, *PASSES[2:])
-COMPILER_PASSES: tuple[Callable[[Graph], Graph], ...] = (write_factors_out, realize_scalars)
+COMPILER_PASSES: tuple[Callable[[Graph], Graph], ...] = (
+    write_factors_out,
+    realize_scalars,
+    separate_regions,
+)
 INTERPRETER_PASSES: tuple[Callable[[Graph], Graph], ...] = (use_kernels,)
 
 
