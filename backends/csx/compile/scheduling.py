@@ -98,7 +98,7 @@ def grouped(nodes: list[Any]) -> list[Any]:
     groups: dict[str, list[Any]] = {}
     for node in nodes:
         groups.setdefault(_region(node), []).append(node)
-    ends = {id(group[-1]): group for name, group in groups.items() if name and len(group) > 1}
+    ends = {id(group[-1]): group for name, group in groups.items() if name}
     inside = {id(node) for group in ends.values() for node in group}
     made: list[Any] = []
     for node in nodes:
@@ -117,9 +117,11 @@ def _plan_again(process: Callable[[Any], None]) -> Callable[[Any], None]:
         from torch._inductor.virtualized import V
         from torch.utils._ordered_set import OrderedSet
 
-        before = len(scheduler.nodes)
+        before = list(scheduler.nodes)
         process(scheduler)
-        if len(scheduler.nodes) > before:
+        if scheduler.nodes != before:
+            for node in scheduler.nodes:  # a group of one has that one's name, and took it along
+                scheduler.name_to_fused_node.setdefault(node.get_name(), node)
             given = OrderedSet(V.graph.graph_inputs)
             names = scheduler.name_to_buf, scheduler.name_to_fused_node
             prepare_planning_info(
