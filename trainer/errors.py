@@ -22,6 +22,7 @@ from fulgurite.backends.csx.diagnostics.errors import StateBornInStep as StateBo
 from fulgurite.backends.csx.diagnostics.errors import StateChanged as StateChanged
 from fulgurite.backends.csx.diagnostics.errors import TensorPrinted as TensorPrinted
 from fulgurite.backends.csx.diagnostics.errors import TraceError as TraceError
+from fulgurite.backends.csx.diagnostics.errors import UnfusedLoss as UnfusedLoss
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedDevice as UnsupportedDevice
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedDtype as UnsupportedDtype
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedInput as UnsupportedInput

@@ -11,6 +11,8 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
+from lightning_utilities.core.rank_zero import rank_zero_warn
+
 from fulgurite.backends.backend import Backend, check_keys
 
 AUTOGEN_POLICIES = ("disabled", "default", "medium", "aggressive")
@@ -86,7 +88,8 @@ class CSXBackend(Backend):
         audit: trace the step again now and then, and compare it with the program; takes at most 2 %
             of a run's time, besides once for each program (docs/steps.md).
         autogen_policy: "disabled" runs the program operation by operation; "default", the same as
-            "medium", generates fused kernels; "aggressive" generates products and convolutions too.
+            "medium", generates fused kernels; "aggressive" generates products too, where that is
+            faster (docs/autogen.md). "mild" is read as "medium".
         fabric: what runs programs: "host" (the CPU), "gpu", or "auto", the best there is.
         max_programs: programs each stage may have. "auto": one for each phase of freezing or
             accumulating, and in each for up to four shapes of batches. 1, as on the wafer: nothing
@@ -111,9 +114,7 @@ class CSXBackend(Backend):
     retrace_every_iteration: bool = False
     background: bool = True
     audit: bool = True
-    autogen_policy: str = field(
-        default="default", metadata={"known": AUTOGEN_POLICIES, "built": ("disabled", "medium")}
-    )
+    autogen_policy: str = field(default="default", metadata={"known": AUTOGEN_POLICIES})
     fabric: str = field(default="auto", metadata={"known": FABRIC_NAMES, "built": ("host",)})
     max_programs: int | str = "auto"
     execution: str = field(default="pipeline", metadata={"known": EXECUTIONS, "built": ()})
@@ -121,6 +122,9 @@ class CSXBackend(Backend):
     cluster_config: CSConfig | Mapping[str, Any] | None = None
 
     def _validate(self) -> None:
+        if self.autogen_policy == "mild":
+            rank_zero_warn('autogen_policy="mild" is no more: it is read as "medium".')
+            object.__setattr__(self, "autogen_policy", "medium")
         for item in fields(self):
             value, known = getattr(self, item.name), item.metadata.get("known")
             if known is not None and value not in known:
@@ -173,7 +177,12 @@ class CSXBackend(Backend):
     @property
     def compiles(self) -> bool:
         """Whether the policy asks for generated kernels."""
-        return self.autogen_policy != "disabled"
+        return self.policy != "disabled"
+
+    @property
+    def policy(self) -> str:
+        """The policy of kernels under its own name: "default" is "medium"."""
+        return "medium" if self.autogen_policy == "default" else self.autogen_policy
 
 
 def _refuse_unbuilt(options: CSXBackend | CSConfig, prefix: str) -> None:

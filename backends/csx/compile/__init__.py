@@ -7,7 +7,11 @@ fabric           what runs programs: what every fabric does
 host_fabric      the host's CPU; fabrics: which there are, and which one a backend asks for;
                  toolchain: what the machine has for compiling
 inductor         torch's compiler: from a graph to kernels, and the Python around them; lowerings:
-                 what our own operations are to it; indices: their strides, sooner
+                 what our own operations are to it; indices: their strides, sooner;
+                 compiler_patches: what is changed around it
+scheduling       which kernel computes what, as that compiler decides; fused: regions that are one
+                 kernel each
+library          the table of the kernel library
 parts            a large graph cut where it comes again; line: its operations in a line; repeats:
                  what comes again in it; linking: the parts' code, as one
 made             what runs a graph: its kernels, and which operations each computes

@@ -37,13 +37,14 @@ _FOREIGN_PASSES = (  # a function's text is its address: what was made with one 
 )
 
 
-def program_key(graph: Graph, threads: int) -> str:
+def program_key(graph: Graph, threads: int, policy: str = "medium") -> str:
     """A SHA-256 in hexadecimal: equal for graphs that compile to the same code here and now.
 
-    ``threads`` is how many compute it: the compiler writes their number into loops.
+    ``threads`` is how many compute it: the compiler writes their number into loops; ``policy`` is
+    the one of kernels.
     """
     parts = [*environment(), *described_inputs(graph), *described_operations(graph.module)]
-    parts.append(f"threads {threads}")
+    parts += [f"threads {threads}", f"policy {policy}"]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 

@@ -9,8 +9,7 @@ while it is compiled in the background. Compiled code is trusted after its first
 from __future__ import annotations
 
 import functools
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from time import perf_counter
@@ -20,7 +19,7 @@ from torch import Tensor
 from torch._inductor import config as inductor
 from torch._inductor.exc import InductorError
 
-from fulgurite.backends.csx.compile import background, compiler_log, denormals, made
+from fulgurite.backends.csx.compile import background, compiler_log, denormals, fused, made
 from fulgurite.backends.csx.compile.background import Job, Meanwhile, queue
 from fulgurite.backends.csx.compile.cache import (
     REPORTS,
@@ -33,10 +32,9 @@ from fulgurite.backends.csx.compile.cache_folder import SharedFolder
 from fulgurite.backends.csx.compile.fabric import Call, Fabric, Loaded, Shown
 from fulgurite.backends.csx.compile.failures import explained
 from fulgurite.backends.csx.compile.fingerprint import described_inputs, program_key
-from fulgurite.backends.csx.compile.inductor import compile_graph
+from fulgurite.backends.csx.compile.inductor import check_regions, compile_graph
 from fulgurite.backends.csx.compile.kept import Kept
-from fulgurite.backends.csx.compile.made import Made, one_by_one
-from fulgurite.backends.csx.compile.program import PROGRAM
+from fulgurite.backends.csx.compile.made import PROGRAM, one_by_one, tell_fallen
 from fulgurite.backends.csx.compile.program import load as load_program
 from fulgurite.backends.csx.compile.selfcheck import SelfCheck
 from fulgurite.backends.csx.compile.threads import (
@@ -44,7 +42,12 @@ from fulgurite.backends.csx.compile.threads import (
     set_threads,
     threads_for,
 )
-from fulgurite.backends.csx.compile.toolchain import cpu_name, toolchain_missing
+from fulgurite.backends.csx.compile.toolchain import (
+    CompilerFailed,
+    NoToolchain,
+    cpu_name,
+    toolchain_missing,
+)
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.passes import INTERPRETER_PASSES, lower
@@ -52,22 +55,6 @@ from fulgurite.backends.csx.graph.passes import INTERPRETER_PASSES, lower
 _set_grad_enabled = torch._C._set_grad_enabled  # as a context manager it costs 2 µs (measured)
 
 _INPUTS = "inputs.txt"
-
-
-class NoToolchain(Exception):
-    """Generated kernels cannot be made on this machine; the text says why."""
-
-    remedy = "Install a C++ compiler and Python's headers"
-
-
-class CompilerFailed(NoToolchain):
-    """A compiler was there, and failed; the text is one line, ``printed`` the rest."""
-
-    remedy = "Read the file"
-
-    def __init__(self, error: InductorError) -> None:
-        super().__init__(f"torch's compiler failed: {compiler_log.in_a_line(error)}")
-        self.printed = "".join(traceback.format_exception(error))
 
 
 class HostFabric(Fabric):
@@ -101,26 +88,31 @@ class HostFabric(Fabric):
             let_idle_threads_sleep()
         if next(graph.operations(), None) is None:
             return _interpreted(graph, began, "it computes nothing", threads)
+        has_regions, policy = fused.has_regions(graph), self._backend.policy
         try:
-            if not self._backend.compiles:
+            if policy == "disabled" and not has_regions:
                 raise NoToolchain("autogen_policy='disabled'")
-            key = program_key(graph, threads)
+            key, kept = program_key(graph, threads, policy), Kept(self._cache, threads)
             if self.waits:
                 found = self._cache.fetch(
                     key,
-                    build=lambda folder: _build(graph, folder, Kept(self._cache, threads), shown),
+                    build=lambda folder: _build(graph, folder, kept, policy, shown),
                     load=lambda folder: _load(graph, folder),
                     waiting=lambda: shown("waiting for another process that compiles"),
                 )
             else:
-                kept = self._cache.find(key, lambda folder: _load(graph, folder))
-                if kept is None:
+                there = self._cache.find(key, lambda folder: _load(graph, folder))
+                if there is None:
+                    if has_regions:
+                        check_regions(graph, kept)
                     return self._load_later(graph, key, began, urgent, threads)
                 if urgent:
                     queue.hurry()
-                found = kept
+                found = there
         except (NoToolchain, NothingKept) as missing:
             why = _with_log(missing)
+            if has_regions and not isinstance(missing, CompilerFailed):
+                raise fused.not_compiled(graph, why) from None
             if self._backend.compile_only:
                 raise RuntimeError(
                     f"compile_only=True, but nothing can be compiled on this machine: {why}."
@@ -135,8 +127,9 @@ class HostFabric(Fabric):
             how="compiled" if found.built else "loaded from the cache",
             graph=graph,
             threads=threads,
-            made=self._made_of(graph, key),
+            made=functools.partial(made.read, self._cache.folder / key, graph),
         )
+        tell_fallen(graph, self._cache.folder / key)
         if not found.marked:
             self._check_first(loaded, _one_by_one(graph), graph, found, key)
         return loaded
@@ -171,12 +164,13 @@ class HostFabric(Fabric):
         self, loaded: Loaded, reference: Call, graph: Graph, key: str, urgent: bool
     ) -> Meanwhile:
         cache, kept = self._cache, Kept(self._cache, loaded.threads)
+        policy = self._backend.policy
 
         def compiles() -> str | None:
             try:
                 cache.fetch_here(
                     key,
-                    build=lambda folder: _build(graph, folder, kept, _unseen),
+                    build=lambda folder: _build(graph, folder, kept, policy, _unseen),
                     load=lambda folder: _load(graph, folder),
                 )
             except NoToolchain as missing:
@@ -211,17 +205,13 @@ class HostFabric(Fabric):
             _tell(loaded)
             return loaded.call
         loaded.call, loaded.compiled, loaded.how = found.value, True, "compiled"
-        loaded.made = self._made_of(graph, key)
+        loaded.made = functools.partial(made.read, self._cache.folder / key, graph)
+        tell_fallen(graph, self._cache.folder / key)
         if found.marked:
             _tell(loaded)
         else:
             self._check_first(loaded, reference, graph, found, key)
         return loaded.call
-
-    def _made_of(self, graph: Graph, key: str) -> Callable[[], Made]:
-        """What runs a graph that is compiled into the cache."""
-        folder = self._cache.folder / key
-        return lambda: made.read(folder, graph, (folder / PROGRAM).read_text())
 
     def _check_first(
         self, loaded: Loaded, reference: Call, graph: Graph, found: Fetched[Call], key: str
@@ -306,10 +296,10 @@ def _interpreted(graph: Graph, began: float, why: str, threads: int) -> Loaded:
     )
 
 
-def _build(graph: Graph, folder: Path, kept: Kept, shown: Shown) -> None:
+def _build(graph: Graph, folder: Path, kept: Kept, policy: str, shown: Shown) -> None:
     """Compile a graph into a folder, with what it expects as inputs."""
     with inductor.patch({"cpp.threads": kept.threads}):
-        _compile(graph, folder, kept, shown)
+        _compile(graph, folder, kept, policy, shown)
     (folder / _INPUTS).write_text("\n".join(described_inputs(graph)))
 
 
@@ -321,16 +311,18 @@ def _load(graph: Graph, folder: Path) -> Call:
     """
     if (folder / _INPUTS).read_text() != "\n".join(described_inputs(graph)):
         raise UnfitEntry
+    if not (folder / PROGRAM).exists():  # only its fused regions are compiled
+        return fused.load(graph, folder)
     return load_program(folder)
 
 
-def _compile(graph: Graph, folder: Path, kept: Kept, shown: Shown) -> None:
+def _compile(graph: Graph, folder: Path, kept: Kept, policy: str, shown: Shown) -> None:
     missing = toolchain_missing()  # asked only here: to ask starts a process
     if missing is not None:
         raise NoToolchain(missing)
     with shown("compiling"):
         try:
-            compile_graph(graph, folder, kept)
+            compile_graph(graph, folder, kept, policy)
         except InductorError as error:  # or a defect of its own: a KeyError, an assertion
             raise CompilerFailed(error) from None
 

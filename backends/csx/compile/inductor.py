@@ -11,23 +11,32 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import os
-import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
-from torch import fx
 from torch._inductor import config as inductor
 from torch._inductor.exc import CppCompileError, InductorError
 from torch._inductor.utils import BoxedBool
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fulgurite.backends.csx.compile import indices, made, program, vector_units
+from fulgurite.backends.csx.compile import (
+    compiler_patches,
+    fused,
+    indices,
+    kernel_modules,
+    made,
+    program,
+    vector_units,
+)
+from fulgurite.backends.csx.compile.fused import Fused
 from fulgurite.backends.csx.compile.kept import Generated, Kept
+from fulgurite.backends.csx.compile.made import Fallen
 from fulgurite.backends.csx.compile.parts import (
     Call,
     Part,
@@ -37,12 +46,14 @@ from fulgurite.backends.csx.compile.parts import (
     whole,
 )
 from fulgurite.backends.csx.compile.processes import compilers
-from fulgurite.backends.csx.compile.scheduling import AT, Noted, grouped
-from fulgurite.backends.csx.graph.graph import Graph, storage_of
-from fulgurite.backends.csx.graph.op_schema import is_random
+from fulgurite.backends.csx.compile.scheduling import AT, Noted, PartCall, grouped
+from fulgurite.backends.csx.compile.translation_unit import Kernel
+from fulgurite.backends.csx.graph.graph import Graph
+from fulgurite.backends.csx.graph.op_schema import is_mutable, is_view
 from fulgurite.backends.csx.graph.passes import COMPILER_PASSES, lower
+from fulgurite.backends.csx.graph.passes.realize import realize
 from fulgurite.backends.interrupts import shielded
-from fulgurite.backends.patches import FX, Patch, applied, fx_lock, patches_of
+from fulgurite.backends.patches import FX, applied, fx_lock, patches_of
 
 # size_asserts: inputs are checked before (BatchSpec, Binding). combo_kernels: small independent
 # kernels in one call. Together 100-106 against 110-119 µs a step on an MLP 64-128-128-10.
@@ -60,69 +71,169 @@ FLAGS = {
     "fx_graph_cache": False,
     "layout_optimization": False,
 }
-_READ_EARLY = "https://github.com/pytorch/pytorch/issues/185509"
-_READ_LATE = "https://github.com/pytorch/pytorch/issues/198131"
+# products and convolutions are generated too, and timed beside the library's
+AGGRESSIVE = {"max_autotune": True, "max_autotune_gemm_backends": "ATEN,CPP"}
 
 
-def compile_graph(graph: Graph, folder: Path, kept: Kept) -> None:
+def compile_graph(graph: Graph, folder: Path, kept: Kept, policy: str = "medium") -> None:
     """Compile a graph into an existing, empty folder.
 
     The graph is functional and decomposed already, so Inductor's inner item takes it: its outer
-    one would trace it a third time.
+    one would trace it a third time. Where the C++ compiler fails on some kernels and not on
+    others, their operations run by the library's kernels.
 
     Args:
         graph: what to compile.
         folder: where.
         kept: what earlier compilations left.
+        policy: "disabled" (its fused regions alone), "medium" or "aggressive".
 
     Raises:
         InductorError: a compiler failed.
+        UnfusedLoss: a fused region cannot be one kernel.
     """
+    attempt = Attempt(numbered(graph), kept, policy)
     with fx_lock:
-        failed = _attempt(graph, folder, kept, believed=True)
+        failed = _tried(attempt, folder, believed=True)
         if failed is None:
             return
         with _ended_with_us():  # a Ctrl-C here has no failure, with all its output, as its context
             changed = vector_units.ask_the_compiler()
         if changed:
-            failed = _attempt(graph, folder, kept, believed=False)
+            failed = _tried(attempt, folder, believed=False)
+        while failed is not None and attempt.without_failing_kernels():
+            failed = _tried(attempt, folder, believed=not changed)
         if failed is not None:
             raise InductorError(failed, None)
 
 
-def _attempt(graph: Graph, folder: Path, kept: Kept, believed: bool) -> CppCompileError | None:
+def check_regions(graph: Graph, kept: Kept) -> None:
+    """Generate the code of each fused region, to see that it is one kernel.
+
+    Raises:
+        UnfusedLoss: it is not.
+    """
+    with fx_lock, applied(vector_units.believed()):
+        Attempt(numbered(graph), kept, "medium").regions()
+
+
+def _tried(attempt: Attempt, folder: Path, believed: bool) -> CppCompileError | None:
     """Compile; returns how the C++ compiler failed, if it did.
 
     Args:
-        graph, folder, kept: as of ``compile_graph``.
+        attempt: what to compile.
+        folder: where.
         believed: what the system says of vector units is.
     """
     try:
         with applied(vector_units.believed() if believed else ()):
-            _compile(graph, folder, kept)
+            attempt.compile(folder)
     except CppCompileError as error:
         return error
     return None
 
 
-def _compile(graph: Graph, folder: Path, kept: Kept) -> None:
-    began = perf_counter()
-    graph = lower(numbered(graph), COMPILER_PASSES)
-    division = divided(graph)
-    parts = [whole(graph)] if division is None else division.parts
-    # before the compiler's own passes, which change the parts
-    calls = division.calls if division else [Call(0, (), (), operations_of(parts[0].module))]
-    sources = [kept.part(part, _generated, graph.mode) for part in parts]
-    generated = perf_counter()
-    kernels = program.write(folder, sources, division, kept)
-    seconds = {"generate": generated - began, "compile": perf_counter() - generated}
-    rows = [
-        (one, kernels[call.part].get(one.kernel), call.operations)
-        for call in calls
-        if isinstance(call, Call)
-        for one in sources[call.part].calls
-    ]
-    made.write(folder, rows, seconds)
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """The text of a part, its operations as the graph numbers them, its calls and its kernels."""
+
+    text: str
+    operations: tuple[int, ...]
+    calls: tuple[PartCall, ...]
+    kernels: dict[str, Kernel]
+
+
+class Attempt:
+    """A graph that is compiled, perhaps several times until no kernel fails.
+
+    Args:
+        graph: with numbered operations.
+        kept, policy: as of ``compile_graph``.
+    """
+
+    def __init__(self, graph: Graph, kept: Kept, policy: str) -> None:
+        self._graph, self._kept, self._policy = graph, kept, policy
+        self._library: dict[str, frozenset[int]] = {}  # of parts: what has no generated kernel
+        self._fallen: list[Fallen] = []
+        self._written: list[_Written] = []
+
+    def regions(self) -> list[tuple[Fused, Generated]]:
+        """The graph's fused regions, with the kernel of each."""
+        return fused.generated(self._graph, self._generate)
+
+    def compile(self, folder: Path) -> None:
+        """Compile into a folder."""
+        began, self._written = perf_counter(), []
+        regions = self.regions() if fused.has_regions(self._graph) else []
+        if self._policy == "disabled":
+            return self._compile_alone(regions, folder)
+        graph = lower(self._graph, COMPILER_PASSES)
+        division = divided(graph)
+        parts = [whole(graph)] if division is None else division.parts
+        numbers = [operations_of(part.module) for part in parts]  # before the compiler changes them
+        calls = division.calls if division else [Call(0, (), (), numbers[0])]
+        parts = [replace(part, policy=self._policy) for part in parts]
+        sources = [self._generate(part) for part in parts]
+        generated = perf_counter()
+        kernels = self._named(parts, numbers, sources)
+        program.write(folder, sources, division, self._kept)
+        seconds = {"generate": generated - began, "compile": perf_counter() - generated}
+        rows = [
+            (one, kernels[call.part].get(one.kernel), call.operations)
+            for call in calls
+            if isinstance(call, Call)
+            for one in sources[call.part].calls
+        ]
+        made.write(folder, rows, seconds, self._fallen)
+        return None
+
+    def _compile_alone(self, regions: list[tuple[Fused, Generated]], folder: Path) -> None:
+        """Compile each fused region into a folder of its own."""
+        began, rows = perf_counter(), []
+        for one, code in regions:
+            own = folder / one.name
+            own.mkdir(exist_ok=True)
+            [kernels] = self._named([one.part], [one.operations], [code])
+            program.write(own, [code], None, self._kept)
+            for call in code.calls:
+                row = replace(call, region=str(one.region))
+                rows.append((row, kernels.get(call.kernel), one.operations))
+        made.write(folder, rows, {"compile": perf_counter() - began}, self._fallen)
+
+    def _generate(self, part: Part) -> Generated:
+        library = self._library.get(part.text, frozenset())
+        return self._kept.part(replace(part, library=library), _generated, self._graph.mode)
+
+    def _named(
+        self,
+        parts: Sequence[Part],
+        numbers: Sequence[tuple[int, ...]],
+        sources: Sequence[Generated],
+    ) -> list[dict[str, Kernel]]:
+        """The kernels of parts by the names that they have in them; noted for another attempt."""
+        found = program.named(sources, self._kept)
+        rows = zip(parts, numbers, sources, found, strict=True)
+        self._written += [_Written(p.text, n, code.calls, names) for p, n, code, names in rows]
+        return found
+
+    def without_failing_kernels(self) -> bool:
+        """Give operations back to the library whose kernels the C++ compiler fails on.
+
+        Returns:
+            Whether there are some, and not all.
+        """
+        failing = kernel_modules.failing([k for one in self._written for k in one.kernels.values()])
+        if failing is None:
+            return False
+        for one in self._written:
+            for call in one.calls:
+                kernel = one.kernels.get(call.kernel)
+                if kernel is not None and kernel.name in failing:
+                    before = self._library.get(one.text, frozenset())
+                    self._library[one.text] = before | frozenset(call.at)
+                    operations = [one.operations[i] for i in call.at]
+                    self._fallen.append(Fallen(kernel.name, operations, failing[kernel.name]))
+        return True
 
 
 def _generated(part: Part, mode: FakeTensorMode) -> Generated:
@@ -134,9 +245,11 @@ def _generated(part: Part, mode: FakeTensorMode) -> Generated:
     from torch._inductor.compile_fx import compile_fx_inner, record_original_output_strides
     from torch._inductor.virtualized import V
 
-    noted = Noted()
+    noted, flags = Noted(), FLAGS if part.policy == "medium" else FLAGS | AGGRESSIVE
     for i, node in enumerate(one for one in part.module.graph.nodes if one.op == "call_function"):
         node.meta["custom"] = {**node.meta.get("custom", {}), AT: i}
+        if i in part.library and _computes(node.target):
+            node.meta["should_fallback"] = True
     if part.read_by_others:
         (output,) = part.module.graph.find_nodes(op="output")
         output.meta["user_visible_output_idxs"] = range(len(output.args[0]))
@@ -146,25 +259,32 @@ def _generated(part: Part, mode: FakeTensorMode) -> Generated:
         warnings.catch_warnings(),
         torch._guards.tracing(context),
         V.set_fake_mode(mode),
-        inductor.patch({**FLAGS, "_pre_fusion_custom_pass": grouped}),
+        inductor.patch({**flags, "_pre_fusion_custom_pass": grouped}),
         torch.no_grad(),
     ):
         warnings.filterwarnings("ignore", module=r"torch\.")  # its own deprecations
         patches = (
             FX,
-            *_order_after_writes(),
-            *_copies_first(),
-            *_kernels_later(),
+            *compiler_patches.order_after_writes(),
+            *compiler_patches.copies_first(),
+            *compiler_patches.kernels_later(),
             *indices.read_off(),
             *noted.patches(),
         )
-        with _files_of_this_process_alone(), applied(patches):
-            _keep_draws_as_they_are()
+        with compiler_patches.files_of_this_process_alone(), applied(patches):
+            compiler_patches.keep_draws_as_they_are()
             compiled: Any = compile_fx_inner(
                 part.module, list(part.examples), cudagraphs=BoxedBool(False), is_inference=True
             )
     constants = dict(compiled.constants or {})
     return Generated(compiled.source_code, constants, tuple(noted.calls))
+
+
+def _computes(operation: object) -> bool:
+    """Whether torch has a kernel for an operation that a program can call."""
+    if not isinstance(operation, OpOverload) or operation is realize():
+        return False
+    return not (is_view(operation) or is_mutable(operation))
 
 
 @functools.cache
@@ -179,111 +299,6 @@ def _import_compiler() -> None:
         importlib.import_module("torch._inductor.compile_fx")
         from fulgurite.backends.csx.compile.lowerings import register_lowerings
     register_lowerings()
-
-
-def _order_after_writes() -> Iterator[Patch]:
-    """A patch that keeps reads of a buffer behind the in-place operation that fills it.
-
-    Where the C++ backend fits one loop to another it looks again at what the loop reads, by the
-    buffer's first name: the order after an operation that wrote into the buffer is lost, unless the
-    loop has artificial dependencies too. docs/backends.md, "Two bugs in the compiler", has more.
-    """
-    from torch._inductor.scheduler import SchedulerNode
-
-    original = SchedulerNode.recompute_size_and_body
-
-    def recompute_size_and_body(self: SchedulerNode, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        self.set_read_writes(self.read_writes.rename(self.mutation_renames))
-
-    method = {"recompute_size_and_body": recompute_size_and_body}
-    why = "a buffer may be read before the operation that fills it, and give NaN"
-    return patches_of(SchedulerNode, method, why=why, checked="torch 2.13", upstream=_READ_EARLY)
-
-
-def _copies_first() -> Iterator[Patch]:
-    """A patch that keeps copies of an input which is overwritten at the end.
-
-    The compiler drops an operation that only copies, and reads its operand instead. Where that is
-    an input, and it is the new value of another one (``target.load_state_dict(net.state_dict())``
-    in a step), it would be read when the graph has overwritten it already. In docs/backends.md too.
-    """
-    from torch._inductor.fx_passes import post_grad
-
-    original = post_grad.remove_noop_ops
-    copy_ = torch.ops.aten.copy_.default
-
-    def remove_noop_ops(graph: fx.Graph) -> None:
-        original(graph)
-        copies = graph.find_nodes(op="call_function", target=copy_)
-        writes = [node for node in copies if node.args[0].op == "placeholder"]
-        overwritten = {storage_of(node.args[0].meta["val"]) for node in writes}
-        for node in writes:
-            value = node.args[1]
-            if storage_of(value.meta["val"]) in overwritten:
-                with graph.inserting_before(writes[0]):
-                    kept = graph.call_function(torch.ops.aten.clone.default, (value,))
-                kept.meta.update(value.meta, val=value.meta["val"].clone())
-                node.replace_input_with(value, kept)
-
-    why = "a copy of an input may be read after the input was overwritten"
-    graph_pass = {"remove_noop_ops": remove_noop_ops}
-    return patches_of(post_grad, graph_pass, why=why, checked="torch 2.13", upstream=_READ_LATE)
-
-
-def _kernels_later() -> Iterator[Patch]:
-    """A patch that lets Inductor compile no kernel: all of them are compiled at once when known."""
-    from torch._inductor.async_compile import AsyncCompile
-
-    def cpp_pybinding(self: AsyncCompile, argtypes: list[str], source_code: str) -> None:
-        return None
-
-    method = {"cpp_pybinding": cpp_pybinding}
-    why = "the C++ compiler would read torch's header for each kernel anew"
-    return patches_of(AsyncCompile, method, why=why, checked="torch 2.13")
-
-
-@functools.cache
-def _keep_draws_as_they_are() -> None:
-    """Let random operations be calls of torch's own, with arguments in the layout they had.
-
-    They draw in the order of memory. The compiler has no rule for some of which torch has a
-    decomposition, which is not used here (see ``passes/functionalize.py``).
-    """
-    from torch._inductor import lowering
-
-    constraint: Any = lowering.constrain_to_fx_strides
-    make_fallback: Any = lowering.make_fallback
-    for name in torch._C._dispatch_get_all_op_names():
-        namespace, _, rest = name.partition("::")
-        base, _, overload = rest.partition(".")
-        if namespace != "aten":
-            continue
-        operation = getattr(getattr(torch.ops.aten, base), overload or "default", None)
-        if not is_random(operation):
-            continue
-        if operation not in lowering.lowerings:
-            make_fallback(operation, constraint, warn=False, override_decomp=True)
-        elif lowering.maybe_layout_constraints(operation) is None:
-            lowering.add_layout_constraint(operation, constraint)
-
-
-_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
-
-
-@contextlib.contextmanager
-def _files_of_this_process_alone() -> Iterator[None]:
-    """Let Inductor write its Python into a temporary folder, where nothing of it is left."""
-    before = os.environ.get(_FOLDER)
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        os.environ[_FOLDER] = folder
-        try:
-            yield
-        finally:
-            if before is None:
-                del os.environ[_FOLDER]
-            else:
-                os.environ[_FOLDER] = before
 
 
 @contextlib.contextmanager

@@ -68,7 +68,8 @@ class Kept:
             OSError: the folder takes no files.
         """
         cache = CompileCache(self._programs.folder / FOLDER, share=SHARE)
-        key = self._digest(f"{part.read_by_others} {part.text}")
+        how = f"{part.read_by_others} {part.policy} {sorted(part.library)}"
+        key = self._digest(f"{how} {part.text}")
         return cache.fetch_here(
             key, lambda folder: _write(generate(part, mode), folder), _read
         ).value

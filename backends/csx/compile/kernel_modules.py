@@ -63,6 +63,22 @@ def build(kernels: Sequence[Kernel], folder: Path, first: int = 0) -> list[list[
     return names
 
 
+def failing(kernels: Sequence[Kernel]) -> dict[str, str] | None:
+    """Which of some kernels the C++ compiler fails on by themselves, and what it prints.
+
+    None if that is none of them, or all: then it is not the kernels that fail.
+    """
+    found: dict[str, str] = {}
+    distinct = {kernel.name: kernel for kernel in kernels}
+    for name, kernel in distinct.items():
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            try:
+                build([kernel], Path(folder))
+            except CppCompileError as error:
+                found[name] = error.output
+    return found if 0 < len(found) < len(distinct) else None
+
+
 def load(folder: Path, names: list[list[str]]) -> dict[str, Callable[..., None]]:
     """The kernels in a folder, by name, as functions of tensors; ``names`` is what ``build`` said.
 

@@ -1,8 +1,8 @@
 """The kernel library: which operations torch has a kernel for that programs may use, a row each.
 
-The library of a wafer is a list of hand-written kernels, and every operation of a program is in it,
-or is generated, or runs on the host. Here the list is of torch's kernels for the CPU: the function in
-C++ of each operation, and the file that it is in, below ``aten/src/ATen/native`` of torch 2.13.
+The library of a wafer is a list of hand-written kernels; an operation of a program is in it, or is
+generated, or runs on the host. Here the list is of torch's kernels for the CPU: the function in C++
+of each operation, and the file that it is in, below ``aten/src/ATen/native`` of torch 2.13.
 What is missing, as ``erfinv``, ``cumsum``, ``sort`` or ``fft``, is generated where the policy and
 the compiler can, and else runs on the host's path: which, on a host fabric, is this CPU too.
 ``tests/tools/document_library.py`` makes a page of it, with the operations that it lacks.
@@ -168,7 +168,8 @@ AdaptiveAveragePooling.cpp
     _adaptive_avg_pool2d_backward adaptive_avg_pool2d_backward_cpu
 transformers/attention.cpp
     _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_cpu
-    _scaled_dot_product_flash_attention_for_cpu_backward _scaled_dot_product_flash_attention_cpu_backward
+    _scaled_dot_product_flash_attention_for_cpu_backward \
+    _scaled_dot_product_flash_attention_cpu_backward
 Distributions.cpp
     bernoulli bernoulli_out
     normal normal_out

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import fx
 
-from fulgurite.backends.csx.compile import library
+from fulgurite.backends.csx.compile import compiler_log, library
 from fulgurite.backends.csx.compile.scheduling import PartCall
 from fulgurite.backends.csx.compile.translation_unit import Kernel
 from fulgurite.backends.csx.diagnostics.regions import Region
+from fulgurite.backends.csx.diagnostics.user_lines import line_of
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.op_schema import is_view
 
+PROGRAM = "program.py"
 _FILE = "made.json"
+
+
+class KernelFailed(UserWarning):
+    """A generated kernel did not compile, and the library's kernels do its work."""
 
 
 class Maker(Enum):
@@ -49,6 +56,21 @@ class KernelCall:
     tuned: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Fallen:
+    """A generated kernel that the C++ compiler failed on.
+
+    Args:
+        kernel: its name.
+        operations: what it was to compute, as of ``KernelCall``.
+        printed: what the compiler printed.
+    """
+
+    kernel: str
+    operations: list[int]
+    printed: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
     """What runs a graph.
@@ -58,12 +80,14 @@ class Made:
         sources: the C++ of the generated kernels, by name.
         program: the Python that calls them; empty where operations run one by one.
         seconds: what making it took, by phase (``generate``, ``compile``), when it was made.
+        fallen: kernels that the C++ compiler failed on, whose operations the library runs.
     """
 
     calls: tuple[KernelCall, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
     program: str = ""
     seconds: Mapping[str, float] = field(default_factory=dict)
+    fallen: tuple[Fallen, ...] = ()
 
 
 def one_by_one(graph: Graph) -> Made:
@@ -80,13 +104,14 @@ def write(
     folder: Path,
     calls: Iterable[tuple[PartCall, Kernel | None, tuple[int, ...]]],
     seconds: Mapping[str, float],
+    fallen: Sequence[Fallen] = (),
 ) -> None:
     """Write down what runs a graph.
 
     Args:
         folder: of the compiled program.
         calls: each with its kernel, where that was generated, and the operations of its part.
-        seconds: as of ``Made``.
+        seconds, fallen: as of ``Made``.
     """
     sources: dict[str, str] = {}
     rows: list[dict[str, Any]] = []
@@ -97,12 +122,15 @@ def write(
         name = call.kernel if kernel is None else kernel.name
         row = {"kernel": name, "generated": call.generated, "operations": sorted(set(numbers))}
         rows.append({**row, "region": call.region, "template": call.template})
-    text = json.dumps({"calls": rows, "sources": sources, "seconds": dict(seconds)})
+    told = {"calls": rows, "sources": sources, "seconds": dict(seconds)}
+    text = json.dumps({**told, "fallen": [asdict(one) for one in fallen]})
     (folder / _FILE).write_text(text)
 
 
-def read(folder: Path, graph: Graph, program: str) -> Made:
+def read(folder: Path, graph: Graph) -> Made:
     """What runs a graph that was compiled into a folder.
+
+    Where only its fused regions were compiled, all else runs operation by operation.
 
     An operation that the compiler made a part of another one (a sum of the product before it) is
     the call's of the one that it went into.
@@ -110,7 +138,8 @@ def read(folder: Path, graph: Graph, program: str) -> Made:
     told = json.loads((folder / _FILE).read_text())
     nodes = list(graph.operations())
     inside = [list(row["operations"]) for row in told["calls"]]
-    for i, k in _gone_into(nodes, inside):
+    program = folder / PROGRAM
+    for i, k in _gone_into(nodes, inside) if program.exists() else ():
         inside[k].append(i)
     calls = []
     for row, operations in zip(told["calls"], inside, strict=True):
@@ -128,8 +157,37 @@ def read(folder: Path, graph: Graph, program: str) -> Made:
                 tuned=row["template"],
             )
         )
-    sources, seconds = told["sources"], told["seconds"]
-    return Made(calls=tuple(calls), sources=sources, program=program, seconds=seconds)
+    if not program.exists():
+        calls = _with_others(graph, calls)
+    return Made(
+        calls=tuple(calls),
+        sources=told["sources"],
+        program=program.read_text() if program.exists() else "",
+        seconds=told["seconds"],
+        fallen=tuple(Fallen(**one) for one in told["fallen"]),
+    )
+
+
+def tell_fallen(graph: Graph, folder: Path) -> None:
+    """Warn of kernels that the C++ compiler failed on, once for each program."""
+    told = json.loads((folder / _FILE).read_text())
+    for one in (Fallen(**row) for row in told["fallen"]):
+        every = [node for i, node in enumerate(graph.operations()) if i in one.operations]
+        nodes = [node for node in every if not is_view(node.target)]
+        line = line_of(nodes[0]) if nodes else None
+        names = ", ".join(dict.fromkeys(str(node.target) for node in nodes[:4]))
+        first = [*(text for text in one.printed.splitlines() if "error" in text), "it failed"][0]
+        why = f"The C++ compiler failed on the generated kernel {one.kernel} ({names}): {first}"
+        where = f" at {line}" if line else ""
+        log = compiler_log.with_log(why, compiler_log.keep(one.printed))
+        rank_zero_warn(f"{log}. The library's kernels compute it{where}.", category=KernelFailed)
+
+
+def _with_others(graph: Graph, calls: Sequence[KernelCall]) -> list[KernelCall]:
+    """The calls of fused regions among those of all other operations."""
+    inside = {i for call in calls for i in call.operations}
+    others = [call for call in one_by_one(graph).calls if inside.isdisjoint(call.operations)]
+    return sorted([*calls, *others], key=lambda call: call.operations[-1])
 
 
 def _gone_into(nodes: Sequence[fx.Node], inside: Sequence[Sequence[int]]) -> list[tuple[int, int]]:

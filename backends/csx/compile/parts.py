@@ -38,6 +38,8 @@ class Part:
     examples: tuple[Tensor, ...]
     text: str
     read_by_others: bool  # whether what it gives goes to other parts
+    policy: str = "medium"  # or "aggressive"
+    library: frozenset[int] = frozenset()  # operations that are not to be generated
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ def operations_of(module: fx.GraphModule) -> tuple[int, ...]:
 def whole(graph: Graph) -> Part:
     """A graph as one part."""
     examples = tuple(item.example for item in graph.inputs)
-    return _as_part(graph.module, examples, read_by_others=False)
+    return as_part(graph.module, examples, read_by_others=False)
 
 
 def divided(graph: Graph) -> Division | None:
@@ -183,11 +185,14 @@ def _cut_out(line: Line, stretch: range, gives: set[Given]) -> _Stretch:
         copied(item)
     fresh.output(tuple(results))
     examples = tuple(value.meta["val"] for value in reads)
-    part = _as_part(_LazyGraphModule(line.module, fresh), examples, read_by_others=True)
+    part = as_part(_LazyGraphModule(line.module, fresh), examples, read_by_others=True)
     return _Stretch(part, reads, order)
 
 
-def _as_part(module: fx.GraphModule, examples: tuple[Tensor, ...], read_by_others: bool) -> Part:
+def as_part(
+    module: fx.GraphModule, examples: tuple[Tensor, ...], read_by_others: bool = False
+) -> Part:
+    """A graph as a part."""
     text = "\n".join([*map(layout, examples), *described_operations(module)])
     return Part(module, examples, text, read_by_others)
 

@@ -22,17 +22,27 @@ from fulgurite.backends.csx.compile.fabric import Call
 from fulgurite.backends.csx.compile.kept import INDEX, Generated, Kept
 from fulgurite.backends.csx.compile.light_imports import with_light_imports
 from fulgurite.backends.csx.compile.linking import Compiled, linked
+from fulgurite.backends.csx.compile.made import PROGRAM
 from fulgurite.backends.csx.compile.parallel_checks import throw_after_loops
 from fulgurite.backends.csx.compile.parts import Division
 from fulgurite.backends.csx.compile.static_wrapper import make_static, parsed
 from fulgurite.backends.csx.compile.translation_unit import Kernel
 
-PROGRAM, _CONSTANTS = "program.py", "constants.pt"
+_CONSTANTS = "constants.pt"
 
 
-def write(
-    folder: Path, parts: Sequence[Generated], division: Division | None, kept: Kept
-) -> list[dict[str, Kernel]]:
+def named(parts: Sequence[Generated], kept: Kept) -> list[dict[str, Kernel]]:
+    """The kernels of each part, as programs call them, by the names that they have in it."""
+    return [
+        {
+            one.name: replace(one, name=kept.name_of(one))
+            for one in _taken_apart(part).wrapper.kernels
+        }
+        for part in parts
+    ]
+
+
+def write(folder: Path, parts: Sequence[Generated], division: Division | None, kept: Kept) -> None:
     """Compile the kernels, and write everything but ``made.json`` into an existing, empty folder.
 
     Args:
@@ -41,14 +51,10 @@ def write(
         division: in which order they are called; None where there is one.
         kept: has kernels of earlier programs.
 
-    Returns:
-        Of each part its kernels, as the program calls them, by the names that they have in it.
-
     Raises:
         CppCompileError, UnknownKernel, UnknownWrapper: as ``kernel_modules`` and ``linking``.
     """
-    taken = [_taken_apart(part) for part in parts]
-    program = linked(taken, division, kept.name_of)
+    program = linked([_taken_apart(part) for part in parts], division, kept.name_of)
     kernels = program.wrapper.kernels
     modules = kept.lend({kernel.name for kernel in kernels}, folder)
     lent = {name for names in modules for name in names}
@@ -59,10 +65,6 @@ def write(
     source = with_light_imports(make_static(program.wrapper))
     (folder / PROGRAM).write_text(f"{source}\n")
     (folder / INDEX).write_text(json.dumps({"kernels": modules}, indent=1) + "\n")
-    return [
-        {one.name: replace(one, name=kept.name_of(one)) for one in part.wrapper.kernels}
-        for part in taken
-    ]
 
 
 def load(folder: Path) -> Call:

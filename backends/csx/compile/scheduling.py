@@ -48,6 +48,7 @@ class Noted:
     def patches(self) -> Iterator[Patch]:
         """Patches that note each call, and give regions kernels of their own."""
         from torch._inductor.codegen.cpp import CppScheduling
+        from torch._inductor.ir import MultiOutput
         from torch._inductor.scheduler import Scheduler
 
         define, extern = CppScheduling.define_kernel, Scheduler.codegen_extern_call
@@ -59,7 +60,8 @@ class Noted:
             return kernel
 
         def codegen_extern_call(scheduler: Any, node: Any) -> None:
-            self._note(_name_of(node.node), [node], generated=False)
+            if not isinstance(node.node, MultiOutput):  # which only picks a result
+                self._note(_name_of(node.node), [node], generated=False)
             extern(scheduler, node)
 
         def codegen_node(scheduling: Any, node: Any) -> None:

@@ -9,15 +9,33 @@ import shlex
 import shutil
 import subprocess
 import sysconfig
+import traceback
 from pathlib import Path
 from typing import Any
 
 from torch._inductor import config as inductor
 from torch._inductor.cpp_builder import get_cpp_compiler
-from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
+from torch._inductor.exc import CppCompileError, InductorError, InvalidCxxCompiler
 
+from fulgurite.backends.csx.compile import compiler_log
 from fulgurite.backends.csx.compile.fingerprint import processor
 from fulgurite.backends.csx.compile.processes import compilers
+
+
+class NoToolchain(Exception):
+    """Generated kernels cannot be made on this machine; the text says why."""
+
+    remedy = "Install a C++ compiler and Python's headers"
+
+
+class CompilerFailed(NoToolchain):
+    """A compiler was there, and failed; the text is one line, ``printed`` the rest."""
+
+    remedy = "Read the file"
+
+    def __init__(self, error: InductorError) -> None:
+        super().__init__(f"torch's compiler failed: {compiler_log.in_a_line(error)}")
+        self.printed = "".join(traceback.format_exception(error))
 
 
 @functools.cache

@@ -156,3 +156,7 @@ class GraphChanged(TraceError):
 
 class NoLoss(TraceError):
     """There is no loss to train by: none with a gradient, or none that was scaled."""
+
+
+class UnfusedLoss(TraceError):
+    """A loss with ``use_autogen=True`` that cannot be one generated kernel."""

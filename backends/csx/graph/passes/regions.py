@@ -23,7 +23,7 @@ MARK = "region"
 
 def separate_regions(graph: Graph) -> Graph:
     """Mark the operations of each region, and make what crosses its border a tensor."""
-    members = regions_of(graph)
+    members = regions_of(graph.module.graph)
     if not members:
         return graph
     fresh = graph.copied()
@@ -48,22 +48,22 @@ def separate_regions(graph: Graph) -> Graph:
     return graph.with_operations(fresh)
 
 
-def regions_of(graph: Graph) -> dict[fx.Node, Region]:
+def regions_of(operations: fx.Graph) -> dict[fx.Node, Region]:
     """The region of each operation that computes in one.
 
     What lies between two operations of a region, computed from the one for the other, is in it too.
     """
     members: dict[fx.Node, Region] = {}
-    for node in graph.operations():
+    for node in operations.nodes:
         region = region_of(node)
         if region is not None and _computes(node):
             members[node] = region
     for region in dict.fromkeys(members.values()):
         after, before = set[fx.Node](), set[fx.Node]()
-        for node in graph.module.graph.nodes:
+        for node in operations.nodes:
             if members.get(node) == region or not after.isdisjoint(node.all_input_nodes):
                 after.add(node)
-        for node in reversed(graph.module.graph.nodes):
+        for node in reversed(operations.nodes):
             if members.get(node) == region or not before.isdisjoint(node.users):
                 before.add(node)
         for node in after & before:

@@ -21,7 +21,7 @@ from optimizers import Moving
 
 from fulgurite.backends import patches
 from fulgurite.backends.csx.capture import patch_table
-from fulgurite.backends.csx.compile import inductor
+from fulgurite.backends.csx.compile import compiler_patches
 from fulgurite.backends.csx.diagnostics.errors import HostRead
 from fulgurite.backends.patches import MISSING, Patch
 
@@ -88,7 +88,7 @@ def test_every_row_has_a_target_a_reason_and_a_version(table: list[Patch]) -> No
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")  # torch's own
 def test_the_rows_of_the_compilers_bugs_name_the_issues() -> None:
-    for patch in (*inductor._order_after_writes(), *inductor._copies_first()):
+    for patch in (*compiler_patches.order_after_writes(), *compiler_patches.copies_first()):
         assert hasattr(patch.owner, patch.name)
         assert patch.upstream.startswith("https://github.com/pytorch/pytorch/issues/")
 

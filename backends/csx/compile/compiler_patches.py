@@ -1,0 +1,128 @@
+"""What is changed around torch's compiler while it makes code of a graph: its bugs, and its habits.
+
+Checked against torch 2.13.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from fulgurite.backends.csx.graph.graph import storage_of
+from fulgurite.backends.csx.graph.op_schema import is_random
+from fulgurite.backends.patches import Patch, patches_of
+
+_READ_EARLY = "https://github.com/pytorch/pytorch/issues/185509"
+_READ_LATE = "https://github.com/pytorch/pytorch/issues/198131"
+
+
+def order_after_writes() -> Iterator[Patch]:
+    """A patch that keeps reads of a buffer behind the in-place operation that fills it.
+
+    Where the C++ backend fits one loop to another it looks again at what the loop reads, by the
+    buffer's first name: the order after an operation that wrote into the buffer is lost, unless the
+    loop has artificial dependencies too. docs/backends.md, "Two bugs in the compiler", has more.
+    """
+    from torch._inductor.scheduler import SchedulerNode
+
+    original = SchedulerNode.recompute_size_and_body
+
+    def recompute_size_and_body(self: SchedulerNode, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self.set_read_writes(self.read_writes.rename(self.mutation_renames))
+
+    method = {"recompute_size_and_body": recompute_size_and_body}
+    why = "a buffer may be read before the operation that fills it, and give NaN"
+    return patches_of(SchedulerNode, method, why=why, checked="torch 2.13", upstream=_READ_EARLY)
+
+
+def copies_first() -> Iterator[Patch]:
+    """A patch that keeps copies of an input which is overwritten at the end.
+
+    The compiler drops an operation that only copies, and reads its operand instead. Where that is
+    an input, and it is the new value of another one (``target.load_state_dict(net.state_dict())``
+    in a step), it would be read when the graph has overwritten it already. In docs/backends.md too.
+    """
+    from torch._inductor.fx_passes import post_grad
+
+    original = post_grad.remove_noop_ops
+    copy_ = torch.ops.aten.copy_.default
+
+    def remove_noop_ops(graph: fx.Graph) -> None:
+        original(graph)
+        copies = graph.find_nodes(op="call_function", target=copy_)
+        writes = [node for node in copies if node.args[0].op == "placeholder"]
+        overwritten = {storage_of(node.args[0].meta["val"]) for node in writes}
+        for node in writes:
+            value = node.args[1]
+            if storage_of(value.meta["val"]) in overwritten:
+                with graph.inserting_before(writes[0]):
+                    kept = graph.call_function(torch.ops.aten.clone.default, (value,))
+                kept.meta.update(value.meta, val=value.meta["val"].clone())
+                node.replace_input_with(value, kept)
+
+    why = "a copy of an input may be read after the input was overwritten"
+    graph_pass = {"remove_noop_ops": remove_noop_ops}
+    return patches_of(post_grad, graph_pass, why=why, checked="torch 2.13", upstream=_READ_LATE)
+
+
+def kernels_later() -> Iterator[Patch]:
+    """A patch that lets Inductor compile no kernel: all of them are compiled at once when known."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    def cpp_pybinding(self: AsyncCompile, argtypes: list[str], source_code: str) -> None:
+        return None
+
+    method = {"cpp_pybinding": cpp_pybinding}
+    why = "the C++ compiler would read torch's header for each kernel anew"
+    return patches_of(AsyncCompile, method, why=why, checked="torch 2.13")
+
+
+@functools.cache
+def keep_draws_as_they_are() -> None:
+    """Let random operations be calls of torch's own, with arguments in the layout they had.
+
+    They draw in the order of memory. The compiler has no rule for some of which torch has a
+    decomposition, which is not used here (see ``passes/functionalize.py``).
+    """
+    from torch._inductor import lowering
+
+    constraint: Any = lowering.constrain_to_fx_strides
+    make_fallback: Any = lowering.make_fallback
+    for name in torch._C._dispatch_get_all_op_names():
+        namespace, _, rest = name.partition("::")
+        base, _, overload = rest.partition(".")
+        if namespace != "aten":
+            continue
+        operation = getattr(getattr(torch.ops.aten, base), overload or "default", None)
+        if not is_random(operation):
+            continue
+        if operation not in lowering.lowerings:
+            make_fallback(operation, constraint, warn=False, override_decomp=True)
+        elif lowering.maybe_layout_constraints(operation) is None:
+            lowering.add_layout_constraint(operation, constraint)
+
+
+_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+
+
+@contextlib.contextmanager
+def files_of_this_process_alone() -> Iterator[None]:
+    """Let Inductor write its Python into a temporary folder, where nothing of it is left."""
+    before = os.environ.get(_FOLDER)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        os.environ[_FOLDER] = folder
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[_FOLDER]
+            else:
+                os.environ[_FOLDER] = before
