@@ -51,8 +51,8 @@ class Noted:
         from torch._inductor.ir import MultiOutput
         from torch._inductor.scheduler import Scheduler
 
-        define, extern = CppScheduling.define_kernel, Scheduler.codegen_extern_call
-        node_of = CppScheduling.codegen_node
+        define: Any = CppScheduling.define_kernel
+        extern, node_of = Scheduler.codegen_extern_call, CppScheduling.codegen_node
 
         def define_kernel(scheduling: Any, source: str, nodes: Any, *rest: Any) -> str:
             kernel: str = define(scheduling, source, nodes, *rest)
@@ -73,7 +73,7 @@ class Noted:
 
         checked = "torch 2.13"
         why = "the compiler does not say which kernel computes what"
-        noting = {"define_kernel": define_kernel}
+        noting: dict[str, Any] = {"define_kernel": define_kernel}
         yield from patches_of(CppScheduling, noting, why=why, checked=checked)
         noting = {"codegen_extern_call": codegen_extern_call}
         yield from patches_of(Scheduler, noting, why=why, checked=checked)

@@ -246,7 +246,7 @@ def record_lines(
     """
     original, described = PythonKeyTracer.create_node, functools.cache(_described)
     forward: dict[int, tuple[UserLine | None, str, Region | None]] = {}
-    known = torch.autograd._get_sequence_nr()
+    known = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
     begin_counting()
 
     def create_node(self: PythonKeyTracer, kind: str, *args: Any, **kwargs: Any) -> Node:
