@@ -24,7 +24,7 @@ class LibraryKernel:
 
 _ROWS = """
 BinaryOps.cpp
-    add add_out
+    add ufunc_add_CPU
     sub sub_out
     mul mul_out
     div div_out

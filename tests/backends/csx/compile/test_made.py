@@ -1,0 +1,203 @@
+"""Who made which kernel: what the compiler says, and what becomes of a kernel that it fails on."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from harness import Run, assert_same_run, fit
+from models import CLASSES, loader
+from torch import Tensor, nn
+
+from fulgurite.backends.csx.compile import library, program
+from fulgurite.backends.csx.compile.fabric import Loaded
+from fulgurite.backends.csx.compile.host_fabric import HostFabric
+from fulgurite.backends.csx.compile.kept import Generated
+from fulgurite.backends.csx.compile.linking import Compiled
+from fulgurite.backends.csx.compile.made import KernelFailed, Made, Maker
+from fulgurite.backends.csx.graph.op_schema import is_view
+
+
+class Gelu(pl.LightningModule):
+    """A net with an ``erf``, and a sort that no compiler generates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, CLASSES))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        out = self.net(x)
+        return nn.functional.cross_entropy(out, y) + out.sort(1).values[:, 0].mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[Loaded]:
+    """What fabrics load."""
+    found: list[Loaded] = []
+    load = HostFabric.load
+
+    def noted(self: HostFabric, *args: Any, **options: Any) -> Loaded:
+        found.append(load(self, *args, **options))
+        return found[-1]
+
+    monkeypatch.setattr(HostFabric, "load", noted)
+    return found
+
+
+def run(policy: str | None, **backend: Any) -> Run:
+    """A fit; in stock Lightning where there is no policy."""
+    static = policy is not None
+    return fit(Gelu, lambda: (loader(64),), static=static, policy=policy, backend=backend)
+
+
+def makers(loaded: Loaded) -> dict[str, set[Maker]]:
+    """Who made what computes each operation, by its name."""
+    assert loaded.graph is not None
+    nodes = list(loaded.graph.operations())
+    found: dict[str, set[Maker]] = {}
+    for call in loaded.made().calls:
+        for i in call.operations:
+            found.setdefault(str(nodes[i].target), set()).add(call.maker)
+    return found
+
+
+def test_without_a_compiler_the_table_says_who_made_a_kernel(loads: list[Loaded]) -> None:
+    run("disabled")
+    found = makers(loads[0])
+    assert found["aten.erf.default"] == found["aten.addmm.default"] == {Maker.LIBRARY}
+    assert found["aten.sort.default"] == {Maker.HOST}
+
+
+def test_an_operation_that_is_taken_out_of_the_table_moves_to_the_host(
+    loads: list[Loaded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(library.LIBRARY, "erf")
+    assert_same_run(run("disabled"), run(None))
+    assert makers(loads[0])["aten.erf.default"] == {Maker.HOST}
+
+
+@pytest.mark.compiler
+def test_a_compiled_program_says_what_each_kernel_computes(loads: list[Loaded]) -> None:
+    run("default")
+    [loaded] = loads
+    assert loaded.graph is not None
+    found, made = makers(loaded), loaded.made()
+    assert found["aten.erf.default"] == {Maker.GENERATED}
+    assert found["aten.addmm.default"] == found["aten.mm.default"] == {Maker.LIBRARY}
+    assert found["aten.sort.default"] == {Maker.HOST}
+    computed = {i for call in made.calls for i in call.operations}
+    nodes = list(loaded.graph.operations())
+    lost = [i for i, node in enumerate(nodes) if i not in computed and not is_view(node.target)]
+    assert [str(nodes[i].target) for i in lost] in ([], ["aten.clone.default"] * len(lost))
+    assert not any(is_view(nodes[i].target) for i in computed)
+    generated = {call.kernel for call in made.calls if call.maker is Maker.GENERATED}
+    assert generated == set(made.sources)
+    assert all(" kernel(" in source for source in made.sources.values())
+    assert set(made.seconds) == {"generate", "compile"}
+
+
+@pytest.mark.compiler
+def test_a_program_from_the_cache_says_the_same(loads: list[Loaded], tmp_path: Path) -> None:
+    told: list[Made] = []
+    for _ in range(2):
+        run("default", compile_dir=tmp_path)
+        told.append(loads[-1].made())
+    assert [loaded.built for loaded in loads] == [True, False]
+    assert told[0] == told[1]
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, word: str) -> None:
+    """Let the C++ compiler fail on each kernel with a word in it."""
+    taken_apart = program._taken_apart
+
+    def broken(part: Generated) -> Compiled:
+        found = taken_apart(part)
+        found.wrapper.kernels[:] = [
+            replace(one, source=f"{one.source}\nunknown x;") if word in one.source else one
+            for one in found.wrapper.kernels
+        ]
+        return found
+
+    monkeypatch.setattr(program, "_taken_apart", broken)
+
+
+@pytest.mark.compiler
+def test_a_kernel_that_does_not_compile_is_the_librarys(
+    loads: list[Loaded], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock = run(None)
+    failing(monkeypatch, "erf()")
+    for built in (True, False):  # the next run, which finds the program in the cache, says it too
+        with pytest.warns(KernelFailed) as caught:
+            ours = run("default", compile_dir=tmp_path)
+        assert_same_run(ours, stock)
+        assert loads[-1].built == built
+        [text] = {str(one.message) for one in caught if one.category is KernelFailed}
+        assert "aten.erf.default" in text
+        assert "test_made.py" in text
+        [log] = re.findall(r"; (\S+) has more", text)
+        assert "unknown" in Path(log).read_text()
+    found = makers(loads[-1])
+    assert found["aten.erf.default"] == {Maker.LIBRARY}
+    assert Maker.GENERATED in found["aten.exp.default"]  # the others stay
+    assert {one.kernel for one in loads[-1].made().fallen}
+
+
+@pytest.mark.compiler
+def test_where_every_kernel_fails_it_is_the_compiler_that_does(
+    loads: list[Loaded], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, "kernel")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", KernelFailed)
+        run("default", compile_dir=tmp_path)
+    assert not loads[-1].compiled
+    assert "the C++ compiler" in loads[-1].how
+
+
+class Attention(pl.LightningModule):
+    """Products of batches of matrices, for which the compiler has a template."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out = nn.Linear(8, 3 * 32 * 16), nn.Linear(16, CLASSES)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        q, k, v = self.into(x).view(-1, 3, 32, 16).unbind(1)
+        seen = (q @ k.mT).softmax(-1) @ v
+        return nn.functional.cross_entropy(self.out(seen.mean(1)), y)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+@pytest.mark.compiler
+def test_aggressive_tries_templates_for_products(loads: list[Loaded], tmp_path: Path) -> None:
+    """Which wins depends on the machine; that they are tried is seen in the key and the time."""
+    runs = [
+        fit(Attention, lambda: (loader(64),), static=True, policy=policy, backend=options)
+        for policy, options in (
+            ("aggressive", {"compile_dir": tmp_path}),
+            ("aggressive", {"compile_dir": tmp_path}),
+            ("default", {"compile_dir": tmp_path}),
+        )
+    ]
+    stock = fit(Attention, lambda: (loader(64),), static=False)
+    for one in runs:
+        assert_same_run(one, stock)
+    assert [loaded.built for loaded in loads] == [True, False, True]
+    first, again, default = (loaded.made() for loaded in loads)
+    assert first.calls == again.calls  # the winners are kept
+    assert all(call.maker is Maker.GENERATED for call in first.calls if call.tuned)
+    assert not any(call.tuned for call in default.calls)
