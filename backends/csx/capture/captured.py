@@ -11,6 +11,7 @@ from fulgurite.backends.csx.capture.recording import Recording
 from fulgurite.backends.csx.capture.trainer_state import Answers
 from fulgurite.backends.csx.contract.constants import Source
 from fulgurite.backends.csx.contract.frozen_scalars import Access
+from fulgurite.backends.csx.graph.flops import Product
 from fulgurite.backends.csx.graph.graph import Graph, Kind
 from fulgurite.backends.csx.hyperparams.slots import NumberSlot
 from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard
@@ -51,6 +52,7 @@ class Captured:
     changes: tuple[Access, ...]  # scalars of modules that the step changed
     counted: tuple[tuple[ProgramScheduler, int], ...]  # schedulers, and how often it steps each
     recording: Recording | None  # for later traces to be compared with
+    products: tuple[Product, ...]  # of matrices, before any pass
 
     def state_tensors(self) -> list[StateTensor]:
         """The tensors that the graph works on."""

@@ -23,6 +23,7 @@ from fulgurite.backends.csx.capture.updates import Update
 from fulgurite.backends.csx.contract.constants import Source, constant_sources, constants_as_inputs
 from fulgurite.backends.csx.contract.frozen_reads import warn_of_frozen_reads
 from fulgurite.backends.csx.contract.watched import EPOCH, INDEX, holds_traced
+from fulgurite.backends.csx.graph.flops import products_of
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.passes import CBFLOAT16_PASSES, PASSES, lower
 from fulgurite.backends.csx.state.carried_gradients import Carried
@@ -123,9 +124,10 @@ class FinishedTrace:
         inputs.add_constants(constants)
         items = inputs.gradients.marked(inputs.items)
         passes = CBFLOAT16_PASSES if scope.fp16_type == "cbfloat16" else PASSES
-        graph = lower(Graph(module=self.module, inputs=tuple(items), mode=inputs.mode), passes)
+        traced = Graph(module=self.module, inputs=tuple(items), mode=inputs.mode)
+        products = products_of(traced)
         return Captured(
-            graph=graph,
+            graph=lower(traced, passes),
             sources=InputSources(
                 state=inputs.state,
                 gradients=inputs.gradients.handover,
@@ -144,6 +146,7 @@ class FinishedTrace:
             changes=trace.attributes.changes(),
             counted=tuple(inputs.scheduled.counted.items()),
             recording=recording,
+            products=products,
         )
 
     def _sources(self, constants: list[Tensor]) -> list[Source | Accumulator]:

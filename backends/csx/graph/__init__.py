@@ -7,6 +7,7 @@ op_schema     what is known of an operation without running it: what it writes, 
 passes        pure functions Graph -> Graph
 rerun         running a graph again to no effect
 verify        whether a graph is sound, after every pass
+flops         products of matrices, and how many floating-point operations each is
 dtypes        narrow floats, wide ones, and cbfloat16, which torch does not have
 rng           the random states of a process
 """

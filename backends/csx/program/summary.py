@@ -13,6 +13,7 @@ from enum import Enum
 
 from fulgurite.backends.csx.capture.batch_spec import Leaf
 from fulgurite.backends.csx.capture.captured import Captured
+from fulgurite.backends.csx.graph.flops import Product
 from fulgurite.backends.csx.graph.graph import Graph, Kind
 from fulgurite.backends.csx.state.storage import Layout
 
@@ -47,6 +48,7 @@ class EntryPoint:
     graph: Graph
     state: tuple[str, ...]  # names, in the order of its inputs
     outputs: int
+    products: tuple[Product, ...] = ()  # of matrices, as they were traced
 
     @property
     def operations(self) -> int:
@@ -134,7 +136,15 @@ def make_program(stage: str, captured: Mapping[str, Captured]) -> Program:
                 written=i in written or (before is not None and before.written),
             )
         outputs = len(one.graph.module.graph.output_node().args[0])  # type: ignore[arg-type]
-        entries.append(EntryPoint(name=name, graph=one.graph, state=tuple(used), outputs=outputs))
+        entries.append(
+            EntryPoint(
+                name=name,
+                graph=one.graph,
+                state=tuple(used),
+                outputs=outputs,
+                products=one.products,
+            )
+        )
     first = next(iter(captured.values()))
     return Program(
         stage=stage,
