@@ -1,4 +1,9 @@
 """What was built, as data and as a page.
 
 ``program`` imports from here; this room imports from ``compile``, ``graph`` and ``diagnostics``.
+
+measured      how fast this machine is: small operations, timed once in a process
+machine       machines, by what they do a second: this one, CS-2, CS-3
+timing        how long each call of a program takes, predicted
+roofline      what bounds a step: compute, memory, or streaming weights
 """
