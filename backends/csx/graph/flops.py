@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
@@ -68,7 +69,7 @@ def products_of(graph: Graph) -> tuple[Product, ...]:
 
 def flops_of(node: fx.Node) -> int | None:
     """The floating-point operations of an operation; None of one that is no product."""
-    packet = getattr(node.target, "overloadpacket", node.target)
+    packet: Any = getattr(node.target, "overloadpacket", node.target)
     formula = flop_registry.get(_SAME_AS.get(packet, packet))
     if formula is None:
         return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fulgurite.backends.csx.compile.threads import set_threads
+from fulgurite.backends.csx.compile.threads import let_idle_threads_sleep, set_threads
 from fulgurite.backends.csx.compile.toolchain import cpu_name
 from fulgurite.backends.csx.report.measured import Measured, measure
 
@@ -69,6 +69,8 @@ def this_machine(threads: int) -> Machine:
 def _this_machine(threads: int) -> Machine:
     own = torch.get_num_threads()
     mkl = set_threads(threads) if threads != own else None
+    if threads > 1:
+        let_idle_threads_sleep()  # as the fabric does: measured on busy cores, 3 s without
     try:
         measured = measure()
     finally:

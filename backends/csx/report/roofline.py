@@ -6,9 +6,9 @@ out. Assumed for systems with a link for weights:
 
 - every rate is the published one, reached in full;
 - numbers have 16 bits, products and all that is moved;
-- each weight comes once a step and each gradient goes back once, one after the other over a
-  system's link; where the backward pass needs the weights again, that is half as much more;
-- optimizers and their state are where the weights come from, and cost the system nothing;
+- a weight comes for the forward pass and again for the backward pass, and its gradient goes back,
+  one after the other over a system's link (Cerebras' documentation of weight streaming);
+- optimizers and their state are where the weights come from, and cost the system nothing (there);
 - activations fit the system's memory;
 - systems share the batch, each gets all weights, and adding up their gradients takes no time.
 
@@ -29,6 +29,7 @@ from fulgurite.backends.csx.report.traffic import traffic
 BATCHES = (1, 4, 16, 64)
 SYSTEMS = (1, 2, 4, 16)
 COMPUTE, MEMORY, WEIGHTS = "compute", "memory", "weight streaming"
+_TIMES_STREAMED = 3  # a weight, in for both passes and its gradient out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +152,8 @@ def _bound(work: Work, machine: Machine, times: int, systems: int) -> Bound:
         weights_s = 0.0
     else:
         moved = share * work.other_bytes * machine.number_bytes / work.number_bytes
-        weights_s = 2 * work.parameters * machine.number_bytes / machine.weights_bytes_per_s
+        streamed = _TIMES_STREAMED * work.parameters * machine.number_bytes
+        weights_s = streamed / machine.weights_bytes_per_s
     seconds = {
         COMPUTE: share * work.flops / machine.flops_per_s,
         MEMORY: _moving_s(moved, machine),

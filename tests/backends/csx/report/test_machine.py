@@ -19,8 +19,8 @@ def test_a_curve_is_straight_in_logarithms_and_in_proportion_above(
     assert Curve(((10, 1.0), (100, 4.0), (1000, 4.0))).seconds(size) == pytest.approx(seconds)
 
 
-def test_the_highest_rate_of_a_curve_is_that_of_a_point() -> None:
-    assert Curve(((10, 1.0), (100, 4.0), (1000, 50.0))).most_per_s == 25
+def test_the_highest_rate_of_a_curve_is_that_of_one_of_its_largest_points() -> None:
+    assert Curve(((8, 0.01), (10, 1.0), (100, 4.0), (1000, 50.0))).most_per_s == 25
 
 
 def test_this_machine_is_measured_once_and_left_as_it_was() -> None:

@@ -46,7 +46,7 @@ def test_weights_come_and_gradients_go_whatever_the_batch() -> None:
         batch_size=2,
         compute_s=1.0,
         memory_s=0.4,  # 80 bytes in numbers of half the size
-        weights_s=10.0,  # 10 numbers of 2 bytes, in and out
+        weights_s=15.0,  # 10 numbers of 2 bytes, in twice and out
         bound="weight streaming",
     )
     assert second == replace(first, batch_size=128, compute_s=64.0, memory_s=25.6, bound="compute")
@@ -57,7 +57,7 @@ def test_systems_share_a_batch_but_not_the_weights() -> None:
     assert (4, 2) not in found, "no system without a sample"
     assert found[4, 8].compute_s == pytest.approx(found[1, 2].compute_s)
     assert found[2, 8].memory_s == pytest.approx(2 * found[1, 2].memory_s)
-    assert {one.weights_s for one in found.values() if one.system == "wafer"} == {10.0}
+    assert {one.weights_s for one in found.values() if one.system == "wafer"} == {15.0}
 
 
 def test_the_work_of_a_step_is_its_products_its_state_and_the_rest() -> None:
