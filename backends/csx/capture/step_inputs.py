@@ -20,7 +20,7 @@ from fulgurite.backends.csx.capture.batch_spec import BatchSpec
 from fulgurite.backends.csx.capture.leaves import Trees
 from fulgurite.backends.csx.capture.recording import Recording
 from fulgurite.backends.csx.capture.scope import Scope
-from fulgurite.backends.csx.graph.graph import Input, Kind
+from fulgurite.backends.csx.graph.graph import Input, Kind, Role
 from fulgurite.backends.csx.hyperparams.schedules import Scheduled, scheduler_places
 from fulgurite.backends.csx.hyperparams.slots import (
     NotedGroup,
@@ -34,7 +34,12 @@ from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard
 from fulgurite.backends.csx.state.fake_swap import StateFakeTensor, fake_for, swap
 from fulgurite.backends.csx.state.gradients import Gradients
 from fulgurite.backends.csx.state.places import Place, StateTensor
-from fulgurite.backends.csx.state.storage import module_places, optimizer_places, state_inputs
+from fulgurite.backends.csx.state.storage import (
+    StateInput,
+    module_places,
+    optimizer_places,
+    state_inputs,
+)
 from fulgurite.backends.schedules import program_schedulers
 from fulgurite.backends.step_context import running
 
@@ -104,7 +109,8 @@ class StepInputs:
     def _made(self) -> Iterator[Input]:
         fake = self._fake
         for i, item in enumerate(self.state):
-            yield Input(kind=Kind.STATE, index=i, name=item.name, example=fake(item.base()))
+            example, role = fake(item.base()), self._role(item)
+            yield Input(kind=Kind.STATE, index=i, name=item.name, example=example, role=role)
         for i, (name, p) in enumerate(self.gradients.parameters.items()):
             zero = fake(torch.zeros_like(p, requires_grad=False))
             yield Input(kind=Kind.GRADIENT, index=i, name=f"{name}.grad", example=zero)
@@ -116,7 +122,18 @@ class StepInputs:
         for i, leaf in enumerate(self.batch.tensor_leaves()):
             assert leaf.shape is not None
             laid_out = torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype)
-            yield Input(kind=Kind.BATCH, index=i, name=leaf.name, example=fake(laid_out))
+            example, role = fake(laid_out), Role.BATCH
+            yield Input(kind=Kind.BATCH, index=i, name=leaf.name, example=example, role=role)
+
+    def _role(self, item: StateInput) -> Role:
+        """Whose tensor the first of a state input's is."""
+        held = item.tensors[0]
+        if any(held.tensor is p for p in self.parameters.values()):
+            return Role.PARAMETER
+        if any(held.places[0].container is m._buffers for m in self._scope.module.modules()):
+            return Role.BUFFER
+        owners = tuple(f"{owner}." for owner in self._scope.named_optimizers())
+        return Role.OPTIMIZER if item.name.startswith(owners) else Role.OTHER
 
     def of_kind(self, kind: Kind, tensors: tuple[Tensor, ...]) -> list[Tensor]:
         """Those of the graph's tensors that are inputs of a kind."""

@@ -27,6 +27,16 @@ class Kind(Enum):
     BATCH = "batch"
 
 
+class Role(Enum):
+    """Whose tensor an input is."""
+
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    OPTIMIZER = "optimizer"
+    BATCH = "batch"
+    OTHER = "other"  # states of metrics, plain attributes, gradients between steps, numbers
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
     """One input of a graph: ``index`` counts within its kind, as the capture numbered it."""
@@ -37,6 +47,7 @@ class Input:
     example: Tensor  # fake
     kept: bool = False  # a gradient that is of use even where it is only written
     zero: bool = False  # a gradient that is zero whenever the step begins
+    role: Role = Role.OTHER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

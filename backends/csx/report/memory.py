@@ -1,0 +1,216 @@
+"""What a program keeps in memory, call by call.
+
+Words: *resident* is what is there between steps: state, and the batch. An *intermediate* lives
+within a step. Of these, *activations* were made by operations of forward passes, for backward
+passes to read; all others are *temporaries*: gradients, updates, and memory that a compiled program
+holds for the next step.
+
+Counted are tensors. What torch's kernels take for themselves while they run is not.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import torch
+from torch import fx
+
+from fulgurite.backends.csx.compile.made import Made, one_by_one
+from fulgurite.backends.csx.graph.graph import Graph, Kind, Role
+from fulgurite.backends.csx.graph.passes import INTERPRETER_PASSES
+from fulgurite.backends.csx.report.statements import Walk
+from fulgurite.backends.csx.report.values import Value, Values, is_backward, module_name
+
+_COPY = torch.ops.aten.copy_.default
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """The intermediates that are alive while a call runs; ``call`` counts in ``made.calls``."""
+
+    call: int
+    activations_bytes: int
+    temporaries_bytes: int
+
+    @property
+    def intermediates_bytes(self) -> int:
+        """Both."""
+        return self.activations_bytes + self.temporaries_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What an entry point keeps in memory.
+
+    Args:
+        parameters_bytes: of the model's parameters that it reads or writes.
+        optimizer_bytes: of the optimizers' state.
+        buffers_bytes: of the modules' buffers.
+        other_state_bytes: of metrics' states, gradients between steps, numbers that it is fed.
+        batch_bytes: of the batch's tensors that it reads.
+        kept_bytes: of intermediates that a compiled program makes once, and never frees.
+        timeline: the intermediates, call by call, those that are kept among them.
+        at_peak: modules whose activations are alive when most is, with bytes, the largest first;
+            outside of modules the name is empty.
+    """
+
+    parameters_bytes: int
+    optimizer_bytes: int
+    buffers_bytes: int
+    other_state_bytes: int
+    batch_bytes: int
+    kept_bytes: int
+    timeline: tuple[Point, ...]
+    at_peak: tuple[tuple[str, int], ...]
+
+    @property
+    def state_bytes(self) -> int:
+        """All state."""
+        model = self.parameters_bytes + self.buffers_bytes
+        return model + self.optimizer_bytes + self.other_state_bytes
+
+    @property
+    def resident_bytes(self) -> int:
+        """State and batch."""
+        return self.state_bytes + self.batch_bytes
+
+    @property
+    def activations_bytes(self) -> int:
+        """The most that activations take at a time."""
+        return max((point.activations_bytes for point in self.timeline), default=0)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that is alive at a time: what is resident, and intermediates."""
+        most = max((point.intermediates_bytes for point in self.timeline), default=0)
+        return self.resident_bytes + most
+
+
+def memory(graph: Graph, made: Made) -> Memory:
+    """What a graph keeps in memory while ``made`` runs it."""
+    points, lives, kept = _compiled(graph, made) if made.program else _one_by_one(graph, made)
+    most = max(points, key=lambda p: (p.intermediates_bytes, p.activations_bytes), default=None)
+    at_peak = Counter[str]()
+    for one in lives:
+        if most is not None and one.activation and one.first <= most.call <= one.last:
+            at_peak[module_name(one.value.node)] += one.value.bytes
+    roles = Counter[Role]()
+    for item in graph.inputs:
+        roles[item.role] += item.example.untyped_storage().nbytes()
+    return Memory(
+        parameters_bytes=roles[Role.PARAMETER],
+        optimizer_bytes=roles[Role.OPTIMIZER],
+        buffers_bytes=roles[Role.BUFFER],
+        other_state_bytes=roles[Role.OTHER],
+        batch_bytes=roles[Role.BATCH],
+        kept_bytes=kept,
+        timeline=tuple(points),
+        at_peak=tuple(at_peak.most_common()),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Life:
+    """A value, the first and the last call during which it is alive, and what it is."""
+
+    value: Value
+    first: int
+    last: int
+    activation: bool
+
+
+_Found = tuple[list[Point], list[_Life], int]
+"""The timeline, the lives, and the bytes of what is never freed."""
+
+
+def _compiled(graph: Graph, made: Made) -> _Found:
+    """The program's statements say what is alive, the graph which of it are activations."""
+    lives = list(_lives(Values(graph, made.calls)))
+    held = _alive((one for one in lives if one.activation), len(made.calls))
+    walk = Walk(graph, made)
+    both = enumerate(zip(held, walk.alive, strict=True))
+    return [_point(i, total, part) for i, (part, total) in both], lives, walk.kept_bytes
+
+
+def _one_by_one(graph: Graph, made: Made) -> _Found:
+    """A value is freed when it was read last. The graph that runs has operations of its own."""
+    run = graph
+    for one in INTERPRETER_PASSES:
+        run = one(run)
+    numbers = _numbers(graph, run, made)
+    calls = one_by_one(run).calls
+    lives = [
+        replace(one, first=numbers[one.first], last=numbers[one.last])
+        for one in _lives(Values(run, calls))
+    ]
+    total = _alive(lives, len(made.calls))
+    held = _alive((one for one in lives if one.activation), len(made.calls))
+    return [_point(i, total[i], held[i]) for i in range(len(made.calls))], lives, 0
+
+
+def _numbers(graph: Graph, run: Graph, made: Made) -> list[int]:
+    """The call in ``made`` of each call that runs: passes replace operations where they stand."""
+    calls = {i: number for number, call in enumerate(made.calls) for i in call.operations}
+    nodes, kept = list(graph.operations()), {node.name for node in run.operations()}
+    by_name = {node.name: calls[i] for i, node in enumerate(nodes) if i in calls}
+    replaced = iter([calls[i] for i, n in enumerate(nodes) if i in calls and n.name not in kept])
+    operations = list(run.operations())
+    numbers = []
+    for call in one_by_one(run).calls:
+        name = operations[call.operations[0]].name
+        numbers.append(by_name[name] if name in by_name else next(replaced))
+    return numbers
+
+
+def _point(call: int, total: int, activations: int) -> Point:
+    rest = max(0, total - activations)
+    return Point(call=call, activations_bytes=activations, temporaries_bytes=rest)
+
+
+def _alive(lives: Iterable[_Life], calls: int) -> list[int]:
+    """Bytes during each call."""
+    changes = [0] * (calls + 1)
+    for one in lives:
+        changes[one.first] += one.value.bytes
+        changes[one.last + 1] -= one.value.bytes
+    return list(accumulate(changes))[:-1]
+
+
+def _lives(values: Values) -> Iterator[_Life]:
+    """The life of each value that operations make."""
+    ends, backward, updates = dict[Value, int](), set[Value](), set[Value]()
+    for node, at, own in _readers(values):
+        for operand in node.all_input_nodes:
+            for value, _ in values.behind(operand):
+                if value.node not in own:
+                    ends[value] = max(ends.get(value, 0), at)
+                    if node.target is _COPY and operand is not node.args[0]:
+                        updates.add(value)
+                    elif is_backward(node):
+                        backward.add(value)
+    ends |= dict.fromkeys(values.outputs(), len(values.operations) - 1)
+    for node, first in values.maker.items():
+        for value, _ in values.behind(node):
+            if value.node is node:
+                update = value in updates and not module_name(node)  # an optimizer's
+                held = value in backward and not update and not is_backward(node)
+                yield _Life(value, first, max(first, ends.get(value, first)), held)
+
+
+def _readers(values: Values) -> Iterator[tuple[fx.Node, int, set[fx.Node]]]:
+    """Each operation, a call that runs it, and what that call computes.
+
+    What is in no call runs between two: a view holds what it looks at until then.
+    """
+    begun = -1
+    for node in values.position:
+        begun = max(begun, values.maker.get(node, begun))
+        if node not in values.maker:
+            yield node, begun, set()
+    for i, operations in enumerate(values.operations):
+        own = set(operations)
+        for node in operations:
+            yield node, i, own

@@ -1,0 +1,117 @@
+"""The statements of a compiled program, walked: which memory is held after each.
+
+The Python of a program (``Made.program``) allocates, calls kernels, and lets go; sizes stand in it,
+but for what operations of torch's give, which are asked on fakes. Nothing is computed.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from fulgurite.backends.csx.compile.made import Made
+from fulgurite.backends.csx.graph.graph import Graph, storage_of
+
+_MADE_ONCE = ("empty_strided_cpu", "reinterpret_tensor")
+_NO_KERNEL = (*_MADE_ONCE, "args.clear", "assert_size_stride", "assert_alignment")
+
+
+class _Names(dict[str, Any]):
+    """The names of a program and what they hold; kernels and constants are not looked at."""
+
+    def __missing__(self, name: str) -> None:
+        return None
+
+
+class Walk:
+    """A program's memory.
+
+    Args:
+        graph: what it computes.
+        made: the program.
+
+    Attributes:
+        kept_bytes: of what is allocated when it is loaded.
+        alive: bytes of intermediates while each of its calls runs, those that are kept among them.
+    """
+
+    def __init__(self, graph: Graph, made: Made) -> None:
+        self._names = _Names(
+            torch=torch,
+            aten=torch.ops.aten,
+            empty_strided_cpu=_allocated,
+            reinterpret_tensor=torch.as_strided,
+        )
+        self._held = Counter[int]()  # names that hold a storage
+        self._sizes: dict[int, int] = {}
+        self._total = 0
+        inputs = [item.example for item in graph.inputs]
+        self._foreign = {storage_of(tensor) for tensor in inputs}
+        body = ast.parse(made.program).body
+        [function] = [one for one in body if isinstance(one, ast.FunctionDef)]
+        with graph.mode, torch.no_grad():
+            for statement in body[: body.index(function)]:
+                if _function(statement) in _MADE_ONCE:
+                    self._run(statement)
+            self.kept_bytes = self._total
+            self._names["args"] = inputs
+            self.alive = list(self._calls(function.body))
+
+    def _calls(self, statements: list[ast.stmt]) -> Iterator[int]:
+        for statement in statements:
+            self._run(statement)
+            name = _function(statement)
+            if name and name not in _NO_KERNEL:
+                yield self._total
+
+    def _run(self, statement: ast.stmt) -> None:
+        """Let the names of a statement hold what they then hold."""
+        if isinstance(statement, ast.Assign):
+            code = compile(ast.Expression(statement.value), "program.py", "eval")
+            self._store(statement.targets[0], eval(code, {}, self._names))
+        elif isinstance(statement, ast.Delete):
+            for target in statement.targets:
+                self._forget(ast.unparse(target))
+
+    def _store(self, target: ast.expr, value: Any) -> None:
+        if isinstance(target, (ast.Tuple, ast.List)):
+            for one, part in zip(target.elts, value, strict=True):
+                self._store(one, part)
+            return
+        name = ast.unparse(target)
+        self._forget(name)
+        self._names[name] = value
+        for storage, size in _storages(value).items():
+            if storage not in self._foreign:
+                if not self._held[storage]:
+                    self._total += size
+                self._held[storage] += 1
+
+    def _forget(self, name: str) -> None:
+        for storage, size in _storages(self._names.pop(name, None)).items():
+            if storage not in self._foreign:
+                self._held[storage] -= 1
+                if not self._held[storage]:
+                    self._total -= size
+
+
+def _allocated(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype)
+
+
+def _storages(value: Any) -> dict[int, int]:
+    """The storages of tensors in a value, with the bytes of each."""
+    leaves = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+    return {storage_of(leaf): leaf.untyped_storage().nbytes() for leaf in leaves}
+
+
+def _function(statement: ast.stmt) -> str:
+    """The function that a statement calls; empty where it calls none."""
+    call = getattr(statement, "value", None)
+    return ast.unparse(call.func) if isinstance(call, ast.Call) else ""
