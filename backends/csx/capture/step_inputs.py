@@ -7,7 +7,7 @@ so optimizers, ties and the user's references hold; when the step has run, they 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -107,10 +107,10 @@ class StepInputs:
             return self.mode.from_tensor(real.detach(), static_shapes=True)
 
     def _made(self) -> Iterator[Input]:
-        fake = self._fake
+        fake, role = self._fake, _roles(self._scope, self.parameters.values())
         for i, item in enumerate(self.state):
-            example, role = fake(item.base()), self._role(item)
-            yield Input(kind=Kind.STATE, index=i, name=item.name, example=example, role=role)
+            example = fake(item.base())
+            yield Input(kind=Kind.STATE, index=i, name=item.name, example=example, role=role(item))
         for i, (name, p) in enumerate(self.gradients.parameters.items()):
             zero = fake(torch.zeros_like(p, requires_grad=False))
             yield Input(kind=Kind.GRADIENT, index=i, name=f"{name}.grad", example=zero)
@@ -122,18 +122,8 @@ class StepInputs:
         for i, leaf in enumerate(self.batch.tensor_leaves()):
             assert leaf.shape is not None
             laid_out = torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype)
-            example, role = fake(laid_out), Role.BATCH
-            yield Input(kind=Kind.BATCH, index=i, name=leaf.name, example=example, role=role)
-
-    def _role(self, item: StateInput) -> Role:
-        """Whose tensor the first of a state input's is."""
-        held = item.tensors[0]
-        if any(held.tensor is p for p in self.parameters.values()):
-            return Role.PARAMETER
-        if any(held.places[0].container is m._buffers for m in self._scope.module.modules()):
-            return Role.BUFFER
-        owners = tuple(f"{owner}." for owner in self._scope.named_optimizers())
-        return Role.OPTIMIZER if item.name.startswith(owners) else Role.OTHER
+            example = fake(laid_out)
+            yield Input(kind=Kind.BATCH, index=i, name=leaf.name, example=example, role=Role.BATCH)
 
     def of_kind(self, kind: Kind, tensors: tuple[Tensor, ...]) -> list[Tensor]:
         """Those of the graph's tensors that are inputs of a kind."""
@@ -211,3 +201,20 @@ class StepInputs:
             Input(kind=Kind.CONSTANT, index=i, name=f"constant {i}", example=self._fake(constant))
             for i, constant in enumerate(constants)
         ]
+
+
+def _roles(scope: Scope, parameters: Iterable[Tensor]) -> Callable[[StateInput], Role]:
+    """A function that says whose tensor the first of a state input's is."""
+    trained = {id(p) for p in parameters}
+    buffers = {id(module._buffers) for module in scope.module.modules()}
+    optimizers = tuple(f"{owner}." for owner in scope.named_optimizers())
+
+    def role(item: StateInput) -> Role:
+        held = item.tensors[0]
+        if id(held.tensor) in trained:
+            return Role.PARAMETER
+        if id(held.places[0].container) in buffers:
+            return Role.BUFFER
+        return Role.OPTIMIZER if item.name.startswith(optimizers) else Role.OTHER
+
+    return role

@@ -6,4 +6,8 @@ measured      how fast this machine is: small operations, timed once in a proces
 machine       machines, by what they do a second: this one, CS-2, CS-3
 timing        how long each call of a program takes, predicted
 roofline      what bounds a step: compute, memory, or streaming weights
+values        what calls make and read of a graph
+traffic       bytes that each call moves, and each module
+memory        what is alive call by call, and whose it is; statements: of a compiled program's
+              Python; workspace: what torch's kernels take for themselves
 """

@@ -2,10 +2,11 @@
 
 Words: *resident* is what is there between steps: state, and the batch. An *intermediate* lives
 within a step. Of these, *activations* were made by operations of forward passes, for backward
-passes to read; all others are *temporaries*: gradients, updates, and memory that a compiled program
-holds for the next step.
+passes to read; all others are *temporaries*: gradients, updates, what kernels take for themselves
+(``workspace``), and memory that a compiled program holds for the next step.
 
-Counted are tensors. What torch's kernels take for themselves while they run is not.
+Counted is what torch allocates for tensors. Of what Python, the C++ compiler's code and the BLAS
+library allocate themselves nothing is known here.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ import torch
 from torch import fx
 
 from fulgurite.backends.csx.compile.made import Made, one_by_one
-from fulgurite.backends.csx.graph.graph import Graph, Kind, Role
+from fulgurite.backends.csx.graph.graph import Graph, Role
 from fulgurite.backends.csx.graph.passes import INTERPRETER_PASSES
 from fulgurite.backends.csx.report.statements import Walk
 from fulgurite.backends.csx.report.values import Value, Values, is_backward, module_name
+from fulgurite.backends.csx.report.workspace import workspace_bytes
 
 _COPY = torch.ops.aten.copy_.default
 
@@ -128,11 +130,9 @@ _Found = tuple[list[Point], list[_Life], int]
 
 def _compiled(graph: Graph, made: Made) -> _Found:
     """The program's statements say what is alive, the graph which of it are activations."""
-    lives = list(_lives(Values(graph, made.calls)))
-    held = _alive((one for one in lives if one.activation), len(made.calls))
-    walk = Walk(graph, made)
-    both = enumerate(zip(held, walk.alive, strict=True))
-    return [_point(i, total, part) for i, (part, total) in both], lives, walk.kept_bytes
+    values, walk = Values(graph, made.calls), Walk(graph, made)
+    lives = list(_lives(values, held=False))
+    return _points(values.operations, walk.alive, lives), lives, walk.kept_bytes
 
 
 def _one_by_one(graph: Graph, made: Made) -> _Found:
@@ -141,14 +141,15 @@ def _one_by_one(graph: Graph, made: Made) -> _Found:
     for one in INTERPRETER_PASSES:
         run = one(run)
     numbers = _numbers(graph, run, made)
-    calls = one_by_one(run).calls
+    values = Values(run, one_by_one(run).calls)
     lives = [
         replace(one, first=numbers[one.first], last=numbers[one.last])
-        for one in _lives(Values(run, calls))
+        for one in _lives(values, held=True)
     ]
-    total = _alive(lives, len(made.calls))
-    held = _alive((one for one in lives if one.activation), len(made.calls))
-    return [_point(i, total[i], held[i]) for i in range(len(made.calls))], lives, 0
+    operations: list[list[fx.Node]] = [[] for _ in made.calls]
+    for number, computed in zip(numbers, values.operations, strict=True):
+        operations[number] += computed
+    return _points(operations, _alive(lives, len(made.calls)), lives), lives, 0
 
 
 def _numbers(graph: Graph, run: Graph, made: Made) -> list[int]:
@@ -165,9 +166,16 @@ def _numbers(graph: Graph, run: Graph, made: Made) -> list[int]:
     return numbers
 
 
-def _point(call: int, total: int, activations: int) -> Point:
-    rest = max(0, total - activations)
-    return Point(call=call, activations_bytes=activations, temporaries_bytes=rest)
+def _points(
+    operations: list[list[fx.Node]], alive: list[int], lives: Iterable[_Life]
+) -> list[Point]:
+    """The timeline, of what each call computes and the bytes of intermediates that are alive."""
+    held = _alive((one for one in lives if one.activation), len(alive))
+    points = []
+    for i, (computed, total, activations) in enumerate(zip(operations, alive, held, strict=True)):
+        rest = max(0, total - activations) + workspace_bytes(computed)
+        points.append(Point(call=i, activations_bytes=activations, temporaries_bytes=rest))
+    return points
 
 
 def _alive(lives: Iterable[_Life], calls: int) -> list[int]:
@@ -179,10 +187,13 @@ def _alive(lives: Iterable[_Life], calls: int) -> list[int]:
     return list(accumulate(changes))[:-1]
 
 
-def _lives(values: Values) -> Iterator[_Life]:
-    """The life of each value that operations make."""
+def _lives(values: Values, held: bool) -> Iterator[_Life]:
+    """The life of each value that operations make.
+
+    With ``held`` each operation runs by itself, in order, and views hold what they look at.
+    """
     ends, backward, updates = dict[Value, int](), set[Value](), set[Value]()
-    for node, at, own in _readers(values):
+    for node, at, own in _readers(values, held):
         for operand in node.all_input_nodes:
             for value, _ in values.behind(operand):
                 if value.node not in own:
@@ -196,21 +207,18 @@ def _lives(values: Values) -> Iterator[_Life]:
         for value, _ in values.behind(node):
             if value.node is node:
                 update = value in updates and not module_name(node)  # an optimizer's
-                held = value in backward and not update and not is_backward(node)
-                yield _Life(value, first, max(first, ends.get(value, first)), held)
+                kept = value in backward and not update and not is_backward(node)
+                yield _Life(value, first, max(first, ends.get(value, first)), kept)
 
 
-def _readers(values: Values) -> Iterator[tuple[fx.Node, int, set[fx.Node]]]:
-    """Each operation, a call that runs it, and what that call computes.
-
-    What is in no call runs between two: a view holds what it looks at until then.
-    """
-    begun = -1
-    for node in values.position:
-        begun = max(begun, values.maker.get(node, begun))
-        if node not in values.maker:
-            yield node, begun, set()
+def _readers(values: Values, held: bool) -> Iterator[tuple[fx.Node, int, set[fx.Node]]]:
+    """Each operation, a call that runs it, and what that call computes; ``held`` as of _lives."""
     for i, operations in enumerate(values.operations):
         own = set(operations)
         for node in operations:
             yield node, i, own
+    begun = -1
+    for node in values.position if held else ():
+        begun = max(begun, values.maker.get(node, begun))
+        if node not in values.maker:
+            yield node, begun, set()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,6 +19,8 @@ from fulgurite.backends.csx.graph.graph import Graph, storage_of
 
 _MADE_ONCE = ("empty_strided_cpu", "reinterpret_tensor")
 _NO_KERNEL = (*_MADE_ONCE, "args.clear", "assert_size_stride", "assert_alignment")
+
+_NO_STATEMENT = ("MultiOutput",)  # one of the results of the call before
 
 
 class _Names(dict[str, Any]):
@@ -61,14 +62,26 @@ class Walk:
                     self._run(statement)
             self.kept_bytes = self._total
             self._names["args"] = inputs
-            self.alive = list(self._calls(function.body))
+            self.alive = self._during(function.body, [call.kernel for call in made.calls])
 
-    def _calls(self, statements: list[ast.stmt]) -> Iterator[int]:
+    def _during(self, statements: list[ast.stmt], kernels: list[str]) -> list[int]:
+        """What is alive at each call: at the statement that calls its kernel.
+
+        Statements that are no calls' (copies between parts) count with the call before.
+        """
+        alive: list[int] = []
         for statement in statements:
             self._run(statement)
-            name = _function(statement)
-            if name and name not in _NO_KERNEL:
-                yield self._total
+            function = _function(statement)
+            if not function or function in _NO_KERNEL:
+                continue
+            while len(alive) < len(kernels) and kernels[len(alive)] in _NO_STATEMENT:
+                alive.append(self._total)
+            if len(alive) < len(kernels) and _same(function, kernels[len(alive)]):
+                alive.append(self._total)
+            elif alive:
+                alive[-1] = max(alive[-1], self._total)
+        return alive + [self._total] * (len(kernels) - len(alive))
 
     def _run(self, statement: ast.stmt) -> None:
         """Let the names of a statement hold what they then hold."""
@@ -115,3 +128,14 @@ def _function(statement: ast.stmt) -> str:
     """The function that a statement calls; empty where it calls none."""
     call = getattr(statement, "value", None)
     return ast.unparse(call.func) if isinstance(call, ast.Call) else ""
+
+
+def _same(function: str, kernel: str) -> bool:
+    """Whether a function of the program (``torch.mm``) is a kernel (``aten.mm.out``)."""
+    return function == kernel or _operation(function) == _operation(kernel)
+
+
+def _operation(name: str) -> str:
+    """``mm`` of ``torch.mm``, ``torch.ops.aten.mm.default`` and ``aten.mm.out``."""
+    parts = name.removeprefix("torch.ops.").split(".")
+    return parts[min(1, len(parts) - 1)].removesuffix("_")

@@ -71,22 +71,18 @@ def by_module(graph: Graph, made: Made) -> dict[str, Traffic]:
 
 def _moves(graph: Graph, made: Made) -> Iterator[_Move]:
     values = Values(graph, made.calls)
-    written: dict[Value, None] = {value: None for value in values.outputs()}
+    written: dict[Value, None] = dict.fromkeys(values.outputs())
     for i, operations in enumerate(values.operations):
         for value, views in _reads(values, operations).items():
             written[value] = None
             yield _Move(i, views[0][0], Traffic(read_bytes=viewed(views, value)))
     for value in written:
         if value.node in values.maker:
-            yield _Move(
-                values.maker[value.node], value.node, Traffic(written_bytes=value.bytes)
-            )
+            yield _Move(values.maker[value.node], value.node, Traffic(written_bytes=value.bytes))
     yield from _state_writes(values)
 
 
-def _reads(
-    values: Values, operations: list[fx.Node]
-) -> dict[Value, list[tuple[fx.Node, fx.Node]]]:
+def _reads(values: Values, operations: list[fx.Node]) -> dict[Value, list[tuple[fx.Node, fx.Node]]]:
     """The values of others that a call reads: by whom, and by which views, in order."""
     own = set(operations)
     found: dict[Value, list[tuple[fx.Node, fx.Node]]] = {}

@@ -9,15 +9,16 @@ that read it: whoever reads it reads what it was made of.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor, fx
 
-from fulgurite.backends.csx.compile.made import KernelCall
+from fulgurite.backends.csx.compile.made import KernelCall, Maker
 from fulgurite.backends.csx.diagnostics.user_lines import module_of
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.op_schema import is_view, written_nodes
@@ -38,8 +39,9 @@ class Value:
     def tensor(self) -> Tensor:
         """What it looks like, without values."""
         if self.node.op == "get_attr":
-            return operator.attrgetter(str(self.node.target))(self.node.graph.owning_module)
-        found = self.node.meta["val"]
+            found = operator.attrgetter(str(self.node.target))(self.node.graph.owning_module)
+        else:
+            found = self.node.meta["val"]
         tensor: Tensor = found if self.element is None else found[self.element]
         return tensor
 
@@ -66,7 +68,7 @@ class Values:
         self._graph = graph
         nodes = list(graph.operations())
         self.position = {node: i for i, node in enumerate(nodes)}
-        self.operations = [[nodes[i] for i in sorted(call.operations)] for call in calls]
+        self.operations = [[nodes[i] for i in one] for one in _computed(nodes, list(calls))]
         self.maker: dict[fx.Node, int] = {}
         for i, computed in enumerate(self.operations):
             for node in computed:
@@ -111,6 +113,46 @@ class Values:
         else:
             for one in (source or node).all_input_nodes:
                 yield from self.behind(one)
+
+
+def _computed(nodes: list[fx.Node], calls: Sequence[KernelCall]) -> Iterator[list[int]]:
+    """What each call computes itself, in order.
+
+    The compiler tells of a call what its operands are made of too, and who takes its result. One of
+    torch's kernels computes the last operation of those, which then is no other call's; and more
+    only if nobody else does. What is cheap generated kernels compute again where they read it,
+    sums they do not.
+    """
+    inside = [sorted(call.operations) for call in calls]
+    torchs = [call.maker is not Maker.GENERATED for call in calls]
+    last = {found[-1] for found, one in zip(inside, torchs, strict=True) if one and found}
+    generated = {i for found, one in zip(inside, torchs, strict=True) if not one for i in found}
+    generated -= last
+    done = set[int]()
+    for found, one in zip(inside, torchs, strict=True):
+        if one:
+            own = [i for i in found if i not in done and i not in generated]
+            done.update(own)
+        else:
+            own = [i for i in found if i not in last and i not in done]
+            done.update(i for i in own if _sums(nodes[i]))
+        yield own
+
+
+def _sums(node: fx.Node) -> bool:
+    """Whether an operation makes less than it reads, of all of it: a sum, a mean, a maximum.
+
+    The few elements of a pool's window are looked at again where its result is read.
+    """
+    if getattr(node.target, "overloadpacket", None) in _PICKS or "pool" in str(node.target):
+        return False
+    return _most([node]) < _most(node.all_input_nodes)
+
+
+def _most(nodes: Iterable[fx.Node]) -> int:
+    """The elements of the largest tensor in what nodes give."""
+    leaves = pytree.tree_leaves([node.meta.get("val") for node in nodes])
+    return max((leaf.numel() for leaf in leaves if isinstance(leaf, Tensor)), default=0)
 
 
 def _looked_at(node: fx.Node) -> fx.Node | None:
