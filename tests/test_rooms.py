@@ -150,7 +150,7 @@ def test_every_file_opens_with_a_docstring() -> None:
     [
         *(f"{house}/{room}" for house, room in INNER),
         *("backends/csx", "backends/csx/graph/passes", "loops"),
-        *("trainer/commands", "trainer/optim/scheduler", "trainer/runners"),
+        *("trainer/commands", "trainer/nn", "trainer/optim/scheduler", "trainer/runners"),
     ],
 )
 def test_a_folders_docstring_names_each_of_its_files(folder: str) -> None:

@@ -16,6 +16,7 @@ checkpoint_closure  one that runs where a checkpoint is written (``backends.clos
 global_step         the number of steps done, as a tensor (``backends.step_count``)
 gradient_norm       of the gradients before they were clipped (``backends.gradient_norm``)
 MixedPrecision      ``precision=`` by the keys of parameter files (``fulgurite.mixed_precision``)
+nn                  losses that become one kernel, nonlinearities by name (``fulgurite.nn``)
 optim               optimizers, and schedulers that a program computes (``fulgurite.optim``)
 load, run_config    parameter files (``fulgurite.config``); the command is ``fulgurite.cli``
 runners             ``run`` and the runners of old scripts: import ``fulgurite.runners``
@@ -31,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fulgurite import errors as errors
+    from fulgurite import nn as nn
     from fulgurite import optim as optim
     from fulgurite.backends import CSConfig as CSConfig
     from fulgurite.backends import backend as backend
@@ -87,6 +89,7 @@ __all__ = [
     "global_step",
     "gradient_norm",
     "load",
+    "nn",
     "optim",
     "run_config",
     "step_closure",
@@ -96,7 +99,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("errors", "optim"):
+    if name in ("errors", "nn", "optim"):
         return importlib.import_module(f"fulgurite.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'fulgurite' has no attribute {name!r}")

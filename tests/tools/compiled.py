@@ -36,6 +36,7 @@ ROOMS = {
     "callbacks": ("traced",),
     "loops": ("parity", "logging", "lightning_parts"),
     "trainer": ("mixed_precision", "checkpoints"),
+    "trainer/nn": ("losses", "nonlinearities"),
     "trainer/optim": ("optimizers", "schedules_in_programs"),
     ".": ("programs", "pages", "fuzz", "zoo"),
 }

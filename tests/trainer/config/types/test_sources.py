@@ -18,6 +18,7 @@ CATEGORIES = ("optimizer", "scheduler", "callback", "logger", "profiler")
 OTHERS = (
     *("fulgurite.trainer.Trainer", "fulgurite.callbacks.Checkpoint"),
     *("fulgurite.backends.csx.config.CSXBackend", "fulgurite.backends.csx.config.CSConfig"),
+    *("fulgurite.nn.HuberLoss", "fulgurite.nn.TripletMarginWithDistanceLoss"),
     *("torch.utils.data.DataLoader", "torch.nn.Linear", "torchmetrics.classification.Accuracy"),
 )
 """Besides the classes of the categories."""
