@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
+import fulgurite
 from fulgurite import Trainer, backend
 
 VOCABULARY = 256  # every byte is a token
@@ -55,20 +56,33 @@ class Attention(nn.Module):
         return self.out(y_BHTK.transpose(1, 2).flatten(2))
 
 
-class Block(nn.Module):
-    """Attention, then a two-layer network with squared ReLU (So et al., arXiv:2109.08668)."""
+class SquaredReLU(nn.Module):
+    """Of So et al., arXiv:2109.08668."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x).square()
+
+
+class Block(nn.Module):
+    """Attention, then a two-layer network."""
+
+    def __init__(self, width: int, heads: int, between: nn.Module) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(width, bias=False)
         self.attention = Attention(width, heads)
         self.network_norm = nn.LayerNorm(width, bias=False)
         self.up = nn.Linear(width, 4 * width, bias=False)
+        self.between = between
         self.down = nn.Linear(4 * width, width, bias=False)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD))
-        return x_BTD + self.down(F.relu(self.up(self.network_norm(x_BTD))).square())
+        return x_BTD + self.down(self.between(self.up(self.network_norm(x_BTD))))
+
+
+def between(name: str) -> nn.Module:
+    """What stands between the two layers of a block."""
+    return SquaredReLU() if name == "squared_relu" else fulgurite.nn.nonlinearity(name)
 
 
 class GPT(pl.LightningModule):
@@ -77,6 +91,7 @@ class GPT(pl.LightningModule):
     Args:
         layers, width, heads, context: its size; 0.86 million weights by default.
         learning_rate: the highest of the schedule.
+        nonlinearity: of the blocks: "squared_relu", or a name of ``fulgurite.nn.nonlinearity``.
     """
 
     def __init__(
@@ -86,12 +101,15 @@ class GPT(pl.LightningModule):
         heads: int = 4,
         context: int = CONTEXT,
         learning_rate: float = 3e-3,
+        nonlinearity: str = "squared_relu",
     ) -> None:
         super().__init__()
         self.context, self.learning_rate = context, learning_rate
         self.token = nn.Embedding(VOCABULARY, width)
         self.position = nn.Embedding(context, width)
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.blocks = nn.Sequential(
+            *(Block(width, heads, between(nonlinearity)) for _ in range(layers))
+        )
         self.norm = nn.LayerNorm(width, bias=False)
         self.head = nn.Linear(width, VOCABULARY, bias=False)
         self.apply(self._initialize)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import subprocess
@@ -85,6 +86,24 @@ def test_gpt_bytes_as_a_file(tmp_path: Path) -> None:
     assert "training program" in text
     assert "token" in text  # the table of parameters
     assert [path.name for path in tmp_path.glob("*.ckpt")] == ["checkpoint_4.ckpt"]
+
+
+@pytest.mark.compiler
+def test_a_gpt_with_leaky_relu_as_a_file_of_the_old_form(tmp_path: Path) -> None:
+    keys = (f"runconfig.model_dir={tmp_path}", "runconfig.max_steps=20")
+    settings = [part for key in keys for part in ("--set", key)]
+    command = ("-m", "fulgurite", "fit", str(ROOT / "examples/gpt_legacy.yaml"), *settings)
+    text = run(*command)
+    assert "training program" in text
+    assert (tmp_path / "checkpoint_20.ckpt").exists()
+    [file] = tmp_path.rglob("metrics.csv")
+    with file.open() as lines:
+        bits = [
+            float(row["bits_per_byte"]) for row in csv.DictReader(lines) if row["bits_per_byte"]
+        ]
+    assert bits[-1] < bits[0] - 0.3
+    with pytest.raises(AssertionError, match="Did you mean 'leaky_relu'"):  # the model is asked
+        run(*command, "--set", "model.nonlinearity=leakyrelu")
 
 
 def test_two_phases_as_a_file(tmp_path: Path) -> None:

@@ -336,7 +336,8 @@ def test_without_a_word_on_precision_there_is_none() -> None:
     assert "precision" not in init_of(convert(old_file(optimizer=SGD)))
 
 
-def test_the_old_example_converts_without_a_note() -> None:
-    file = Path(__file__).parents[4] / "examples" / "digits_legacy.yaml"
+@pytest.mark.parametrize("name", ["digits_legacy", "gpt_legacy"])
+def test_the_old_examples_convert_without_a_note(name: str) -> None:
+    file = Path(__file__).parents[4] / "examples" / f"{name}.yaml"
     converted = convert(read(file).data)
     assert (converted.problems, converted.notes) == ((), ())
