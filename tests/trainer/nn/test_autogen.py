@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from harness import csx
-from losses import fused_kernels, loads
+from loss_cases import fused_kernels, loads
 from torch import Tensor, nn
 
 import fulgurite

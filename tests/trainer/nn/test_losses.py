@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import pickle
 import warnings
@@ -10,21 +11,22 @@ from typing import Any
 
 import pytest
 import torch
-from harness import csx
+from harness import assert_same_run, csx, fit
 from jsonargparse import ArgumentParser
-from losses import (
+from loss_cases import (
     CASES,
     FIRST,
     REDUCTIONS,
-    C,
     Case,
     fused_kernels,
+    in_program,
     loads,
     made,
     program,
     regions,
     results,
 )
+from models import Classifier, loader, mlp
 from torch import Tensor, nn
 
 import fulgurite
@@ -100,8 +102,7 @@ def test_eager_values_and_gradients_are_torchs(reduction: str, dtype: torch.dtyp
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_values_and_gradients_in_a_program_are_torchs(reduction: str) -> None:
     csx()
-    # torch's decomposition gives [1] for the loss of a single row, not fused: its kernel gives []
-    cases = [case for case in CASES if case.shapes != [(C,), ()] or case.name != "MultiMarginLoss"]
+    cases = [case for case in CASES if in_program(case)]
     inputs = [case.inputs(torch.float32) for case in cases]
     wanted = results(made(nn, cases, reduction=reduction), cases, inputs)
     got = program(made(fulgurite.nn, cases, reduction=reduction), cases)(inputs)
@@ -239,3 +240,42 @@ def test_a_parameter_file_knows_what_a_loss_takes() -> None:
     assert problems(delta=2.0, use_autogen=True) == []
     [text] = problems(use_autogn=True)
     assert "Did you mean 'use_autogen'?" in text
+
+
+class Fitted(Classifier):
+    """A classifier whose losses are of ``home``, in training and in validation."""
+
+    def __init__(self, home: Any, **given: Any) -> None:
+        super().__init__(mlp(0.1))
+        self.loss = home.CrossEntropyLoss(label_smoothing=0.1, **given)
+        self.margin = home.MultiMarginLoss(**given)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        logits = self.net(batch[0])
+        margin = self.margin(logits, batch[1])
+        self.log("margin", margin)
+        return self.loss(logits, batch[1]) + margin
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(
+    "options",
+    [{"accumulate_grad_batches": 2}, {"precision": "bf16-mixed"}],
+    ids=["accumulated", "bf16-mixed"],
+)
+def test_a_fit_with_fused_losses_is_stocks(options: dict[str, Any]) -> None:
+    data = functools.partial(loader, 64)
+    with loads() as found:
+        ours = fit(
+            lambda: Fitted(fulgurite.nn, use_autogen=True),
+            lambda: (data(),),
+            static=True,
+            policy="default",
+            **options,
+        )
+    stock = fit(lambda: Fitted(nn), lambda: (data(),), static=False, **options)
+    assert_same_run(ours, stock, losses=1e-5 if "precision" not in options else 2e-3, weights=2e-4)
+    for loaded in found:
+        names = ("CrossEntropyLoss", "MultiMarginLoss")
+        wanted = {f"{name} {way}": 1 for name in names for way in ("forward", "backward")}
+        assert fused_kernels(loaded) == wanted
