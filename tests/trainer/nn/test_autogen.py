@@ -7,6 +7,7 @@ import copy
 import inspect
 import pickle
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -224,3 +225,23 @@ def test_a_custom_loss_is_one_kernel_each_way_with_what_it_calls() -> None:
         f"{name} {way}": 1 for name in ("Outer", "Handing") for way in ("forward", "backward")
     }
     assert fused_kernels(found[0]) == wanted
+
+
+@pytest.mark.compiler
+def test_the_loss_of_the_documentation_is_one_kernel_each_way() -> None:
+    csx("default")
+    page = (Path(__file__).parents[3] / "docs/autogen.md").read_text(encoding="utf-8")
+    [code] = [block for block in page.split("```python\n") if "class FocalLoss" in block]
+    shown: dict[str, Any] = {}
+    exec(code.partition("```")[0], shown)
+    loss = shown["loss"]
+
+    def step(x: Tensor) -> tuple[Tensor, Tensor]:
+        x = x.detach().requires_grad_()
+        value = loss(x, Y.sign())
+        return value, torch.autograd.grad(value, x)[0]
+
+    with loads() as found:
+        got = fulgurite.trace(step)(X)
+    torch.testing.assert_close(got, step(X))
+    assert fused_kernels(found[0]) == {"FocalLoss forward": 1, "FocalLoss backward": 1}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from harness import csx
@@ -51,3 +54,9 @@ def test_arguments_are_the_modules() -> None:
 def test_an_unknown_name_is_told_what_is_like_it(name: str, near: str) -> None:
     with pytest.raises(ValueError, match=f"called '{name}'. Did you mean '{near}'?"):
         fulgurite.nn.nonlinearity(name)
+
+
+def test_the_documentation_has_every_name() -> None:
+    page = (Path(__file__).parents[3] / "docs/autogen.md").read_text(encoding="utf-8")
+    listed = page.partition("# torch.nn.LeakyReLU\n```\n")[2].partition(".\n")[0]
+    assert re.findall(r"`(\w+)`", listed) == list(NONLINEARITIES)
