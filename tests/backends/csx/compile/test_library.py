@@ -8,6 +8,7 @@ import pytest
 import torch
 import torchgen
 import yaml
+from document_library import PAGE, page
 
 from fulgurite.backends.csx.compile import library
 
@@ -60,3 +61,7 @@ def test_an_operation_is_found_whatever_its_overload(operation: object) -> None:
 def test_a_decomposition_is_found_under_the_name_of_what_it_does() -> None:
     assert library.has(prims.convert_element_type.default)
     assert not library.has(prims.fft_r2c.default)
+
+
+def test_the_page_is_the_table() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "run: python tests/tools/document_library.py"
