@@ -3,8 +3,8 @@
     taskset -c 0 python tests/benchmarks/policies.py [--steps 2000] [--rounds 20]
 
 For the three models, with one thread: the fits take turns, round by round. Printed are the least
-and the median of the rounds, in microseconds a step of ``Trainer.fit`` with stock Lightning's beside
-them, and how far the losses of the first steps are from stock's. Nothing is logged.
+and the median of the rounds, in microseconds a step of ``Trainer.fit``, with stock Lightning's
+beside them, and how far the losses of the first steps are from stock's. Nothing is logged.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ HEAD = f"""# The kernel library
 
 A wafer has a library of hand-written kernels. An operation of a program is one of them, or is
 generated for the program, or runs on the host; `autogen_policy` says which
-([autogen](autogen.md)). Here the library are torch's kernels for the CPU, for {len(LIBRARY)} operations
-of decomposed graphs: `mish`, for one, is `exp`, `log1p`, `tanh` and a product there.
+([autogen](autogen.md)). Here the library are torch's kernels for the CPU, for {len(LIBRARY)}
+operations of decomposed graphs: `mish`, for one, is `exp`, `log1p`, `tanh` and a product there.
 
 It lacks, among what models use: `acos`, `asin`, `atan`, `atan2`, `tan`, `sinh`, `cosh` and their
 inverses, `erfinv`, `lgamma`, `digamma`, `polygamma`, `exp2`, `log2`, `log10`, `hypot`, `prod`,
