@@ -55,7 +55,6 @@ OPTIONS = {
 """Every argument of CSX, with its default."""
 
 NOT_BUILT = {
-    "autogen_policy": "aggressive",
     "fabric": "gpu",
     "execution": "weight_streaming",
     "max_resident_bytes": 1 << 20,
@@ -358,6 +357,12 @@ def test_accelerator_csx_alone_is_refused_with_the_remedy() -> None:
 
 def test_all_names_of_csx_arguments_are_known() -> None:
     assert sorted(field.name for field in fields(CSXBackend)) == sorted(OPTIONS)
+
+
+def test_mild_is_read_as_medium() -> None:
+    with pytest.warns(UserWarning, match="mild.*medium"):
+        made = fulgurite.backend("CSX", autogen_policy="mild")
+    assert (made.autogen_policy, made.policy) == ("medium", "medium")
 
 
 @pytest.mark.parametrize("key", NOT_BUILT)

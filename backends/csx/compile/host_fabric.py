@@ -119,12 +119,13 @@ class HostFabric(Fabric):
                     f" {missing.remedy}; or validate_only=True, which checks the model without."
                 ) from None
             return _interpreted(graph, began, why, threads)
+        alone = "its fused losses " if policy == "disabled" else ""
         loaded = Loaded(
             call=found.value,
             compiled=True,
             built=found.built,
             seconds=perf_counter() - began,
-            how="compiled" if found.built else "loaded from the cache",
+            how=f"{alone}{'compiled' if found.built else 'loaded from the cache'}",
             graph=graph,
             threads=threads,
             made=functools.partial(made.read, self._cache.folder / key, graph),

@@ -120,6 +120,7 @@ def test_a_region_is_one_kernel_forward_and_one_backward(
     assert {call.maker for call in found} == {Maker.GENERATED}
     others = {call.maker for call in loaded.made().calls if not call.region}
     assert (Maker.GENERATED in others) == (policy != "disabled")
+    assert loaded.how.startswith("its fused losses") == (policy == "disabled")
 
 
 @pytest.mark.compiler
