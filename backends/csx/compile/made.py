@@ -170,7 +170,10 @@ def read(folder: Path, graph: Graph) -> Made:
 
 def tell_fallen(graph: Graph, folder: Path) -> None:
     """Warn of kernels that the C++ compiler failed on, once for each program."""
-    told = json.loads((folder / _FILE).read_text())
+    try:
+        told = json.loads((folder / _FILE).read_text())
+    except OSError:  # removed by another process since it was loaded
+        return
     for one in (Fallen(**row) for row in told["fallen"]):
         every = [node for i, node in enumerate(graph.operations()) if i in one.operations]
         nodes = [node for node in every if not is_view(node.target)]
