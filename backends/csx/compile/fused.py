@@ -125,8 +125,9 @@ def _unfused(region: Region, kernel: str, nodes: Sequence[fx.Node]) -> UnfusedLo
 
 
 def _with_views(nodes: Sequence[fx.Node]) -> list[fx.Node]:
-    """Operations with the views and constants that only they read."""
+    """Operations with the views between them, and the views and constants that only they read."""
     inside = dict.fromkeys(nodes)
+    inside |= dict.fromkeys(view for node in nodes for view in _views_before(node, set(nodes)))
     while True:
         around = {one for node in inside for one in (*node.all_input_nodes, *node.users)}
         more = [
@@ -137,6 +138,19 @@ def _with_views(nodes: Sequence[fx.Node]) -> list[fx.Node]:
         if not more:
             return list(inside)
         inside |= dict.fromkeys(more)
+
+
+def _views_before(node: fx.Node, inside: set[fx.Node]) -> list[fx.Node]:
+    """The views by which an operation reads what others of its region compute."""
+    found = []
+    for one in node.all_input_nodes:
+        views = []
+        while one.op == "call_function" and is_view(one.target) and one.all_input_nodes:
+            views.append(one)
+            one = one.all_input_nodes[0]
+        if one in inside:
+            found += views
+    return found
 
 
 def _free(node: fx.Node) -> bool:

@@ -227,6 +227,31 @@ def test_a_custom_loss_is_one_kernel_each_way_with_what_it_calls() -> None:
     assert fused_kernels(found[0]) == wanted
 
 
+@autogen_loss
+class Seen(nn.Module):
+    """One whose forward and backward read a view of what it computes."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return ((x * x).sum(1).unsqueeze(1) * (x - y)).mean()
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("policy", ["disabled", "default"])
+def test_a_view_in_a_loss_may_be_read_by_its_backward(policy: str) -> None:
+    csx(policy)
+    loss = Seen(use_autogen=True)
+
+    def step(x: Tensor) -> tuple[Tensor, Tensor]:
+        x = x.detach().requires_grad_()
+        value = loss(x.tanh(), Y)
+        return value, torch.autograd.grad(value, x)[0]
+
+    with loads() as found:
+        got = fulgurite.trace(step)(X)
+    torch.testing.assert_close(got, step(X))
+    assert fused_kernels(found[0]) == {"Seen forward": 1, "Seen backward": 1}
+
+
 @pytest.mark.compiler
 def test_the_loss_of_the_documentation_is_one_kernel_each_way() -> None:
     csx("default")
