@@ -26,7 +26,7 @@ from fulgurite.backends.csx.report.machine import Machine, this_machine
 from fulgurite.backends.csx.report.roofline import roofline, work_of
 from fulgurite.backends.csx.report.timing import predicted_s
 
-POLICIES = ("disabled", "default")
+POLICIES = ("disabled", "default", "medium", "aggressive")
 ROUNDS = 20
 
 

@@ -73,7 +73,7 @@ def flops_of(node: fx.Node) -> int | None:
     formula = flop_registry.get(_SAME_AS.get(packet, packet))
     if formula is None:
         return None
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: arg.meta["val"])
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: arg.meta.get("val", arg))
     return int(formula(*args, **kwargs, out_val=node.meta["val"]))
 
 

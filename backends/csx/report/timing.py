@@ -45,10 +45,11 @@ def predicted_s(graph: Graph, made: Made, machine: Machine) -> list[float]:
         machine: what it runs on; others than this machine take as long as the roofline says.
     """
     nodes, measured = list(graph.operations()), machine.measured
+    owners = _owners(nodes, made)
     found: list[float] = []
-    computed: set[fx.Node] = set()  # products, by calls before
-    for call, moved in zip(made.calls, traffic(graph, made), strict=True):
-        operations = [nodes[i] for i in call.operations if nodes[i] not in computed]
+    for number, moved in enumerate(traffic(graph, made)):
+        call = made.calls[number]
+        operations = [nodes[i] for i in call.operations if owners.get(nodes[i], number) == number]
         moved_bytes = moved.read_bytes + moved.written_bytes
         if call.maker is not Maker.GENERATED and len(operations) < len(call.operations):
             seconds = 0.0  # another result of a call before
@@ -60,9 +61,19 @@ def predicted_s(graph: Graph, made: Made, machine: Machine) -> list[float]:
             called_s = _called_s(call, operations if made.program else [], measured)
             seconds = called_s + max(work_s, measured.memory.seconds(moved_bytes))
         found.append(seconds)
-        computed.update(node for node in operations if flops_of(node) is not None)
     if measured is not None and found and not made.program:
         _add_views(found, nodes, made, measured.view_s)
+    return found
+
+
+def _owners(nodes: list[fx.Node], made: Made) -> dict[fx.Node, int]:
+    """The call that computes each product: the first of a library's, or else the first."""
+    found: dict[fx.Node, int] = {}
+    order = sorted(range(len(made.calls)), key=lambda i: made.calls[i].maker is Maker.GENERATED)
+    for number in order:
+        for i in made.calls[number].operations:
+            if flops_of(nodes[i]) is not None:
+                found.setdefault(nodes[i], number)
     return found
 
 

@@ -135,3 +135,13 @@ def test_another_result_of_a_call_takes_no_time() -> None:
     [call] = one_by_one(graph).calls
     first, second = predicted_s(graph, Made(calls=(call, call), program="def call"), HERE)
     assert (first > 0.25, second) == (True, 0.0)
+
+
+def test_a_product_is_the_librarys_call_even_where_a_kernel_before_names_it() -> None:
+    graph = graph_of(lambda a, b: (a @ b).relu(), torch.ones(16, 32), torch.ones(32, 16))
+    product, after = one_by_one(graph).calls
+    kernel = replace(after, maker=Maker.GENERATED, operations=(0, 1))
+    made = Made(calls=(kernel, product, kernel), program="def call")
+    first, second, third = predicted_s(graph, made, HERE)
+    assert second == pytest.approx(0.25 + 2 * 16**2 * 32e-9)
+    assert first < 0.126 > third
