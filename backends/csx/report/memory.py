@@ -19,8 +19,9 @@ from itertools import accumulate
 import torch
 from torch import fx
 
-from fulgurite.backends.csx.compile.made import Made, one_by_one
+from fulgurite.backends.csx.compile.made import Made
 from fulgurite.backends.csx.graph.graph import Graph, Role
+from fulgurite.backends.csx.graph.op_schema import is_view
 from fulgurite.backends.csx.graph.passes import INTERPRETER_PASSES
 from fulgurite.backends.csx.report.statements import Walk
 from fulgurite.backends.csx.report.values import Value, Values, is_backward, module_name
@@ -140,30 +141,25 @@ def _one_by_one(graph: Graph, made: Made) -> _Found:
     run = graph
     for one in INTERPRETER_PASSES:
         run = one(run)
-    numbers = _numbers(graph, run, made)
-    values = Values(run, one_by_one(run).calls)
-    lives = [
-        replace(one, first=numbers[one.first], last=numbers[one.last])
-        for one in _lives(values, held=True)
-    ]
-    operations: list[list[fx.Node]] = [[] for _ in made.calls]
-    for number, computed in zip(numbers, values.operations, strict=True):
-        operations[number] += computed
-    return _points(operations, _alive(lives, len(made.calls)), lives), lives, 0
+    operations: list[list[int]] = [[] for _ in made.calls]
+    for i, number in _numbers(graph, run, made):
+        operations[number].append(i)
+    both = zip(made.calls, operations, strict=True)
+    values = Values(run, [replace(call, operations=tuple(found)) for call, found in both])
+    lives = list(_lives(values, held=True))
+    return _points(values.operations, _alive(lives, len(made.calls)), lives), lives, 0
 
 
-def _numbers(graph: Graph, run: Graph, made: Made) -> list[int]:
-    """The call in ``made`` of each call that runs: passes replace operations where they stand."""
+def _numbers(graph: Graph, run: Graph, made: Made) -> Iterator[tuple[int, int]]:
+    """The position of each operation that runs, and its call: passes replace what they change."""
     calls = {i: number for number, call in enumerate(made.calls) for i in call.operations}
-    nodes, kept = list(graph.operations()), {node.name for node in run.operations()}
-    by_name = {node.name: calls[i] for i, node in enumerate(nodes) if i in calls}
-    replaced = iter([calls[i] for i, n in enumerate(nodes) if i in calls and n.name not in kept])
-    operations = list(run.operations())
-    numbers = []
-    for call in one_by_one(run).calls:
-        name = operations[call.operations[0]].name
-        numbers.append(by_name[name] if name in by_name else next(replaced))
-    return numbers
+    kept = {node.name for node in run.operations()}
+    computing = [(node.name, calls[i]) for i, node in enumerate(graph.operations()) if i in calls]
+    by_name = dict(computing)
+    replaced = iter([number for name, number in computing if name not in kept])
+    for i, node in enumerate(run.operations()):
+        if not is_view(node.target):
+            yield i, by_name[node.name] if node.name in by_name else next(replaced)
 
 
 def _points(
@@ -205,7 +201,8 @@ def _lives(values: Values, held: bool) -> Iterator[_Life]:
     ends |= dict.fromkeys(values.outputs(), len(values.operations) - 1)
     for node, first in values.maker.items():
         for value, _ in values.behind(node):
-            if value.node is node:
+            whole = held and len(values.operations[first]) == 1  # its results are all made
+            if value.node is node and (whole or value in ends):
                 update = value in updates and not module_name(node)  # an optimizer's
                 kept = value in backward and not update and not is_backward(node)
                 yield _Life(value, first, max(first, ends.get(value, first)), kept)

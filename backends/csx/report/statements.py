@@ -23,13 +23,6 @@ _NO_KERNEL = (*_MADE_ONCE, "args.clear", "assert_size_stride", "assert_alignment
 _NO_STATEMENT = ("MultiOutput",)  # one of the results of the call before
 
 
-class _Names(dict[str, Any]):
-    """The names of a program and what they hold; kernels and constants are not looked at."""
-
-    def __missing__(self, name: str) -> None:
-        return None
-
-
 class Walk:
     """A program's memory.
 
@@ -43,54 +36,69 @@ class Walk:
     """
 
     def __init__(self, graph: Graph, made: Made) -> None:
-        self._names = _Names(
-            torch=torch,
-            aten=torch.ops.aten,
-            empty_strided_cpu=_allocated,
-            reinterpret_tensor=torch.as_strided,
-        )
+        inputs, nodes = [item.example for item in graph.inputs], list(graph.operations())
+        self._names: dict[str, Any] = {
+            "aten": torch.ops.aten,
+            "args": inputs,
+            "empty_strided_cpu": _allocated,
+            "reinterpret_tensor": torch.as_strided,
+        }
         self._held = Counter[int]()  # names that hold a storage
-        self._sizes: dict[int, int] = {}
-        self._total = 0
-        inputs = [item.example for item in graph.inputs]
         self._foreign = {storage_of(tensor) for tensor in inputs}
+        self._total, self.alive = 0, list[int]()
+        self._kernels = [call.kernel for call in made.calls]
+        self._results = [
+            nodes[call.operations[-1]].meta["val"] if call.operations else None
+            for call in made.calls
+        ]
         body = ast.parse(made.program).body
         [function] = [one for one in body if isinstance(one, ast.FunctionDef)]
         with graph.mode, torch.no_grad():
             for statement in body[: body.index(function)]:
-                if _function(statement) in _MADE_ONCE:
+                if _function(statement) in _MADE_ONCE or _imports(statement):
                     self._run(statement)
             self.kept_bytes = self._total
-            self._names["args"] = inputs
-            self.alive = self._during(function.body, [call.kernel for call in made.calls])
+            for statement in function.body:
+                self._run(statement)
+                self._note(_function(statement))
+        self.alive += [self._total] * (len(self._kernels) - len(self.alive))
 
-    def _during(self, statements: list[ast.stmt], kernels: list[str]) -> list[int]:
-        """What is alive at each call: at the statement that calls its kernel.
+    def _note(self, function: str) -> None:
+        """Note what is alive while a call runs: a statement that calls a function.
 
-        Statements that are no calls' (copies between parts) count with the call before.
+        What is no call of a kernel (a copy between parts) counts with the call before.
         """
-        alive: list[int] = []
-        for statement in statements:
-            self._run(statement)
-            function = _function(statement)
-            if not function or function in _NO_KERNEL:
-                continue
-            while len(alive) < len(kernels) and kernels[len(alive)] in _NO_STATEMENT:
-                alive.append(self._total)
-            if len(alive) < len(kernels) and _same(function, kernels[len(alive)]):
-                alive.append(self._total)
-            elif alive:
-                alive[-1] = max(alive[-1], self._total)
-        return alive + [self._total] * (len(kernels) - len(alive))
+        if not function or function in _NO_KERNEL:
+            return
+        while self._next in _NO_STATEMENT:
+            self.alive.append(self._total)
+        if _same(function, self._next):
+            self.alive.append(self._total)
+        elif self.alive:
+            self.alive[-1] = max(self.alive[-1], self._total)
+
+    @property
+    def _next(self) -> str:
+        """The kernel that is called next; empty after the last one."""
+        return "".join(self._kernels[len(self.alive) :][:1])
 
     def _run(self, statement: ast.stmt) -> None:
         """Let the names of a statement hold what they then hold."""
         if isinstance(statement, ast.Assign):
-            code = compile(ast.Expression(statement.value), "program.py", "eval")
-            self._store(statement.targets[0], eval(code, {}, self._names))
+            self._store(statement.targets[0], self._value(statement.value))
         elif isinstance(statement, ast.Delete):
             for target in statement.targets:
                 self._forget(ast.unparse(target))
+        elif isinstance(statement, (ast.Import, ast.ImportFrom)):
+            exec(ast.unparse(statement), self._names)
+
+    def _value(self, expression: ast.expr) -> Any:
+        """What an expression gives; of a constant, which is not here, what its call computes."""
+        names = {one.id for one in ast.walk(expression) if isinstance(one, ast.Name)}
+        if names <= self._names.keys():
+            return eval(ast.unparse(expression), self._names)
+        at = len(self.alive)
+        return self._results[at] if at < len(self._results) else None
 
     def _store(self, target: ast.expr, value: Any) -> None:
         if isinstance(target, (ast.Tuple, ast.List)):
@@ -122,6 +130,13 @@ def _storages(value: Any) -> dict[int, int]:
     """The storages of tensors in a value, with the bytes of each."""
     leaves = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
     return {storage_of(leaf): leaf.untyped_storage().nbytes() for leaf in leaves}
+
+
+def _imports(statement: ast.stmt) -> bool:
+    """Whether a statement imports of torch itself, or numbers."""
+    if isinstance(statement, ast.Import):
+        return all(one.name == "torch" for one in statement.names)
+    return isinstance(statement, ast.ImportFrom) and statement.module in ("torch", "math")
 
 
 def _function(statement: ast.stmt) -> str:

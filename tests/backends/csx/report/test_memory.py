@@ -46,6 +46,13 @@ def test_a_view_holds_what_it_looks_at() -> None:
     assert alive(graph) == [6, 9]
 
 
+def test_what_a_fused_region_makes_for_itself_is_no_intermediate() -> None:
+    graph = graph_of(lambda a: (a.exp() + 1).relu().sum(), torch.zeros(2, 3))
+    region = KernelCall(kernel="kernel_a", maker=Maker.GENERATED, operations=(0, 1, 2))
+    total = KernelCall(kernel="aten.sum.default", maker=Maker.LIBRARY, operations=(3,))
+    assert alive(graph, Made(calls=(region, total))) == [6, 7]
+
+
 def test_results_live_to_the_end_and_state_is_no_intermediate() -> None:
     graph = graph_of(_updated, torch.zeros(2, 3))
     found = memory(graph, one_by_one(graph))
@@ -62,6 +69,7 @@ def _updated(state: Tensor) -> Tensor:
 
 
 PROGRAM = """
+import torch
 buf0 = empty_strided_cpu((2, 3), (3, 1), torch.float32)
 view0 = reinterpret_tensor(buf0, (3, 2), (1, 3), 0)
 
@@ -112,6 +120,13 @@ def test_the_peak_is_right_where_calls_are_called_otherwise() -> None:
     graph = graph_of(lambda a, b: a.sum() + b, torch.zeros(2, 3), torch.zeros(100))
     wanted = memory(graph, made("kernel_a", "aten.mm.out", "aten.max.dim", "kernel_b"))
     assert memory(graph, made("kernel_a", "nobody", "aten.x.y")).peak_bytes == wanted.peak_bytes
+
+
+def test_of_what_a_constant_goes_into_the_graph_knows_the_size() -> None:
+    graph = graph_of(lambda a: a.exp(), torch.zeros(2, 3))
+    call = KernelCall(kernel="aten.exp.default", maker=Maker.LIBRARY, operations=(0,))
+    program = "def call(args):\n    buf0 = torch.ops.aten.exp.default(constant0)"
+    assert alive(graph, Made(calls=(call,), program=program)) == [6]
 
 
 class Normalized(Classifier):

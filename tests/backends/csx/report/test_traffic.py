@@ -209,7 +209,7 @@ class _Arguments(Walk):
         [declared] = re.findall(r'extern "C"[^(]*\(([^)]*)\)', source)
         total = Traffic()
         for argument, parameter in zip(call.args, declared.split(","), strict=True):
-            tensor = eval(ast.unparse(argument), {}, self._names)
+            tensor = self._value(argument)
             size = 0 if tensor is None else tensor.nbytes
             reads = "const" in parameter or "in_out" in parameter
             writes = "const" not in parameter
