@@ -73,7 +73,7 @@ def fresh_process() -> Iterator[None]:
 def verified_graphs(request: pytest.FixtureRequest) -> Iterator[None]:
     """In one test of ten, in all with ``--verify``, graphs are verified after every pass."""
     drawn = request.config.getoption("--verify") or is_drawn(request.node.nodeid, 10, "verify")
-    with looking(lambda name, graph: verify(graph)) if drawn else contextlib.nullcontext():
+    with looking(lambda name, before, graph: verify(graph)) if drawn else contextlib.nullcontext():
         yield
 
 

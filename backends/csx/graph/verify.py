@@ -33,13 +33,13 @@ def verify(graph: Graph) -> None:
         _Rerun(graph.module).run(*map(like, examples))
 
 
-def writing_graphs(folder: Path) -> Callable[[str, Graph], None]:
+def writing_graphs(folder: Path) -> Callable[[str, Graph, Graph], None]:
     """For ``passes.looking``: write each graph into a folder, then verify it.
 
     The files are numbered in the order of the passes, and named after them.
     """
 
-    def look(name: str, graph: Graph) -> None:
+    def look(name: str, before: Graph, graph: Graph) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         number = len(list(folder.iterdir())) + 1
         (folder / f"{number:02}_{name}.txt").write_text(graph.text())

@@ -63,21 +63,24 @@ COMPILER_PASSES: tuple[Callable[[Graph], Graph], ...] = (
 INTERPRETER_PASSES: tuple[Callable[[Graph], Graph], ...] = (use_kernels,)
 
 
-_looks: list[Callable[[str, Graph], None]] = []
+Look = Callable[[str, Graph, Graph], None]
+"""Sees the name of a pass, the graph that it was given, and the one that it made."""
+
+_looks: list[Look] = []
 
 
 def lower(graph: Graph, passes: tuple[Callable[[Graph], Graph], ...] = PASSES) -> Graph:
     """Run passes."""
     for lowering in passes:
-        graph = lowering(graph)
+        before, graph = graph, lowering(graph)
         for look in _looks:
-            look(lowering.__name__, graph)
+            look(lowering.__name__, before, graph)
     return graph
 
 
 @contextlib.contextmanager
-def looking(look: Callable[[str, Graph], None]) -> Iterator[None]:
-    """While it lasts, show ``look`` the name of each pass that ran, and the graph that it made."""
+def looking(look: Look) -> Iterator[None]:
+    """While it lasts, show ``look`` each pass that ran."""
     _looks.append(look)
     try:
         yield

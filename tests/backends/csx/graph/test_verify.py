@@ -83,7 +83,7 @@ def test_every_pass_leaves_a_sound_graph(
 ) -> None:
     seen = []
 
-    def look(name: str, graph: Graph) -> None:
+    def look(name: str, before: Graph, graph: Graph) -> None:
         seen.append(name)
         verify(graph)
         if name == "prune":
