@@ -74,8 +74,8 @@ class CSXBackend(Backend):
     """The static-graph backend: each stage's step becomes one program.
 
     Args:
-        artifact_dir: folder that receives each program as text when it is built, and after each
-            pass; None writes none.
+        artifact_dir: folder that receives a report of the programs (report.html, report.json),
+            and each as text when it is built, and after each pass; None writes none.
         compile_dir: folder of compiled programs, which later runs load; None is the user's cache
             folder (docs/backends.md).
         compile_only: trace and compile the programs of a run, say what they are, and stop. The

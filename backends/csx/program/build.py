@@ -25,7 +25,7 @@ from fulgurite.backends.csx.program.guards import Conditions, Guards, mode_of
 from fulgurite.backends.csx.program.offline import BuiltOnly
 from fulgurite.backends.csx.program.param_groups import ParamGroups
 from fulgurite.backends.csx.program.profiling import CAPTURE, COMPILE, profiled, profiler_of
-from fulgurite.backends.csx.program.report import announce, passes_of, say_compiled
+from fulgurite.backends.csx.program.report import announce, noted_while_building, say_compiled
 from fulgurite.backends.csx.program.summary import Cost, Program, make_program
 from fulgurite.backends.csx.program.waiting import building, shown
 from fulgurite.backends.garbage import young_alone
@@ -86,7 +86,8 @@ class Builder:
         """
         scope, before, began = self.scope, conditions(), perf_counter()
         profiler = profiler_of(scope.trainer)
-        with interrupted_once(), undone_on_failure(scope), passes_of(self.stage, self.backend):
+        noting = noted_while_building(self.stage, self.backend)
+        with interrupted_once(), undone_on_failure(scope), noting as noted:
             with tracing():
                 new_state = scope.make_optimizer_state()
                 captured = profiled(profiler, CAPTURE, self._capture)(entries, batch)
@@ -105,7 +106,7 @@ class Builder:
             cost = _cost(began, captured_s, loads.values())
             program = replace(program, cost=cost, reason=reason)
             self.programs.append(program)
-            announce(scope.trainer, self.fabric, self.backend, program, list(loads.values()))
+            announce(scope.trainer, self.fabric, self.backend, program, [*loads.values()], noted)
             self._tell_later(list(loads.values()), cost)
             if self.backend.only_builds:
                 raise BuiltOnly(_without_values(captured, batch))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -14,6 +16,7 @@ from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.graph.passes import looking
 from fulgurite.backends.csx.graph.verify import writing_graphs
 from fulgurite.backends.csx.program.summary import Program
+from fulgurite.backends.csx.report.noting import Noted, noting
 
 
 def headline(fabric: Fabric, program: Program, loads: list[Loaded]) -> str:
@@ -54,12 +57,15 @@ def announce(
     backend: CSXBackend,
     program: Program,
     loads: list[Loaded],
+    noted: Noted | None,
 ) -> None:
     """Say that a program was built, and write it down where asked to."""
     line = headline(fabric, program, loads)
     say(trainer, f"{line}\n{summary(program)}" if backend.only_builds else line)
-    if backend.artifact_dir is not None:
-        _write(Path(backend.artifact_dir), program, line)
+    if backend.artifact_dir is not None and noted is not None:
+        folder = Path(backend.artifact_dir)
+        _write(folder, program, line)
+        _report(folder, trainer or backend, fabric, backend, program, loads, noted, line)
 
 
 def say_compiled(trainer: pl.Trainer | None, stage: str, loads: list[Loaded], step: int) -> None:
@@ -107,11 +113,18 @@ def say(trainer: pl.Trainer | None, line: str) -> None:
         rank_zero_info(line)
 
 
-def passes_of(stage: str, backend: CSXBackend) -> AbstractContextManager[None]:
-    """Entered while a program is built: each pass's graph is written and verified, if asked for."""
+@contextmanager
+def noted_while_building(stage: str, backend: CSXBackend) -> Iterator[Noted | None]:
+    """Entered while a program is built: what its report tells is noted, if there is to be one.
+
+    Each pass's graph is written down and verified too.
+    """
     if backend.artifact_dir is None:
-        return nullcontext()
-    return looking(writing_graphs(Path(backend.artifact_dir) / f"{_stem(stage)}_passes"))
+        yield None
+        return
+    folder = Path(backend.artifact_dir) / f"{_stem(stage)}_passes"
+    with looking(writing_graphs(folder)), noting() as noted:
+        yield noted
 
 
 def _stem(stage: str) -> str:
@@ -125,3 +138,59 @@ def _write(folder: Path, program: Program, line: str) -> None:
     taken = len(list(folder.glob(f"{stem}*.txt")))
     name = f"{stem}.txt" if not taken else f"{stem}_{taken + 1}.txt"
     (folder / name).write_text(f"{line}\n\n{program.text()}\n")
+
+
+@rank_zero_only
+def _report(
+    folder: Path,
+    run: object,
+    fabric: Fabric,
+    backend: CSXBackend,
+    program: Program,
+    loads: list[Loaded],
+    noted: Noted,
+    line: str,
+) -> None:
+    """Add a program to the report in a folder; what that needs is imported here alone."""
+    from fulgurite.backends.csx.report.data import Built, BuiltEntry
+    from fulgurite.backends.csx.report.folder import add
+
+    cost = program.cost
+    assert cost is not None
+    built = Built(
+        stage=program.stage,
+        headline=line,
+        fabric=fabric.describe([entry.graph for entry in program.entries]),
+        reason=program.reason,
+        inputs=tuple(map(str, program.inputs)),
+        state=tuple(map(str, program.state)),
+        batch_size=next((leaf.shape[0] for leaf in program.inputs if leaf.shape), 1),
+        seconds={
+            "captured": cost.captured_s,
+            "compiled": cost.compiled_s,
+            "loaded": cost.loaded_s,
+            "waited": cost.waited_s,
+        },
+        entries=tuple(
+            BuiltEntry(
+                name=entry.name,
+                graph=entry.graph,
+                products=entry.products,
+                loaded=loads[i] if loads else None,
+            )
+            for i, entry in enumerate(program.entries)
+        ),
+        noted=noted,
+    )
+    add(folder, run, built, _options(backend))
+
+
+def _options(backend: CSXBackend) -> dict[str, str]:
+    """The policy, and what else is not as by default, but for folders."""
+    given = {item.name: getattr(backend, item.name) for item in fields(backend)}
+    changed = {
+        item.name: str(given[item.name])
+        for item in fields(backend)
+        if given[item.name] != item.default and not item.name.endswith("_dir")
+    }
+    return {"autogen_policy": backend.autogen_policy, **changed}

@@ -10,4 +10,18 @@ values        what calls make and read of a graph
 traffic       bytes that each call moves, and each module
 memory        what is alive call by call, and whose it is; statements: of a compiled program's
               Python; workspace: what torch's kernels take for themselves
+
+noting        passes that run and warnings that are shown while a program is built
+costs         FLOPs, bytes, memory and time of a program: the one place that asks for them
+data          a program as plain data
+reading       ``report.json`` read and checked
+words         numbers in words
+markup        HTML by hand, escaped
+style         the page's style sheet
+pictures      SVG by hand
+sections      sections of the page; those of costs in ``spent``, of kernels in ``kernels``
+page          the page
+folder        ``report.json`` and ``report.html`` in a folder
+table         a report on the terminal
+difference    two reports side by side
 """

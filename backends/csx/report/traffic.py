@@ -38,7 +38,7 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
-class _Move:
+class Move:
     """What a call moves for the sake of one operation."""
 
     call: int
@@ -49,7 +49,7 @@ class _Move:
 def traffic(graph: Graph, made: Made) -> tuple[Traffic, ...]:
     """What each of ``made.calls`` reads and writes."""
     total = [Traffic() for _ in made.calls]
-    for move in _moves(graph, made):
+    for move in moves(graph, made):
         total[move.call] += move.traffic
     return tuple(total)
 
@@ -63,22 +63,23 @@ def by_module(graph: Graph, made: Made) -> dict[str, Traffic]:
     ``training_step``) the name is empty.
     """
     total: dict[str, Traffic] = {}
-    for move in _moves(graph, made):
+    for move in moves(graph, made):
         name = module_name(move.operation)
         total[name] = total.get(name, Traffic()) + move.traffic
     return total
 
 
-def _moves(graph: Graph, made: Made) -> Iterator[_Move]:
+def moves(graph: Graph, made: Made) -> Iterator[Move]:
+    """What calls move, for the sake of which operation; together it is all that they move."""
     values = Values(graph, made.calls)
     written: dict[Value, None] = dict.fromkeys(values.outputs())
     for i, operations in enumerate(values.operations):
         for value, views in _reads(values, operations).items():
             written[value] = None
-            yield _Move(i, views[0][0], Traffic(read_bytes=viewed(views, value)))
+            yield Move(i, views[0][0], Traffic(read_bytes=viewed(views, value)))
     for value in written:
         if value.node in values.maker:
-            yield _Move(values.maker[value.node], value.node, Traffic(written_bytes=value.bytes))
+            yield Move(values.maker[value.node], value.node, Traffic(written_bytes=value.bytes))
     yield from _state_writes(values)
 
 
@@ -95,7 +96,7 @@ def _reads(values: Values, operations: list[fx.Node]) -> dict[Value, list[tuple[
     return found
 
 
-def _state_writes(values: Values) -> Iterator[_Move]:
+def _state_writes(values: Values) -> Iterator[Move]:
     """Final writes; one in no call is part of the call that makes the new value."""
     for node, target in values.writes():
         tensor = target.meta["val"]
@@ -104,6 +105,6 @@ def _state_writes(values: Values) -> Iterator[_Move]:
         makers = [one for one in sources if one in values.maker]
         said = node if module_name(node) or not makers else makers[0]
         if node in values.maker:
-            yield _Move(values.maker[node], said, moved)
+            yield Move(values.maker[node], said, moved)
         elif makers:
-            yield _Move(max(values.maker[one] for one in makers), said, moved)
+            yield Move(max(values.maker[one] for one in makers), said, moved)

@@ -356,7 +356,8 @@ def test_artifact_dir_receives_the_programs(tmp_path: Path, offline: str) -> Non
     trainer = make_trainer(offline, backend={"artifact_dir": tmp_path})
     trainer.fit(Everything(), loader(64), loader(32))
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["training.txt", "training_passes", "validation.txt", "validation_passes"]
+    programs = ["training.txt", "training_passes", "validation.txt", "validation_passes"]
+    assert names == ["report.html", "report.json", *programs]
     assert "models.py" in (tmp_path / "training.txt").read_text()
 
 
