@@ -1,4 +1,4 @@
-"""The command ``fulgurite``: run, check and convert parameter files; look after the machine.
+"""The command ``fulgurite``: run, check and convert parameter files; look into what was built.
 
 Only what a command needs is imported, so that ``--help`` comes at once.
 

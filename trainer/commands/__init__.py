@@ -1,8 +1,9 @@
-"""Commands that are about the machine and not about a parameter file.
+"""Commands that are about the machine and what was built, and not about a parameter file.
 
 options     their command lines; imports nothing else
 cache       ``fulgurite cache``: what is compiled already, and removing it
 doctor      ``fulgurite doctor``: what there is, what is wrong with it, what to do
 checkups    what the doctor looks at, one function each
+report      ``fulgurite report`` and ``fulgurite diff``: what was built, and what a change did to it
 self_test   a small training, eager and compiled, side by side
 """

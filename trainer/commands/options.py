@@ -1,4 +1,4 @@
-"""What may be typed after ``fulgurite cache`` and ``fulgurite doctor``."""
+"""What may be typed after ``fulgurite cache``, ``doctor``, ``report`` and ``diff``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import re
 from typing import Any
 
-COMMANDS = ("doctor", "cache")
+COMMANDS = ("doctor", "cache", "report", "diff")
 CACHE = {
     "list": "what is compiled already, and how large and old it is",
     "prune": "remove what was used longest ago, past the cache's limit or the one given",
@@ -17,7 +17,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def add_commands(commands: Any, add_debug: Any) -> None:
-    """Add both to the commands of a parser.
+    """Add them to the commands of a parser.
 
     Args:
         commands: what ``add_subparsers`` returned.
@@ -50,6 +50,22 @@ def add_commands(commands: Any, add_debug: Any) -> None:
         _add_compile_dir(kind)
     add_debug(doctor)
     _add_compile_dir(doctor)
+    of = "the artifact_dir of a run, or its report.json"
+    report = commands.add_parser(
+        "report",
+        help="what a run's programs are made of and what they cost",
+        description="What a run's programs are made of and what they cost; report.html has more.",
+    )
+    report.add_argument("folder", metavar="DIR", help=of)
+    diff = commands.add_parser(
+        "diff",
+        help="what a change did to graph, kernels and cost: two reports side by side",
+        description="What a change did to graph, kernels and cost: two reports side by side.",
+    )
+    diff.add_argument("before", metavar="A", help=of)
+    diff.add_argument("after", metavar="B", help=of)
+    add_debug(report)
+    add_debug(diff)
 
 
 def run_command(options: argparse.Namespace) -> int:
@@ -58,6 +74,12 @@ def run_command(options: argparse.Namespace) -> int:
         from fulgurite.commands.doctor import doctor
 
         return doctor(options.compile_dir)
+    if options.command in ("report", "diff"):
+        from fulgurite.commands.report import diff, report
+
+        if options.command == "report":
+            return report(options.folder)
+        return diff(options.before, options.after)
     from fulgurite.commands.cache import clear, prune, show
 
     if options.what == "prune":
