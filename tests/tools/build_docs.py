@@ -31,7 +31,7 @@ NAV = {
     "A step": ("steps", "idioms", "errors", "optimizers", "schedules", "precision", "cbfloat16"),
     "A run": (
         *("parameter_files", "callbacks", "lightning_parts", "runners", "loops", "backends"),
-        *("autogen", "kernel_library", "what_pays", "costs"),
+        *("report", "autogen", "kernel_library", "what_pays", "costs"),
     ),
     "The project": ("reliability", "security", "contributing"),
 }
