@@ -5,8 +5,9 @@ is imported from. Each row says why it is there and what it was checked with. So
 a part of a trace only, and are made where that part begins: the methods of ``nn.Module``
 (``contract/attributes``, ``contract/changes``), ``backward()`` (``contract/function_mode``),
 ``torch.any`` (``contract/overrides``), logging and schedulers (``host_calls``), the making of nodes
-(``diagnostics/user_lines``), logs of second traces (``program/audit``). Those of the compiler hold
-while it runs (``compile/inductor``, ``indices``, ``vector_units``), and one while its table of
+(``diagnostics/user_lines``), logs of second traces (``program/audit``), warnings while a program is
+built (``report/noting``). Those of the compiler hold while it runs (``compile/inductor``,
+``compiler_patches``, ``scheduling``, ``indices``, ``vector_units``), and one while its table of
 decompositions is made (``graph/passes/decompositions``).
 """
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, fx
-from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 
 from fulgurite.backends.csx.compile.fabric import Call
 from fulgurite.backends.csx.compile.kept import Generated
@@ -57,6 +56,8 @@ def taken_out(graph: Graph) -> tuple[fx.GraphModule, list[Fused]]:
     Args:
         graph: with numbered operations.
     """
+    from torch.fx.passes.utils.fuser_utils import fuse_by_partitions  # few need it
+
     module = fx.GraphModule(graph.module, writes_last(graph.copied()))
     regions: dict[Region, list[fx.Node]] = {}
     for node, region in regions_of(module.graph).items():

@@ -46,6 +46,7 @@ from fulgurite.backends.csx.compile.toolchain import (
     CompilerFailed,
     NoToolchain,
     cpu_name,
+    nothing_compiled,
     toolchain_missing,
 )
 from fulgurite.backends.csx.config import CSXBackend
@@ -114,10 +115,7 @@ class HostFabric(Fabric):
             if has_regions and not isinstance(missing, CompilerFailed):
                 raise fused.not_compiled(graph, why) from None
             if self._backend.compile_only:
-                raise RuntimeError(
-                    f"compile_only=True, but nothing can be compiled on this machine: {why}."
-                    f" {missing.remedy}; or validate_only=True, which checks the model without."
-                ) from None
+                raise nothing_compiled(missing, why) from None
             return _interpreted(graph, began, why, threads)
         alone = "its fused losses " if policy == "disabled" else ""
         loaded = Loaded(
@@ -164,23 +162,11 @@ class HostFabric(Fabric):
     def _meanwhile(
         self, loaded: Loaded, reference: Call, graph: Graph, key: str, urgent: bool
     ) -> Meanwhile:
-        cache, kept = self._cache, Kept(self._cache, loaded.threads)
-        policy = self._backend.policy
-
-        def compiles() -> str | None:
-            try:
-                cache.fetch_here(
-                    key,
-                    build=lambda folder: _build(graph, folder, kept, policy, _unseen),
-                    load=lambda folder: _load(graph, folder),
-                )
-            except NoToolchain as missing:
-                if isinstance(missing, CompilerFailed):
-                    print(missing.printed)  # the worker's output is the log
-                return str(missing)
-            return None
-
-        job = queue.add(Job(name=(str(cache.folder), key), run=compiles, urgent=urgent))
+        kept = Kept(self._cache, loaded.threads)
+        compiles = functools.partial(
+            _compile_into, self._cache, graph, key, kept, self._backend.policy
+        )
+        job = queue.add(Job(name=(str(self._cache.folder), key), run=compiles, urgent=urgent))
         if urgent:
             queue.hurry()
         settle = functools.partial(self._settle, loaded, reference, graph, key)
@@ -275,6 +261,23 @@ def _tell(loaded: Loaded) -> None:
     if loaded.told is not None:
         loaded.told()
         loaded.told = None
+
+
+def _compile_into(
+    cache: CompileCache, graph: Graph, key: str, kept: Kept, policy: str
+) -> str | None:
+    """Compile a graph into the cache, in the background; returns why that failed, if it did."""
+    try:
+        cache.fetch_here(
+            key,
+            build=lambda folder: _build(graph, folder, kept, policy, _unseen),
+            load=lambda folder: _load(graph, folder),
+        )
+    except NoToolchain as missing:
+        if isinstance(missing, CompilerFailed):
+            print(missing.printed)  # the worker's output is the log
+        return str(missing)
+    return None
 
 
 def _with_log(missing: Exception) -> str:

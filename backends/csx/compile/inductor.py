@@ -92,7 +92,7 @@ def compile_graph(graph: Graph, folder: Path, kept: Kept, policy: str = "medium"
         InductorError: a compiler failed.
         UnfusedLoss: a fused region cannot be one kernel.
     """
-    attempt = Attempt(numbered(graph), kept, policy)
+    attempt = Attempt(graph, kept, policy)
     with fx_lock:
         failed = _tried(attempt, folder, believed=True)
         if failed is None:
@@ -114,7 +114,7 @@ def check_regions(graph: Graph, kept: Kept) -> None:
         UnfusedLoss: it is not.
     """
     with fx_lock, applied(vector_units.believed()):
-        Attempt(numbered(graph), kept, "medium").regions()
+        Attempt(graph, kept, "medium").regions()
 
 
 def _tried(attempt: Attempt, folder: Path, believed: bool) -> CppCompileError | None:
@@ -147,8 +147,7 @@ class Attempt:
     """A graph that is compiled, perhaps several times until no kernel fails.
 
     Args:
-        graph: with numbered operations.
-        kept, policy: as of ``compile_graph``.
+        graph, kept, policy: as of ``compile_graph``.
     """
 
     def __init__(self, graph: Graph, kept: Kept, policy: str) -> None:
@@ -159,7 +158,7 @@ class Attempt:
 
     def regions(self) -> list[tuple[Fused, Generated]]:
         """The graph's fused regions, with the kernel of each."""
-        return fused.generated(self._graph, self._generate)
+        return fused.generated(numbered(self._graph), self._generate)
 
     def compile(self, folder: Path) -> None:
         """Compile into a folder."""
@@ -167,7 +166,7 @@ class Attempt:
         regions = self.regions() if fused.has_regions(self._graph) else []
         if self._policy == "disabled":
             return self._compile_alone(regions, folder)
-        graph = lower(self._graph, COMPILER_PASSES)
+        graph = lower(numbered(self._graph), COMPILER_PASSES)
         division = divided(graph)
         parts = [whole(graph)] if division is None else division.parts
         numbers = [operations_of(part.module) for part in parts]  # before the compiler changes them
@@ -277,7 +276,7 @@ def _generated(part: Part, mode: FakeTensorMode) -> Generated:
                 part.module, list(part.examples), cudagraphs=BoxedBool(False), is_inference=True
             )
     constants = dict(compiled.constants or {})
-    return Generated(compiled.source_code, constants, tuple(noted.calls))
+    return Generated(compiled.source_code, constants, noted.of_part())
 
 
 def _computes(operation: object) -> bool:

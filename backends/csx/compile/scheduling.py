@@ -8,7 +8,7 @@ nothing else comes into that function. Checked against torch 2.13.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import fx
@@ -84,8 +84,22 @@ class Noted:
         why = "plans of memory name groups that are no more"
         yield from patches_of(Scheduler, planning, why=why, checked=checked)
 
+    def of_part(self) -> tuple[PartCall, ...]:
+        """The calls; what one of torch's kernels computes, no generated one does."""
+        library = {i for call in self.calls if not call.generated for i in call.at}
+        return tuple(
+            replace(call, at=tuple(i for i in call.at if i not in library))
+            if call.generated
+            else call
+            for call in self.calls
+        )
+
     def _note(self, kernel: str, nodes: Sequence[Any], generated: bool) -> None:
         at = sorted({i for node in nodes for i in _marks(node, AT)})
+        if not generated and len(at) > 1:  # what its operands were computed by is noted too
+            own = getattr(nodes[0].node, "origin_node", None)
+            number = None if own is None else own.meta.get("custom", {}).get(AT)
+            at = at if number is None else [number]
         template = ""
         if generated and nodes[0].is_template():
             template = str(nodes[0].node.template.name)

@@ -38,6 +38,14 @@ class CompilerFailed(NoToolchain):
         self.printed = "".join(traceback.format_exception(error))
 
 
+def nothing_compiled(missing: Any, why: str) -> RuntimeError:
+    """The error of a run that was only to compile."""
+    return RuntimeError(
+        f"compile_only=True, but nothing can be compiled on this machine: {why}."
+        f" {missing.remedy}; or validate_only=True, which checks the model without."
+    )
+
+
 @functools.cache
 def cpu_name() -> str:
     """The processor's name, as the system tells it."""

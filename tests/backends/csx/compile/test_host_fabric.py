@@ -376,7 +376,7 @@ def test_where_a_compiler_fails_the_program_runs_operation_by_operation_and_a_fi
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    def fail(graph: Any, folder: Path, kept: Any) -> None:
+    def fail(graph: Any, folder: Path, *rest: Any) -> None:
         raise InductorError(error, None)
 
     monkeypatch.setattr(host_fabric, "compile_graph", fail)
@@ -409,7 +409,7 @@ def test_a_ctrl_c_after_a_failure_does_not_show_what_the_compiler_printed(
     def ctrl_c() -> bool:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(compiling, "_compile", fail)
+    monkeypatch.setattr(compiling.Attempt, "compile", fail)
     monkeypatch.setattr(vector_units, "ask_the_compiler", ctrl_c)
     nothing: Any = None
     with pytest.raises(KeyboardInterrupt) as caught:

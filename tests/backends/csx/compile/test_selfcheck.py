@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fulgurite.backends.csx.capture import finished_trace
-from fulgurite.backends.csx.compile import host_fabric, selfcheck
-from fulgurite.backends.csx.compile import inductor as compiler
+from fulgurite.backends.csx.compile import compiler_patches, host_fabric, made, selfcheck
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.passes.draws import functional_draws
 from fulgurite.errors import MiscompiledWarning
@@ -63,9 +62,10 @@ def fake_compiler(monkeypatch: pytest.MonkeyPatch) -> Callable[[Break | None], l
     def install(broken: Break | None) -> list[Graph]:
         graphs: list[Graph] = []
 
-        def compiled(graph: Graph, folder: Path, kept: Any, shown: Any) -> None:
+        def compiled(graph: Graph, folder: Path, *rest: Any) -> None:
             graphs.append(graph)
             (folder / "program.py").write_text("text\n")
+            made.write(folder, (), {})
 
         def load(folder: Path) -> Any:
             graph = graphs[-1]
@@ -205,7 +205,7 @@ def test_a_program_that_passed_is_not_checked_again_until_it_is_built_again(
     monkeypatch.setattr(
         host_fabric,
         "_compile",
-        lambda graph, folder, kept, shown: (folder / "program.py").write_text("new\n"),
+        lambda graph, folder, *rest: (folder / "program.py").write_text("new\n"),
     )
     run(tmp_path)
     assert len(checks) == 2
@@ -272,13 +272,13 @@ def test_the_compilers_own_bug(
     passes = tuple(one for one in finished_trace.PASSES if one is not functional_draws)
     monkeypatch.setattr(finished_trace, "PASSES", passes)
     if not ordered:
-        monkeypatch.setattr(compiler, "_order_after_writes", lambda: ())
+        monkeypatch.setattr(compiler_patches, "order_after_writes", lambda: ())
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         ours, stock = both(
             SiluDropout, batch_of_64, policy="default", backend={"compile_dir": tmp_path}
         )
     told = [str(w.message) for w in warned if w.category is MiscompiledWarning]
-    assert len(told) == (not ordered), "Inductor keeps the order: inductor.py need not patch it"
+    assert len(told) == (not ordered), "Inductor keeps the order: it need not be patched"
     assert all("nan instead of" in message for message in told)
     assert_same_run(ours, stock, ("net.0.bias", "net.1.running_mean"))

@@ -82,14 +82,14 @@ def test_a_compilation_that_fails_is_tried_again_where_the_compiler_can_do_less(
 ) -> None:
     seen: list[str] = []
 
-    def compile_one(graph: Any, folder: Path, kept: Any) -> None:
+    def compile_one(attempt: Any, folder: Path) -> None:
         seen.append(str(pick_vec_isa()))
         if seen[-1] != "avx2" or not less:
             raise CppCompileError(["c++"], "unrecognized command-line option")
 
     if less:
         forget()
-    monkeypatch.setattr(inductor, "_compile", compile_one)
+    monkeypatch.setattr(inductor.Attempt, "compile", compile_one)
     graph: Any = None
     kept: Any = None
     if less:
