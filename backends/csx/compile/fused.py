@@ -137,7 +137,7 @@ def _with_views(nodes: Sequence[fx.Node]) -> list[fx.Node]:
             if node not in inside and _free(node) and node.users and inside.keys() >= {*node.users}
         ]
         if not more:
-            return list(inside)
+            return sorted(inside)  # inputs are numbered by it, where one is compiled and loaded
         inside |= dict.fromkeys(more)
 
 
