@@ -7,7 +7,8 @@ a program is compiled that relies on it. Where nothing else is generated (``auto
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,7 +63,8 @@ def taken_out(graph: Graph) -> tuple[fx.GraphModule, list[Fused]]:
     regions: dict[Region, list[fx.Node]] = {}
     for node, region in regions_of(module.graph).items():
         regions.setdefault(region, []).append(node)
-    partitions = [dict.fromkeys(_with_views(nodes)) for nodes in regions.values()]
+    inside = [_with_own_views(module.graph, nodes) for nodes in regions.values()]
+    partitions = [dict.fromkeys(_with_views(nodes)) for nodes in inside]
     fuse_by_partitions(module, partitions, prefix=_PREFIX, always_return_tuple=True)
     found = []
     for i, region in enumerate(regions):
@@ -125,10 +127,46 @@ def _unfused(region: Region, kernel: str, nodes: Sequence[fx.Node]) -> UnfusedLo
     )
 
 
+def _with_own_views(operations: fx.Graph, nodes: Sequence[fx.Node]) -> list[fx.Node]:
+    """Operations with the views between them; readers outside get views of their own.
+
+    A region gives no views: what it gives may lie otherwise than the graph says.
+    """
+    items = [user for node in nodes for user in node.users if user.target is operator.getitem]
+    computed = dict.fromkeys([*nodes, *items])
+    views = sorted({view for node in nodes for view in _views_before(node, computed)})
+    copies: dict[fx.Node, fx.Node] = {}
+    for view in views:
+        strangers = [user for user in view.users if user not in computed and user not in views]
+        with operations.inserting_after(view):
+            copy = operations.node_copy(view, lambda one: copies.get(one, one))
+        copies[view] = copy
+        for user in strangers:
+            user.replace_input_with(view, copy)
+    for copy in reversed(copies.values()):
+        if not copy.users:
+            operations.erase_node(copy)
+    return [*computed, *views]
+
+
+def _views_before(node: fx.Node, computed: Container[fx.Node]) -> list[fx.Node]:
+    """The views by which an operation reads what others of its region compute."""
+    found = []
+    for one in node.all_input_nodes:
+        views = []
+        while one not in computed and one.op == "call_function" and is_view(one.target):
+            views.append(one)
+            if not one.all_input_nodes:
+                break
+            one = one.all_input_nodes[0]
+        if one in computed:
+            found += views
+    return found
+
+
 def _with_views(nodes: Sequence[fx.Node]) -> list[fx.Node]:
-    """Operations with the views between them, and the views and constants that only they read."""
+    """The same with views and constants that only they read."""
     inside = dict.fromkeys(nodes)
-    inside |= dict.fromkeys(view for node in nodes for view in _views_before(node, set(nodes)))
     while True:
         around = {one for node in inside for one in (*node.all_input_nodes, *node.users)}
         more = [
@@ -139,19 +177,6 @@ def _with_views(nodes: Sequence[fx.Node]) -> list[fx.Node]:
         if not more:
             return sorted(inside)  # inputs are numbered by it, where one is compiled and loaded
         inside |= dict.fromkeys(more)
-
-
-def _views_before(node: fx.Node, inside: set[fx.Node]) -> list[fx.Node]:
-    """The views by which an operation reads what others of its region compute."""
-    found = []
-    for one in node.all_input_nodes:
-        views = []
-        while one.op == "call_function" and is_view(one.target) and one.all_input_nodes:
-            views.append(one)
-            one = one.all_input_nodes[0]
-        if one in inside:
-            found += views
-    return found
 
 
 def _free(node: fx.Node) -> bool:

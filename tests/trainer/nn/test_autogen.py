@@ -253,6 +253,23 @@ def test_a_view_in_a_loss_may_be_read_by_its_backward(policy: str) -> None:
 
 
 @pytest.mark.compiler
+def test_what_two_losses_share_is_right_without_a_policy() -> None:
+    """Both divide one gradient by six and spread it; operations that repeat are computed once."""
+    csx("disabled")
+    losses = [fulgurite.nn.MarginRankingLoss(use_autogen=True), nn.MarginRankingLoss()]
+    losses.append(fulgurite.nn.MultiLabelSoftMarginLoss(use_autogen=True))
+    x, y, sign = torch.randn(6), torch.randn(6), torch.tensor([1.0, -1] * 3)
+    scores, targets = torch.randn(6, 4), torch.rand(6, 4)
+
+    def step(x: Tensor, scores: Tensor) -> tuple[Tensor, ...]:
+        x, scores = x.detach().requires_grad_(), scores.detach().requires_grad_()
+        values = losses[0](x, y, sign), losses[1](x, -y, sign), losses[2](scores, targets)
+        return *values, *torch.autograd.grad(values[0] + values[1] + values[2], [x, scores])
+
+    torch.testing.assert_close(fulgurite.trace(step)(x, scores), step(x, scores))
+
+
+@pytest.mark.compiler
 def test_the_loss_of_the_documentation_is_one_kernel_each_way() -> None:
     csx("default")
     page = (Path(__file__).parents[3] / "docs/autogen.md").read_text(encoding="utf-8")
