@@ -1,6 +1,7 @@
 """The losses of ``fulgurite.nn`` beside torch's: all, under every policy, fused and not.
 
-    python tests/tools/losses.py                         some 15 minutes on one core
+    python tests/tools/losses.py                    every variant; takes an hour or more
+    python tests/tools/losses.py --first            one of each loss
     python tests/tools/losses.py --policies default --reductions mean --names NLLLoss
 
 Each line is a program of all variants of the losses (``tests/support/losses.py``) with one
@@ -93,6 +94,7 @@ def main() -> int:
     parser.add_argument("--policies", nargs="+", default=POLICIES)
     parser.add_argument("--reductions", nargs="+", default=("none", "mean", "sum", "batchmean"))
     parser.add_argument("--names", nargs="+", default=[case.name for case in FIRST])
+    parser.add_argument("--first", action="store_true", help="one variant of each loss")
     given = parser.parse_args()
     for known in ("reduction: 'mean' divides the total", "CosineEmbeddingLoss.use_autogen=True"):
         warnings.filterwarnings("ignore", message=known)
@@ -100,7 +102,8 @@ def main() -> int:
     for policy in given.policies:
         for fused in (False, True):
             for reduction in given.reductions:
-                named = [case for case in CASES if case.name in given.names]
+                variants = FIRST if given.first else CASES
+                named = [case for case in variants if case.name in given.names]
                 cases = [case for case in named if reduction in reductions(case)]
                 cases = [case for case in cases if fused or in_program(case)]
                 if cases:
