@@ -13,6 +13,7 @@ from models import GAN, Classifier, Transformer, convnet, loader, mlp, pictures,
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
 
+import fulgurite
 from fulgurite.backends.csx.compile.made import KernelCall, Made, Maker, one_by_one
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.report.memory import Memory, memory
@@ -233,3 +234,23 @@ def test_the_peak_of_compiled_programs_is_as_predicted(name: str) -> None:
         assert one.predicted.kept_bytes == one.kept_bytes > 0
         assert one.ratio_of_intermediates == pytest.approx(1, abs=0.05)
         assert one.predicted.activations_bytes > 0
+
+
+class Fused(Classifier):
+    """Its loss is one generated kernel, whatever else is."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(8, 100), torch.optim.SGD)
+        self.loss = fulgurite.nn.CrossEntropyLoss(use_autogen=True)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss: Tensor = self.loss(self.net(batch[0]), batch[1])
+        return loss
+
+
+@pytest.mark.compiler
+def test_a_fused_loss_among_operations_that_run_one_by_one() -> None:
+    [found] = trained(Fused, loader(4 * 64, batch_size=64), policy="disabled")
+    assert [call.maker for call in found.loaded.made().calls].count(Maker.GENERATED) == 2
+    assert found.ratio_of_intermediates == pytest.approx(1, abs=0.02)
+    assert found.predicted.at_peak[0] == ("loss (CrossEntropyLoss)", pytest.approx(64 * 400, 0.01))
