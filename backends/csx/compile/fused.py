@@ -64,7 +64,8 @@ def taken_out(graph: Graph) -> tuple[fx.GraphModule, list[Fused]]:
     for node, region in regions_of(module.graph).items():
         regions.setdefault(region, []).append(node)
     inside = [_with_own_views(module.graph, nodes) for nodes in regions.values()]
-    partitions = [dict.fromkeys(_with_views(nodes)) for nodes in inside]
+    taken = {node for nodes in inside for node in nodes}
+    partitions = [dict.fromkeys(_with_views(nodes, taken)) for nodes in inside]
     fuse_by_partitions(module, partitions, prefix=_PREFIX, always_return_tuple=True)
     found = []
     for i, region in enumerate(regions):
@@ -164,15 +165,16 @@ def _views_before(node: fx.Node, computed: Container[fx.Node]) -> list[fx.Node]:
     return found
 
 
-def _with_views(nodes: Sequence[fx.Node]) -> list[fx.Node]:
-    """The same with views and constants that only they read."""
+def _with_views(nodes: Sequence[fx.Node], taken: Container[fx.Node]) -> list[fx.Node]:
+    """The same with views and constants that only they read, and that no region has."""
     inside = dict.fromkeys(nodes)
     while True:
         around = {one for node in inside for one in (*node.all_input_nodes, *node.users)}
         more = [
             node
             for node in around
-            if node not in inside and _free(node) and node.users and inside.keys() >= {*node.users}
+            if node not in inside and node not in taken and _free(node)
+            if node.users and inside.keys() >= {*node.users}
         ]
         if not more:
             return sorted(inside)  # inputs are numbered by it, where one is compiled and loaded

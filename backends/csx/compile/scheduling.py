@@ -7,6 +7,7 @@ nothing else comes into that function. Checked against torch 2.13.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -109,8 +110,6 @@ class Noted:
 
 def grouped(nodes: list[Any]) -> list[Any]:
     """Group the scheduler's nodes of each region: nothing is fused with them, or comes between."""
-    from torch._inductor.scheduler import GroupedSchedulerNode
-
     groups: dict[str, list[Any]] = {}
     for node in nodes:
         groups.setdefault(_region(node), []).append(node)
@@ -119,10 +118,23 @@ def grouped(nodes: list[Any]) -> list[Any]:
     made: list[Any] = []
     for node in nodes:
         if id(node) in ends:
-            made.append(GroupedSchedulerNode.create(ends[id(node)]))
+            made.append(_group().create(ends[id(node)]))
         elif id(node) not in inside:
             made.append(node)
     return made if not ends else made[0].scheduler.topological_sort_schedule(made)
+
+
+@functools.cache
+def _group() -> Any:
+    from torch._inductor.scheduler import GroupedSchedulerNode
+
+    class Group(GroupedSchedulerNode):
+        """A group, under a name that none of its nodes has: torch forgets it with the group."""
+
+        def get_name(self) -> str:
+            return f"group_{super().get_name()}"
+
+    return Group
 
 
 def _plan_again(process: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -136,8 +148,6 @@ def _plan_again(process: Callable[[Any], None]) -> Callable[[Any], None]:
         before = list(scheduler.nodes)
         process(scheduler)
         if scheduler.nodes != before:
-            for node in scheduler.nodes:  # a group of one has that one's name, and took it along
-                scheduler.name_to_fused_node.setdefault(node.get_name(), node)
             given = OrderedSet(V.graph.graph_inputs)
             names = scheduler.name_to_buf, scheduler.name_to_fused_node
             prepare_planning_info(
