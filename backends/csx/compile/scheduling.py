@@ -126,15 +126,12 @@ def grouped(nodes: list[Any]) -> list[Any]:
 
 @functools.cache
 def _group() -> Any:
+    """A class of groups under names that no node has: torch forgets a name with its group."""
     from torch._inductor.scheduler import GroupedSchedulerNode
 
-    class Group(GroupedSchedulerNode):
-        """A group, under a name that none of its nodes has: torch forgets it with the group."""
-
-        def get_name(self) -> str:
-            return f"group_{super().get_name()}"
-
-    return Group
+    base: Any = GroupedSchedulerNode
+    name = {"get_name": lambda group: f"group_{base.get_name(group)}"}
+    return type("Group", (base,), name)
 
 
 def _plan_again(process: Callable[[Any], None]) -> Callable[[Any], None]:
