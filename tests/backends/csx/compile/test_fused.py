@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,12 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from harness import Run, assert_same_run, fit
+from loss_cases import loads
 from models import CLASSES, loader
 from torch import Tensor, nn
 
 from fulgurite.backends.csx.compile import host_fabric
 from fulgurite.backends.csx.compile.fabric import Loaded
-from fulgurite.backends.csx.compile.host_fabric import HostFabric
 from fulgurite.backends.csx.compile.made import KernelCall, Maker
 from fulgurite.backends.csx.diagnostics.regions import fused_region
 from fulgurite.errors import UnfusedLoss
@@ -71,18 +71,10 @@ class Net(pl.LightningModule):
         return torch.optim.AdamW(self.parameters(), 0.01)
 
 
-@pytest.fixture
-def loads(monkeypatch: pytest.MonkeyPatch) -> list[Loaded]:
-    """What fabrics load."""
-    found: list[Loaded] = []
-    load = HostFabric.load
-
-    def noted(self: HostFabric, *args: Any, **options: Any) -> Loaded:
-        found.append(load(self, *args, **options))
-        return found[-1]
-
-    monkeypatch.setattr(HostFabric, "load", noted)
-    return found
+@pytest.fixture(name="loads")
+def _loads() -> Iterator[list[Loaded]]:
+    with loads() as found:
+        yield found
 
 
 def run(make: Callable[[], nn.Module], policy: str | None, **backend: Any) -> Run:

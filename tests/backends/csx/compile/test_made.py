@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,12 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from harness import Run, assert_same_run, fit
+from loss_cases import loads
 from models import CLASSES, loader
 from torch import Tensor, nn
 
 from fulgurite.backends.csx.compile import library, program
 from fulgurite.backends.csx.compile.fabric import Loaded
-from fulgurite.backends.csx.compile.host_fabric import HostFabric
 from fulgurite.backends.csx.compile.kept import Generated
 from fulgurite.backends.csx.compile.linking import Compiled
 from fulgurite.backends.csx.compile.made import KernelFailed, Made, Maker
@@ -40,18 +41,10 @@ class Gelu(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-@pytest.fixture
-def loads(monkeypatch: pytest.MonkeyPatch) -> list[Loaded]:
-    """What fabrics load."""
-    found: list[Loaded] = []
-    load = HostFabric.load
-
-    def noted(self: HostFabric, *args: Any, **options: Any) -> Loaded:
-        found.append(load(self, *args, **options))
-        return found[-1]
-
-    monkeypatch.setattr(HostFabric, "load", noted)
-    return found
+@pytest.fixture(name="loads")
+def _loads() -> Iterator[list[Loaded]]:
+    with loads() as found:
+        yield found
 
 
 def run(policy: str | None, **backend: Any) -> Run:
