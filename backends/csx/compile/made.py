@@ -154,7 +154,7 @@ def read(folder: Path, graph: Graph) -> Made:
                 maker=maker,
                 operations=tuple(sorted(operations)),
                 region="" if region is None else region.described,
-                tuned=row["template"],
+                tuned=f"chosen, {row['template']}" if row["template"] else "",
             )
         )
     if not program.exists():

@@ -75,6 +75,9 @@ def _bound(entry: Data) -> str:
     return f"bound by {entry['roofline'][0]['bound']}" if entry["roofline"] else ""
 
 
+_WITH_TEMPLATE = ("bmm", "baddbmm")
+
+
 def summary(program: Data, options: Mapping[str, Any]) -> Safe:
     """What the program is, in words."""
     state = program["state"]
@@ -82,6 +85,7 @@ def summary(program: Data, options: Mapping[str, Any]) -> Safe:
         [
             ("fabric", program["fabric"]),
             ("policy", str(options.get("autogen_policy", ""))),
+            ("tuned", _tuned(program) if options.get("autogen_policy") == "aggressive" else ""),
             (
                 "options",
                 ", ".join(f"{k}={v}" for k, v in options.items() if k != "autogen_policy"),
@@ -92,6 +96,19 @@ def summary(program: Data, options: Mapping[str, Any]) -> Safe:
             ("state", _listed(state) if state else "none"),
         ]
     )
+
+
+def _tuned(program: Data) -> str:
+    """How many products have a generated kernel that was faster than the library's; or why none."""
+    entries = program["entries"]
+    tuned = sum(bool(call["tuned"]) for entry in entries for call in entry["calls"])
+    if tuned:
+        return counted(tuned, "product")
+    kinds = [one["kind"] for entry in entries for one in entry["operations"]]
+    tried = sum(kind in _WITH_TEMPLATE for kind in kinds)
+    if tried:
+        return f"none of {tried} batched products (bmm): the library's are faster here"
+    return "nothing: batched products (bmm) alone have a template, and there are none"
 
 
 def _listed(names: list[str]) -> Safe:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from html.parser import HTMLParser
 
@@ -133,3 +134,16 @@ def test_a_picture_is_as_high_as_it_must_and_not_twice(number: float) -> None:
 )
 def test_numbers_have_three_digits_and_a_unit(told: str, expected: str) -> None:
     assert told == expected
+
+
+def test_under_aggressive_it_says_what_was_tuned_or_why_nothing() -> None:
+    """The full report has one call that was; the other has no batched products."""
+    report, without = full(accumulated()), copy.deepcopy(accumulated())
+    for one in (report, without):
+        one["options"]["autogen_policy"] = "aggressive"
+    told = page(report), page(without)
+    assert "1 product<" in told[0]
+    assert "batched products (bmm) alone have a template" in told[1]
+    without["programs"][-1]["entries"][-1]["operations"][0]["kind"] = "bmm"
+    assert "none of 1 batched products" in page(without)
+    assert "tuned</dt>" not in page(accumulated())
