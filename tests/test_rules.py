@@ -359,6 +359,16 @@ def test_all_names_of_csx_arguments_are_known() -> None:
     assert sorted(field.name for field in fields(CSXBackend)) == sorted(OPTIONS)
 
 
+def test_an_artifact_dir_that_cannot_be_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for name in ("file", "file/below"):
+        with refused(ValueError, "artifact_dir=", "is a file"):
+            fulgurite.backend("CSX", artifact_dir=tmp_path / name)
+    with refused(TypeError, "artifact_dir must be", "int 3"):
+        fulgurite.backend("CSX", artifact_dir=3)
+    assert fulgurite.backend("CSX", artifact_dir=tmp_path / "new" / "below").artifact_dir
+
+
 def test_mild_is_read_as_medium() -> None:
     with pytest.warns(UserWarning, match="mild.*medium"):
         made = fulgurite.backend("CSX", autogen_policy="mild")

@@ -6,6 +6,7 @@ effect does not exist yet is refused where it differs from its default, never ig
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
@@ -131,6 +132,7 @@ class CSXBackend(Backend):
                 raise ValueError(f"{item.name} must be one of {known}; got {value!r}.")
             if type(item.default) is bool and type(value) is not bool:
                 raise ValueError(f"{item.name} must be True or False; got {value!r}.")
+        self._check_artifact_dir()
         most = self.max_programs
         if most != "auto" and (type(most) is not int or most < 1):
             raise ValueError(f"max_programs must be 'auto' or a positive integer; got {most!r}.")
@@ -158,6 +160,22 @@ class CSXBackend(Backend):
                 )
             _claim_config(config)
             object.__setattr__(self, "cluster_config", config)
+
+    def _check_artifact_dir(self) -> None:
+        folder = self.artifact_dir
+        if folder is None:
+            return
+        if not isinstance(folder, (str, os.PathLike)):
+            kind = type(folder).__name__
+            raise TypeError(f"artifact_dir must be a folder's path or None; got {kind} {folder!r}.")
+        there = next(
+            one for one in (Path(folder), *Path(folder).absolute().parents) if one.exists()
+        )
+        if not there.is_dir():
+            raise ValueError(
+                f"artifact_dir={str(folder)!r} cannot be a folder: {there} is a file. Give a folder"
+                " that exists or can be made."
+            )
 
     @property
     def audits(self) -> bool:

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -113,10 +114,17 @@ class Browser:
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
-        self.call("Page.navigate", url=file.resolve().as_uri())
+        url = file.resolve().as_uri()
+        self.call("Page.navigate", url=url)
+        self.wait(lambda: bool(self.run("document.readyState + location.href") == f"complete{url}"))
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        """Wait until something holds; what the browser says meanwhile is noted."""
         until = time.monotonic() + PATIENCE_S
-        while self.run("document.readyState + location.protocol") != "completefile:":
-            assert time.monotonic() < until
+        while not condition():
+            assert time.monotonic() < until, self.said
+            time.sleep(0.02)
+            self.run("0")
 
     def run(self, script: str) -> Any:
         """The value of a JavaScript expression."""

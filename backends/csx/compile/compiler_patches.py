@@ -73,6 +73,15 @@ def copies_first() -> Iterator[Patch]:
     return patches_of(post_grad, graph_pass, why=why, checked="torch 2.13", upstream=_READ_LATE)
 
 
+def no_tables() -> Iterator[Patch]:
+    """A patch that keeps the compiler from printing a table of each product that it tunes."""
+    from torch._inductor import select_algorithm
+
+    why = "tables of choices on the screen; the report says what was chosen"
+    names = {"PRINT_AUTOTUNE": False}
+    return patches_of(select_algorithm, names, why=why, checked="torch 2.13")
+
+
 def kernels_later() -> Iterator[Patch]:
     """A patch that lets Inductor compile no kernel: all of them are compiled at once when known."""
     from torch._inductor.async_compile import AsyncCompile

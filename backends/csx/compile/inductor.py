@@ -72,7 +72,11 @@ FLAGS = {
     "layout_optimization": False,
 }
 # products and convolutions are generated too, and timed beside the library's
-AGGRESSIVE = {"max_autotune": True, "max_autotune_gemm_backends": "ATEN,CPP"}
+AGGRESSIVE = {
+    "max_autotune": True,
+    "max_autotune_gemm_backends": "ATEN,CPP",
+    "max_autotune_report_choices_stats": False,  # in the log
+}
 
 
 def compile_graph(graph: Graph, folder: Path, kept: Kept, policy: str = "medium") -> None:
@@ -267,6 +271,7 @@ def _generated(part: Part, mode: FakeTensorMode) -> Generated:
             *compiler_patches.order_after_writes(),
             *compiler_patches.copies_first(),
             *compiler_patches.kernels_later(),
+            *(compiler_patches.no_tables() if part.policy == "aggressive" else ()),
             *indices.read_off(),
             *noted.patches(),
         )
@@ -276,7 +281,7 @@ def _generated(part: Part, mode: FakeTensorMode) -> Generated:
                 part.module, list(part.examples), cudagraphs=BoxedBool(False), is_inference=True
             )
     constants = dict(compiled.constants or {})
-    return Generated(compiled.source_code, constants, noted.of_part())
+    return Generated(compiled.source_code, constants, tuple(noted.calls))
 
 
 def _computes(operation: object) -> bool:

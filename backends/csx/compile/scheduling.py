@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx
 
+from fulgurite.backends.csx.graph.op_schema import is_view
+from fulgurite.backends.csx.graph.passes.realize import realize
 from fulgurite.backends.csx.graph.passes.regions import MARK
 from fulgurite.backends.patches import Patch, patches_of
 
@@ -85,27 +87,54 @@ class Noted:
         why = "plans of memory name groups that are no more"
         yield from patches_of(Scheduler, planning, why=why, checked=checked)
 
-    def of_part(self) -> tuple[PartCall, ...]:
-        """The calls; what one of torch's kernels computes, no generated one does."""
-        library = {i for call in self.calls if not call.generated for i in call.at}
-        return tuple(
-            replace(call, at=tuple(i for i in call.at if i not in library))
-            if call.generated
-            else call
-            for call in self.calls
-        )
-
     def _note(self, kernel: str, nodes: Sequence[Any], generated: bool) -> None:
-        at = sorted({i for node in nodes for i in _marks(node, AT)})
-        if not generated and len(at) > 1:  # what its operands were computed by is noted too
-            own = getattr(nodes[0].node, "origin_node", None)
-            number = None if own is None else own.meta.get("custom", {}).get(AT)
-            at = at if number is None else [number]
+        at = {i for node in nodes for one in node.get_nodes() for i in _computed(one, generated)}
         template = ""
         if generated and nodes[0].is_template():
             template = str(nodes[0].node.template.name)
         region = "".join(sorted({_region(node) for node in nodes}))
-        self.calls.append(PartCall(kernel, generated, tuple(at), region, template))
+        self.calls.append(PartCall(kernel, generated, tuple(sorted(at)), region, template))
+
+
+def _computed(node: Any, generated: bool) -> set[int]:
+    """The positions of the operations that a scheduler's node computes.
+
+    The compiler's own list of them, ``origins``, has what its operands are made of too, also where
+    these are tensors that it reads. So they are followed from the last one back to those.
+    """
+    if node.node is None:
+        return set()
+    last = _last(node.node)
+    if last is None:
+        return set()
+    origins = set(node.node.get_origins())
+    known = node.scheduler.name_to_buf
+    buffers = [known[one.name].node for one in node.read_writes.reads if one.name in known]
+    read = {one for one in map(_last, buffers) if one is not None}
+    found, waiting = {last}, [last]
+    while waiting and generated:
+        for one in map(_behind, waiting.pop().all_input_nodes):
+            if one in origins and one not in read and one not in found:
+                found.add(one)
+                waiting.append(one)
+    positions = (one.meta.get("custom", {}).get(AT) for one in found)
+    return {i for i in positions if i is not None}
+
+
+def _last(buffer: Any) -> fx.Node | None:
+    """The operation whose result a buffer is."""
+    node = buffer.get_origin_node()
+    if node is None:
+        marked = [one for one in buffer.get_origins() if AT in one.meta.get("custom", {})]
+        node = max(marked, key=lambda one: one.meta["custom"][AT], default=None)
+    return None if node is None else _behind(node)
+
+
+def _behind(node: fx.Node) -> fx.Node:
+    """The operation that computed what a view, or a barrier, looks at."""
+    while node.all_input_nodes and (is_view(node.target) or node.target is realize()):
+        node = node.all_input_nodes[0]
+    return node
 
 
 def grouped(nodes: list[Any]) -> list[Any]:

@@ -103,7 +103,8 @@ def _entry(entry: BuiltEntry, built: Built) -> Data:
         "how": "checked" if loaded is None else loaded.how,
         "compiled": loaded is not None and loaded.compiled,
         "threads": 0 if loaded is None else loaded.threads,
-        "seconds": {} if made is None else dict(made.seconds),
+        # of a program from the cache they are an earlier process's
+        "seconds": dict(made.seconds) if made and loaded and loaded.built else {},
         "operations": _operations(graph, made),
         "passes": _passes(entry, built.noted),
         "calls": calls,

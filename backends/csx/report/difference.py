@@ -90,7 +90,8 @@ def _entry(before: Data, after: Data) -> Iterator[str]:
         yield f"how: {before['how']} -> {after['how']}"
     if found or costs:
         yield from costs
-        yield from _changed("predicted time", _seconds(before), _seconds(after), in_time)
+        if before["calls"] and after["calls"]:
+            yield from _changed("predicted time", _seconds(before), _seconds(after), in_time)
     yield from found
 
 
@@ -184,6 +185,8 @@ def _costs(before: Data, after: Data) -> Iterator[str]:
     yield from _changed("operations", len(before["operations"]), len(after["operations"]), _plain)
     yield from _changed("kernel calls", len(before["calls"]), len(after["calls"]), _plain)
     yield from _changed("FLOPs", before["flops"], after["flops"], in_flops)
+    if not (before["calls"] and after["calls"]):
+        return  # the rest is not known of what was only checked
     old, new = (moved_bytes(entry["calls"]) for entry in (before, after))
     yield from _changed("bytes", old, new, in_bytes)
     for key in ("peak_bytes", "activations_bytes", "parameters_bytes", "optimizer_bytes"):
@@ -196,7 +199,7 @@ def _seconds(entry: Data) -> float:
 
 
 def _changed(name: str, before: float, after: float, told: Any) -> Iterator[str]:
-    if before != after:
+    if told(before) != told(after):
         part = f" ({after / before - 1:+.1%})" if before and after else ""
         yield f"{name}: {told(before)} -> {told(after)}{part}"
 

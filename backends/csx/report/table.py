@@ -18,6 +18,8 @@ TOP = 8
 
 def lines(report: Data) -> Iterator[str]:
     """A report as lines."""
+    if not report["programs"]:
+        yield "No program was built."
     for i, program in enumerate(report["programs"]):
         if i:
             yield ""
@@ -76,19 +78,24 @@ def _makers(entry: Data) -> str:
 
 
 def _modules(entry: Data) -> Iterator[str]:
-    order = "seconds" if entry["calls"] else "forward_flops"
+    known = bool(entry["calls"])  # which kernels there are
+    order = "seconds" if known else "forward_flops"
     rows = sorted(entry["modules"], key=lambda row: -row[order])
     shown = [
         (
             _cut(row["module"] or "elsewhere"),
             f"{row['operations']:,}",
             in_flops(row["forward_flops"] + row["backward_flops"]),
-            in_bytes(row["read_bytes"] + row["written_bytes"]),
-            in_time(row["seconds"]),
+            *(_moved(row) if known else ()),
         )
         for row in rows[:TOP]
     ]
-    yield from _aligned(("module", "operations", "FLOPs", "bytes", "time"), shown, len(rows))
+    headers = ("module", "operations", "FLOPs", *(("bytes", "time") if known else ()))
+    yield from _aligned(headers, shown, len(rows))
+
+
+def _moved(row: Data) -> tuple[str, str]:
+    return in_bytes(row["read_bytes"] + row["written_bytes"]), in_time(row["seconds"])
 
 
 def _kernels(entry: Data) -> Iterator[str]:
@@ -110,7 +117,8 @@ def _kernels(entry: Data) -> Iterator[str]:
 
 
 def _cut(name: str) -> str:
-    """A name that leaves room for the numbers beside it."""
+    """A name that leaves room for the numbers beside it, and no control sequences."""
+    name = "".join(one if one.isprintable() else "?" for one in name)
     return name if len(name) <= _WIDEST else f"...{name[3 - _WIDEST :]}"
 
 

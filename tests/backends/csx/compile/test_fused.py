@@ -140,10 +140,17 @@ def sorting(x: Tensor, y: Tensor) -> Tensor:
     return x.sort(1).values[:, 0].mean()
 
 
+def largest(x: Tensor, y: Tensor) -> Tensor:
+    return (x - 1).abs().topk(2).values.mean()
+
+
 @pytest.mark.compiler
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("policy", ["disabled", "default"])
-@pytest.mark.parametrize(("function", "operation"), [(product, "aten.mm"), (sorting, "aten.sort")])
+@pytest.mark.parametrize(
+    ("function", "operation"),
+    [(product, "aten.mm"), (sorting, "aten.sort"), (largest, "aten.topk")],
+)
 def test_what_cannot_be_generated_is_named_with_its_line(
     function: Callable[..., Tensor], operation: str, policy: str, background: bool
 ) -> None:

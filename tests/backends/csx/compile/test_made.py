@@ -22,7 +22,7 @@ from fulgurite.backends.csx.compile.fabric import Loaded
 from fulgurite.backends.csx.compile.kept import Generated
 from fulgurite.backends.csx.compile.linking import Compiled
 from fulgurite.backends.csx.compile.made import KernelFailed, Made, Maker
-from fulgurite.backends.csx.graph.op_schema import is_view
+from fulgurite.backends.csx.graph.op_schema import is_view, operation_name
 
 
 class Gelu(pl.LightningModule):
@@ -97,6 +97,35 @@ def test_a_compiled_program_says_what_each_kernel_computes(loads: list[Loaded]) 
     assert generated == set(made.sources)
     assert all(" kernel(" in source for source in made.sources.values())
     assert set(made.seconds) == {"generate", "compile"}
+
+
+class Convolved(Gelu):
+    """What the compiler says of a kernel's origins would have those of its operands too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            *(nn.Unflatten(1, (1, 8)), nn.Conv1d(1, 8, 3), nn.BatchNorm1d(8), nn.GELU()),
+            *(nn.Conv1d(8, 8, 3), nn.GELU(), nn.Flatten(), nn.Linear(32, CLASSES)),
+        )
+
+
+@pytest.mark.compiler
+def test_what_a_kernel_computes_is_in_its_source(loads: list[Loaded]) -> None:
+    fit(Convolved, lambda: (loader(64),), static=True, policy="default")
+    [loaded] = loads
+    assert loaded.graph is not None
+    nodes, made = list(loaded.graph.operations()), loaded.made()
+    products = 0
+    for call in made.calls:
+        names = [operation_name(nodes[i].target) for i in call.operations]
+        if call.maker is Maker.GENERATED:
+            assert ("erf" in names) == ("erf()" in made.sources[call.kernel]), names
+            assert names
+        else:
+            assert len(names) == 1, names
+            products += names[0].startswith("convolution")
+    assert products == 4
 
 
 @pytest.mark.compiler

@@ -106,3 +106,12 @@ def test_bytes_are_a_difference(key: str) -> None:
     told = lines(accumulated(), after)
     assert any("bytes: " in line for line in told)
     assert any("predicted time" in line for line in told) is False
+
+
+def test_of_a_program_that_was_only_checked_nothing_is_said_that_is_not_known() -> None:
+    checked = copy.deepcopy(accumulated())
+    for entry in (entry for program in checked["programs"] for entry in program["entries"]):
+        entry |= {"calls": [], "memory": None, "how": "checked"}
+    told = "\n".join(lines(accumulated(), checked))
+    assert "kernel calls: " in told
+    assert not any(word in told for word in ("memory", "bytes: ", "predicted"))
