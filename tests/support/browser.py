@@ -101,7 +101,7 @@ class Browser:
         elif method == "Log.entryAdded":
             self.said.append(str(event["entry"]["text"]))
         elif method == "Network.requestWillBeSent" and event["type"] != "Document":
-            self.said.append(f"asked for {event['request']['url'][:80]}")
+            self.said.append(f"asked for {event['request']['url'][-80:]}")
 
     def open(self, file: Path, width: int, dark: bool) -> None:
         """Show a file at a width in pixels; a narrow one is a phone's."""
