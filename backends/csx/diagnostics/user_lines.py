@@ -42,6 +42,7 @@ LIBRARIES = frozenset(
 
 _NO_MODELS = LIBRARIES | {"", "numpy", "scipy", "pandas", "sklearn", "PIL", "_pytest", "pluggy"}
 _CALL = torch.nn.Module._call_impl.__code__
+_BACKWARD = "the backward pass"
 _IN = "\n    in "  # after a line's source, before the module
 
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
@@ -262,7 +263,7 @@ def record_lines(
                 forward.update(dict.fromkeys(range(before, known), (line, inside, region)))
             else:
                 line, inside, of = forward.get(grad_node._sequence_nr(), (None, "", None))
-                inside = "the backward pass" + f" of {inside}" * bool(inside)
+                inside = _BACKWARD + f" of {inside}" * bool(inside)
                 region = None if of is None else backward_of(of)
                 line = user_line(run_backward.__code__) or line or user_line(boundary)
             line = line or fallback()
@@ -290,6 +291,12 @@ def _line_in(text: str) -> UserLine | None:
 def module_of(node: Node) -> str:
     """``net.0 (Linear)`` or ``the backward pass of net.0 (Linear)``; empty where none ran."""
     return unmarked(str(node.meta.get("stack_trace", ""))).partition(_IN)[2]
+
+
+def split_backward(module: str) -> tuple[str, bool]:
+    """What ``module_of`` gives as the module's own name, and whether it is its backward pass."""
+    own = module.removeprefix(_BACKWARD)
+    return own.removeprefix(" of ") if own != module else module, own != module
 
 
 def _described(line: UserLine, inside: str) -> str:

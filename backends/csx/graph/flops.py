@@ -15,7 +15,7 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
-from fulgurite.backends.csx.diagnostics.user_lines import line_of, module_of
+from fulgurite.backends.csx.diagnostics.user_lines import line_of, module_of, split_backward
 from fulgurite.backends.csx.graph.graph import Graph
 
 _aten = torch.ops.aten
@@ -27,8 +27,6 @@ _SAME_AS = {
 }
 """Attention on the CPU: torch 2.13 has a formula for the other devices' alone (arguments begin with
 the same tensors)."""
-
-_BACKWARD = "the backward pass"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +82,6 @@ def by_module(products: Iterable[Product]) -> dict[str, int]:
     """
     found: dict[str, int] = {}
     for product in products:
-        name = product.module.removeprefix(_BACKWARD).removeprefix(" of ")
+        name, _ = split_backward(product.module)
         found[name] = found.get(name, 0) + product.flops
     return found

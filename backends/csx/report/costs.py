@@ -13,7 +13,7 @@ from typing import Any
 from torch import fx
 
 from fulgurite.backends.csx.compile.made import Made
-from fulgurite.backends.csx.diagnostics.user_lines import line_of, module_of
+from fulgurite.backends.csx.diagnostics.user_lines import line_of, module_of, split_backward
 from fulgurite.backends.csx.graph.flops import Product
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.report.machine import this_machine
@@ -23,7 +23,6 @@ from fulgurite.backends.csx.report.timing import predicted_s
 from fulgurite.backends.csx.report.traffic import Traffic, moves, traffic
 
 Data = dict[str, Any]
-_BACKWARD = "the backward pass"
 
 
 def place_of(node: fx.Node) -> tuple[str, bool]:
@@ -36,8 +35,7 @@ def place_of(node: fx.Node) -> tuple[str, bool]:
 
 
 def _place(module: str, line: str) -> tuple[str, bool]:
-    backward = module.startswith(_BACKWARD)
-    name = module.removeprefix(_BACKWARD).removeprefix(" of ") if backward else module
+    name, backward = split_backward(module)
     function = line.partition(" in ")[2]
     return name or (f"{function}()" if function else ""), backward
 

@@ -7,7 +7,17 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from fulgurite.backends.csx.report.markup import Safe, code, details, join, mono, safe, table, tag
+from fulgurite.backends.csx.report.markup import (
+    Safe,
+    code,
+    details,
+    join,
+    mono,
+    safe,
+    swatch,
+    table,
+    tag,
+)
 from fulgurite.backends.csx.report.pictures import bar, parts_of
 from fulgurite.backends.csx.report.words import counted, in_bytes, in_time
 
@@ -25,12 +35,6 @@ MAKERS = {
 def maker(name: str) -> Safe:
     """Who made a kernel, with its colour."""
     return join([swatch(name), safe(name or "not built")])
-
-
-def swatch(kind: str) -> Safe:
-    """A small square of a maker's colour."""
-    square = f'<svg viewBox="0 0 1 1"><rect class="{kind}" width="1" height="1"/></svg>'
-    return tag("span", Safe(square), class_="key")
 
 
 def kernels(entry: Data) -> list[Safe]:

@@ -87,6 +87,12 @@ def facts(pairs: Iterable[tuple[str, str]]) -> Safe:
     )
 
 
+def swatch(kind: str) -> Safe:
+    """A small square in the colour of a class."""
+    square = f'<svg viewBox="0 0 1 1"><rect class="{kind}" width="1" height="1"/></svg>'
+    return tag("span", Safe(square), class_="key")
+
+
 def section(key: str, title: str, id_: str, *inside: str) -> Safe:
     """A section of the page: ``key`` says which it is."""
     return tag("section", tag("h3", title), *inside, id=id_, data_section=key)

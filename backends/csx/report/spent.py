@@ -9,6 +9,7 @@ from fulgurite.backends.csx.report.markup import (
     details,
     mono,
     muted,
+    swatch,
     table,
     tag,
 )
@@ -123,8 +124,7 @@ def _activations(held: list[Any]) -> list[Safe]:
 
 
 def _key(kind: str, name: str) -> Safe:
-    swatch = Safe(f'<svg viewBox="0 0 1 1"><rect class="{kind}" width="1" height="1"/></svg>')
-    return tag("span", tag("span", swatch, class_="key"), name, class_="name")
+    return tag("span", swatch(kind), name, class_="name")
 
 
 def _thinned(points: list[Data]) -> list[Data]:

@@ -19,11 +19,10 @@ import torch.utils._pytree as pytree
 from torch import Tensor, fx
 
 from fulgurite.backends.csx.compile.made import KernelCall, Maker
-from fulgurite.backends.csx.diagnostics.user_lines import module_of
+from fulgurite.backends.csx.diagnostics.user_lines import module_of, split_backward
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.op_schema import is_view, written_nodes
 
-BACKWARD = "the backward pass"
 _aten = torch.ops.aten
 _PICKS = (_aten.embedding, _aten.gather, _aten.index, _aten.index_select)
 
@@ -201,9 +200,9 @@ def _runs(tensor: Tensor) -> tuple[tuple[int, int], ...]:
 
 def is_backward(node: fx.Node) -> bool:
     """Whether an operation belongs to a backward pass."""
-    return module_of(node).startswith(BACKWARD)
+    return split_backward(module_of(node))[1]
 
 
 def module_name(node: fx.Node) -> str:
     """``net.0 (Linear)``, in its backward pass too; empty outside of modules."""
-    return module_of(node).removeprefix(BACKWARD).removeprefix(" of ")
+    return split_backward(module_of(node))[0]
