@@ -1,20 +1,31 @@
-# make fit    fulgurite fit examples/digits.yaml     make test   run the tests
-# make lint   ruff and mypy                          make bench  the step benchmark, ten minutes
-# make docs   the site of docs/, in site/
-# make compiled   the tests of numbers again, compiled: a night; ARGS="--sample 80" for one in 80
+# make fit        fulgurite fit examples/digits.yaml
+# make test       what needs nothing, the core, and a part of the rest drawn by the day: ten minutes
+# make test-all   everything, the tests of numbers compiled too: a night; it can be interrupted
+# make compiled   the tests of numbers, compiled; ARGS="--sample 80" for one in 80
+# make lint       ruff and mypy
+# make bench      the step benchmark, ten minutes
+# make docs       the site of docs/, in site/
+# make smoke      the package in empty environments, with the lowest and the newest dependencies
+# TORCH=2.15.0 with any of them: with that torch, in an environment of its own (5 GB, with CUDA)
 PYTHON ?= python3.11
-VENV := .venv
+VENV := .venv$(addprefix -,$(TORCH))
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
+CONSTRAINTS := $(if $(TORCH),$(VENV),.ci)/constraints.txt
 WORKERS ?= 2
+DAY ?= $(shell date +%F)
+ONE_IN ?= 40
 
-.PHONY: fit test compiled lint bench docs clean
+.PHONY: fit test test-all compiled lint bench docs smoke clean
 
 fit: $(READY)
 	$(BIN)/fulgurite fit examples/digits.yaml $(ARGS)
 
 test: $(READY)
-	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --core --sample $(ONE_IN) --draw $(DAY) $(ARGS)
+
+test-all: $(READY)
+	$(BIN)/python tests/tools/everything.py --workers $(WORKERS) $(ARGS)
 
 compiled: $(READY)
 	$(BIN)/python tests/tools/compiled.py --workers $(WORKERS) $(ARGS)
@@ -25,20 +36,24 @@ lint: $(READY)
 	$(BIN)/python tests/tools/check_types.py
 
 bench: $(READY)
-	$(BIN)/python -m pip install -q -c .ci/constraints.txt -e ".[bench]"
+	$(BIN)/python -m pip install -q -c $(CONSTRAINTS) -e ".[bench]"
 	$(BIN)/python tests/benchmarks/step.py $(ARGS)
 
 docs: $(READY)
-	$(BIN)/python -m pip install -q -c .ci/constraints.txt -e ".[docs]"
+	$(BIN)/python -m pip install -q -c $(CONSTRAINTS) -e ".[docs]"
 	$(BIN)/python tests/tools/build_docs.py
+
+smoke: $(READY)
+	$(BIN)/python tests/tools/smoke.py $(ARGS)
 
 # torch first and alone: its plain wheel is gigabytes of CUDA, and .ci/constraints.txt names the
 # build that is wanted
 $(READY): pyproject.toml .ci/constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -c .ci/constraints.txt torch
-	$(BIN)/python -m pip install -q -c .ci/constraints.txt -e ".[dev]"
+	$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/' .ci/constraints.txt > $(CONSTRAINTS))
+	$(BIN)/python -m pip install -q -c $(CONSTRAINTS) torch
+	$(BIN)/python -m pip install -q -c $(CONSTRAINTS) -e ".[dev]"
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) build dist runs site *.egg-info
+	rm -rf .venv .venv-* build dist runs site *.egg-info

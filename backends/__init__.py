@@ -1,13 +1,16 @@
 """Where a step runs.
 
-In reading order: ``backend`` (the base and the rule of one type per process), ``cpu`` and ``gpu``
-(eager Lightning), ``mixed`` (mixed precision on every device), ``csx`` (the static-graph backend),
-``closures``, ``step_count`` and ``gradient_norm`` (what a step may call on every device),
-``schedules`` (schedulers that a program computes), ``step_context`` (what runs now, which they
-ask), ``checkpoints`` (files that are whole, on every device), ``safe_load`` (what is read runs
-nothing), ``interrupts`` (Ctrl-C while something is put back), ``garbage`` (Python's collector while
-a step is traced). Importing this package registers strategy and accelerator "csx" with Lightning,
-so that ``lightning.Trainer(strategy="csx")`` works too.
+In reading order: ``supported`` (the versions of torch and others that this package works with, and
+what of them it needs that is private, which ``private_names`` lists), ``torch_versions`` (in which
+way torch's differ), ``patches`` (what replaces a part of somebody else's code), ``backend`` (the
+base and the rule of one type per process), ``cpu`` and ``gpu`` (eager Lightning), ``mixed`` (mixed
+precision on every device), ``csx`` (the static-graph backend), ``closures``, ``step_count`` and
+``gradient_norm`` (what a step may call on every device), ``schedules`` (schedulers that a program
+computes), ``step_context`` (what runs now, which they ask), ``checkpoints`` (files that are whole,
+on every device), ``safe_load`` (what is read runs nothing), ``interrupts`` (Ctrl-C while something
+is put back), ``garbage`` (Python's collector while a step is traced). Importing this package
+registers strategy and accelerator "csx" with Lightning, so that
+``lightning.Trainer(strategy="csx")`` works too.
 """
 
 from __future__ import annotations
@@ -15,6 +18,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fulgurite.backends.supported import UnsupportedVersion as UnsupportedVersion
+
+# isort: split
+# the import above sees that all names are there which those below need
 from fulgurite.backends.backend import Backend as Backend
 from fulgurite.backends.backend import (
     check_backend_type,

@@ -19,6 +19,9 @@ from typing import Any
 
 from torch.fx._symbolic_trace import _Patcher
 
+from fulgurite.backends.supported import refuse_if_gone
+from fulgurite.backends.torch_versions import CHECKED
+
 fx_lock = threading.RLock()
 """Held while a step is traced or compiled: torch.fx, which both use, is made for one thread.
 
@@ -204,7 +207,7 @@ FX = Patch(
     name="patch_method",
     replacement=_patch_method,
     why="nn.Module.__call__ raises NameError in other threads while torch.fx traces",
-    checked="torch 2.13",
+    checked=CHECKED,
 )
 
 
@@ -221,10 +224,15 @@ def patched(changes: Iterable[Change]) -> Iterator[None]:
 
     Args:
         changes: an attribute that the owner itself does not have is gone again afterwards.
+
+    Raises:
+        UnsupportedVersion: an owner of another package's has no such attribute: nobody would look
+            at what is put there.
     """
     before: list[Change] = []
     try:
         for owner, name, value in changes:
+            refuse_if_gone(owner, name)
             before.append((owner, name, vars(owner).get(name, MISSING)))
             _put(owner, name, value)
         yield

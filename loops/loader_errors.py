@@ -31,6 +31,7 @@ from torch.utils.data.dataloader import (
 )
 
 from fulgurite.backends.patches import Patch, Shared, patches_of
+from fulgurite.backends.torch_versions import CHECKED
 
 STUCK_S = 60.0  # without a batch, until a run says whom it waits for
 _DIES_WITHIN_S = 0.2  # a worker whose end of a connection is closed
@@ -73,7 +74,7 @@ def explained() -> Iterator[None]:
 
 
 def _patches() -> Iterator[Patch]:
-    checked = "torch 2.13"
+    checked = CHECKED
     why = "a loader forgets which samples it asked a worker for"
     for kind, replacement in (
         (_MultiProcessingDataLoaderIter, _next_index_of_workers),

@@ -35,7 +35,7 @@ def _tell(trainer: pl.Trainer, first: int) -> None:
         steps=steps,
         total_s=perf_counter() - began,
         data_s=trainer.fit_loop.epoch_loop.data_s,
-        in_steps_s=training.in_steps_s,
+        in_steps_s=training.speed.in_steps_s,
         costs=[one.cost for one in strategy.programs if one.cost and one.cost.began >= began],
         training=[one.cost for one in training.programs if one.cost],
         batches=training.runs,

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
 import signal
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores; torch reads it when imported
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import harness
+import needs
 import pytest
+import recorded
 import torch
 from cutting import cutting
+from selection import MARKS, Passed, Selection, is_drawn, needs_of
 
 from fulgurite.backends import reset_backend
-from fulgurite.backends.csx.compile.toolchain import toolchain_missing
+from fulgurite.backends.csx.compile.toolchain import CompilerFailed, toolchain_missing
 from fulgurite.backends.csx.graph.passes import looking
 from fulgurite.backends.csx.graph.verify import verify
 
@@ -51,9 +55,11 @@ def cache_folder(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """Compiled programs are kept for the session, not in the user's folder."""
+    """Compiled programs are kept for the session, by all workers, not in the user's folder."""
     if request.node.get_closest_marker("packaging") is None:  # pip keeps its own there
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp()))
+        folder = tmp_path_factory.getbasetemp()
+        own = "PYTEST_XDIST_WORKER" in os.environ
+        monkeypatch.setenv("XDG_CACHE_HOME", str(folder.parent if own else folder))
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +76,24 @@ def fresh_process() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def failed_compiles(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """A run goes on where compiling fails: a test that does not mean it to would see nothing."""
+    failed: list[Exception] = []
+    init = CompilerFailed.__init__
+
+    def noted(self: CompilerFailed, error: Exception) -> None:
+        failed.append(error)
+        init(self, error)
+
+    monkeypatch.setattr(CompilerFailed, "__init__", noted)
+    yield
+    if failed and request.node.get_closest_marker("failing_compiler") is None:
+        raise failed[0]
+
+
+@pytest.fixture(autouse=True)
 def verified_graphs(request: pytest.FixtureRequest) -> Iterator[None]:
     """In one test of ten, in all with ``--verify``, graphs are verified after every pass."""
     drawn = request.config.getoption("--verify") or is_drawn(request.node.nodeid, 10, "verify")
@@ -78,35 +102,103 @@ def verified_graphs(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options of ``tests/tools/compiled.py``, and ``--verify``."""
-    parser.addoption("--verify", action="store_true", help="verify every graph after every pass")
-    parser.addoption("--compiled", action="store_true", help="compile what no test says more of")
-    parser.addoption("--background", action="store_true", help="with --compiled: meanwhile")
-    parser.addoption("--cut", type=int, metavar="N", help="programs in parts of N operations")
-    parser.addoption("--sample", type=int, default=1, metavar="N", help="one test in N")
-    parser.addoption("--draw", default="", metavar="WORD", help="every word draws another sample")
+    """Which tests run (``selection``), and how."""
+    group = parser.getgroup("fulgurite")
+    group.addoption("--core", action="store_true", help="what needs nothing, and the named core")
+    group.addoption("--sample", type=int, default=1, metavar="N", help="of the others one in N")
+    group.addoption("--draw", default="", metavar="WORD", help="every word draws another sample")
+    group.addoption("--passed", type=Path, metavar="FILE", help="skip what passed; add what does")
+    group.addoption("--costs", type=Path, metavar="FILE", help="write what each test took")
+    group.addoption("--record", action="store_true", help="fit stock Lightning again everywhere")
+    group.addoption("--verify", action="store_true", help="verify every graph after every pass")
+    group.addoption("--compiled", action="store_true", help="compile what no test says more of")
+    group.addoption("--background", action="store_true", help="with --compiled: meanwhile")
+    group.addoption("--cut", type=int, metavar="N", help="programs in parts of N operations")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let the harness compile where it is asked to."""
+    """Register the markers; let the harness compile where it is asked to."""
+    for name, text in {**needs.MARKERS, **MARKS}.items():
+        config.addinivalue_line("markers", f"{name}: {text}")
+    needs.install()
+    recorded.again = config.getoption("--record")
     if config.getoption("--compiled"):
         background = config.getoption("--background")
         harness.defaults.update(autogen_policy="default", audit=True, background=background)
     if config.getoption("--cut"):
         cutting(config.getoption("--cut"))
+    config.pluginmanager.register(Conductor(config))
 
 
-def is_drawn(name: str, one_in: int, word: str) -> bool:
-    """Whether a test is in a sample."""
-    digest = hashlib.sha256(f"{name} {word}".encode()).digest()
-    return int.from_bytes(digest[:8]) % one_in == 0
+class Conductor:
+    """Chooses the tests that run, watches what each needs, and says in the end what ran.
 
+    Workers of xdist choose, watch and write costs; what passed is written by the process that
+    started them, which hears of every test.
+    """
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Draw the sample; skip what compiles kernels where nothing can be, and say what is missing."""
-    sample = config.getoption("--sample"), config.getoption("--draw")
-    items[:] = [item for item in items if is_drawn(item.nodeid, *sample)]
-    missing = toolchain_missing()
-    for item in items if missing else ():
-        if item.get_closest_marker("compiler"):
-            item.add_marker(pytest.mark.skip(reason=f"needs a C++ toolchain: {missing}"))
+    def __init__(self, config: pytest.Config) -> None:
+        given = config.option
+        self._mode = f"compiled {given.background} {given.cut}" if given.compiled else "as written"
+        self._worker: dict[str, Any] | None = getattr(config, "workeroutput", None)
+        self._passed = Passed(given.passed, self._mode) if given.passed else None
+        self._costs = needs.Costs(given.costs) if given.costs else None
+        self._selection = Selection(core=given.core, one_in=given.sample, word=given.draw)
+        self._failed: set[str] = set()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Keep those that are chosen; skip what compiles kernels where nothing can be."""
+        if self._passed is not None:
+            self._selection.passed = self._passed.read()
+        items[:] = self._selection.of(items)
+        missing = toolchain_missing()
+        for item in items if missing else ():
+            if item.get_closest_marker("compiler"):
+                item.add_marker(pytest.mark.skip(reason=f"needs a C++ toolchain: {missing}"))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """Watch a test from its setup to its teardown."""
+        needs.watch.begin()
+        if self._costs is not None:
+            self._costs.begin()
+        result = yield
+        if self._costs is not None:
+            self._costs.end(item.nodeid, needs_of(item))
+        return result
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        """A test that needs what none of its markers says fails."""
+        result = yield
+        said = needs_of(item) | ({"compiler"} if self._mode != "as written" else set())
+        lacking = needs.watch.lacking(said)
+        if lacking is not None:
+            pytest.fail(f"{item.nodeid}: {lacking}; see tests/support/needs.py", pytrace=False)
+        return result
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Write down what passed, from its setup to its teardown."""
+        if self._passed is None or self._worker is not None:
+            return
+        if not report.passed:
+            self._failed.add(report.nodeid)
+        if report.when == "teardown" and report.nodeid not in self._failed:
+            self._passed.add(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        """A worker tells what it chose."""
+        if self._worker is not None:
+            self._worker["counts"] = self._selection.counts
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Workers choose the same tests: one of them tells."""
+        self._selection.counts = getattr(node, "workeroutput", {}).get("counts", {})
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self, config: pytest.Config) -> None:
+        """The closing line of ``make test``."""
+        if self._worker is None and self._selection.core and self._selection.counts:
+            config.get_terminal_writer().line(self._selection.summary())

@@ -1,4 +1,4 @@
-"""The links of README.md and docs/ lead somewhere; the site has every page."""
+"""The links of README.md, its neighbours and docs/ lead somewhere; the site has every page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from build_docs import (
 
 def broken() -> list[str]:
     """Each relative link whose file or anchor does not exist."""
-    texts = pages()
+    neighbours = {path.name: path.read_text(encoding="utf-8") for path in ROOT.glob("*.md")}
+    texts = pages() | neighbours
     found = []
     for source, text in texts.items():
         for path, anchor in links(text):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import json
 import os
 import subprocess
@@ -27,13 +28,15 @@ def run(*arguments: str, **environment: str) -> str:
     return result.stdout
 
 
+@pytest.mark.long
+@pytest.mark.process
 @pytest.mark.parametrize("device", ["CSX", "CPU"])
 def test_digits(device: str, tmp_path: Path) -> None:
     policy = ["--autogen-policy", "disabled", "--compare"] if device == "CSX" else []
     text = run(
         str(ROOT / "examples/digits.py"),
         f"--device={device}",
-        "--epochs=2",
+        "--epochs=1",
         f"--out={tmp_path / 'digits'}",
         *policy,
     )
@@ -48,6 +51,20 @@ def test_digits(device: str, tmp_path: Path) -> None:
         assert "largest difference in loss" in text
     else:
         assert "program" not in text
+
+
+def test_digits_are_shifted_by_a_pixel_in_eight_directions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    pictures = importlib.import_module("digits").pictures
+    (given, labels), (shifted, repeated) = (pictures("train", one).tensors for one in (False, True))
+    moves = shifted.view(9, 1280, 1, 8, 8)
+    assert torch.equal(moves[4], given)
+    assert torch.equal(moves[0][..., 1:, 1:], given[..., :-1, :-1])
+    assert torch.equal(moves[8][..., :-1, :-1], given[..., 1:, 1:])
+    assert not moves[8][..., -1, :].any()
+    assert torch.equal(repeated.view(9, 1280), labels.expand(9, -1))
 
 
 INIT = "trainer.init"
@@ -65,14 +82,17 @@ def run_file(name: str, device: str, folder: Path, *keys: str, mode: str = "fit"
     return run("-m", "fulgurite", mode, str(ROOT / f"examples/{name}.yaml"), *settings)
 
 
+@pytest.mark.long
+@pytest.mark.process
 @pytest.mark.parametrize("device", ["CSX", "CPU"])
 def test_digits_as_a_file(device: str, tmp_path: Path) -> None:
-    text = run_file("digits", device, tmp_path, f"{INIT}.loop.num_epochs=2")
+    short = ("trainer.fit.train_dataloader.shifted=false", f"{INIT}.loop.eval_frequency=40")
+    text = run_file("digits", device, tmp_path, *short, f"{INIT}.loop.num_epochs=2")
     assert ("training program" in text) == (device == "CSX")
     assert (tmp_path / "checkpoint_80.ckpt").exists()
     assert f"curves         {tmp_path / 'curves.png'}\n" in text
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-    run_file("digits", device, tmp_path, f"{INIT}.loop.num_epochs=3")  # goes on, as do its curves
+    run_file("digits", device, tmp_path, *short, f"{INIT}.loop.num_epochs=3")  # its curves go on
     points = torch.load(tmp_path / "checkpoint_120.ckpt")["callbacks"]["Curves"]["points"]
     assert list(points) == ["loss_epoch", "val_loss", "accuracy", "val_accuracy"]
     assert all([epoch for epoch, _ in line] == [1, 2, 3] for line in points.values())
@@ -81,6 +101,8 @@ def test_digits_as_a_file(device: str, tmp_path: Path) -> None:
     assert float(accuracy) > 0.8
 
 
+@pytest.mark.long
+@pytest.mark.process
 def test_gpt_bytes_as_a_file(tmp_path: Path) -> None:
     text = run_file("gpt_bytes", "CSX", tmp_path, f"{INIT}.loop.max_steps=4")
     assert "training program" in text
@@ -88,6 +110,7 @@ def test_gpt_bytes_as_a_file(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("*.ckpt")] == ["checkpoint_4.ckpt"]
 
 
+@pytest.mark.long
 @pytest.mark.compiler
 def test_a_gpt_with_leaky_relu_as_a_file_of_the_old_form(tmp_path: Path) -> None:
     keys = (f"runconfig.model_dir={tmp_path}", "runconfig.max_steps=20")
@@ -106,6 +129,8 @@ def test_a_gpt_with_leaky_relu_as_a_file_of_the_old_form(tmp_path: Path) -> None
         run(*command, "--set", "model.nonlinearity=leakyrelu")
 
 
+@pytest.mark.long
+@pytest.mark.process
 def test_two_phases_as_a_file(tmp_path: Path) -> None:
     file = (ROOT / "examples/two_phases.yaml").read_text()
     device = "backend: {backend_type: CSX, autogen_policy: disabled}"
@@ -131,6 +156,8 @@ def test_two_phases_as_a_file(tmp_path: Path) -> None:
     assert names == ["checkpoint_2.ckpt", "checkpoint_4.ckpt"]
 
 
+@pytest.mark.long
+@pytest.mark.process
 @pytest.mark.parametrize("device", ["CSX", "CPU"])
 def test_gpt_bytes(device: str, tmp_path: Path) -> None:
     policy = ["--autogen-policy", "disabled", "--compare"] if device == "CSX" else []
@@ -149,6 +176,8 @@ def test_gpt_bytes(device: str, tmp_path: Path) -> None:
     assert ("training program" in text) == (device == "CSX")
 
 
+@pytest.mark.long
+@pytest.mark.process
 @pytest.mark.parametrize("device", ["CSX", "CPU"])
 def test_custom_loop(device: str, tmp_path: Path) -> None:
     text = run(
@@ -171,6 +200,8 @@ def test_the_documentation_shows_the_optimizer_of_the_example() -> None:
     assert shown.strip() in (ROOT / "docs/optimizers.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.long
+@pytest.mark.process
 @pytest.mark.parametrize("device", ["CSX", "CPU"])
 def test_own_optimizer(device: str, tmp_path: Path) -> None:
     text = run(
@@ -190,6 +221,7 @@ def test_own_optimizer(device: str, tmp_path: Path) -> None:
 RUNNER = ("--params", str(ROOT / "examples/runner.yaml"), "--num_epochs", "1")
 
 
+@pytest.mark.long
 @pytest.mark.compiler
 @pytest.mark.parametrize("device", ["CSX", "CPU"])
 def test_runner(device: str, tmp_path: Path) -> None:
@@ -200,6 +232,8 @@ def test_runner(device: str, tmp_path: Path) -> None:
     assert "val_loss" in text
 
 
+@pytest.mark.long
+@pytest.mark.process
 def test_custom_runner(tmp_path: Path) -> None:
     script, folder = str(ROOT / "examples/custom_runner.py"), f"--model_dir={tmp_path}"
     text = run(script, "CPU", "--mode", "train_and_eval", folder, *RUNNER)
@@ -209,6 +243,7 @@ def test_custom_runner(tmp_path: Path) -> None:
     assert len((tmp_path / "losses.csv").read_text().splitlines()) == 40
 
 
+@pytest.mark.long
 @pytest.mark.compiler
 def test_the_step_benchmark(tmp_path: Path) -> None:
     path = tmp_path / "step.json"
@@ -224,6 +259,7 @@ def test_the_step_benchmark(tmp_path: Path) -> None:
     assert "mlp: fit adds to bare" in text
 
 
+@pytest.mark.process
 def test_the_readmes_figures_are_those_of_the_benchmarks_json() -> None:
     table = run(str(ROOT / "tests/benchmarks/table.py"))
     begin, end = "<!-- speed: tests/benchmarks/table.py -->\n", "<!-- speed ends -->"

@@ -12,7 +12,10 @@ import pytest
 nbformat = pytest.importorskip("nbformat", reason="needs nbclient and ipykernel")
 nbclient = pytest.importorskip("nbclient", reason="needs nbclient and ipykernel")
 pytest.importorskip("ipykernel", reason="needs nbclient and ipykernel")
-pytestmark = pytest.mark.filterwarnings("ignore:::zmq", "ignore::DeprecationWarning:jupyter_client")
+pytestmark = [
+    pytest.mark.notebook,
+    pytest.mark.filterwarnings("ignore:::zmq", "ignore::DeprecationWarning:jupyter_client"),
+]
 
 EXAMPLE = Path(__file__).parents[1] / "examples/digits.ipynb"
 

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
-import os
-import shutil
-import subprocess
-import sys
 import tarfile
-import tomllib
 import zipfile
+from email import message_from_bytes
 from pathlib import Path
 
 import pytest
+from smoke import (
+    ROOT,
+    build,
+    checkout,
+    environment,
+    install_linked,
+    pyproject,
+    run,
+    site_packages,
+    try_faces,
+)
 
 pytestmark = pytest.mark.packaging
 
-ROOT = Path(__file__).parents[1]
 ROOMS = {
     "trainer": "fulgurite",
     "loops": "fulgurite/loops",
     "callbacks": "fulgurite/callbacks",
     "backends": "fulgurite/backends",
 }
-LEFT_OUT = (".*", "__pycache__", "*.egg-info", "build", "dist", "lightning_logs", "runs")
 
 PROBE = """
 import fulgurite, fulgurite.loops, fulgurite.callbacks, fulgurite.backends
@@ -35,47 +38,21 @@ print(Trainer.__module__, backend.__module__)
 """
 
 
-def run(*command: str | Path, cwd: Path) -> str:
-    """Run a command without this process's PYTHON settings; returns what it printed."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
-    done = subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    return done.stdout
-
-
-def build(source: Path, into: Path, *options: str) -> list[Path]:
-    """Build with the setuptools that is here where it is new enough, else with the index's."""
-    if importlib.util.find_spec("setuptools") is not None:
-        version = importlib.metadata.version("setuptools").split(".")
-        # since 70.1, setuptools makes wheels without the package wheel
-        if (int(version[0]), int(version[1])) >= (70, 1):
-            options = (*options, "--no-isolation")
-    run(sys.executable, "-m", "build", *options, "--outdir", into, source, cwd=into.parent)
-    return sorted(into.iterdir())
-
-
-def names(wheel: Path) -> set[str]:
-    """The files of a wheel."""
+def contents(wheel: Path) -> dict[str, int]:
+    """The files of a wheel, each with its checksum."""
     with zipfile.ZipFile(wheel) as archive:
-        return {name for name in archive.namelist() if not name.endswith("/")}
+        return {file.filename: file.CRC for file in archive.infolist() if not file.is_dir()}
 
 
 def version() -> str:
     """The version in pyproject.toml."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return str(project["version"])
+    return str(pyproject()["project"]["version"])
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the repository: builds write beside what they read."""
-    folder = tmp_path_factory.mktemp("source") / "checkout"
-    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*LEFT_OUT))
-    if not (folder / "README.md").exists():
-        (folder / "README.md").write_text("# Fulgurite\n")
-    return folder
+    """A copy of the repository."""
+    return checkout(tmp_path_factory.mktemp("source") / "checkout")
 
 
 @pytest.fixture(scope="module")
@@ -88,35 +65,14 @@ def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of a fresh environment: the wheel, and the dependencies that are here.
-
-    They come by a path in a .pth file. Python does not read .pth files of folders added so, and the
-    editable install here is one: it cannot be what is imported.
-    """
-    folder = tmp_path_factory.mktemp("fresh") / "venv"
-    run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder.parent)
-    python = folder / "bin" / "python"
-    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python)
-    run(*pip, "install", "--no-deps", "--no-index", "--quiet", wheel, cwd=folder.parent)
-    here = [path for path in sys.path if path.endswith("-packages")]
-    (site_packages(python) / "dependencies.pth").write_text("\n".join(here) + "\n")
+    """The interpreter of a fresh environment: the wheel, and the dependencies that are here."""
+    python = environment(tmp_path_factory.mktemp("fresh") / "venv")
+    install_linked(python, wheel)
     return python
 
 
-def site_packages(python: Path) -> Path:
-    """Where an environment keeps its packages."""
-    return Path(
-        run(
-            python,
-            "-c",
-            "import sysconfig; print(sysconfig.get_path('purelib'))",
-            cwd=python.parent,
-        ).strip()
-    )
-
-
 def test_the_wheel_holds_only_fulgurite_at_its_top(wheel: Path) -> None:
-    tops = {name.split("/")[0] for name in names(wheel)}
+    tops = {name.split("/")[0] for name in contents(wheel)}
     assert tops == {"fulgurite", f"fulgurite-{version()}.dist-info"}
 
 
@@ -129,7 +85,7 @@ def test_the_wheel_holds_every_file_of_the_rooms_and_nothing_else(
         for path in (source / room).rglob("*")
         if path.is_file()
     }
-    assert {name for name in names(wheel) if name.startswith("fulgurite/")} == expected
+    assert {name for name in contents(wheel) if name.startswith("fulgurite/")} == expected
     assert {
         "fulgurite/py.typed",
         "fulgurite/trainer.py",
@@ -137,13 +93,26 @@ def test_the_wheel_holds_every_file_of_the_rooms_and_nothing_else(
     } <= expected
 
 
+def test_the_wheel_says_its_licence_and_has_it(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        about = f"fulgurite-{version()}.dist-info"
+        metadata = message_from_bytes(archive.read(f"{about}/METADATA"))
+        licence = archive.read(f"{about}/licenses/LICENSE").decode()
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["License-File"] == "LICENSE"
+    assert licence.split()[:4] == ["Apache", "License", "Version", "2.0,"]
+
+
 def test_the_sdist_builds_the_same_wheel(wheel: Path, source: Path, tmp_path: Path) -> None:
     built = build(source, tmp_path / "dist")  # build makes this wheel from this sdist
     from_sdist, sdist = sorted(built, key=lambda path: path.suffix != ".whl")
     with tarfile.open(sdist) as archive:
-        assert {name.split("/")[0] for name in archive.getnames()} == {f"fulgurite-{version()}"}
+        tops = {tuple(name.split("/")[:2]) for name in archive.getnames() if "/" in name}
+    files = {"LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", "MANIFEST.in", *ROOMS}
+    made = {"PKG-INFO", "setup.cfg", "fulgurite.egg-info"}
+    assert tops == {(f"fulgurite-{version()}", name) for name in files | made}
     assert from_sdist.name == wheel.name
-    assert names(from_sdist) == names(wheel)
+    assert contents(from_sdist) == contents(wheel)
 
 
 @pytest.mark.parametrize("where", ["an empty folder", "the checkout"])
@@ -162,3 +131,10 @@ def test_the_installed_version_is_that_of_the_project(python: Path, tmp_path: Pa
 from importlib import metadata
 print(fulgurite.__version__, metadata.version("fulgurite"))"""
     assert run(python, "-c", code, cwd=tmp_path).split() == [version()] * 2
+
+
+@pytest.mark.compiler
+def test_script_parameter_file_and_command_work_from_the_wheel(
+    python: Path, tmp_path: Path
+) -> None:
+    try_faces(python, tmp_path)

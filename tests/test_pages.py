@@ -98,6 +98,8 @@ def assert_same_fits(fits: list[Any], wanted: list[Any], tolerance: float = 1e-5
             torch.testing.assert_close(got, right, rtol=0, atol=apart, msg=f"fit {i}: {name}")
 
 
+@pytest.mark.long
+@pytest.mark.numbers
 @pytest.mark.parametrize("page", PAGES)
 def test_the_programs_of_a_page_give_the_results_of_stock(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -108,6 +110,7 @@ def test_the_programs_of_a_page_give_the_results_of_stock(
     assert_close(left, stock_left, 2e-5, "left")
 
 
+@pytest.mark.numbers
 def test_a_run_resumed_as_the_page_says_ends_as_the_whole_run_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,6 +137,7 @@ whole, again = fitted(), fitted(ckpt_path="kept/epoch=1.ckpt")
 """
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize("static", [True, False], ids=["CSX", "stock"])
 def test_a_run_that_goes_on_after_an_unfreezing_trains_what_was_trained(
     static: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,21 +1,31 @@
 """Programs as users write them, compiled: the results of stock Lightning, or the error that is due.
 
-Only with ``--compiled``: each takes some ten seconds (``tests/tools/compiled.py``).
+Each takes some ten seconds: a few are in the core, the others are drawn.
 """
 
 from __future__ import annotations
 
+import harness
 import pytest
 from programs import difference, every_program
 
+CORE = (
+    "vision.digit_convnet_onecycle",
+    "generative.dcgan_toggled_optimizers",
+    "rl.double_dueling_dqn_soft_target",
+    "text.byte_language_model_gru",
+    "tabular.diabetes_regression",
+)
+PROGRAMS = [
+    pytest.param(name, marks=[pytest.mark.core] if name in CORE else []) for name in every_program()
+]
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """All programs, or none."""
-    compiled = metafunc.config.getoption("--compiled")
-    metafunc.parametrize("name", list(every_program()) if compiled else [])
 
-
+@pytest.mark.numbers
+@pytest.mark.compiler
 @pytest.mark.filterwarnings("ignore")  # of what a user would be warned of too
-def test_a_program_gives_the_results_of_stock(name: str) -> None:
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_gives_the_results_of_stock(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness, "defaults", {"background": False})  # a user's, but it waits
     wrong = difference(name)
     assert wrong is None, f"{wrong}\n  repeat: python tests/support/programs {name}"

@@ -33,7 +33,9 @@ MOST_LINES = {ast.Module: 350, ast.ClassDef: 200, ast.FunctionDef: 60}
 
 CONTRIBUTING = "docs/contributing.md"
 
-TOP = {"pyproject.toml", "README.md", "Makefile", "tests", "examples", "docs", *ROOMS}
+PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+BUILD = ("pyproject.toml", "MANIFEST.in", "LICENSE", "Makefile")
+TOP = {*BUILD, *PAGES, "tests", "examples", "docs", *ROOMS}
 
 
 def files(*folders: str) -> list[Path]:
@@ -118,6 +120,18 @@ def test_imports_never_flow_up_inside_a_house(house: str, room: str) -> None:
         if name.startswith(f"{package}.{other}.")
     ]
     assert wrong == []
+
+
+def test_one_file_alone_compares_versions() -> None:
+    asked = re.compile(r"\b__version__\b|\bversion\(|\bversion_info\b|\bVersion\b")
+    wrong = [
+        f"{path}:{node.lineno} {ast.unparse(node)}"
+        for path in files(*ROOMS)
+        if path.name not in ("torch_versions.py", "supported.py")  # the second: which are supported
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Compare) and asked.search(ast.unparse(node))
+    ]
+    assert wrong == [], "how versions differ is said in backends/torch_versions.py"
 
 
 def test_no_import_is_relative_or_by_a_rooms_folder() -> None:
@@ -207,6 +221,7 @@ def test_no_file_class_or_function_of_a_house_is_too_long(house: str) -> None:
     assert too_long == []
 
 
+@pytest.mark.process
 def test_only_the_agreed_files_and_folders_lie_at_the_top() -> None:
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         pytest.skip("not a git checkout: what is tracked cannot be known")

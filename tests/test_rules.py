@@ -260,6 +260,7 @@ def test_lightnings_own_trainer_is_held_to_one_type_too() -> None:
         pl.Trainer(strategy="csx")
 
 
+@pytest.mark.fits
 def test_the_same_type_again_keeps_its_own_options_per_trainer(tmp_path: Path) -> None:
     first, second = (
         fulgurite.backend("CSX", autogen_policy="disabled", artifact_dir=tmp_path / name)
@@ -338,6 +339,7 @@ def test_lightnings_placement_that_agrees_is_accepted(arguments: dict[str, Any])
     assert Trainer(**arguments).backend.backend_type == arguments["device"]
 
 
+@pytest.mark.fits
 def test_lightnings_own_trainer_trains_with_strategy_csx() -> None:
     live = fulgurite.backend("CSX", autogen_policy="disabled")
     trainer = pl.Trainer(**short(strategy="csx"))
@@ -350,6 +352,7 @@ def test_lightnings_own_trainer_trains_with_strategy_csx() -> None:
     assert not torch.equal(trained.net.weight, fresh.net.weight)
 
 
+@pytest.mark.fits
 def test_accelerator_csx_alone_is_refused_with_the_remedy() -> None:
     with refused(MisconfigurationException, "accelerator='csx'", "strategy='csx'"):
         fit(pl.Trainer(**short(accelerator="csx")))
@@ -458,6 +461,7 @@ def test_an_explicit_device_or_backend_overrides_the_environment(
     assert Trainer(**given).backend == CSXBackend()
 
 
+@pytest.mark.fits
 def test_model_dir_is_the_root_of_logs_and_checkpoints(tmp_path: Path) -> None:
     backend = fulgurite.backend("CSX", autogen_policy="disabled")
     off = short(logger=None, enable_checkpointing=None)
@@ -559,6 +563,7 @@ def test_the_trainer_takes_every_argument_of_lightnings_with_its_default() -> No
     }
 
 
+@pytest.mark.numbers
 def test_device_cpu_is_lightnings_own_training() -> None:
     torch.manual_seed(0)
     eager = fit(Trainer(**short(device="CPU")))
@@ -567,6 +572,7 @@ def test_device_cpu_is_lightnings_own_training() -> None:
     assert torch.equal(eager.net.weight, stock.net.weight)
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize("kind", ["CSX", "CPU"])
 def test_an_error_of_the_users_comes_out_as_it_is(kind: str) -> None:
     options = {"autogen_policy": "disabled"} if kind == "CSX" else {}
@@ -582,6 +588,8 @@ def test_an_error_of_the_users_comes_out_as_it_is(kind: str) -> None:
 CLASS = f"{MisconfigurationException.__module__}.MisconfigurationException"
 
 
+@pytest.mark.long
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("code", "last_line"),
     [
@@ -607,6 +615,8 @@ def test_a_user_meets_the_text_as_the_last_line_of_the_traceback(
     assert "direct cause" not in done.stderr
 
 
+@pytest.mark.long
+@pytest.mark.process
 def test_importing_the_backends_is_enough_for_lightnings_own_trainer(tmp_path: Path) -> None:
     code = """import sys, fulgurite.backends, lightning
 trainer = lightning.Trainer(strategy="csx", logger=False)
@@ -615,6 +625,8 @@ print(type(trainer.strategy).__name__, "fulgurite.trainer" in sys.modules)"""
     assert done.stdout.splitlines()[-1:] == ["CSXStrategy False"], done.stderr
 
 
+@pytest.mark.long
+@pytest.mark.process
 def test_the_environment_gives_a_script_its_device(tmp_path: Path) -> None:
     code = "from fulgurite import Trainer; print(Trainer(logger=False).backend.backend_type)"
     done = script(code, tmp_path, PL_TRAINER_DEVICE="csx")

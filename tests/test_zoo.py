@@ -46,6 +46,7 @@ def test_the_command_knows_every_file() -> None:
     assert {*compare.ZOO, "compare"} == {path.stem for path in ZOO.glob("*.py")}
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize("name", compare.ZOO)
 def test_a_model_trains_as_in_stock_lightning(name: str) -> None:
     with warnings.catch_warnings():
@@ -85,6 +86,7 @@ def test_a_loss_that_is_no_number_is_not_equal() -> None:
     assert compare.apart([1.0, float("nan"), 3.0], [1.0, 2.0, 3.0]) != pytest.approx(0.0)
 
 
+@pytest.mark.long
 @pytest.mark.compiler
 def test_the_command_prints_a_table() -> None:
     done = subprocess.run(

@@ -44,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
         prog="fulgurite",
         description="Any LightningModule as one static program, from a parameter file.",
     )
+    top.add_argument("--version", nargs=0, action=_Version, help="print the versions; then stop")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, does in RUNS.items():
         _add_run_options(commands.add_parser(name, help=does, description=f"{does}.".capitalize()))
@@ -61,6 +62,16 @@ def parser() -> argparse.ArgumentParser:
         _add_debug(command)
     add_commands(commands, _add_debug)
     return top
+
+
+class _Version(argparse.Action):
+    """Print versions that are looked up only when they are asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from fulgurite.commands.versions import installed_versions
+
+        print(installed_versions())
+        parser.exit()
 
 
 def _add_run_options(command: argparse.ArgumentParser) -> None:

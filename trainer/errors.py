@@ -28,4 +28,5 @@ from fulgurite.backends.csx.diagnostics.errors import UnsupportedDtype as Unsupp
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedInput as UnsupportedInput
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedState as UnsupportedState
 from fulgurite.backends.safe_load import UnsafeCheckpoint as UnsafeCheckpoint
+from fulgurite.backends.supported import UnsupportedVersion as UnsupportedVersion
 from fulgurite.config.document.problems import ParameterFileError as ParameterFileError

@@ -13,7 +13,6 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import nn
-from torch._dynamo import OptimizedModule
 
 from fulgurite.backends import Backend, CSXBackend, backend_from
 from fulgurite.backends import backend as live_or_new_backend
@@ -44,6 +43,8 @@ def compile(model: _Module, backend: Backend | str | None = None) -> _Module:
             given.
         TypeError: ``model`` is no module, or went through ``torch.compile``.
     """
+    from torch._dynamo import OptimizedModule
+
     if not isinstance(model, nn.Module):
         raise TypeError(f"compile takes a torch.nn.Module; got {type(model).__name__}.")
     if isinstance(model, OptimizedModule) or model._compiled_call_impl is not None:

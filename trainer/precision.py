@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from lightning.fabric.connector import _convert_precision_to_unified_args
+from lightning.fabric import connector
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.plugins.precision import Precision
 
@@ -56,7 +56,7 @@ def known_name(precision: Any) -> Any:
         ValueError: there is no such precision.
     """
     try:
-        return _convert_precision_to_unified_args(precision)
+        return connector._convert_precision_to_unified_args(precision)
     except (ValueError, TypeError) as error:
         error.add_note(f"On CSX also {CB16_MIXED!r}; or give fulgurite.MixedPrecision(...).")
         raise

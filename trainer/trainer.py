@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar
 
 import lightning.pytorch as pl
+import lightning.pytorch.plugins as plugins_of_lightning
 import torch
-from lightning.fabric.loggers.tensorboard import _TENSORBOARD_AVAILABLE, _TENSORBOARDX_AVAILABLE
-from lightning.fabric.plugins.precision.precision import _PRECISION_INPUT
+from lightning.fabric.loggers import tensorboard
+from lightning.fabric.plugins.precision import precision as precisions
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
-from lightning.pytorch.plugins import _PLUGIN_INPUT
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.strategies import Strategy
-from lightning.pytorch.utilities.argparse import _parse_env_variables
+from lightning.pytorch.utilities import argparse as lightnings_argparse
 from torch import Tensor
 
 from fulgurite.backends import Backend, CSXBackend, backend_from
@@ -58,7 +58,7 @@ def _with_env_defaults(init: _Init) -> _Init:
 
     @functools.wraps(init)
     def with_defaults(self: Any, **given: Any) -> None:
-        defaults = vars(_parse_env_variables(type(self)))
+        defaults = vars(lightnings_argparse._parse_env_variables(type(self)))
         for names in (("device", "backend"), ("model_dir", "default_root_dir")):
             if any(given.get(name) is not None for name in names):
                 defaults = {k: v for k, v in defaults.items() if k not in names}
@@ -112,7 +112,10 @@ class Trainer(pl.Trainer):
         strategy: str | Strategy = "auto",
         devices: list[int] | str | int = "auto",
         num_nodes: int = 1,
-        precision: _PRECISION_INPUT | Literal["cb16-mixed"] | MixedPrecision | None = None,
+        precision: precisions._PRECISION_INPUT
+        | Literal["cb16-mixed"]
+        | MixedPrecision
+        | None = None,
         logger: Logger | Iterable[Logger] | bool | None = None,
         callbacks: list[Callback] | Callback | None = None,
         fast_dev_run: int | bool = False,
@@ -143,7 +146,9 @@ class Trainer(pl.Trainer):
         profiler: Profiler | str | None = None,
         detect_anomaly: bool = False,
         barebones: bool = False,
-        plugins: _PLUGIN_INPUT | list[_PLUGIN_INPUT] | None = None,
+        plugins: plugins_of_lightning._PLUGIN_INPUT
+        | list[plugins_of_lightning._PLUGIN_INPUT]
+        | None = None,
         sync_batchnorm: bool = False,
         reload_dataloaders_every_n_epochs: int = 0,
         default_root_dir: str | Path | None = None,
@@ -299,6 +304,6 @@ def _root(model_dir: str | Path | None, default_root_dir: str | Path | None) -> 
 def default_logger(root: str | Path | None) -> Logger:
     """TensorBoard where it is installed, else CSV files; Lightning's choice without its warning."""
     folder = os.fspath(root or os.getcwd())
-    if _TENSORBOARD_AVAILABLE or _TENSORBOARDX_AVAILABLE:
+    if tensorboard._TENSORBOARD_AVAILABLE or tensorboard._TENSORBOARDX_AVAILABLE:
         return TensorBoardLogger(save_dir=folder)
     return CSVLogger(save_dir=folder)

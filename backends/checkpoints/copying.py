@@ -32,7 +32,11 @@ class Copy:
 
     def restored(self) -> Any:
         """The checkpoint; its tensors are those of the copy."""
-        return _Unpickler(io.BytesIO(self._pickled), self._storages).load()
+        try:
+            return _Unpickler(io.BytesIO(self._pickled), self._storages).load()
+        finally:
+            # as torch.load ends: else torch holds sparse tensors until its next load, which warns
+            torch._utils._validate_loaded_sparse_tensors()  # type: ignore[no-untyped-call]
 
 
 class _Pickler(pickle.Pickler):

@@ -265,6 +265,7 @@ class Saver(pl.Callback):
             trainer.save_checkpoint(self.folder / f"{trainer.global_step}.ckpt")
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize("device", ["CSX", "stock CSX", "CPU"])
 def test_closures_in_a_lightning_module(device: str, tmp_path: Path) -> None:
     module, options = Told(), {**QUIET, "max_steps": 10, "callbacks": [Saver(tmp_path)]}

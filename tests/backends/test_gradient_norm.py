@@ -14,6 +14,8 @@ import fulgurite
 from fulgurite import Trainer
 from fulgurite.backends import reset_backend
 
+pytestmark = pytest.mark.fits
+
 
 class Norms(Classifier):
     """Logs the norm that its gradients had before clipping."""

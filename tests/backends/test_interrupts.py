@@ -135,6 +135,7 @@ def compilers(mark: str) -> list[str]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.compiler
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_ctrl_c_while_compiling_ends_the_compiler_and_leaves_no_half_program(

@@ -25,7 +25,7 @@ class Child(Base):
 
 
 def owners() -> tuple[ModuleType, nn.Module]:
-    """A module of Python's with one name, and one of torch's without it."""
+    """A module of Python's with one name, and one of torch's, whose class has another."""
     module = ModuleType("somebodys")
     vars(module)["number"] = 1
     return module, nn.Module()
@@ -34,7 +34,7 @@ def owners() -> tuple[ModuleType, nn.Module]:
 def change(module: ModuleType, other: nn.Module) -> list[tuple[Any, str, Any]]:
     return [
         *((module, "number", 2), (module, "number", 3), (module, "more", 4)),
-        *((other, "number", 5), (Child, "answer", lambda: 6)),
+        *((other, "dump_patches", 5), (Child, "answer", lambda: 6)),
     ]
 
 
@@ -43,7 +43,7 @@ def test_attributes_have_their_new_values_inside_and_the_old_ones_after() -> Non
     before = dict(vars(module)), dict(vars(other)), dict(vars(Child))
     with patched(change(module, other)):
         assert (vars(module)["number"], vars(module)["more"]) == (3, 4)
-        assert (other.number, Child.answer(), Base.answer()) == (5, 6, 42)
+        assert (other.dump_patches, Child.answer(), Base.answer()) == (5, 6, 42)
     assert (dict(vars(module)), dict(vars(other)), dict(vars(Child))) == before
     assert Child.answer() == 42
 
@@ -67,7 +67,7 @@ def test_a_change_that_cannot_be_made_undoes_those_before_it() -> None:
 
     def changes() -> Iterator[tuple[Any, str, Any]]:
         yield module, "number", 2
-        yield other, "number", vars(module)["missing"]
+        yield other, "dump_patches", vars(module)["missing"]
 
     with pytest.raises(KeyError, match="missing"), patched(changes()):
         pass

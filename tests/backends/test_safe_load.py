@@ -137,6 +137,7 @@ def saved(path: Path, width: Any) -> Path:
     return path
 
 
+@pytest.mark.numbers
 @BOTH
 @pytest.mark.parametrize("stage", ["fit", "validate", "test", "predict"])
 def test_a_stage_runs_nothing_unless_it_is_told_to(
@@ -151,6 +152,7 @@ def test_a_stage_runs_nothing_unless_it_is_told_to(
     assert (tmp_path / "made").exists()
 
 
+@pytest.mark.numbers
 @BOTH
 def test_a_class_that_was_allowed_loads(device: str, tmp_path: Path) -> None:
     path = saved(tmp_path / "a.ckpt", Width(3))
@@ -163,6 +165,7 @@ def test_a_class_that_was_allowed_loads(device: str, tmp_path: Path) -> None:
         trainer(device).fit(Net(), loader(), ckpt_path=path)
 
 
+@pytest.mark.fits
 def test_lightnings_own_trainer_on_csx_runs_nothing_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +183,7 @@ def test_all_that_a_file_names_is_told_at_once(tmp_path: Path) -> None:
     assert caught.value.names == sorted([f"{__name__}.Width", "pathlib.PosixPath"])
 
 
+@pytest.mark.fits
 def test_a_smaller_checkpoint_is_made_of_one_that_runs_nothing(tmp_path: Path) -> None:
     class Swaps(Checkpoint):
         """Somebody replaces the file that was written."""

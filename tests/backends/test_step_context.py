@@ -54,6 +54,7 @@ def test_a_field_is_inherited_until_somebody_sets_it_and_is_put_back() -> None:
     assert step_context.get() == StepContext()
 
 
+@pytest.mark.fits
 def test_a_step_a_hook_and_the_trial_of_an_optimizer_know_what_they_are_part_of() -> None:
     module = Module(mlp())
     module.found = {}

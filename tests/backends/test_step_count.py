@@ -14,6 +14,8 @@ from torch import Tensor, nn
 import fulgurite
 from fulgurite.backends import reset_backend
 
+pytestmark = pytest.mark.fits
+
 
 class Warm(Classifier):
     """The loss warms up over four optimizer steps; validation uses the count too."""

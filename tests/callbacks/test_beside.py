@@ -21,6 +21,8 @@ from fulgurite.backends.checkpoints.damage import check_file
 from fulgurite.backends.checkpoints.plugin import CheckpointFiles
 from fulgurite.callbacks import Checkpoint, KeepNCheckpoints, SaveCheckpointState, checkpoint
 
+pytestmark = pytest.mark.fits
+
 DEVICES = {"CSX": lambda: {"backend": csx()}, "CPU": lambda: {"device": "CPU"}}
 devices = pytest.mark.parametrize("device", DEVICES)
 
@@ -122,6 +124,7 @@ def test_a_link_to_a_file_of_its_own_name_leaves_the_file(tmp_path: Path) -> Non
     assert torch.load(last)["step"] == 1
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize("save_last", [True, "link"])
 def test_a_model_checkpoint_leaves_what_it_leaves_in_stock(tmp_path: Path, save_last: Any) -> None:
     def saves(folder: str) -> list[pl.Callback]:

@@ -16,6 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fulgurite.callbacks import CheckLoss, Checkpoint, NonFiniteLoss, SamplesStreamedInfo
 
+pytestmark = pytest.mark.fits
+
 devices = pytest.mark.parametrize("static", [True, False], ids=["CSX", "stock"])
 
 
@@ -133,6 +135,7 @@ def test_under_manual_optimization_the_backward_is_named(static: bool) -> None:
         )
 
 
+@pytest.mark.numbers
 def test_numbers_and_the_state_of_the_module_stay_as_they_are() -> None:
     ours, stock = both(lambda: Classifier(mlp()), lambda: (loader(160),), callbacks=(CheckLoss(),))
     assert_same_run(ours, stock)
@@ -330,6 +333,7 @@ def test_steps_may_be_left_out_and_are_counted(static: bool, bad: Any) -> None:
     assert changed == [True, True, True, False, False, True, False]
 
 
+@pytest.mark.numbers
 def test_left_out_steps_are_as_on_other_devices() -> None:
     torch.manual_seed(0)
     runs = []

@@ -21,6 +21,8 @@ from fulgurite.callbacks import (
     SaveCheckpointState,
 )
 
+pytestmark = pytest.mark.fits
+
 devices = pytest.mark.parametrize("static", [True, False], ids=["CSX", "stock"])
 
 
@@ -194,6 +196,7 @@ def test_one_from_the_middle_of_an_epoch_resumes_exactly(tmp_path: Path) -> None
         assert torch.equal(resumed.state_dict()[name], value)
 
 
+@pytest.mark.numbers
 def test_stock_lightning_loads_ours(tmp_path: Path) -> None:
     run = train(tmp_path, Checkpoint())
     trainer = pl.Trainer(

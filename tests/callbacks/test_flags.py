@@ -40,6 +40,7 @@ def calls(*callbacks: pl.Callback, static: bool = True) -> dict[str, int]:
     return dict(run.module.calls)
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize(
     ("kind", "training", "validation"),
     [
@@ -55,11 +56,14 @@ def test_retracing_holds_where_it_is_asked_for(kind: Any, training: bool, valida
     assert (found["validation"] > 1) == validation
 
 
+@pytest.mark.fits
 @all_kinds
 def test_off_csx_flags_do_nothing(kind: Any) -> None:
     assert calls(kind(**{RETRACE: True, MICRO_BATCH: 8}), static=False) == calls(static=False)
 
 
+@pytest.mark.fits
+@pytest.mark.long
 @all_kinds
 def test_a_known_flag_without_meaning_is_noted_once(
     kind: Any, monkeypatch: pytest.MonkeyPatch

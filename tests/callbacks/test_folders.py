@@ -20,6 +20,8 @@ from fulgurite.backends import reset_backend
 from fulgurite.backends.checkpoints.files import part
 from fulgurite.callbacks import Checkpoint
 
+pytestmark = pytest.mark.fits
+
 
 def fitted(folder: Path, *callbacks: pl.Callback, **options: Any) -> pl.Trainer:
     reset_backend()

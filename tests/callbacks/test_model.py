@@ -52,6 +52,7 @@ class Wrapped(Classifier):
         self.net(batch)
 
 
+@pytest.mark.numbers
 def test_metrics_that_nobody_logs_are_logged_over_the_validation_set() -> None:
     options: dict[str, Any] = {"val_check_interval": 5, "max_epochs": 2}
     loaders = lambda: (loader(160), loader(48, seed=2))  # noqa: E731
@@ -67,6 +68,7 @@ def test_metrics_that_nobody_logs_are_logged_over_the_validation_set() -> None:
     assert ours.final["net.accuracy"] == pytest.approx(float(right))
 
 
+@pytest.mark.fits
 @devices
 def test_what_training_counted_goes_on(static: bool) -> None:
     run = fit(
@@ -81,6 +83,7 @@ def test_what_training_counted_goes_on(static: bool) -> None:
     assert metric._update_count == 10
 
 
+@pytest.mark.fits
 @devices
 def test_metrics_that_a_module_logs_are_its_own(static: bool) -> None:
     loaders = lambda: (loader(160), loader(48))  # noqa: E731
@@ -89,6 +92,7 @@ def test_metrics_that_a_module_logs_are_its_own(static: bool) -> None:
     assert with_it.final == without.final
 
 
+@pytest.mark.fits
 @devices
 def test_a_module_with_a_hook_around_validation_looks_after_its_metrics(static: bool) -> None:
     class Own(Wrapped):
@@ -147,6 +151,7 @@ def test_names_become_groups_and_columns_order_the_rows() -> None:
     assert by_two[2].startswith("buffer")
 
 
+@pytest.mark.fits
 @devices
 def test_it_is_printed_before_training(static: bool, capsys: pytest.CaptureFixture[str]) -> None:
     fit(lambda: Classifier(mlp()), lambda: (loader(32),), static=static, callbacks=(CountParams(),))

@@ -86,6 +86,7 @@ def test_jsonargparse_makes_them(name: str, arguments: dict[str, Any]) -> None:
     assert type(made) is getattr(callbacks, name)
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize("static", [True, False], ids=["CSX", "stock"])
 def test_the_defaults_run_together(static: bool, tmp_path: Path) -> None:
     made = tuple(

@@ -23,6 +23,8 @@ from fulgurite.callbacks import (
 )
 from fulgurite.callbacks.profiler import TrainingClock
 
+pytestmark = pytest.mark.fits
+
 devices = pytest.mark.parametrize("static", [True, False], ids=["CSX", "stock"])
 
 
@@ -212,6 +214,7 @@ def test_operations_are_those_of_the_products(static: bool, window: int) -> None
     assert flops.perf_metrics["flops_per_sec"] > 0
 
 
+@pytest.mark.numbers
 def test_operations_of_attention_and_convolutions_count_as_eagerly() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:

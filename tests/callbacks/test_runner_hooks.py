@@ -17,6 +17,8 @@ from fulgurite.callbacks import RunnerHooks
 from fulgurite.callbacks.runner_hooks import HOOKS, Runner
 from fulgurite.loops.lean import BatchHooks
 
+pytestmark = pytest.mark.fits
+
 both_devices = pytest.mark.parametrize("static", [True, False], ids=["CSX", "CPU"])
 
 
@@ -175,6 +177,7 @@ def test_an_endless_loader_ends_its_epoch_early(static: bool) -> None:
     assert runner.calls[-2:] == ["train_epoch_end True", "train_end False"]
 
 
+@pytest.mark.numbers
 @both_devices
 def test_a_hook_replaces_the_batch(static: bool) -> None:
     class Flipping(Runner):

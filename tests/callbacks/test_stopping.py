@@ -22,6 +22,8 @@ import fulgurite
 from fulgurite.backends import reset_backend
 from fulgurite.callbacks import Checkpoint, StopOnSignal
 
+pytestmark = pytest.mark.fits
+
 EPOCHS, BATCHES = 2, 6
 both_signals = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 both_devices = pytest.mark.parametrize("static", [True, False], ids=["CSX", "CPU"])
@@ -311,6 +313,7 @@ def test_checkpoint_writes_it_so_that_it_is_found_again(tmp_path: Path) -> None:
     assert {**first.trained, **second.trained} == whole.trained
 
 
+@pytest.mark.process
 def test_data_workers_leave_ctrl_c_to_their_parent(tmp_path: Path) -> None:
     class Group(Kill):
         """As a terminal: every process of the group gets the signal."""

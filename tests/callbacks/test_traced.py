@@ -56,6 +56,8 @@ class ByHand(pl.Callback):
         self.norms.append(found)
 
 
+@pytest.mark.fits
+@pytest.mark.long
 def test_a_mock_may_stand_for_a_callback() -> None:
     mock = Mock(spec=pl.Callback)
     run = fit(classifier, lambda: (loader(32),), static=True, callbacks=[mock])
@@ -63,6 +65,7 @@ def test_a_mock_may_stand_for_a_callback() -> None:
     assert mock.on_after_backward.called
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize("window", [1, 2])
 def test_norms_are_those_before_clipping_of_each_step(window: int) -> None:
     options: dict[str, Any] = {
@@ -83,6 +86,8 @@ def test_norms_are_those_before_clipping_of_each_step(window: int) -> None:
             assert_close({name: seen[name] for name in wanted}, wanted)
 
 
+@pytest.mark.long
+@pytest.mark.numbers
 def test_norms_of_a_transformer_are_stocks_and_change_nothing() -> None:
     ours, stock = both(
         Transformer, lambda: (tokens(),), callbacks=(ComputeNorm(),), log_every_n_steps=5
@@ -93,6 +98,7 @@ def test_norms_of_a_transformer_are_stocks_and_change_nothing() -> None:
     assert_close(ours.losses, plain.losses, 1e-6)
 
 
+@pytest.mark.fits
 @devices
 def test_several_optimizers_have_norms_and_numbers_of_their_own(static: bool) -> None:
     callbacks = (ComputeNorm(), LogOptimizerParamGroup("lr"))
@@ -123,6 +129,7 @@ def warm_up(kind: Any) -> type[Classifier]:
     return WarmUp
 
 
+@pytest.mark.fits
 @devices
 @pytest.mark.parametrize(
     "schedule",
@@ -155,6 +162,7 @@ def test_the_learning_rate_is_the_one_that_the_step_used(static: bool, schedule:
     assert_close(logged, [0.004, 0.008])
 
 
+@pytest.mark.fits
 @devices
 def test_several_keys_and_tuples_are_logged(static: bool) -> None:
     run = fit(
@@ -168,6 +176,7 @@ def test_several_keys_and_tuples_are_logged(static: bool) -> None:
     assert_close(found, {"betas/0/0": 0.9, "betas/0/1": 0.999, "weight_decay/0": 0.01})
 
 
+@pytest.mark.fits
 @devices
 def test_a_key_that_no_optimizer_has_is_an_error_before_the_first_step(static: bool) -> None:
     with pytest.raises(ValueError, match=r"no param group has 'learning_rate'.*lr, "):
@@ -205,6 +214,7 @@ def dicts() -> tuple[DataLoader[Any]]:
     return (DataLoader(batches, batch_size=None),)
 
 
+@pytest.mark.fits
 @devices
 @pytest.mark.parametrize("window", [1, 2])
 def test_inputs_are_summed_up_where_they_are_floating(static: bool, window: int) -> None:
@@ -226,6 +236,7 @@ def test_inputs_are_summed_up_where_they_are_floating(static: bool, window: int)
     assert "training_step" not in vars(run.trainer.strategy)
 
 
+@pytest.mark.fits
 @devices
 @pytest.mark.parametrize("clip", [None, 0.5])
 def test_only_chosen_parameters_move(static: bool, clip: float | None) -> None:
@@ -242,6 +253,7 @@ def test_only_chosen_parameters_move(static: bool, clip: float | None) -> None:
     assert moved == {"net.0.bias", "net.3.weight", "net.3.bias"}
 
 
+@pytest.mark.numbers
 def test_chosen_gradients_are_stocks() -> None:
     ours, stock = both(
         classifier,
@@ -253,6 +265,7 @@ def test_chosen_gradients_are_stocks() -> None:
     assert_same_run(ours, stock)
 
 
+@pytest.mark.fits
 @devices
 def test_under_manual_optimization_too(static: bool) -> None:
     callbacks = (SelectiveGrad({"param_filter": "critic.*"}), LogInputSummaries())
@@ -263,6 +276,7 @@ def test_under_manual_optimization_too(static: bool) -> None:
     assert "input.0/mean" in run.final
 
 
+@pytest.mark.fits
 @devices
 def test_a_filter_that_matches_nothing_is_an_error_with_the_nearest_name(static: bool) -> None:
     with pytest.raises(ValueError, match=r"no parameter's name matches 'net\.9\.weight'.*'net\."):

@@ -16,6 +16,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from fulgurite.backends.csx.diagnostics.errors import InputChanged
 
+pytestmark = pytest.mark.fits
+
 WAITS: dict[str, Any] = {"backend": {"background": False}, "max_epochs": 1}
 
 
@@ -79,6 +81,7 @@ def test_batches_of_many_sizes_are_refused_before_the_first_step(
         make_trainer(True, backend=options, max_epochs=1).fit(Mean(), loader)
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize("lengths", [[8] * 20, FEW])
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_run_draws_and_counts_as_without_the_look(lengths: list[int], wrapped: bool) -> None:

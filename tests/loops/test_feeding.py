@@ -112,6 +112,7 @@ def train(make: Callable[[], Any], module: Any = None, **options: Any) -> pl.Tra
     return fit(module, lambda: (make(),), static=True, **options).trainer
 
 
+@pytest.mark.fits
 def test_a_loader_slower_than_the_program_is_told_once_with_the_numbers(
     time: Time, hints: Any
 ) -> None:
@@ -121,6 +122,7 @@ def test_a_loader_slower_than_the_program_is_told_once_with_the_numbers(
     assert hint.endswith(indexed_fetch("SequentialSampler"))
 
 
+@pytest.mark.fits
 def test_a_loader_that_keeps_up_is_not_told(time: Time, hints: Any) -> None:
     train(lambda: slow(time, 90), max_epochs=2)
     assert hints() == []
@@ -134,6 +136,7 @@ class SlowToStart(Slow):
         return super().__getitem__(index)
 
 
+@pytest.mark.fits
 def test_the_batch_for_which_the_program_is_built_does_not_count(time: Time) -> None:
     with feeding_times() as taken:
         train(lambda: DataLoader(SlowToStart(time, 90, FEWEST + 1), batch_size=BATCH))
@@ -143,12 +146,14 @@ def test_the_batch_for_which_the_program_is_built_does_not_count(time: Time) -> 
     assert taken[0].medians_us() == pytest.approx((90, 100))
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize(("batches", "told"), [(FEWEST, 0), (FEWEST + 1, 1)])
 def test_few_batches_tell_nothing(time: Time, hints: Any, batches: int, told: int) -> None:
     train(lambda: slow(time, 400, batches))
     assert len(hints()) == told
 
 
+@pytest.mark.fits
 def test_validation_is_neither_timed_nor_told(time: Time, hints: Any) -> None:
     def loaders() -> tuple[Any, Any]:
         return slow(time, 90), slow(time, 5000)
@@ -157,12 +162,14 @@ def test_validation_is_neither_timed_nor_told(time: Time, hints: Any) -> None:
     assert hints() == []
 
 
+@pytest.mark.fits
 def test_evaluation_alone_is_not_told(time: Time, hints: Any) -> None:
     trainer = train(lambda: slow(time, 90))
     trainer.validate(Measured(), slow(time, 5000), verbose=False)
     assert hints() == []
 
 
+@pytest.mark.fits
 def test_after_the_first_epoch_and_after_the_sample_nothing_is_timed(time: Time) -> None:
     reads: list[int] = []
 
@@ -177,6 +184,7 @@ def test_after_the_first_epoch_and_after_the_sample_nothing_is_timed(time: Time)
     assert trainer.strategy.fabric.timer is None
 
 
+@pytest.mark.fits
 def test_a_failed_epoch_leaves_no_timers(time: Time) -> None:
     class Failing(Classifier):
         def on_train_batch_end(self, *args: Any) -> None:
@@ -300,6 +308,7 @@ class Pairs(Classifier):
         return nn.functional.cross_entropy(self.net(x + batch["b"][0]), y)
 
 
+@pytest.mark.fits
 def test_any_kind_of_loader_trains_and_is_told(time: Time, hints: Any) -> None:
     class SlowStream(Stream):
         def __iter__(self) -> Iterator[Any]:

@@ -16,6 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from fulgurite.callbacks import CheckLoss
 from fulgurite.callbacks.check_loss import NonFiniteLoss
 
+pytestmark = pytest.mark.fits
+
 
 def bad_at(batch: int, value: float = float("nan"), batches: int = 150) -> DataLoader[Any]:
     """Batches of 4, one of which has a value that is not finite."""

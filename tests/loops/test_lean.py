@@ -16,6 +16,8 @@ from torch.utils.data import DataLoader
 
 from fulgurite.callbacks import RateProfiler
 
+pytestmark = pytest.mark.numbers
+
 
 class Skip(pl.Callback):
     """Counts the batches that it sees."""
@@ -70,6 +72,7 @@ def test_a_callback_that_is_added_in_the_middle_of_an_epoch_is_called() -> None:
         assert late.started == 6, static
 
 
+@pytest.mark.fits
 def test_a_hook_of_a_subclass_is_called_on_every_batch_unless_it_says_how_seldom() -> None:
     class EveryBatch(RateProfiler):
         batches = 0
@@ -136,6 +139,7 @@ def test_transfer_hooks_of_a_datamodule_change_the_batch() -> None:
     assert_same_run(ours, stock)
 
 
+@pytest.mark.long
 def test_a_profiler_gets_lightning_s_own_batches() -> None:
     profilers = {True: SimpleProfiler(), False: SimpleProfiler()}
     runs = {

@@ -25,6 +25,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize("part", WORKING)
 def test_a_part_does_what_stock_does(part: Part, tmp_path: Path) -> None:
     ours = run(part, tmp_path / "ours", static=True)
@@ -42,6 +43,7 @@ def test_a_part_does_what_stock_does(part: Part, tmp_path: Path) -> None:
         assert_close(ours.found, stock.found, 1e-4, "found")
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize("part", REFUSED)
 def test_what_is_refused_says_why(part: Part, tmp_path: Path) -> None:
     with pytest.raises(Exception, match=part.refused):

@@ -109,6 +109,8 @@ class Example(Classifier):
         return self.net(batch[0])
 
 
+@pytest.mark.fits
+@pytest.mark.process
 @pytest.mark.parametrize("stage", ["fit", "validate", "predict"])
 def test_in_every_stage_sample_and_worker_are_named(stage: str) -> None:
     data = DataLoader(Rows(raises), BATCH)
@@ -118,6 +120,7 @@ def test_in_every_stage_sample_and_worker_are_named(stage: str) -> None:
         assert "Worker 0 of the loader (pid " in told_by(DEATH, lambda: step(stage)(data))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_sample_that_raises_is_named(workers: int) -> None:
     told = notes_of(raises, KeyError, workers)
@@ -141,6 +144,7 @@ def test_a_sampler_of_whole_batches_and_a_batch_too_long_to_show() -> None:
     assert "It came from dataset[" in told
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_sample_of_another_shape_is_named_where_the_batch_is_put_together(workers: int) -> None:
     told = notes_of(is_shorter, RuntimeError, workers)
@@ -156,6 +160,7 @@ DEATHS = [
 ]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("fails", "cause", "hint"), DEATHS, ids=["killed", "exit 3", "exit 0"])
 def test_a_worker_that_dies_is_named_with_batch_and_cause(
     fails: Any, cause: str, hint: str
@@ -168,6 +173,7 @@ def test_a_worker_that_dies_is_named_with_batch_and_cause(
     assert hint in told
 
 
+@pytest.mark.process
 def test_so_is_one_of_a_shuffled_persistent_loader_in_a_later_epoch() -> None:
     class Later(Rows):
         calls = 0
@@ -188,6 +194,7 @@ def test_so_is_one_of_a_shuffled_persistent_loader_in_a_later_epoch() -> None:
     assert re.search(r"batch_idx 2 \(dataset\[\[\d+, \d+, \d+, \d+\]\]\)", told)
 
 
+@pytest.mark.process
 def test_a_worker_that_is_waited_for_is_named_and_the_run_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -210,6 +217,7 @@ def test_a_worker_that_is_waited_for_is_named_and_the_run_goes_on(
     assert ", sleeping) that makes batch_idx 5 (dataset[[20, 21, 22, 23]])." in text
 
 
+@pytest.mark.process
 def test_a_timeout_of_the_users_names_the_worker() -> None:
     def sleeps(x: Tensor) -> Tensor:
         time.sleep(30)
@@ -221,6 +229,8 @@ def test_a_timeout_of_the_users_names_the_worker() -> None:
     assert "makes batch_idx 5 (dataset[[20, 21, 22, 23]])." in told
 
 
+@pytest.mark.fits
+@pytest.mark.process
 def test_a_batch_of_another_shape_is_named() -> None:
     def padded(samples: list[Any]) -> Any:
         width = 6 if any(int(x[0]) == BAD for x, _ in samples) else 8
@@ -241,6 +251,7 @@ class Stream(IterableDataset[Any]):
         raise OSError("the network is gone")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("workers", [0, 1])
 def test_streams_and_loaders_that_are_not_torchs_raise_as_ever(workers: int) -> None:
     assert "the network is gone" in notes_of(None, OSError, workers, dataset=Stream())
@@ -254,6 +265,7 @@ def test_a_batch_of_another_kind_of_loader_is_named_by_its_number() -> None:
     assert error.__notes__ == ["The batch is batch_idx 2."]
 
 
+@pytest.mark.fits
 def test_after_a_run_torchs_classes_are_as_they_were() -> None:
     before = dict(vars(loader_errors._MultiProcessingDataLoaderIter))
     make_trainer(True, max_epochs=1).fit(Classifier(mlp()), loader(BATCH * 2))

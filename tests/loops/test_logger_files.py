@@ -34,6 +34,8 @@ from models import CLASSES, loader, mlp
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
 
+pytestmark = pytest.mark.numbers
+
 Rows = dict[str, list[tuple[int, float]]]
 """What was logged: for each name, (step, value) in the order of writing."""
 
@@ -282,6 +284,7 @@ def test_a_logger_writes_the_rows_of_stock(
     assert "0.05" in str(hparams)
 
 
+@pytest.mark.long
 @pytest.mark.compiler
 def test_several_loggers_at_once_write_the_rows_of_stock_compiled(tmp_path: Path) -> None:
     kinds: list[Any] = [Csv]

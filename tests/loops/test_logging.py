@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
+pytestmark = pytest.mark.numbers
+
 
 class Rows(DummyLogger):
     """Keeps every row that a Trainer logs."""
@@ -146,6 +148,7 @@ def compare(make: Any, loaders: Any, **options: Any) -> list[Any]:
     return our_rows
 
 
+@pytest.mark.long
 def test_every_way_to_log_equals_stock() -> None:
     rows = compare(
         Talkative,
@@ -160,6 +163,7 @@ def test_every_way_to_log_equals_stock() -> None:
     )
 
 
+@pytest.mark.long
 def test_logging_with_accumulation_equals_stock() -> None:
     compare(
         Talkative,
@@ -179,6 +183,7 @@ def test_logging_with_two_validation_loaders_equals_stock() -> None:
     )
 
 
+@pytest.mark.long
 def test_logging_with_two_programs_equals_stock() -> None:
     ours, stock = both(
         Talkative, lambda: (loader(16 * 4 + 5), loader(16)), backend={"max_programs": 2}
@@ -220,6 +225,7 @@ def test_the_last_values_can_be_read_after_an_exception() -> None:
     assert_close(ours_after, stock_after)
 
 
+@pytest.mark.long
 def test_fit_validate_and_test_again_with_one_trainer_equal_stock() -> None:
     found = []
     for static in (True, False):
@@ -255,6 +261,7 @@ def test_after_an_exception_other_stages_show_no_values_of_training() -> None:
     assert_close(*found)
 
 
+@pytest.mark.fits
 def test_one_key_with_different_arguments_is_lightning_s_error() -> None:
     class Twice(Classifier):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -278,3 +285,22 @@ def test_one_key_logged_twice_alike_counts_twice() -> None:
     ours, stock = both(lambda: Twice(mlp()), lambda: (loader(160),), max_epochs=2)
     assert_close(ours.metrics, stock.metrics)
     assert_close(ours.final, stock.final)
+
+
+def test_what_a_module_in_a_list_logs_is_left_out_as_in_stock() -> None:
+    class Inner(pl.LightningModule):
+        def forward(self, x: Tensor) -> Tensor:
+            self.log("hidden", x.mean())  # Lightning gives its trainer to direct children alone
+            return x
+
+    class Outer(Classifier):
+        def __init__(self) -> None:
+            super().__init__(mlp())
+            self.parts = nn.ModuleList([Inner()])
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step([self.parts[0](batch[0]), batch[1]], batch_idx)
+
+    ours, stock = both(Outer, lambda: (loader(160),))
+    assert_close(ours.metrics, stock.metrics)
+    assert "hidden" not in stock.final

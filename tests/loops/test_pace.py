@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fulgurite.backends.csx.program import fit_table, report
 from fulgurite.backends.csx.program.fit_table import Fit
+from fulgurite.backends.csx.program.speed import Gain
 from fulgurite.backends.csx.program.summary import Cost
 
 HEAD = re.compile(r"CSX: ([\d,]+) steps? in ([\d.]+) s$", re.MULTILINE)
@@ -86,7 +87,7 @@ def test_the_table_adds_up_what_all_programs_took(monkeypatch: pytest.MonkeyPatc
 
 def test_what_was_compiled_meanwhile_is_in_no_sum_and_paid_after_some_steps() -> None:
     one = cost(began=10.0, captured_s=1.0, compiled_s=8.0, waited_s=1.0)
-    one.taken_over, one.in_steps_before_s = 101, 6.0  # 5 s for 100 steps, then 200 in 1 s
+    one.taken_over, one.gain = 101, Gain(0.05, 0.005)
     fit = made(in_steps_s=7.0, costs=[one], training=[one])
     numbers = told(fit_table.table(fit))
     assert "compiled" not in numbers
@@ -96,16 +97,13 @@ def test_what_was_compiled_meanwhile_is_in_no_sum_and_paid_after_some_steps() ->
     assert "200 compiled steps, of which it did 200" in text  # 9 s at 0.045 s a step
 
 
-@pytest.mark.parametrize("why", ["few steps", "no gain", "two programs"])
+@pytest.mark.parametrize("why", ["unknown", "no gain", "two programs"])
 def test_where_it_cannot_be_said_when_compiling_paid_nothing_is(why: str) -> None:
     one = cost(captured_s=1.0, compiled_s=8.0, waited_s=1.0)
-    one.taken_over, one.in_steps_before_s = 101, 6.0
-    fit = made(
-        in_steps_s=30.0 if why == "no gain" else 7.0,
-        costs=[one],
-        training=[one, one] if why == "two programs" else [one],
-        batches=105 if why == "few steps" else 300,
-    )
+    one.taken_over, one.gain = 101, Gain(0.05, 0.06 if why == "no gain" else 0.005)
+    if why == "unknown":
+        one.gain = None
+    fit = made(costs=[one], training=[one, one] if why == "two programs" else [one])
     text = fit_table.table(fit)
     assert "in background" in text
     assert "paid" not in text
@@ -115,6 +113,7 @@ def test_peak_memory_is_the_process_s_own() -> None:
     assert 50 << 20 < fit_table.peak_memory_bytes() < 1 << 40
 
 
+@pytest.mark.fits
 def test_seconds_are_those_of_each_kind(lines: list[str]) -> None:
     class Slow(TensorDataset):
         def __getitem__(self, index: Any) -> Any:
@@ -139,6 +138,7 @@ def test_seconds_are_those_of_each_kind(lines: list[str]) -> None:
         )
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize("options", [{"max_epochs": 2}, {"max_steps": 8, "max_epochs": -1}])
 def test_a_fit_ends_with_the_table(lines: list[str], options: dict[str, Any]) -> None:
     make_trainer(True, **options).fit(Measured(), loader(64), loader(32))
@@ -150,11 +150,14 @@ def test_a_fit_ends_with_the_table(lines: list[str], options: dict[str, Any]) ->
     assert numbers["programs"] == 2
 
 
+@pytest.mark.fits
 def test_steps_are_the_optimizers(lines: list[str]) -> None:
     make_trainer(True, max_epochs=1, accumulate_grad_batches=2).fit(Classifier(mlp()), loader(64))
     assert told(lines[-1])["steps"] == 2
 
 
+@pytest.mark.fits
+@pytest.mark.long
 def test_a_second_fit_counts_its_own_steps_and_programs(lines: list[str]) -> None:
     trainer, module = make_trainer(True, max_epochs=1), Measured()
     trainer.fit(module, loader(64), loader(32))
@@ -167,6 +170,7 @@ def test_a_second_fit_counts_its_own_steps_and_programs(lines: list[str]) -> Non
     assert told(lines[-1])["captured"] == pytest.approx(new.cost.captured_s, abs=0.06)
 
 
+@pytest.mark.fits
 def test_a_ctrl_c_ends_with_the_table(lines: list[str]) -> None:
     trainer = make_trainer(True, max_epochs=1, callbacks=[Raises(KeyboardInterrupt())])
     with pytest.raises(SystemExit):
@@ -174,6 +178,7 @@ def test_a_ctrl_c_ends_with_the_table(lines: list[str]) -> None:
     assert told(lines[-1])["steps"] == 3
 
 
+@pytest.mark.fits
 def test_an_error_is_the_last_that_is_said(lines: list[str]) -> None:
     trainer = make_trainer(True, max_epochs=1, callbacks=[Raises(ValueError("mine"))])
     with pytest.raises(ValueError, match="mine"):
@@ -181,6 +186,7 @@ def test_an_error_is_the_last_that_is_said(lines: list[str]) -> None:
     assert not any(HEAD.match(line) for line in lines)
 
 
+@pytest.mark.fits
 def test_where_nothing_was_trained_nothing_is_said(lines: list[str]) -> None:
     trainer, module = make_trainer(True, max_epochs=0), Measured()
     trainer.fit(module, loader(64))
@@ -188,6 +194,7 @@ def test_where_nothing_was_trained_nothing_is_said(lines: list[str]) -> None:
     assert not any(HEAD.match(line) for line in lines)
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize("bar", [pl.callbacks.TQDMProgressBar, pl.callbacks.RichProgressBar])
 def test_the_table_comes_with_every_progress_bar(
     bar: type[pl.Callback], capsys: pytest.CaptureFixture[str]

@@ -22,6 +22,8 @@ from models import (
 )
 from torch import nn
 
+pytestmark = pytest.mark.numbers
+
 
 def test_mlp_equals_stock() -> None:
     ours, stock = both(lambda: Classifier(mlp()), lambda: (loader(),))
@@ -85,6 +87,7 @@ def test_clipping_equals_stock(algorithm: str) -> None:
     assert_same_run(ours, stock)
 
 
+@pytest.mark.long
 def test_validation_with_torchmetrics_equals_stock() -> None:
     options: dict[str, Any] = {"max_epochs": 2, "val_check_interval": 0.5}
     ours, stock = both(Measured, lambda: (loader(), loader(160, seed=5)), **options)
@@ -92,6 +95,7 @@ def test_validation_with_torchmetrics_equals_stock() -> None:
     assert_same_run(ours, stock)
 
 
+@pytest.mark.fits
 def test_python_runs_once_and_the_program_every_step() -> None:
     ours = fit(lambda: Classifier(mlp()), lambda: (loader(),), static=True, max_epochs=2)
     assert ours.module.calls["training_step"] == 1

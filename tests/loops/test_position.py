@@ -131,6 +131,7 @@ def unsized() -> Stateful:
     return Stateful(sized=False)
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize("step", [3, 10, 14])
 @pytest.mark.parametrize("loaders", [Stateful, several])
 def test_a_loader_with_state_goes_on_as_in_stock(
@@ -146,6 +147,7 @@ def test_a_loader_with_state_goes_on_as_in_stock(
     assert rests[0].seen == rests[1].seen
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize("step", [3, 10, 14])
 @pytest.mark.parametrize("loaders", [Global, mixed, cycled])
 def test_a_resumed_run_is_the_run_that_was_not_interrupted(
@@ -157,6 +159,7 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(
     assert rest.losses == whole.losses[step:]
 
 
+@pytest.mark.numbers
 def test_a_checkpoint_of_an_epochs_end_goes_on_with_the_next_epoch(tmp_path: Path) -> None:
     for static in (True, False):
         folder = tmp_path / str(static)
@@ -165,6 +168,7 @@ def test_a_checkpoint_of_an_epochs_end_goes_on_with_the_next_epoch(tmp_path: Pat
         assert rest.seen == whole.seen[10:]
 
 
+@pytest.mark.numbers
 def test_of_a_loader_without_length_stocks_batches_come(tmp_path: Path) -> None:
     rests = []
     for static in (True, False):
@@ -174,6 +178,7 @@ def test_of_a_loader_without_length_stocks_batches_come(tmp_path: Path) -> None:
     assert rests[0].seen == rests[1].seen
 
 
+@pytest.mark.fits
 def test_a_generator_that_is_the_loader_loses_no_batch(tmp_path: Path) -> None:
     whole = run(True, tmp_path, generated, 1)
     rest = run(True, tmp_path / "rest", generated, 50, tmp_path / "step=3.ckpt")

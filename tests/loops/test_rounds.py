@@ -65,6 +65,8 @@ def shortest() -> CombinedLoader:
     return CombinedLoader({"a": plain(10), "b": plain(12)}, "min_size")
 
 
+@pytest.mark.fits
+@pytest.mark.process
 @pytest.mark.parametrize("step", [4, 15])
 @pytest.mark.parametrize("loaders", [cycled, cycled_otherwise, cycled_by_workers, shortest])
 def test_a_run_goes_on_in_a_later_round(
@@ -79,6 +81,7 @@ def test_a_run_goes_on_in_a_later_round(
     assert differences(rest, run(scenario, tmp_path / "b", path=path, start=60)) == []
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize("change", ["of an earlier version", "of another length"])
 def test_a_round_that_cannot_be_begun_again_is_named(tmp_path: Path, change: str) -> None:
     def scenario(batches: int) -> Scenario:

@@ -50,6 +50,7 @@ def message(hook: str) -> str:
     )
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize(
     ("make", "hook"),
     [
@@ -88,6 +89,7 @@ class Stream(IterableDataset[Any]):
         return row
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_the_end_of_data_of_the_users_own_is_the_end_of_the_epoch(wrapped: bool) -> None:
     data: Any = DataLoader(Stream(), batch_size=None) if wrapped else Stream()

@@ -7,12 +7,15 @@ before BatchNorm, which Adam blows up).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from needs import watch
+from recorded import recorded
 from torch import Tensor
 
 import fulgurite
@@ -36,6 +39,62 @@ class Run:
     outputs: list[dict[str, Any]]
     metrics: list[dict[str, float]]
     final: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def compared(self) -> Compared:
+        """What ``assert_same_run`` looks at."""
+        return Compared(
+            losses=self.losses,
+            metrics=self.metrics,
+            final=self.final,
+            step=self.trainer.global_step,
+            weights=self.module.state_dict(),
+            names=[name for name, _ in self.module.named_parameters()],
+            optimizers=[optimizer.state_dict() for optimizer in self.trainer.optimizers],
+        )
+
+
+@dataclass(kw_only=True)
+class Compared:
+    """Numbers of a run: after every step, and at its end."""
+
+    losses: list[float]
+    metrics: list[dict[str, float]]
+    final: dict[str, float]
+    step: int
+    weights: dict[str, Any]
+    names: list[str]
+    optimizers: list[dict[str, Any]]
+
+
+class Stock:
+    """A run of stock Lightning whose numbers are kept (``recorded``); fitted where more is asked.
+
+    Args:
+        fit: fits it.
+    """
+
+    def __init__(self, fit: Callable[[], Run]) -> None:
+        self._fit = fit
+        self.compared: Compared = recorded(lambda: self.run.compared)
+        self.losses, self.metrics = self.compared.losses, self.compared.metrics
+        self.final = self.compared.final
+
+    @functools.cached_property
+    def run(self) -> Run:
+        return self._fit()
+
+    @property
+    def module(self) -> Any:
+        return self.run.module
+
+    @property
+    def trainer(self) -> pl.Trainer:
+        return self.run.trainer
+
+    @property
+    def outputs(self) -> list[dict[str, Any]]:
+        return self.run.outputs
 
 
 class Recorder(pl.Callback):
@@ -112,18 +171,25 @@ def fit(
 
 
 def both(
-    make: Callable[[], pl.LightningModule], loaders: Callable[[], tuple[Any, ...]], **options: Any
-) -> tuple[Run, Run]:
-    """(CSX, stock) of the same thing."""
-    return (
-        fit(make, loaders, static=True, **options),
-        fit(
-            make,
-            loaders,
-            static=False,
-            **{k: v for k, v in options.items() if k not in ("policy", "backend")},
-        ),
-    )
+    make: Callable[[], pl.LightningModule],
+    loaders: Callable[[], tuple[Any, ...]],
+    fresh: bool = False,
+    **options: Any,
+) -> tuple[Run, Any]:
+    """(CSX, stock) of the same thing.
+
+    Args:
+        make: makes the module.
+        loaders: makes the loaders.
+        fresh: fit stock Lightning even where its numbers are kept: the test looks at what the
+            module or a callback did outside of both.
+        options: of ``fit``.
+    """
+    ours = fit(make, loaders, static=True, **options)
+    options = {k: v for k, v in options.items() if k not in ("policy", "backend")}
+    stock = functools.partial(fit, make, loaders, static=False, **options)
+    watch.stock += 1
+    return ours, stock() if fresh else Stock(stock)
 
 
 def assert_close(got: Any, wanted: Any, tolerance: float = 1e-5, where: str = "") -> None:
@@ -146,7 +212,7 @@ def assert_close(got: Any, wanted: Any, tolerance: float = 1e-5, where: str = ""
 
 def assert_same_run(
     ours: Run,
-    stock: Run,
+    stock: Run | Stock,
     noise: tuple[str, ...] = (),
     losses: float = 1e-5,
     weights: float = 2e-5,
@@ -160,20 +226,19 @@ def assert_same_run(
         losses: relative tolerance of losses and logged values.
         weights: relative and absolute tolerance of weights and optimizer state.
     """
+    mine, theirs = ours.compared, stock.compared
     assert_close(ours.losses, stock.losses, losses, "losses")
     assert_close(ours.metrics, stock.metrics, losses, "metrics")
     assert_close(ours.final, stock.final, losses, "final")
-    assert ours.trainer.global_step == stock.trainer.global_step
-    mine, theirs = ours.module.state_dict(), stock.module.state_dict()
-    assert list(mine) == list(theirs)
-    for name, value in theirs.items():
+    assert mine.step == theirs.step
+    assert list(mine.weights) == list(theirs.weights)
+    for name, value in theirs.weights.items():
         if name not in noise:
-            assert_close(mine[name], value, weights, name)
-    names = [name for name, _ in stock.module.named_parameters()]
-    for a, b in zip(ours.trainer.optimizers, stock.trainer.optimizers, strict=True):
-        left, right = a.state_dict(), b.state_dict()
+            assert_close(mine.weights[name], value, weights, name)
+    for left, right in zip(mine.optimizers, theirs.optimizers, strict=True):
         assert list(left["state"]) == list(right["state"])
         for index, values in right["state"].items():
-            if not noise or names[index] not in noise:
-                assert_close(left["state"][index], values, weights, f"state of {names[index]}")
+            name = theirs.names[index]
+            if name not in noise:
+                assert_close(left["state"][index], values, weights, f"state of {name}")
         assert_close(left["param_groups"], right["param_groups"], where="param_groups")

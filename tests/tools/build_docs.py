@@ -33,7 +33,7 @@ NAV = {
         *("parameter_files", "callbacks", "lightning_parts", "runners", "loops", "backends"),
         *("report", "autogen", "kernel_library", "what_pays", "costs"),
     ),
-    "The project": ("reliability", "security", "contributing"),
+    "The project": ("reliability", "security", "private_names", "contributing"),
 }
 """Section -> pages of docs/; one that does not exist is left out."""
 

@@ -22,7 +22,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,8 +120,8 @@ def layers(start: str, seed: int, draw: random.Random) -> tuple[str, ...]:
     return tuple(names)
 
 
-class Fuzzed(pl.LightningModule):
-    """The module of a recipe."""
+class Part(nn.Module):
+    """The layers of a recipe: a batch of its start -> logits [ROWS, CLASSES]"""
 
     def __init__(self, made_of: Recipe) -> None:
         super().__init__()
@@ -134,24 +134,44 @@ class Fuzzed(pl.LightningModule):
             x = layer(x)
             self.net.append(layer)
         self.head = nn.Linear(x[0].numel(), CLASSES)
+
+    def forward(self, x: Any, change: Callable[[Tensor], Tensor]) -> Tensor:
+        return self.head(change(self.net(x).flatten(1)))  # type: ignore[no-any-return]
+
+
+class Fuzzed(pl.LightningModule):
+    """The modules of recipes, side by side; how they are trained is said by the first."""
+
+    def __init__(self, recipes: Sequence[Recipe]) -> None:
+        super().__init__()
+        self.recipe = recipes[0]
+        self.parts = nn.ModuleList(Part(made_of) for made_of in recipes)
         self.accuracy = MulticlassAccuracy(CLASSES, average="micro")
         self.running: Any = None
-        self.automatic_optimization = not made_of.manual
+        self.automatic_optimization = not self.recipe.manual
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        hidden = self.net(batch[0]).flatten(1)
-        if self.recipe.misuse:
-            hidden = MISUSES[self.recipe.misuse][1](self, hidden)
-        logits = self.head(hidden)
-        loss = LOSSES[self.recipe.loss](logits, batch[1])
+        every = [part(x, self.change) for part, (x, _) in zip(self.parts, batch, strict=True)]
+        losses = [
+            LOSSES[part.recipe.loss](logits, y)  # type: ignore[index, union-attr]
+            for part, logits, (_, y) in zip(self.parts, every, batch, strict=True)
+        ]
+        loss = torch.stack(losses).sum()
         if self.recipe.logs:
             self.log("loss", loss, **dict.fromkeys(self.recipe.logs, True))
+        for number, one in enumerate(losses[1:]):
+            self.log(f"loss of {number + 1}", one)
         if self.recipe.metric:
-            self.accuracy(logits, batch[1])
+            self.accuracy(every[0], batch[0][1])
             self.log("accuracy", self.accuracy, on_step=False, on_epoch=True)
         if self.recipe.manual:
             self.update(loss)
         return loss
+
+    def change(self, hidden: Tensor) -> Tensor:
+        """What a misuse does to the last hidden layer."""
+        misuse = self.recipe.misuse
+        return MISUSES[misuse][1](self, hidden) if misuse else hidden
 
     def update(self, loss: Tensor) -> None:
         """A manual step."""
@@ -173,32 +193,34 @@ class Fuzzed(pl.LightningModule):
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
 
-def batches(made_of: Recipe) -> DataLoader[Any]:
-    """A loader of ``STEPS`` batches."""
+def batches(made_of: Recipe) -> list[Any]:
+    """``STEPS`` batches."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(made_of.seed)
         make = STARTS[made_of.start][0]
-        given = [(make(), torch.randint(0, CLASSES, (ROWS,))) for _ in range(STEPS)]
-    return DataLoader(given, batch_size=None)  # type: ignore[arg-type]
+        return [(make(), torch.randint(0, CLASSES, (ROWS,))) for _ in range(STEPS)]
 
 
-def trained(made_of: Recipe, static: bool) -> tuple[list[float], list[dict[str, float]]]:
+def trained(recipes: Sequence[Recipe], static: bool) -> tuple[list[float], list[dict[str, float]]]:
     """Losses and logged values of each step."""
+    first = recipes[0]
     options: dict[str, Any] = {"backend": {"audit": True}}
-    if not made_of.manual:
-        options["accumulate_grad_batches"] = made_of.accumulate
-        if made_of.clip:
-            options |= {"gradient_clip_val": 0.5, "gradient_clip_algorithm": made_of.clip}
-    run = fit(lambda: Fuzzed(made_of), lambda: (batches(made_of),), static=static, **options)
+    if not first.manual:
+        options["accumulate_grad_batches"] = first.accumulate
+        if first.clip:
+            options |= {"gradient_clip_val": 0.5, "gradient_clip_algorithm": first.clip}
+    steps: Any = [list(step) for step in zip(*map(batches, recipes), strict=True)]
+    data = DataLoader(steps, batch_size=None)
+    run = fit(lambda: Fuzzed(recipes), lambda: (data,), static=static, **options)
     return run.losses, run.metrics
 
 
-def finding(seed: int) -> str | None:
-    """What is wrong with the run of a seed; None if nothing is."""
-    made_of = recipe(seed)
+def finding(*seeds: int) -> str | None:
+    """What is wrong with the run of a seed, or of several at once; None if nothing is."""
+    recipes = [recipe(seed) for seed in seeds]
     try:
         with time_limit():
-            return misused(made_of) if made_of.misuse else compared(made_of)
+            return misused(recipes[0]) if recipes[0].misuse else compared(recipes)
     except Exception:  # whatever it is, it is the finding
         return "".join(traceback.format_exc(limit=-4))
 
@@ -207,7 +229,7 @@ def misused(made_of: Recipe) -> str | None:
     """What is wrong with the error that a misuse gave."""
     wanted = MISUSES[made_of.misuse][0]
     try:
-        trained(made_of, static=True)
+        trained([made_of], static=True)
     except TraceError as error:
         if not isinstance(error, wanted):
             return f"{type(error).__name__} instead of {wanted.__name__}: {error}"
@@ -217,9 +239,9 @@ def misused(made_of: Recipe) -> str | None:
     return f"no {wanted.__name__}"
 
 
-def compared(made_of: Recipe) -> str | None:
+def compared(recipes: Sequence[Recipe]) -> str | None:
     """How a run differs from stock's."""
-    ours, stock = trained(made_of, static=True), trained(made_of, static=False)
+    ours, stock = trained(recipes, static=True), trained(recipes, static=False)
     if len(ours[0]) != STEPS:
         return f"{len(ours[0])} losses"
     for mine, theirs in zip(numbers(ours), numbers(stock), strict=True):

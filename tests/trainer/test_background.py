@@ -6,6 +6,7 @@ at which compiled code takes over is known. The last ones use the worker.
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 import time
@@ -19,8 +20,10 @@ import torch
 from harness import Run, assert_same_run, fit, make_trainer
 from models import GAN, Classifier, Measured, convnet, loader, mlp, pictures
 
-from fulgurite.backends.csx.compile import background
-from fulgurite.backends.csx.program import report
+from fulgurite.backends.csx.compile import background, host_fabric
+from fulgurite.backends.csx.compile.fabric import Call, Loaded
+from fulgurite.backends.csx.program import report, speed
+from fulgurite.backends.csx.program.speed import STRETCH_STEPS
 from fulgurite.backends.csx.program.step_function import StepFunction
 from fulgurite.callbacks import Checkpoint
 
@@ -109,6 +112,7 @@ CASES: dict[str, tuple[Callable[[], pl.LightningModule], Callable[[], Any], dict
 }
 
 
+@pytest.mark.fits
 @compiled
 @pytest.mark.parametrize("case", CASES)
 def test_compiled_code_takes_over_in_the_middle(
@@ -150,6 +154,7 @@ class Keeps(Classifier):
         self.seen.append(float(grad.abs().sum()))
 
 
+@pytest.mark.fits
 def test_a_fit_that_ends_first_says_so(
     folder: str, compile_at: Callable[[int], None], said: list[str]
 ) -> None:
@@ -165,6 +170,7 @@ def test_a_fit_that_ends_first_says_so(
     assert "not compiled" in said[-1]
 
 
+@pytest.mark.numbers
 @compiled
 def test_gradients_that_the_host_reads_are_there_before_and_after(
     folder: str, compile_at: Callable[[int], None]
@@ -178,6 +184,8 @@ def test_gradients_that_the_host_reads_are_there_before_and_after(
     assert later.module.seen == pytest.approx(stock.module.seen, rel=1e-5)
 
 
+@pytest.mark.fits
+@pytest.mark.long
 @compiled
 def test_a_checkpoint_of_either_kind_of_step_goes_on(
     folder: str, tmp_path: Path, compile_at: Callable[[int], None]
@@ -207,6 +215,8 @@ def test_a_checkpoint_of_either_kind_of_step_goes_on(
             torch.testing.assert_close(module.state_dict()[name], value, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.fits
+@pytest.mark.long
 @compiled
 def test_deterministic_waits(folder: str) -> None:
     try:
@@ -223,11 +233,63 @@ def test_deterministic_waits(folder: str) -> None:
     assert hows(run) == {"compiled"}
 
 
+LINE = re.compile(
+    r"CSX: training program compiled in \d+\.\d s, from batch (?P<first>[\d,]+) on"
+    r"(: [\d.,]+ ms a batch, [\d.,]+ before \(\d+\.\d times as fast\))?"
+)
+
+
+@pytest.mark.fits
+@pytest.mark.parametrize(
+    ("steps_before", "known"), [(STRETCH_STEPS + 1, True), (STRETCH_STEPS, False)]
+)
+def test_it_is_said_how_much_faster_compiled_code_is(
+    steps_before: int,
+    known: bool,
+    compile_at: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+    folder: str,
+) -> None:
+    """The operations go on one by one here: what takes over, and how fast that is, is the same."""
+
+    def settle(
+        fabric: host_fabric.HostFabric, loaded: Loaded, reference: Call, *rest: object
+    ) -> Call:
+        loaded.compiling, loaded.compiled, loaded.call = False, True, reference
+        host_fabric._tell(loaded)
+        return reference
+
+    def say(trainer: pl.Trainer, line: str) -> None:
+        said.append((trainer.global_step, line))
+
+    said: list[tuple[int, str]] = []
+    monkeypatch.setattr(report, "say", say)
+    monkeypatch.setattr(speed, "STRETCH_S", 0)
+    monkeypatch.setattr(host_fabric, "_compile_into", lambda *given: None)
+    monkeypatch.setattr(host_fabric.HostFabric, "_settle", settle)
+    compile_at(steps_before + 1)
+    fit(
+        lambda: Classifier(mlp()),
+        lambda: (loader(64),),
+        static=True,
+        policy="default",
+        backend={"compile_dir": folder, "background": True, "audit": False},
+        max_epochs=12,
+    )
+    [(step, line)] = [(step, line) for step, line in said if " compiled in " in line]
+    found = LINE.fullmatch(line)
+    assert found is not None, line
+    assert int(found["first"]) == steps_before + 1
+    assert step == steps_before + (STRETCH_STEPS if known else 0)  # done when it is said
+    for one in (line, said[-1][1]):  # the table too
+        assert ("times as fast" in one) == known
+
+
 class UntilCompiled(pl.Callback):
-    """Ends the run some steps after its programs were compiled, or after a minute or two."""
+    """Ends the run when it is said that its programs were compiled, or after a minute or two."""
 
     def __init__(self) -> None:
-        self.until, self.left = time.monotonic() + 200, 3
+        self.until, self.left = time.monotonic() + 200, STRETCH_STEPS + 2
 
     def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
         loads = [one.loaded for one in trainer.strategy.training.executables()]
@@ -236,8 +298,12 @@ class UntilCompiled(pl.Callback):
         time.sleep(0.01)
 
 
+@pytest.mark.fits
 @compiled
-def test_the_worker_compiles_and_the_screen_says_so(folder: str, said: list[str]) -> None:
+def test_the_worker_compiles_and_the_screen_says_so(
+    folder: str, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speed, "STRETCH_S", 0)
     options: dict[str, Any] = {
         "static": True,
         "policy": "default",
@@ -249,13 +315,17 @@ def test_the_worker_compiles_and_the_screen_says_so(folder: str, said: list[str]
     )
     assert hows(run) == {"compiled"}
     assert said[0].endswith("running operation by operation while it compiles")
-    assert said[1].startswith("CSX: training program compiled in ")
+    found = LINE.fullmatch(said[1])
+    assert found is not None, said[1]
+    assert int(found["first"].replace(",", "")) == run.trainer.global_step - STRETCH_STEPS - 1
     again = fit(
         lambda: Classifier(mlp()), lambda: (loader(64),), callbacks=(UntilCompiled(),), **options
     )
     assert hows(again) == {"loaded from the cache"}
 
 
+@pytest.mark.long
+@pytest.mark.numbers
 def test_a_failed_compilation_does_not_end_the_run(
     folder: str,
     compile_at: Callable[[int], None],

@@ -21,6 +21,8 @@ import fulgurite
 from fulgurite.backends import reset_backend
 from fulgurite.backends.checkpoints.damage import CheckpointError
 
+pytestmark = pytest.mark.fits
+
 SAVE = {**QUIET, "enable_checkpointing": True}
 
 
@@ -83,6 +85,7 @@ def two_workers() -> DataLoader[Any]:
     return seeded(num_workers=2)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("make_loader", [seeded, own_generator, two_workers])
 @pytest.mark.parametrize("step", [3, 9, 12, 15])
 def test_resume_gives_the_same_batches_losses_and_draws(
@@ -142,6 +145,7 @@ def test_resume_from_a_checkpoint_that_was_written_just_before_a_validation(
     assert run(99, tmp_path / f"step={step}.ckpt") == whole[step:]
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize("ours_first", [True, False])
 def test_checkpoints_interchange_with_stock(tmp_path: Path, ours_first: bool) -> None:
     """Saved by one and resumed by the other, a run goes on as either alone would."""
@@ -169,6 +173,7 @@ def test_checkpoints_interchange_with_stock(tmp_path: Path, ours_first: bool) ->
         torch.testing.assert_close(resumed.state_dict()[name], value, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.numbers
 def test_a_checkpoint_has_lightning_s_keys_and_loads_with_weights_only(tmp_path: Path) -> None:
     states = []
     for static in (True, False):

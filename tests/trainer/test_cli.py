@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import fulgurite
 from fulgurite import cli
 from fulgurite.config.document.reading import Document
 from fulgurite.config.run import restarting
@@ -71,6 +74,7 @@ def params(tmp_path: Path, request: pytest.FixtureRequest) -> str:
     return str(file)
 
 
+@pytest.mark.process
 def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys; from fulgurite import cli; cli.parser().format_help();"
@@ -79,6 +83,39 @@ def test_help_imports_nothing_heavy() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+VERSION = """
+import sys
+from fulgurite import cli
+
+try:
+    cli.main(["--version"])
+finally:
+    print(sorted({"torch", "lightning", "yaml", "numpy"} & {*sys.modules}))
+"""
+
+
+@pytest.mark.process
+def test_version_names_what_decides_what_runs_and_imports_none_of_it() -> None:
+    command = [sys.executable, "-c", VERSION]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    told, imported = done.stdout.splitlines()
+    packages = [f"{name} {metadata.version(name)}" for name in ("torch", "lightning")]
+    for part in (f"fulgurite {fulgurite.__version__}", *packages, platform.python_version()):
+        assert part in told
+    assert imported == "[]"
+
+
+def test_version_says_which_package_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fulgurite.commands.versions.PACKAGES", ("torch", "no-such-package"))
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.endswith("no-such-package not installed\n")
+
+
+@pytest.mark.fits
 def test_fit_trains_and_ends_with_0(params: str, tmp_path: Path) -> None:
     assert cli.main(["fit", params]) == 0
     assert (tmp_path / "out").is_dir()
@@ -94,6 +131,7 @@ def test_a_mistake_in_the_file_ends_with_1_and_its_place(
     assert "Traceback" not in told
 
 
+@pytest.mark.fits
 def test_a_mistake_in_the_model_ends_with_1_and_the_users_line(
     params: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -105,6 +143,7 @@ def test_a_mistake_in_the_model_ends_with_1_and_the_users_line(
     assert "Traceback" not in told
 
 
+@pytest.mark.fits
 def test_debug_shows_the_traceback(params: str) -> None:
     from fulgurite.errors import HostRead
 
@@ -150,6 +189,8 @@ def test_a_device_of_the_command_line_replaces_a_backend_with_arguments_of_its_o
     assert "autogen_policy" not in told
 
 
+@pytest.mark.long
+@pytest.mark.process
 def test_a_params_file_in_its_model_dir_finds_classes_in_the_working_directory(
     params: str, tmp_path: Path
 ) -> None:
@@ -161,6 +202,8 @@ def test_a_params_file_in_its_model_dir_finds_classes_in_the_working_directory(
     assert found.returncode == 0, found.stdout
 
 
+@pytest.mark.long
+@pytest.mark.process
 def test_a_reader_that_has_enough_is_no_error() -> None:
     command = [sys.executable, "-m", "fulgurite", "schema"]
     pipe = subprocess.PIPE
@@ -171,6 +214,7 @@ def test_a_reader_that_has_enough_is_no_error() -> None:
         assert process.stderr.read() == b""
 
 
+@pytest.mark.fits
 def test_programs_that_do_not_run_leave_no_params_file(params: str, tmp_path: Path) -> None:
     assert cli.main(["fit", params, "--validate_only"]) == 0
     assert not (tmp_path / "out").exists()
@@ -234,6 +278,8 @@ def test_a_checkpoint_is_for_the_first_of_a_list_of_trainers_to_fit() -> None:
     }
 
 
+@pytest.mark.long
+@pytest.mark.process
 def test_a_closed_pipe_is_no_error_to_tell() -> None:
     command = f"{sys.executable} -m fulgurite.cli schema | head -c 1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
@@ -304,6 +350,7 @@ def test_check_without_imports_says_what_a_run_imports(
     assert "users" not in sys.modules
 
 
+@pytest.mark.fits
 def test_the_command_that_goes_on_loads_a_checkpoint_whole(
     params: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
@@ -327,6 +374,8 @@ class Slow(Callback):
 """
 
 
+@pytest.mark.long
+@pytest.mark.process
 @pytest.mark.parametrize("to", ["group", "killed watcher"])
 def test_signals_end_a_run_that_is_watched_with_a_checkpoint(
     to: str, params: str, tmp_path: Path
@@ -371,6 +420,7 @@ def wait_for(happened: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.process
 def test_a_run_that_is_killed_too_often_ends_with_1(
     params: str, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
@@ -382,6 +432,7 @@ def test_a_run_that_is_killed_too_often_ends_with_1(
     assert "RestartsUsedUp: autorestart: attempt 2 ended: killed by" in capsys.readouterr().err
 
 
+@pytest.mark.fits
 def test_programs_that_do_not_run_are_not_watched(params: str, tmp_path: Path) -> None:
     restarts = "trainer.init.autorestart.max_num_restarts=1"
     assert cli.main(["fit", params, "--validate_only", "--set", restarts]) == 0

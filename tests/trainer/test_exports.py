@@ -18,6 +18,8 @@ from models import CLASSES, loader
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
 
+pytestmark = pytest.mark.numbers
+
 
 class Net(pl.LightningModule):
     """BatchNorm and dropout, a metric, and hyperparameters that a checkpoint brings back."""
@@ -125,6 +127,7 @@ def test_a_fitted_module_gives_what_it_gives_after_stock(
 ) -> None:
     warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript, onnx
     warnings.filterwarnings("ignore", message="`LightningModule.to_torchscript` has been")
+    warnings.filterwarnings("ignore", message="`torch.jit.*is deprecated")  # since torch 2.15
     for folder in ("ours", "stock"):
         (tmp_path / folder).mkdir()
     (ours, _), (stock, _) = fitted(True), fitted(False)

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 GUIDE = """
 import torch
 import fulgurite
@@ -56,6 +58,8 @@ assert fulgurite.current_backend() is backend
 """
 
 
+@pytest.mark.long
+@pytest.mark.process
 def test_the_guides_example_runs_as_written(tmp_path: Path) -> None:
     script = tmp_path / "guide.py"
     script.write_text(GUIDE)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 CHECKED = """
 import sys
 from fulgurite import cli
@@ -82,6 +84,7 @@ def test_a_check_without_imports_imports_no_library(name: str, tmp_path: Path) -
     assert printed(CHECKED.format(files=files), tmp_path) == "[]"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("device", ["CSX", "CPU"])
 def test_a_trainer_imports_nothing_of_others_that_lightnings_does_not(
     device: str, tmp_path: Path
@@ -89,6 +92,7 @@ def test_a_trainer_imports_nothing_of_others_that_lightnings_does_not(
     assert printed(BESIDE_LIGHTNING.format(device=device), tmp_path) == "[]"
 
 
+@pytest.mark.long
 def test_a_run_that_compiles_nothing_imports_no_compiler(tmp_path: Path) -> None:
     code = FIT.format(device="CSX").replace(
         "device='CSX'", "backend={'backend_type': 'CSX', 'autogen_policy': 'disabled'}"
@@ -96,6 +100,7 @@ def test_a_run_that_compiles_nothing_imports_no_compiler(tmp_path: Path) -> None
     assert printed(code, tmp_path) == "False"
 
 
+@pytest.mark.long
 def test_errors_are_at_hand_where_the_package_is_imported() -> None:
     code = "import fulgurite; print(fulgurite.errors.MiscompiledWarning.__name__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -227,6 +227,7 @@ def test_no_code_of_a_checkpoint_runs(
         assert not Path(MARKER).exists()
 
 
+@pytest.mark.process
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Popen's process
 @pytest.mark.parametrize("name", [name for name in CHECKPOINTS if name != "a tar"])
 def test_the_code_would_run_if_it_were_let(name: str, folder: Path) -> None:
@@ -416,6 +417,7 @@ def test_functions_beside_them_that_read_numbers_pass() -> None:
     assert cli.main(["check", "run.yaml"]) == 0
 
 
+@pytest.mark.fits
 def test_the_file_around_the_code_is_a_good_one() -> None:
     Path("run.yaml").write_text(
         yaml.safe_dump(described(**net(function="torch.nn.functional.relu")))

@@ -276,6 +276,7 @@ class Logged(pl.Callback):
         self.scales.append(float(trainer.callback_metrics["loss_scale"]))
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize("make", [lambda: Classifier(mlp()), GAN], ids=["automatic", "manual"])
 def test_the_scale_of_every_step_is_logged(make: Any) -> None:
     mixed = MixedPrecision(
@@ -293,6 +294,7 @@ def test_the_scale_of_every_step_is_logged(make: Any) -> None:
     assert (ours.scales[0], ours.scales[-1]) == (4.0, 16.0)
 
 
+@pytest.mark.fits
 def test_the_same_numbers_on_csx_and_on_the_cpu() -> None:
     """With loss scaling in bfloat16, which stock Lightning does not have."""
     mixed = MixedPrecision(
@@ -301,6 +303,7 @@ def test_the_same_numbers_on_csx_and_on_the_cpu() -> None:
     assert_same_run(fit_on(True, mixed), fit_on(False, mixed))
 
 
+@pytest.mark.numbers
 def test_float16_without_scaling_equals_scaling_by_one() -> None:
     one = GradScaler("cpu", init_scale=1.0, growth_interval=100)
     stock = fit(

@@ -207,6 +207,8 @@ def some(paths: list[Path]) -> list[Path]:
     return [paths[i] for i in sorted({0, count // 2 - 1, count // 2, count - 1} & {*range(count)})]
 
 
+@pytest.mark.fits
+@pytest.mark.process
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_what_follows_a_checkpoint_is_what_followed_it(name: str, tmp_path: Path) -> None:
     scenario = SCENARIOS[name]
@@ -218,6 +220,8 @@ def test_what_follows_a_checkpoint_is_what_followed_it(name: str, tmp_path: Path
         assert differences(whole, rest) == [], path.name
 
 
+@pytest.mark.fits
+@pytest.mark.long
 def test_state_for_which_the_module_has_no_place_is_named(tmp_path: Path) -> None:
     run(Scenario(make=Remembering, loaders=both), tmp_path / "whole", max_steps=2)
     path = next(checkpoints(tmp_path / "whole"))
@@ -229,6 +233,8 @@ def test_state_for_which_the_module_has_no_place_is_named(tmp_path: Path) -> Non
     assert "the module begins with nothing there" in told[1]
 
 
+@pytest.mark.fits
+@pytest.mark.long
 def test_a_validation_that_was_broken_off_is_done_anew(tmp_path: Path) -> None:
     scenario = Scenario(
         make=Averaging,
@@ -244,6 +250,7 @@ def test_a_validation_that_was_broken_off_is_done_anew(tmp_path: Path) -> None:
     assert differences(whole, rest) == []
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize("hook", ["on_train_epoch_start", "on_train_batch_start"])
 @pytest.mark.parametrize("of_module", [True, False])
 def test_saving_where_an_epoch_or_a_batch_begins_warns_once(
@@ -268,6 +275,9 @@ def test_saving_where_an_epoch_or_a_batch_begins_warns_once(
     assert "Save it in on_train_start, on_train_batch_end or on_train_epoch_end" in told
 
 
+@pytest.mark.long
+@pytest.mark.fits
+@pytest.mark.process
 @pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: float(torch.rand(()))])
 def test_workers_draw_what_they_drew(draw: Callable[[], float], tmp_path: Path) -> None:
     scenario = Scenario(make=Net, loaders=lambda: (train(Noisy(draw), num_workers=2),))
@@ -286,15 +296,24 @@ def persistent(tmp_path: Path, draw: Callable[[], float], step: int) -> tuple[En
     return whole, run(scenario, tmp_path / "rest", path=path, start=50)
 
 
+@pytest.mark.long
+@pytest.mark.fits
+@pytest.mark.process
 def test_workers_that_persist_go_on_in_the_first_epoch(tmp_path: Path) -> None:
     whole, rest = persistent(tmp_path, random.random, 4)
     assert rest.events.batches[:2] == whole.events.batches[4:6]
 
 
+@pytest.mark.long
+@pytest.mark.fits
+@pytest.mark.process
 def test_workers_that_persist_are_no_obstacle_where_they_draw_nothing(tmp_path: Path) -> None:
     assert differences(*persistent(tmp_path, lambda: 0.0, 8)) == []
 
 
+@pytest.mark.long
+@pytest.mark.fits
+@pytest.mark.process
 def test_a_run_that_cannot_go_on_exactly_says_so(tmp_path: Path) -> None:
     with pytest.warns(
         UserWarning, match="batch 1 of the epoch.* is not the batch that was trained"
@@ -302,6 +321,8 @@ def test_a_run_that_cannot_go_on_exactly_says_so(tmp_path: Path) -> None:
         persistent(tmp_path, random.random, 8)
 
 
+@pytest.mark.fits
+@pytest.mark.long
 def test_a_loader_that_became_shorter_ends_the_epoch_and_is_named(tmp_path: Path) -> None:
     scenario = Scenario(make=Net, loaders=lambda: (train(),))
     run(scenario, tmp_path / "whole")
@@ -312,6 +333,8 @@ def test_a_loader_that_became_shorter_ends_the_epoch_and_is_named(tmp_path: Path
     assert rest.trainer.current_epoch == 2
 
 
+@pytest.mark.fits
+@pytest.mark.long
 @pytest.mark.parametrize("steps", [2, 6, 8])
 @pytest.mark.parametrize("at_epoch_end", [True, False])
 def test_max_steps_may_end_a_run_anywhere(steps: int, at_epoch_end: bool, tmp_path: Path) -> None:
@@ -328,6 +351,8 @@ def test_max_steps_may_end_a_run_anywhere(steps: int, at_epoch_end: bool, tmp_pa
     assert differences(whole, rest) == []
 
 
+@pytest.mark.long
+@pytest.mark.numbers
 def test_other_checkpoints_go_on_as_lightning_s(tmp_path: Path) -> None:
     """One that Lightning wrote has no moment; one of ours goes on in Lightning."""
     scenario = Scenario(make=lambda: Net(on_plateau), loaders=both, options=LONG)
@@ -341,6 +366,7 @@ def test_other_checkpoints_go_on_as_lightning_s(tmp_path: Path) -> None:
         assert (rest.trainer.global_step, rest.trainer.current_epoch) == (18, 3)
 
 
+@pytest.mark.long
 @pytest.mark.compiler
 def test_kills_leave_readable_files_and_change_nothing() -> None:
     """In a process of its own: it forks, which OpenMP's threads do not survive."""

@@ -165,6 +165,7 @@ EVAL = ["eval_start", "eval_epoch_start", *["eval_batch_start", "eval_batch_end"
 EVAL += ["eval_epoch_end", "eval_end"]
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize("params", [LEGACY, NEW], ids=["old", "new"])
 @pytest.mark.parametrize("device", ["CSX", "CPU"])
 def test_train(params: dict[str, Any], device: str, start: Start) -> None:
@@ -173,12 +174,14 @@ def test_train(params: dict[str, Any], device: str, start: Start) -> None:
     assert runner.trainer.backend.backend_type == device
 
 
+@pytest.mark.fits
 def test_train_and_eval(start: Start) -> None:
     runner = start("--mode", "train_and_eval")
     epoch = [*TRAIN, *EVAL, "train_epoch_end"]
     assert runner.calls == ["train_start", *epoch, *epoch, "train_end"]
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize("device", ["CSX", "CPU"])
 def test_eval_takes_the_checkpoint_that_is_named(device: str, start: Start, tmp_path: Path) -> None:
     trained = start(device, "--mode", "train_and_eval")
@@ -189,6 +192,7 @@ def test_eval_takes_the_checkpoint_that_is_named(device: str, start: Start, tmp_
     assert_close(runner.trainer.callback_metrics["val_loss"], wanted)
 
 
+@pytest.mark.fits
 def test_eval_takes_the_newest_checkpoint_else(start: Start, tmp_path: Path) -> None:
     folder = ["--model_dir", str(tmp_path / "out")]
     wanted = start("--mode", "train_and_eval", *folder).trainer.callback_metrics["val_loss"]
@@ -196,6 +200,7 @@ def test_eval_takes_the_newest_checkpoint_else(start: Start, tmp_path: Path) -> 
     assert_close(found, wanted)
 
 
+@pytest.mark.fits
 def test_eval_all_takes_every_checkpoint_in_the_order_of_steps(
     start: Start, tmp_path: Path
 ) -> None:
@@ -209,6 +214,7 @@ def test_eval_all_takes_every_checkpoint_in_the_order_of_steps(
     assert start("--mode", "eval_all", *folder).calls == EVAL * 2
 
 
+@pytest.mark.fits
 def test_training_again_goes_on_from_the_newest_checkpoint(start: Start, tmp_path: Path) -> None:
     folder = ["--model_dir", str(tmp_path / "out")]
     whole = [float(loss) for loss in start("--mode=train").losses]
@@ -221,11 +227,13 @@ def test_training_again_goes_on_from_the_newest_checkpoint(start: Start, tmp_pat
     assert start("--mode=train", *folder).losses == []
 
 
+@pytest.mark.fits
 def test_csx_and_the_cpu_train_alike(start: Start) -> None:
     ours = [float(loss) for loss in start("CSX", "--mode", "train").losses]
     assert_close(ours, [float(loss) for loss in start("CPU", "--mode", "train").losses])
 
 
+@pytest.mark.fits
 def test_old_and_new_parameters_train_alike(start: Start) -> None:
     old = [float(loss) for loss in start("--mode", "train").losses]
     assert old == [float(loss) for loss in start("--mode", "train", params=NEW).losses]
@@ -240,6 +248,7 @@ def test_a_mode_without_its_data_is_refused(start: Start, monkeypatch: pytest.Mo
 # -- flags -------------------------------------------------------------------------------------
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize("params", [LEGACY, NEW], ids=["old", "new"])
 @pytest.mark.parametrize(
     ("flag", "steps"), [("max_steps", 3), ("num_epochs", 1)], ids=["max_steps", "num_epochs"]
@@ -257,6 +266,7 @@ def test_eval_steps(params: dict[str, Any], start: Start) -> None:
     assert runner.calls.count("eval_batch_end") == 1
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize("params", [LEGACY, NEW], ids=["old", "new"])
 def test_flags_of_csx_go_to_its_backend(
     params: dict[str, Any], start: Start, tmp_path: Path
@@ -268,6 +278,7 @@ def test_flags_of_csx_go_to_its_backend(
     assert "2 systems: only 1 is built yet" in str(raised.value.code)
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize("params", [LEGACY, NEW], ids=["old", "new"])
 @pytest.mark.parametrize("runner", [None, PyTorchCSCompiler], ids=["chosen", "given"])
 def test_validate_only_traces_and_trains_nothing(
@@ -277,6 +288,7 @@ def test_validate_only_traces_and_trains_nothing(
     assert any("training program" in line and ", checked" in line for line in said)
 
 
+@pytest.mark.fits
 @pytest.mark.compiler
 def test_compile_only_makes_a_compiler_of_the_run(
     start: Start, tmp_path: Path, said: list[str]
@@ -287,6 +299,7 @@ def test_compile_only_makes_a_compiler_of_the_run(
     assert list((tmp_path / "programs").iterdir())
 
 
+@pytest.mark.fits
 def test_is_pretrained_checkpoint_takes_weights_and_begins_at_step_0(
     start: Start, tmp_path: Path
 ) -> None:
@@ -303,6 +316,7 @@ def test_is_pretrained_checkpoint_takes_weights_and_begins_at_step_0(
 MEANINGLESS = [flag for flag in FLAGS if not flag.means]
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize("params", [LEGACY, NEW], ids=["old", "new"])
 def test_flags_without_a_meaning_are_noted_once_each(
     params: dict[str, Any], start: Start, monkeypatch: pytest.MonkeyPatch
@@ -370,6 +384,7 @@ def test_a_wrong_file_is_told_by_line_with_status_1(start: Start) -> None:
     assert "params.yaml:" in told
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize("params", [LEGACY, NEW], ids=["old", "new"])
 def test_the_model_dir_lies_beside_the_script_unless_something_says_where(
     params: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -391,6 +406,7 @@ def test_the_model_dir_lies_beside_the_script_unless_something_says_where(
 # -- models and parameters ---------------------------------------------------------------------
 
 
+@pytest.mark.fits
 def test_functions_read_the_flags_and_their_own_arguments_in_runconfig(start: Start) -> None:
     seen: list[dict[str, Any]] = []
 
@@ -413,6 +429,7 @@ def test_functions_read_the_flags_and_their_own_arguments_in_runconfig(start: St
     assert (runconfig["target_device"], runconfig["max_steps"], runconfig["depth"]) == ("CPU", 1, 3)
 
 
+@pytest.mark.fits
 def test_defaults_may_be_returned(start: Start) -> None:
     def defaults(params: dict[str, Any]) -> dict[str, Any]:
         return {**params, "runconfig": {**params["runconfig"], "max_steps": 2}}
@@ -420,6 +437,7 @@ def test_defaults_may_be_returned(start: Start) -> None:
     assert len(start("CPU", "--mode=train", default_params_fn=defaults).losses) == 2
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize(
     "wrap",
     [
@@ -440,6 +458,7 @@ def test_a_forward_returns_the_loss_in_one_of_three_ways(
     assert [float(loss) for loss in start("--mode=train", model_fn=Wrapped).losses] == plain
 
 
+@pytest.mark.fits
 def test_a_forward_that_returns_no_loss_is_told(start: Start) -> None:
     class Logits(Net):
         def forward(self, data: Any) -> Any:
@@ -451,6 +470,7 @@ def test_a_forward_that_returns_no_loss_is_told(start: Start) -> None:
         start("CPU", "--mode=train", model_fn=Logits)
 
 
+@pytest.mark.fits
 def test_a_model_of_an_older_script(start: Start) -> None:
     class Older(PyTorchBaseModel):
         tied = 0
@@ -471,6 +491,7 @@ def test_a_model_of_an_older_script(start: Start) -> None:
     assert Older.tied == 1
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize("device", ["CSX", "CPU"])
 def test_a_model_that_makes_its_own_optimizer(device: str, start: Start) -> None:
     class Own(Net):
@@ -485,6 +506,7 @@ def test_a_model_that_makes_its_own_optimizer(device: str, start: Start) -> None
     assert runner.trainer.optimizers[0].param_groups[0]["lr"] == 0.1 * 0.5**3
 
 
+@pytest.mark.fits
 def test_a_model_fn_may_ask_for_the_device(start: Start) -> None:
     places = []
 
@@ -496,6 +518,7 @@ def test_a_model_fn_may_ask_for_the_device(start: Start) -> None:
     assert places == [torch.device("cpu")]
 
 
+@pytest.mark.fits
 def test_a_lightning_module_is_itself(start: Start) -> None:
     runner = start("--mode=train", model_fn=lambda params: Classifier(mlp()))
     assert isinstance(runner.module, Classifier)
@@ -552,6 +575,7 @@ def test_a_runner_for_another_device_is_refused(
         start(device, "--mode=train", runner=runner)
 
 
+@pytest.mark.fits
 def test_a_runner_works_without_a_command_line(tmp_path: Path) -> None:
     params = changed(LEGACY, runconfig__target_device="CPU", runconfig__model_dir=str(tmp_path))
     runner = PyTorchRunner(Net(params), params)
@@ -559,6 +583,7 @@ def test_a_runner_works_without_a_command_line(tmp_path: Path) -> None:
     assert runner.trainer.global_step == 8
 
 
+@pytest.mark.fits
 def test_an_overridden_train_is_called(start: Start) -> None:
     class Twice(Recording):
         def train(self, train_dataloader: Any) -> None:
@@ -571,6 +596,7 @@ def test_an_overridden_train_is_called(start: Start) -> None:
 # -- stopping ----------------------------------------------------------------------------------
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"]
 )
@@ -596,6 +622,7 @@ def test_a_signal_ends_a_run_and_the_command_that_is_printed_goes_on(
     assert [*first, *map(float, second)] == whole
 
 
+@pytest.mark.fits
 def test_the_command_that_goes_on_trains_what_is_left_of_num_steps(
     start: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -613,6 +640,7 @@ def test_the_command_that_goes_on_trains_what_is_left_of_num_steps(
     assert len(start("--mode=train", *options, params=STEPS).losses) == 2
 
 
+@pytest.mark.fits
 def test_the_command_that_goes_on_loads_a_checkpoint_whole(
     start: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -628,6 +656,7 @@ def test_the_command_that_goes_on_loads_a_checkpoint_whole(
     assert command[command.index("--load_checkpoint_states") + 1] == "all"
 
 
+@pytest.mark.fits
 def test_the_documentation_is_that_of_the_code() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert page(text) == text

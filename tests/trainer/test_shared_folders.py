@@ -58,6 +58,7 @@ def end(process: subprocess.Popen[str]) -> None:
     assert process.returncode == 0, error
 
 
+@pytest.mark.long
 @pytest.mark.compiler
 def test_each_trains_as_if_it_were_alone(tmp_path: Path) -> None:
     cache, shared = tmp_path / "cache", tmp_path / "shared"

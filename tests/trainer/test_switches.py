@@ -49,6 +49,7 @@ def factors() -> DataLoader[Any]:
     return DataLoader(TensorDataset(x, y, factor), batch_size=16)
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize(
     "policy", ["disabled", pytest.param("default", marks=pytest.mark.compiler)]
 )
@@ -66,6 +67,7 @@ def test_detect_anomaly_names_the_forward_line_of_a_gradient_that_became_nan(pol
     assert_close(ours.state_dict(), stock.state_dict(), 2e-5)  # that step changed nothing
 
 
+@pytest.mark.fits
 def test_detect_anomaly_adds_one_check_and_changes_no_number() -> None:
     found = []
     own = CheckLoss(max_consecutive_skips=2)
@@ -93,6 +95,7 @@ class Unpools(Classifier):
         return loss + spread.mean()
 
 
+@pytest.mark.numbers
 @POLICIES
 def test_deterministic_refuses_what_is_not(policy: str) -> None:
     for static in (True, False):
@@ -103,6 +106,7 @@ def test_deterministic_refuses_what_is_not(policy: str) -> None:
         torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize("asked", [None, True, False])
 @pytest.mark.parametrize("deterministic", [None, True])
 def test_benchmark_sets_the_flag_that_stock_sets(

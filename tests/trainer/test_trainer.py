@@ -22,11 +22,12 @@ import fulgurite
 from fulgurite import trainer as trainer_module
 
 
+@pytest.mark.fits
 def test_csv_is_the_default_logger_and_holds_rows_of_logged_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer_module, "_TENSORBOARD_AVAILABLE", False)
-    monkeypatch.setattr(trainer_module, "_TENSORBOARDX_AVAILABLE", False)
+    monkeypatch.setattr(trainer_module.tensorboard, "_TENSORBOARD_AVAILABLE", False)
+    monkeypatch.setattr(trainer_module.tensorboard, "_TENSORBOARDX_AVAILABLE", False)
     trainer = fulgurite.Trainer(
         backend=csx(),
         model_dir=tmp_path,
@@ -54,13 +55,14 @@ def test_tensorboard_is_the_default_logger_where_it_is_installed(
         def __init__(self, save_dir: str) -> None:
             made["save_dir"] = save_dir
 
-    monkeypatch.setattr(trainer_module, "_TENSORBOARD_AVAILABLE", True)
+    monkeypatch.setattr(trainer_module.tensorboard, "_TENSORBOARD_AVAILABLE", True)
     monkeypatch.setattr(trainer_module, "TensorBoardLogger", Fake)
     trainer = fulgurite.Trainer(backend=csx(), model_dir=tmp_path)
     assert isinstance(trainer.logger, Fake)
     assert made == {"save_dir": str(tmp_path)}
 
 
+@pytest.mark.fits
 def test_the_progress_bar_is_rich_and_shows_loss(capsys: pytest.CaptureFixture[str]) -> None:
     trainer = fulgurite.Trainer(
         backend=csx(), max_epochs=1, logger=False, enable_checkpointing=False
@@ -72,6 +74,7 @@ def test_the_progress_bar_is_rich_and_shows_loss(capsys: pytest.CaptureFixture[s
     assert "loss_step" in shown
 
 
+@pytest.mark.fits
 @pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader`")
 @pytest.mark.parametrize("step", ["validation_step", "test_step", "predict_step"])
 def test_a_step_that_is_none_is_a_stage_that_the_model_does_not_have(step: str) -> None:
@@ -86,6 +89,7 @@ def test_what_barebones_refuses_is_called_what_was_given() -> None:
         fulgurite.Trainer(device="CSX", barebones=True, logger=True)
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
 def test_a_copy_of_a_trainer_that_ran_goes_on_as_it_does(copied: Callable[[Any], Any]) -> None:
     data = DataLoader(torch.arange(128.0).sin().reshape(4, 32))

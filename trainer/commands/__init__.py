@@ -1,6 +1,7 @@
 """Commands that are about the machine and what was built, and not about a parameter file.
 
 options     their command lines; imports nothing else
+versions    ``fulgurite --version``: what a report of a bug needs, without an import of torch
 cache       ``fulgurite cache``: what is compiled already, and removing it
 doctor      ``fulgurite doctor``: what there is, what is wrong with it, what to do
 checkups    what the doctor looks at, one function each

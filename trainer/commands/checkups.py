@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
-import platform
 import shutil
 import stat
 import sys
@@ -16,16 +14,16 @@ from pathlib import Path
 
 import torch
 
-import fulgurite
 from fulgurite.backends.csx.compile import toolchain, vector_units
 from fulgurite.backends.csx.compile.cache import CompileCache
 from fulgurite.backends.csx.compile.cache_folder import users_folder
 from fulgurite.backends.patches import applied
+from fulgurite.backends.supported import TESTED
 from fulgurite.callbacks.count_params import human
 from fulgurite.commands.cache import contents
 from fulgurite.commands.self_test import LIMIT_S, MODEL, TOLERANCE, Outcome
+from fulgurite.commands.versions import installed_versions
 
-PACKAGES = ("torch", "lightning", "torchmetrics")
 _BAR = 40  # characters
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _FREE_BYTES = 64 << 20  # some hundred small programs, and what their compiler writes (assumed)
@@ -70,10 +68,12 @@ def compiler(folder: Path) -> Finding:
 
 def processor() -> Finding:
     """The processor's name and its vector units."""
-    from torch._inductor.cpu_vec_isa import pick_vec_isa
-
-    with applied(vector_units.believed()):
-        unit = pick_vec_isa()
+    try:
+        with applied(vector_units.believed()):
+            unit = vector_units.chosen()
+    except (ImportError, AttributeError) as error:  # a version that has them elsewhere
+        text = f"{toolchain.cpu_name()}; torch does not say its vector units: {error}"
+        return Finding("processor", text, f"pip install 'torch{TESTED['torch']}'")
     units = f"vector units: {unit}" if unit else "no vector units that compiled code uses"
     return Finding("processor", f"{toolchain.cpu_name()}; {units}")
 
@@ -144,9 +144,7 @@ def scratch(found: CompileCache | None) -> Iterator[Path]:
 
 def versions() -> Finding:
     """Of Python and of the packages that decide what runs."""
-    packages = [f"{name} {importlib.metadata.version(name)}" for name in PACKAGES]
-    python = f"python {platform.python_version()}"
-    return Finding("versions", ", ".join([python, *packages, f"fulgurite {fulgurite.__version__}"]))
+    return Finding("versions", installed_versions())
 
 
 def tested(outcome: Outcome | None) -> Finding:

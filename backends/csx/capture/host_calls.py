@@ -28,6 +28,7 @@ from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber
 from fulgurite.backends.patches import Patch, applied, patches_of
 from fulgurite.backends.schedules import ProgramScheduler
 from fulgurite.backends.step_context import running
+from fulgurite.backends.torch_versions import CHECKED
 
 _TORCHMETRICS = "torchmetrics 1.9"
 _NORMALIZE = "normalize_logits_if_needed"
@@ -143,7 +144,7 @@ def record_host_calls(trainer: pl.Trainer | None, schedulers: list[Any]) -> Iter
     for scheduler in schedulers:
         if not isinstance(scheduler, ProgramScheduler):
             step = {"step": record(scheduler)}
-            patches += patches_of(scheduler, step, why=why, checked="torch 2.13")
+            patches += patches_of(scheduler, step, why=why, checked=CHECKED)
     if trainer is not None:
         patches += patches_of(pl.LightningModule, {"log": log}, why=why, checked="lightning 2.6")
     with applied(patches), running(note=note):

@@ -213,9 +213,11 @@ def _register(
         owner._results = alone
         try:
             stock_log(module, **given)
-            [(key, result)] = alone.items()
         finally:
             owner._results, connector._current_fx = results, current_fx
+        if not alone:  # a module inside the one that is trained: Lightning warns, and logs nothing
+            return None
+        [(key, result)] = alone.items()
         known = pending.get(key, results.get(key))
         if known is None or (told_again() and key not in pending):  # as in the first trace
             result = _ResultMetric(result.meta, result.is_tensor)

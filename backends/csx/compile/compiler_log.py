@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import os
 import tempfile
+import traceback
 from pathlib import Path
 
-from torch._inductor.exc import CppCompileError, InductorError
+from torch._inductor.exc import CppCompileError
 
 PREFIX, SUFFIX = "fulgurite-compile-", ".txt"
 _MOST = 160  # characters of a line
 
 
 def in_a_line(error: Exception) -> str:
-    """A failure in one line: of the C++ compiler's, the first that it calls an error."""
-    inner = error.inner_exception if isinstance(error, InductorError) else error
+    """A failure in one line: of the C++ compiler's, the first that it calls an error.
+
+    Of any other: its type, what it says, and the file and line where it was raised.
+    """
+    inner: Exception = getattr(error, "inner_exception", error)  # of torch's InductorError
     if isinstance(inner, CppCompileError):
         lines = [line.strip() for line in inner.output.splitlines() if line.strip()]
         errors = [line for line in lines if "error" in line.lower()]
-        text = f"the C++ compiler: {[*errors, *lines, 'it printed nothing'][0]}"
-    else:
-        text = [*str(error).strip().splitlines(), type(error).__name__][0]
+        return _cut(f"the C++ compiler: {[*errors, *lines, 'it printed nothing'][0]}")
+    said = [f": {line}" for line in str(inner).strip().splitlines()]
+    frames = traceback.extract_tb(inner.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return _cut(f"{type(inner).__name__}{[*said, ''][0]}") + place
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= _MOST else f"{text[: _MOST - 3]}..."
 
 

@@ -18,6 +18,7 @@ from torch import fx
 from fulgurite.backends.csx.graph.graph import storage_of
 from fulgurite.backends.csx.graph.op_schema import is_random
 from fulgurite.backends.patches import Patch, patches_of
+from fulgurite.backends.torch_versions import CHECKED, DROPS_COPIES, LOSES_ORDER
 
 _READ_EARLY = "https://github.com/pytorch/pytorch/issues/185509"
 _READ_LATE = "https://github.com/pytorch/pytorch/issues/198131"
@@ -30,6 +31,8 @@ def order_after_writes() -> Iterator[Patch]:
     buffer's first name: the order after an operation that wrote into the buffer is lost, unless the
     loop has artificial dependencies too. docs/backends.md, "Two bugs in the compiler", has more.
     """
+    if not LOSES_ORDER:
+        return
     from torch._inductor.scheduler import SchedulerNode
 
     original = SchedulerNode.recompute_size_and_body
@@ -40,7 +43,7 @@ def order_after_writes() -> Iterator[Patch]:
 
     method = {"recompute_size_and_body": recompute_size_and_body}
     why = "a buffer may be read before the operation that fills it, and give NaN"
-    return patches_of(SchedulerNode, method, why=why, checked="torch 2.13", upstream=_READ_EARLY)
+    yield from patches_of(SchedulerNode, method, why=why, checked=CHECKED, upstream=_READ_EARLY)
 
 
 def copies_first() -> Iterator[Patch]:
@@ -50,6 +53,8 @@ def copies_first() -> Iterator[Patch]:
     an input, and it is the new value of another one (``target.load_state_dict(net.state_dict())``
     in a step), it would be read when the graph has overwritten it already. In docs/backends.md too.
     """
+    if not DROPS_COPIES:
+        return
     from torch._inductor.fx_passes import post_grad
 
     original = post_grad.remove_noop_ops
@@ -70,7 +75,7 @@ def copies_first() -> Iterator[Patch]:
 
     why = "a copy of an input may be read after the input was overwritten"
     graph_pass = {"remove_noop_ops": remove_noop_ops}
-    return patches_of(post_grad, graph_pass, why=why, checked="torch 2.13", upstream=_READ_LATE)
+    yield from patches_of(post_grad, graph_pass, why=why, checked=CHECKED, upstream=_READ_LATE)
 
 
 def no_tables() -> Iterator[Patch]:
@@ -79,7 +84,7 @@ def no_tables() -> Iterator[Patch]:
 
     why = "tables of choices on the screen; the report says what was chosen"
     names = {"PRINT_AUTOTUNE": False}
-    return patches_of(select_algorithm, names, why=why, checked="torch 2.13")
+    return patches_of(select_algorithm, names, why=why, checked=CHECKED)
 
 
 def kernels_later() -> Iterator[Patch]:
@@ -91,7 +96,7 @@ def kernels_later() -> Iterator[Patch]:
 
     method = {"cpp_pybinding": cpp_pybinding}
     why = "the C++ compiler would read torch's header for each kernel anew"
-    return patches_of(AsyncCompile, method, why=why, checked="torch 2.13")
+    return patches_of(AsyncCompile, method, why=why, checked=CHECKED)
 
 
 @functools.cache

@@ -17,7 +17,6 @@ from time import perf_counter
 import torch
 from torch import Tensor
 from torch._inductor import config as inductor
-from torch._inductor.exc import InductorError
 
 from fulgurite.backends.csx.compile import background, compiler_log, denormals, fused, made
 from fulgurite.backends.csx.compile.background import Job, Meanwhile, queue
@@ -46,6 +45,7 @@ from fulgurite.backends.csx.compile.toolchain import (
     CompilerFailed,
     NoToolchain,
     cpu_name,
+    failures_told,
     nothing_compiled,
     toolchain_missing,
 )
@@ -93,23 +93,25 @@ class HostFabric(Fabric):
         try:
             if policy == "disabled" and not has_regions:
                 raise NoToolchain("autogen_policy='disabled'")
-            key, kept = program_key(graph, threads, policy), Kept(self._cache, threads)
-            if self.waits:
-                found = self._cache.fetch(
-                    key,
-                    build=lambda folder: _build(graph, folder, kept, policy, shown),
-                    load=lambda folder: _load(graph, folder),
-                    waiting=lambda: shown("waiting for another process that compiles"),
-                )
-            else:
-                there = self._cache.find(key, lambda folder: _load(graph, folder))
-                if there is None:
-                    if has_regions:
-                        check_regions(graph, kept)
-                    return self._load_later(graph, key, began, urgent, threads)
-                if urgent:
-                    queue.hurry()
-                found = there
+            cache = self._cache  # which may be an error of the user's
+            with failures_told():
+                key, kept = program_key(graph, threads, policy), Kept(cache, threads)
+                if self.waits:
+                    found = cache.fetch(
+                        key,
+                        build=lambda folder: _build(graph, folder, kept, policy, shown),
+                        load=lambda folder: _load(graph, folder),
+                        waiting=lambda: shown("waiting for another process that compiles"),
+                    )
+                else:
+                    there = cache.find(key, lambda folder: _load(graph, folder))
+                    if there is None:
+                        if has_regions:
+                            check_regions(graph, kept)
+                        return self._load_later(graph, key, began, urgent, threads)
+                    if urgent:
+                        queue.hurry()
+                    found = there
         except (NoToolchain, NothingKept) as missing:
             why = _with_log(missing)
             if has_regions and not isinstance(missing, CompilerFailed):
@@ -182,9 +184,10 @@ class HostFabric(Fabric):
                 loaded.call = self._meanwhile(loaded, reference, graph, key, urgent=True)
                 return loaded.call
             if job.failure is None:
-                found = self._cache.find(key, lambda folder: _load(graph, folder))
-        except (NothingKept, SharedFolder) as missing:
-            why = str(missing)
+                with failures_told():
+                    found = self._cache.find(key, lambda folder: _load(graph, folder))
+        except (NoToolchain, NothingKept, SharedFolder) as missing:
+            why = _with_log(missing)
         loaded.compiling, loaded.seconds = False, job.seconds
         if found is None:
             why = compiler_log.with_log(why, job.log)
@@ -213,7 +216,7 @@ class HostFabric(Fabric):
             else:
                 loaded.call, loaded.compiled = reference, False
                 loaded.made = lambda: one_by_one(graph)
-                loaded.how = "run operation by operation (compiled, it gave other numbers)"
+                loaded.how = "run operation by operation (compiled, it was wrong)"
 
         cache = self._cache.folder
         kept = Path(self._backend.artifact_dir or cache / REPORTS)
@@ -268,11 +271,12 @@ def _compile_into(
 ) -> str | None:
     """Compile a graph into the cache, in the background; returns why that failed, if it did."""
     try:
-        cache.fetch_here(
-            key,
-            build=lambda folder: _build(graph, folder, kept, policy, _unseen),
-            load=lambda folder: _load(graph, folder),
-        )
+        with failures_told():
+            cache.fetch_here(
+                key,
+                build=lambda folder: _build(graph, folder, kept, policy, _unseen),
+                load=lambda folder: _load(graph, folder),
+            )
     except NoToolchain as missing:
         if isinstance(missing, CompilerFailed):
             print(missing.printed)  # the worker's output is the log
@@ -325,10 +329,7 @@ def _compile(graph: Graph, folder: Path, kept: Kept, policy: str, shown: Shown) 
     if missing is not None:
         raise NoToolchain(missing)
     with shown("compiling"):
-        try:
-            compile_graph(graph, folder, kept, policy)
-        except InductorError as error:  # or a defect of its own: a KeyError, an assertion
-            raise CompilerFailed(error) from None
+        compile_graph(graph, folder, kept, policy)
 
 
 def _unseen(doing: str) -> AbstractContextManager[None]:

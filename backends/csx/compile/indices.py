@@ -14,6 +14,7 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 
 from fulgurite.backends.patches import Patch, patches_of
+from fulgurite.backends.torch_versions import CHECKED
 
 
 def read_off() -> Iterator[Patch]:
@@ -36,7 +37,7 @@ def read_off() -> Iterator[Patch]:
 
     functions = {"stride_at": stride, "simplify_index_in_vec_range": in_vector}
     why = "sympy's simplify takes a third of the time in which C++ is generated"
-    return patches_of(sizevars, functions, why=why, checked="torch 2.13")
+    return patches_of(sizevars, functions, why=why, checked=CHECKED)
 
 
 def is_linear(index: Any) -> bool:

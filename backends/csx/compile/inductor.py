@@ -20,8 +20,7 @@ from typing import Any
 
 import torch
 from torch._inductor import config as inductor
-from torch._inductor.exc import CppCompileError, InductorError
-from torch._inductor.utils import BoxedBool
+from torch._inductor.exc import CppCompileError
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -54,6 +53,7 @@ from fulgurite.backends.csx.graph.passes import COMPILER_PASSES, lower
 from fulgurite.backends.csx.graph.passes.realize import realize
 from fulgurite.backends.interrupts import shielded
 from fulgurite.backends.patches import FX, applied, fx_lock, patches_of
+from fulgurite.backends.torch_versions import CHECKED
 
 # size_asserts: inputs are checked before (BatchSpec, Binding). combo_kernels: small independent
 # kernels in one call. Together 100-106 against 110-119 µs a step on an MLP 64-128-128-10.
@@ -93,8 +93,9 @@ def compile_graph(graph: Graph, folder: Path, kept: Kept, policy: str = "medium"
         policy: "disabled" (its fused regions alone), "medium" or "aggressive".
 
     Raises:
-        InductorError: a compiler failed.
+        CppCompileError: the C++ compiler failed, not on some of the kernels alone.
         UnfusedLoss: a fused region cannot be one kernel.
+        Exception: whatever else fails in torch's compiler, or in our work on what it wrote.
     """
     attempt = Attempt(graph, kept, policy)
     with fx_lock:
@@ -108,7 +109,7 @@ def compile_graph(graph: Graph, folder: Path, kept: Kept, policy: str = "medium"
         while failed is not None and attempt.without_failing_kernels():
             failed = _tried(attempt, folder, believed=not changed)
         if failed is not None:
-            raise InductorError(failed, None)
+            raise failed
 
 
 def check_regions(graph: Graph, kept: Kept) -> None:
@@ -246,6 +247,7 @@ def _generated(part: Part, mode: FakeTensorMode) -> Generated:
     """
     _import_compiler()
     from torch._inductor.compile_fx import compile_fx_inner, record_original_output_strides
+    from torch._inductor.utils import BoxedBool
     from torch._inductor.virtualized import V
 
     noted, flags = Noted(), FLAGS if part.policy == "medium" else FLAGS | AGGRESSIVE
@@ -313,5 +315,5 @@ def _ended_with_us() -> Iterator[None]:
     with compilers() as running:
         method = {"_run_compile_cmd": running.run}
         why = "g++'s own processes outlive it"
-        with applied(patches_of(cpp_builder, method, why=why, checked="torch 2.13")):
+        with applied(patches_of(cpp_builder, method, why=why, checked=CHECKED)):
             yield

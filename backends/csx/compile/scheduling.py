@@ -18,6 +18,7 @@ from fulgurite.backends.csx.graph.op_schema import is_view
 from fulgurite.backends.csx.graph.passes.realize import realize
 from fulgurite.backends.csx.graph.passes.regions import MARK
 from fulgurite.backends.patches import Patch, patches_of
+from fulgurite.backends.torch_versions import CHECKED
 
 AT = "at"
 """In a node's ``meta["custom"]``: its position among the operations of its part."""
@@ -74,7 +75,7 @@ class Noted:
             scheduling.__dict__[MARK] = region
             node_of(scheduling, node)
 
-        checked = "torch 2.13"
+        checked = CHECKED
         why = "the compiler does not say which kernel computes what"
         noting: dict[str, Any] = {"define_kernel": define_kernel}
         yield from patches_of(CppScheduling, noting, why=why, checked=checked)

@@ -15,6 +15,7 @@ import platform
 import shutil
 import sys
 import tempfile
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fulgurite.backends.csx.compile.compiler_log import in_a_line
 from fulgurite.backends.csx.compile.fabric import Call
 from fulgurite.backends.csx.compile.sensitivity import Noisy
 from fulgurite.backends.csx.diagnostics.errors import PUBLIC
@@ -73,10 +75,11 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What the compiled graph got wrong first, in words."""
+    """What the compiled graph got wrong first, and where; what kind of wrong that is; in words."""
 
     what: str
     line: UserLine | None
+    how: str = "gave other numbers than its operations one by one"
 
 
 class SelfCheck:
@@ -109,19 +112,30 @@ class SelfCheck:
         """Run once, both ways, and leave the right results and state."""
         start = Start(inputs, torch.get_rng_state())
         try:
-            right, tried = self._run(self._reference, start), self._run(self._compiled, start)
+            right, tried = self._run(self._reference, start), self._tried(start)
         except BaseException:
             torch.set_rng_state(start.random_state)  # and nothing else has changed
             raise
-        difference = self._difference(tried, right, start)
+        difference: Difference | None
+        if isinstance(tried, Exception):
+            difference = Difference(in_a_line(tried), None, "failed, and its operations did not")
+        else:
+            difference = self._difference(tried, right, start)
+        chosen = right if difference is not None or isinstance(tried, Exception) else tried
         if difference is not None:
             self._report(difference, tried, right, start)
-        chosen = tried if difference is None else right
         for i in self._written:
             inputs[i].copy_(chosen.inputs[i])
         torch.set_rng_state(chosen.random_state)
         self._settled(difference is None)
         return [self._own(output, chosen.inputs, inputs) for output in chosen.outputs]
+
+    def _tried(self, start: Start) -> Trial | Exception:
+        """The compiled run; whatever it fails with, the step that is right is there already."""
+        try:
+            return self._run(self._compiled, start)
+        except Exception as error:
+            return error
 
     def _run(self, call: Call, start: Start) -> Trial:
         copies = list(start.inputs)
@@ -179,7 +193,9 @@ class SelfCheck:
 
     # -- telling -----------------------------------------------------------------------------
 
-    def _report(self, difference: Difference, tried: Trial, right: Trial, start: Start) -> None:
+    def _report(
+        self, difference: Difference, tried: Trial | Exception, right: Trial, start: Start
+    ) -> None:
         try:
             folder = self._write(difference, tried, right, start)
             kept = f"What a report needs is in {folder}."
@@ -189,14 +205,15 @@ class SelfCheck:
         if where and difference.line is not None and difference.line.source:
             where += f"\n      {difference.line.source}"
         warnings.warn(
-            "The compiled program gave other numbers than its operations one by one:"
-            f" {difference.what}.{where}\n  The run goes on operation by operation, slower, with"
-            f" the right numbers. {kept}",
+            f"The compiled program {difference.how}: {difference.what}.{where}\n  The run goes on"
+            f" operation by operation, slower, with the right numbers. {kept}",
             MiscompiledWarning,
             stacklevel=2,
         )
 
-    def _write(self, difference: Difference, tried: Trial, right: Trial, start: Start) -> Path:
+    def _write(
+        self, difference: Difference, tried: Trial | Exception, right: Trial, start: Start
+    ) -> Path:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(dir=self._folder, prefix="miscompiled-"))
         (folder / "graph.txt").write_text(self._graph.text())
@@ -211,6 +228,10 @@ class SelfCheck:
             {"inputs": start.inputs, "random_state": start.random_state}, folder / "inputs.pt"
         )
         for name, trial in (("compiled", tried), ("right", right)):
+            if isinstance(trial, Exception):
+                said = "".join(traceback.format_exception(trial))
+                (folder / f"{name}.txt").write_text(said)
+                continue
             values = {
                 f"{k}: {value.name}": tensor
                 for k, (value, tensor) in enumerate(zip(self._values, trial.values, strict=True))

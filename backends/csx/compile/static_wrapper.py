@@ -30,10 +30,7 @@ class UnknownWrapper(RuntimeError):
     """The wrapper is not of the form that is known (checked against torch 2.13)."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(
-            f"The compiler wrote a program that is not of the known form: {what[:200]}\nUse"
-            " backend('CSX', autogen_policy='disabled'): it runs operation by operation."
-        )
+        super().__init__(f"the compiler wrote a program of a form that is not known: {what[:200]}")
 
 
 @dataclass(slots=True)

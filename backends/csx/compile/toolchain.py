@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import platform
@@ -10,16 +11,19 @@ import shutil
 import subprocess
 import sysconfig
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from torch._inductor import config as inductor
 from torch._inductor.cpp_builder import get_cpp_compiler
-from torch._inductor.exc import CppCompileError, InductorError, InvalidCxxCompiler
+from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
 
 from fulgurite.backends.csx.compile import compiler_log
+from fulgurite.backends.csx.compile.cache import NothingKept, UnfitEntry
 from fulgurite.backends.csx.compile.fingerprint import processor
 from fulgurite.backends.csx.compile.processes import compilers
+from fulgurite.backends.csx.diagnostics.errors import UnfusedLoss
 
 
 class NoToolchain(Exception):
@@ -29,13 +33,37 @@ class NoToolchain(Exception):
 
 
 class CompilerFailed(NoToolchain):
-    """A compiler was there, and failed; the text is one line, ``printed`` the rest."""
+    """A compiler was there, and failed; the text is one line, ``printed`` the rest.
+
+    Args:
+        error: of the C++ compiler, of torch's, or of our own work on what that one wrote.
+    """
 
     remedy = "Read the file"
 
-    def __init__(self, error: InductorError) -> None:
+    def __init__(self, error: Exception) -> None:
         super().__init__(f"torch's compiler failed: {compiler_log.in_a_line(error)}")
         self.printed = "".join(traceback.format_exception(error))
+
+
+@contextlib.contextmanager
+def failures_told() -> Iterator[None]:
+    """Whatever fails in the block is a failed compile, which the run goes on without.
+
+    The compiler's own code, and what it writes, change with every version of torch: any exception
+    may come of it. None is hidden: the line of the program names it, and a file has the rest. What
+    is no failure of compiling passes: Ctrl-C, a folder that takes no files, an error about the
+    user's code, and a warning that the user made an error.
+
+    Raises:
+        CompilerFailed: something failed.
+    """
+    try:
+        yield
+    except (NoToolchain, NothingKept, UnfitEntry, UnfusedLoss, OSError, Warning):
+        raise
+    except Exception as error:
+        raise CompilerFailed(error) from None
 
 
 def nothing_compiled(missing: Any, why: str) -> RuntimeError:

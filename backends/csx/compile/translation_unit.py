@@ -25,8 +25,7 @@ class UnknownKernel(RuntimeError):
 
     def __init__(self, kernel: Kernel, found: int) -> None:
         super().__init__(
-            f"The compiler wrote {kernel.name} with {found} functions of the known form instead of"
-            " one.\nUse backend('CSX', autogen_policy='disabled'): it runs operation by operation."
+            f"the compiler wrote {kernel.name} with {found} functions of the known form, not one"
         )
 
 

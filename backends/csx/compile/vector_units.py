@@ -8,8 +8,10 @@ one cannot, the first program fails to compile, and only then the compiler is as
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from fulgurite.backends.patches import Patch, patches_of
+from fulgurite.backends.torch_versions import CHECKED
 
 
 def believed() -> Iterator[Patch]:
@@ -20,14 +22,14 @@ def believed() -> Iterator[Patch]:
         return True
 
     why = "the first program waits for test programs of the processor's vector units"
-    return patches_of(VecISA, {"check_build": check_build}, why=why, checked="torch 2.13")
+    return patches_of(VecISA, {"check_build": check_build}, why=why, checked=CHECKED)
 
 
 def ask_the_compiler() -> bool:
     """Have the test programs made now; returns whether others are used than were before."""
     from torch._inductor import cpu_vec_isa
 
-    before = _chosen()
+    before = _described()
     for unit in cpu_vec_isa.supported_vec_isa_list:
         for name in ("_is_avx512_bf16_supported", "_is_amx_fp16_supported"):
             vars(unit).pop(name, None)
@@ -36,11 +38,16 @@ def ask_the_compiler() -> bool:
                 if hasattr(value, "cache_clear"):
                     value.cache_clear()
     cpu_vec_isa.valid_vec_isa_list.cache_clear()
-    return _chosen() != before
+    return _described() != before
 
 
-def _chosen() -> tuple[str, str]:
+def _described() -> tuple[str, str]:
+    unit = chosen()
+    return str(unit), unit.build_arch_flags()
+
+
+def chosen() -> Any:
+    """The vector units that compiled code uses; false where there are none."""
     from torch._inductor.cpu_vec_isa import pick_vec_isa
 
-    unit = pick_vec_isa()
-    return str(unit), unit.build_arch_flags()
+    return pick_vec_isa()

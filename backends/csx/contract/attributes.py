@@ -44,6 +44,7 @@ from fulgurite.backends.csx.diagnostics.user_lines import UserLine, is_library, 
 from fulgurite.backends.csx.state.places import Place, SideEffects
 from fulgurite.backends.csx.state.storage import brief, copying_remedy, parameter_replaced
 from fulgurite.backends.patches import MISSING, applied, caller, patches_of
+from fulgurite.backends.torch_versions import CHECKED
 
 _HOST_HOOK = "a host hook such as on_train_batch_start, which runs on every step"
 _Key = tuple[int, str]
@@ -98,7 +99,7 @@ class Attributes:
 
         methods = {"__getattribute__": read, "__getattr__": read_rest, "__setattr__": write}
         why = "the program keeps Python values that the step reads, and does not run what it writes"
-        with applied(patches_of(nn.Module, methods, why=why, checked="torch 2.13")):
+        with applied(patches_of(nn.Module, methods, why=why, checked=CHECKED)):
             yield
 
     # -- while the step runs -------------------------------------------------------------------

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, user_line
 from fulgurite.backends.patches import applied, patches_of
+from fulgurite.backends.torch_versions import CHECKED
 
 _METHODS = ("__setattr__", "__delattr__", "register_parameter", "register_buffer", "add_module")
 
@@ -53,7 +54,7 @@ class Changes:
 
         methods = {name: noting(getattr(nn.Module, name)) for name in _METHODS}
         why = "an error about what the step put into a module names the line"
-        with applied(patches_of(nn.Module, methods, why=why, checked="torch 2.13")):
+        with applied(patches_of(nn.Module, methods, why=why, checked=CHECKED)):
             yield
 
     def _note(self, module: nn.Module, name: str, value: Any, line: UserLine | None) -> None:

@@ -29,6 +29,7 @@ from fulgurite.backends.csx.graph.op_schema import (
     written_nodes,
 )
 from fulgurite.backends.csx.state.storage import member
+from fulgurite.backends.torch_versions import DETACHING
 
 LARGEST = 64  # operations that a value may follow from (assumed: flags and sizes take fewer)
 
@@ -136,7 +137,7 @@ class FixedBuffers:
 
 def _is_input(node: fx.Node) -> bool:
     """Whether a tensor is an input by itself, not a part of memory that others share."""
-    if node.target is torch.ops.aten.detach.default:
+    if node.target in DETACHING:
         node = node.all_input_nodes[0]
     return node.op == "placeholder"
 

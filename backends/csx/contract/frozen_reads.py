@@ -28,6 +28,7 @@ from fulgurite.backends.csx.diagnostics.user_lines import (
     user_line,
 )
 from fulgurite.backends.patches import Patch, caller, patched, patches_of
+from fulgurite.backends.torch_versions import CHECKED
 
 _COUNT = (
     "fulgurite.global_step(), a tensor that counts optimizer steps, with torch.where; or a host"
@@ -200,7 +201,7 @@ def frozen_reads() -> Iterator[Patch]:
         properties = {name: _property(vars(owner)[name], name) for name in names}
         yield from patches_of(owner, properties, why=why, checked="lightning 2.6")
     rates = {"get_last_lr": _last_lr(LRScheduler.get_last_lr)}
-    yield from patches_of(LRScheduler, rates, why=why, checked="torch 2.13")
+    yield from patches_of(LRScheduler, rates, why=why, checked=CHECKED)
 
 
 def _property(original: property, name: str) -> property:

@@ -47,6 +47,7 @@ from fulgurite.backends.csx.hyperparams.torch_optim import host_value
 from fulgurite.backends.csx.hyperparams.traced_float import is_traced
 from fulgurite.backends.csx.state.storage import brief
 from fulgurite.backends.patches import Patch, patches_of
+from fulgurite.backends.torch_versions import CHECKED
 
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 _GRADIENT = Tensor.grad.__get__  # type: ignore[union-attr]
@@ -120,7 +121,7 @@ class Contract(TorchFunctionMode):
 
         why = "torch takes the mode away in backward(), which calls the user's hooks and functions"
         engine = {"_engine_run_backward": watched}
-        return patches_of(torch.autograd, engine, why=why, checked="torch 2.13")
+        return patches_of(torch.autograd, engine, why=why, checked=CHECKED)
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         note_lists((*args, *kwargs.values()))

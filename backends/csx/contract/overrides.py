@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from fulgurite.backends.csx.hyperparams.torch_optim import without_mkldnn
 from fulgurite.backends.patches import applied, patches_of
+from fulgurite.backends.torch_versions import CHECKED
 
 
 def _static_bincount(args: Any, kwargs: Any) -> Any:
@@ -62,7 +63,7 @@ def _plain_lstm(args: Any, kwargs: Any) -> Any:
 def _gaussian_nll(args: Any, kwargs: Any) -> Any:
     """``F.gaussian_nll_loss`` without its look at the variances: negative ones count as eps."""
     why, no_look = "negative variances would be looked for on the host", {"any": lambda x: False}
-    with applied(patches_of(torch, no_look, why=why, checked="torch 2.13")):
+    with applied(patches_of(torch, no_look, why=why, checked=CHECKED)):
         return nn.functional.gaussian_nll_loss(*args, **kwargs)
 
 

@@ -36,6 +36,7 @@ from fulgurite.backends.csx.diagnostics.errors import (
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, raised_at
 from fulgurite.backends.csx.hyperparams.traced_float import is_traced
 from fulgurite.backends.patches import Patch, patches_of
+from fulgurite.backends.torch_versions import CHECKED
 
 
 class Refusals:
@@ -142,13 +143,13 @@ def refused_calls(line: Callable[[], UserLine | None]) -> Iterator[Patch]:
     why = "a nested tensor's shape depends on values"
     names = ("nested_tensor", "as_nested_tensor", "nested_tensor_from_jagged", "narrow")
     nested = {name: refusal("nested", name) for name in names}
-    yield from patches_of(torch.nested, nested, why=why, checked="torch 2.13")
+    yield from patches_of(torch.nested, nested, why=why, checked=CHECKED)
     why = "every step would draw the same numbers, or the call would be forgotten"
     seeds = {name: refusal("seed", name) for name in ("manual_seed", "seed", "set_rng_state")}
     for home in (torch, torch.random):  # which hold different objects by some of these names
-        yield from patches_of(home, seeds, why=why, checked="torch 2.13")
+        yield from patches_of(home, seeds, why=why, checked=CHECKED)
     why = "torch exchanges fakes even where self.net.to(self.device) converts nothing, and fails"
-    yield from patches_of(nn.Module, {"_apply": _converter(line)}, why=why, checked="torch 2.13")
+    yield from patches_of(nn.Module, {"_apply": _converter(line)}, why=why, checked=CHECKED)
 
 
 def _converter(line: Callable[[], UserLine | None]) -> Callable[..., Any]:

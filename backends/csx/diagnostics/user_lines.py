@@ -35,6 +35,7 @@ from fulgurite.backends.csx.diagnostics.regions import (
     unmarked,
 )
 from fulgurite.backends.patches import applied, patches_of
+from fulgurite.backends.torch_versions import CHECKED
 
 LIBRARIES = frozenset(
     {"torch", "lightning", "lightning_fabric", "pytorch_lightning", "torchmetrics", "fulgurite"}
@@ -273,7 +274,7 @@ def record_lines(
 
     why = "torch's record_stack_traces keeps only frames named forward (0 of 162 nodes, measured)"
     method = {"create_node": create_node}
-    with applied(patches_of(PythonKeyTracer, method, why=why, checked="torch 2.13")):
+    with applied(patches_of(PythonKeyTracer, method, why=why, checked=CHECKED)):
         yield
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fulgurite.backends.patches import Patch
+from fulgurite.backends.torch_versions import CHECKED
 
 NARROW = (torch.bfloat16, torch.float16)
 STAND_IN = torch.bfloat16
@@ -72,4 +73,4 @@ def cbfloat16_facts() -> Iterator[Patch]:
         return facts if STAND_IN in (*args, *kwargs.values()) else finfo(*args, **kwargs)
 
     why = "torch has no cbfloat16, and a step asks for its limits"
-    yield Patch(owner=torch, name="finfo", replacement=asked, why=why, checked="torch 2.13")
+    yield Patch(owner=torch, name="finfo", replacement=asked, why=why, checked=CHECKED)

@@ -11,22 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
 from fulgurite.backends.csx.diagnostics.user_lines import line_of, module_of, split_backward
 from fulgurite.backends.csx.graph.graph import Graph
-
-_aten = torch.ops.aten
-_SAME_AS = {
-    _aten._scaled_dot_product_flash_attention_for_cpu: _aten._scaled_dot_product_flash_attention,
-    _aten._scaled_dot_product_flash_attention_for_cpu_backward: (
-        _aten._scaled_dot_product_flash_attention_backward
-    ),
-}
-"""Attention on the CPU: torch 2.13 has a formula for the other devices' alone (arguments begin with
-the same tensors)."""
+from fulgurite.backends.torch_versions import FORMULAS_OF_OTHERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +58,7 @@ def products_of(graph: Graph) -> tuple[Product, ...]:
 def flops_of(node: fx.Node) -> int | None:
     """The floating-point operations of an operation; None of one that is no product."""
     packet: Any = getattr(node.target, "overloadpacket", node.target)
-    formula = flop_registry.get(_SAME_AS.get(packet, packet))
+    formula = flop_registry.get(packet) or flop_registry.get(FORMULAS_OF_OTHERS.get(packet))
     if formula is None:
         return None
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: arg.meta.get("val", arg))

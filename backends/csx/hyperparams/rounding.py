@@ -18,6 +18,7 @@ from torch.optim import Optimizer, adagrad, adam, sgd
 from fulgurite.backends.csx.graph.dtypes import NARROW
 from fulgurite.backends.csx.hyperparams.traced_float import as_number, is_traced, tensor_or_value
 from fulgurite.backends.patches import Patch, patches_of
+from fulgurite.backends.torch_versions import CHECKED
 
 _ROUND_THEIR_NUMBER = ("add", "radd", "iadd", "sub", "rsub", "isub", "pow", "ipow")
 """Whose kernels first round a Python number to the tensor's type; the others take it in float32."""
@@ -70,7 +71,7 @@ def fused_rounding(optimizers: list[Optimizer]) -> Iterator[Patch]:
         name = f"_single_tensor_{owner.__name__.rpartition('.')[2]}"
         formula = {name: _rounding_at_the_end(getattr(owner, name), fused)}
         why = "a fused kernel rounds 16-bit weights once, the plain formula in each operation"
-        yield from patches_of(owner, formula, why=why, checked="torch 2.13")
+        yield from patches_of(owner, formula, why=why, checked=CHECKED)
 
 
 def _rounding_at_the_end(formula: Callable[..., None], fused: set[int]) -> Callable[..., None]:

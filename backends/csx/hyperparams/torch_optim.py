@@ -25,8 +25,7 @@ from torch.utils import checkpoint
 from fulgurite.backends.csx.hyperparams.torch_functions import as_tensor
 from fulgurite.backends.csx.hyperparams.traced_float import as_number, is_traced
 from fulgurite.backends.patches import Patch, patches_of
-
-_TORCH = "torch 2.13"
+from fulgurite.backends.torch_versions import CHECKED, CHECKPOINTING
 
 TRACEABLE: dict[Any, Any] = {
     torch.ops.aten._efficientzerotensor.default: torch.ops.aten.zeros.default
@@ -55,10 +54,10 @@ def eager_updates(optimizers: list[Optimizer]) -> Iterator[Patch]:
     why = "a count of steps would be read on the host"
     for name, module in list(sys.modules.items()):
         if name.startswith("torch.optim.") and hasattr(module, "_get_value"):
-            yield from patches_of(module, {"_get_value": host_value}, why=why, checked=_TORCH)
+            yield from patches_of(module, {"_get_value": host_value}, why=why, checked=CHECKED)
     why = "BatchNorm(momentum=None) would read its count of batches on the host"
     float_ = {"float": lambda count: host_value(count)}
-    yield from patches_of(batchnorm, float_, why=why, checked=_TORCH)
+    yield from patches_of(batchnorm, float_, why=why, checked=CHECKED)
     why = "values decide a Python branch; the capturable form, here on any device, has none"
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     devices = {p.device.type for group in groups for p in group["params"]}
@@ -68,10 +67,10 @@ def eager_updates(optimizers: list[Optimizer]) -> Iterator[Patch]:
     }
     for module, formula in capturable.items():
         formula["_get_capturable_supported_devices"] = lambda **_: devices
-        yield from patches_of(module, formula, why=why, checked=_TORCH)
+        yield from patches_of(module, formula, why=why, checked=CHECKED)
     why = "Python's would choose by a traced number's value"
     choices = {"min": _of_numbers(min, torch.minimum), "max": _of_numbers(max, torch.maximum)}
-    yield from patches_of(_adafactor, choices, why=why, checked=_TORCH)
+    yield from patches_of(_adafactor, choices, why=why, checked=CHECKED)
 
 
 def host_value(x: Any) -> Any:
@@ -126,20 +125,20 @@ def plain_library_code() -> Iterator[Patch]:
             return function(*args)
 
     why = "run twice in a trace, a dropout would get two masks, and gradients be silently wrong"
-    once = {"_checkpoint_without_reentrant_generator": plain, "CheckpointFunction": Plain}
-    yield from patches_of(checkpoint, once, why=why, checked=_TORCH)
+    once = {CHECKPOINTING: plain, "CheckpointFunction": Plain}
+    yield from patches_of(checkpoint, once, why=why, checked=CHECKED)
     why = "a distribution would check the values of its arguments"
-    yield from patches_of(Distribution, {"_validate_args": False}, why=why, checked=_TORCH)
+    yield from patches_of(Distribution, {"_validate_args": False}, why=why, checked=CHECKED)
     unchecked = {"_is_all_true": _unchecked(torch._is_all_true)}  # where it was asked to check
-    yield from patches_of(torch, unchecked, why=why, checked=_TORCH)
+    yield from patches_of(torch, unchecked, why=why, checked=CHECKED)
     why = "an error that the user gets would be printed with a stack of torch's own"
     log = logging.getLogger("torch._subclasses.fake_tensor")
-    yield from patches_of(log, {"disabled": True}, why=why, checked=_TORCH)
+    yield from patches_of(log, {"disabled": True}, why=why, checked=CHECKED)
     why = "it would be noted of each operation for passes that never see it: 3 % of a trace's time"
     notes = {
         "_extract_tensor_metadata": lambda result: None,
         "_should_save_eager_input_vals": lambda target, arguments=None: False,
     }
-    yield from patches_of(proxy_tensor, notes, why=why, checked=_TORCH)
+    yield from patches_of(proxy_tensor, notes, why=why, checked=CHECKED)
     why = "the error of formatting a tensor would be printed; the trace raises it at its end"
     yield from patches_of(logging, {"raiseExceptions": False}, why=why, checked="Python 3.11")

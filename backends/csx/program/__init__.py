@@ -13,6 +13,7 @@ executable      an entry point, loaded and bound to its tensors
 first_bad       which operation of a step gave the first result that is not finite
 audit           now and then a step is traced again and compared
 summary         a program as plain data
+speed           how long steps take, before compiled code took over and since
 report          what was built, in a line and as files; waiting: what is being built
 profiling       rows of a step in the Trainer's profiler
 fit_table       what a fit took, as a table at its end

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -26,6 +27,7 @@ from fulgurite.backends.csx.program.offline import BuiltOnly
 from fulgurite.backends.csx.program.param_groups import ParamGroups
 from fulgurite.backends.csx.program.profiling import CAPTURE, COMPILE, profiled, profiler_of
 from fulgurite.backends.csx.program.report import announce, noted_while_building, say_compiled
+from fulgurite.backends.csx.program.speed import Gain, Speed
 from fulgurite.backends.csx.program.summary import Cost, Program, make_program
 from fulgurite.backends.csx.program.waiting import building, shown
 from fulgurite.backends.garbage import young_alone
@@ -57,7 +59,7 @@ class Builder:
     scope: Scope  # what the step works on
     backend: CSXBackend
     fabric: Fabric
-    so_far: Callable[[], tuple[int, float]]  # steps done, and seconds in them
+    speed: Speed  # of its steps
     programs: list[Program] = field(default_factory=list)  # descriptions of those built so far
     gradients: dict[str, Tensor] = field(default_factory=dict)  # buffers that all of them share
 
@@ -85,6 +87,7 @@ class Builder:
             BuiltOnly: the backend asks for no more; all is as before.
         """
         scope, before, began = self.scope, conditions(), perf_counter()
+        self.speed.leave_out()
         profiler = profiler_of(scope.trainer)
         noting = noted_while_building(self.stage, self.backend)
         with interrupted_once(), undone_on_failure(scope), noting as noted:
@@ -138,15 +141,26 @@ class Builder:
         return bool(others) and name == last and not self.scope.keeps_gradients
 
     def _tell_later(self, loads: list[Loaded], cost: Cost) -> None:
-        """Say when the last entry point is compiled, which is done in the background."""
+        """Say that the last entry point is compiled, which is done in the background.
+
+        Where there were enough steps until then, it is said some steps later, with what it gained.
+        With several programs nobody knows which steps were whose.
+        """
+        say = functools.partial(say_compiled, self.scope.trainer, self.stage, loads)
+
+        def gained(gain: Gain) -> None:
+            cost.gain = gain if len(self.programs) == 1 else None
+            say(cost.taken_over, cost.gain)
 
         def told() -> None:
-            steps, seconds = self.so_far()
-            if not any(load.compiling for load in loads):
-                if all(load.compiled for load in loads):
-                    cost.compiled_s = sum(load.seconds for load in loads)
-                    cost.taken_over, cost.in_steps_before_s = steps + 1, seconds
-                say_compiled(self.scope.trainer, self.stage, loads, steps + 1)
+            if any(load.compiling for load in loads):
+                return
+            if not all(load.compiled for load in loads):
+                return say()
+            cost.compiled_s = sum(load.seconds for load in loads)
+            cost.taken_over = self.speed.steps + 1
+            if not self.speed.taken_over(gained):
+                say(cost.taken_over)
 
         for load in loads:
             if load.compiling:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from fulgurite.backends.csx.program.summary import Cost
 
-_TELLING = 10  # steps: their speed says something
 Row = tuple[str, str, str]
 """What it is, a number, its unit and a remark."""
 
@@ -47,29 +46,6 @@ class Fit:
     def stepped_s(self) -> float:
         """In training steps alone."""
         return self.in_steps_s - sum(cost.waited_s for cost in self.training)
-
-    @property
-    def gain(self) -> Gain | None:
-        """What compiling in the background gained; None where that cannot be said.
-
-        With several training programs nobody knows which steps were whose.
-        """
-        if len(self.training) != 1:
-            return None
-        [cost] = self.training
-        first, later = cost.taken_over - 1, self.batches - cost.taken_over + 1
-        if min(first, later) < _TELLING:
-            return None
-        before_s = (cost.in_steps_before_s - cost.waited_s) / first
-        return Gain(before_s, (self.in_steps_s - cost.in_steps_before_s) / later)
-
-
-@dataclass(frozen=True, slots=True)
-class Gain:
-    """Seconds a batch, operation by operation and compiled."""
-
-    before_s: float
-    after_s: float
 
 
 def table(fit: Fit) -> str:
@@ -124,13 +100,15 @@ def _gained(fit: Fit) -> list[Row]:
     meanwhile = [cost for cost in fit.training if cost.taken_over and cost.compiled_s]
     if not meanwhile:
         return []
-    [cost, *_], gain = meanwhile, fit.gain
-    told = f"s of compiling; from batch {cost.taken_over} on"
+    cost = meanwhile[0]
+    gain = cost.gain if len(fit.training) == 1 else None  # else nobody knows which steps were whose
+    told = f"s of compiling; from batch {cost.taken_over:,} on"
     if gain is None:
         return [("in background", _told(cost.compiled_s, fit), f"{told} compiled")]
-    times, gained_s = gain.before_s / max(gain.after_s, 1e-9), gain.before_s - gain.after_s
-    rows = [("in background", _told(cost.compiled_s, fit), f"{told} {times:.1f} times as fast")]
-    if gained_s > 0:
+    rows = [
+        ("in background", _told(cost.compiled_s, fit), f"{told} {gain.times:.1f} times as fast")
+    ]
+    if (gained_s := gain.before_s - gain.after_s) > 0:
         paid = math.ceil((cost.captured_s + cost.compiled_s) / gained_s)
         did = fit.batches - cost.taken_over + 1
         rows.append(("paid after", f"{paid:,}", f"compiled steps, of which it did {did:,}"))

@@ -15,8 +15,12 @@ from fulgurite.backends.csx.compile.fabric import Fabric, Loaded
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.graph.passes import looking
 from fulgurite.backends.csx.graph.verify import writing_graphs
+from fulgurite.backends.csx.program.speed import Gain
 from fulgurite.backends.csx.program.summary import Program
 from fulgurite.backends.csx.report.noting import Noted, noting
+from fulgurite.backends.supported import newer_than_tested
+
+_told: set[str] = set()  # what is said once in a process
 
 
 def headline(fabric: Fabric, program: Program, loads: list[Loaded]) -> str:
@@ -59,8 +63,14 @@ def announce(
     loads: list[Loaded],
     noted: Noted | None,
 ) -> None:
-    """Say that a program was built, and write it down where asked to."""
-    line = headline(fabric, program, loads)
+    """Say that a program was built, and write it down where asked to.
+
+    Before the first of the process: that torch is newer than what was tested, if it is.
+    """
+    line, newer = headline(fabric, program, loads), newer_than_tested()
+    if newer is not None and newer not in _told:
+        _told.add(newer)
+        say(trainer, newer)
     say(trainer, f"{line}\n{summary(program)}" if backend.only_builds else line)
     if backend.artifact_dir is not None and noted is not None:
         folder = Path(backend.artifact_dir)
@@ -68,19 +78,26 @@ def announce(
         _report(folder, trainer or backend, fabric, backend, program, loads, noted, line)
 
 
-def say_compiled(trainer: pl.Trainer | None, stage: str, loads: list[Loaded], step: int) -> None:
+def say_compiled(
+    trainer: pl.Trainer | None,
+    stage: str,
+    loads: list[Loaded],
+    step: int = 0,
+    gain: Gain | None = None,
+) -> None:
     """Say what came of compiling a program in the background.
 
     Args:
         trainer: whose screen it is.
         stage: the program's name in messages.
         loads: its entry points.
-        step: the batch that is under way, from 1, as the stage counts them in this run.
+        step: the first that compiled code did, from 1, as the stage counts them in this run.
+        gain: what it gained, where that is known.
     """
     failed = [load.how for load in loads if not load.compiled]
     seconds = sum(load.seconds for load in loads)
-    how = f"is {failed[0]}" if failed else f"compiled in {seconds:.1f} s, from batch {step} on"
-    say(trainer, f"CSX: {stage} program {how}")
+    how = f"is {failed[0]}" if failed else f"compiled in {seconds:.1f} s, from batch {step:,} on"
+    say(trainer, f"CSX: {stage} program {how}{'' if gain is None else f': {gain}'}")
 
 
 def summary(program: Program) -> str:

@@ -25,6 +25,7 @@ from fulgurite.backends.csx.program.build import BoundProgram, Builder, EntryPoi
 from fulgurite.backends.csx.program.executable import Executable
 from fulgurite.backends.csx.program.profiling import CAPTURE, HOST, PROGRAM, profiled, profiler_of
 from fulgurite.backends.csx.program.selection import Selection
+from fulgurite.backends.csx.program.speed import Speed
 from fulgurite.backends.csx.program.summary import STEP
 from fulgurite.backends.csx.state.first_update import DeferredState
 from fulgurite.backends.csx.state.kept_gradients import zero_kept
@@ -58,7 +59,7 @@ class StepFunction:
     Attributes:
         programs: those built so far.
         runs: how many steps were done.
-        in_steps_s: how long they took, with the building of programs.
+        speed: how long they took, with the building of programs.
     """
 
     def __init__(
@@ -70,12 +71,12 @@ class StepFunction:
         host_code: HostCode | None = None,
         budget: Budget | None = None,
     ) -> None:
-        self.stage, self.runs, self.in_steps_s = stage, 0, 0.0
+        self.stage, self.runs, self.speed = stage, 0, Speed()
         self._host_code, self._compared_at = host_code or HostCode(), -1  # runs when compared last
         self._scope, self._backend = scope, backend
         self._audits = Audits(stage, scope, budget or Budget())
         builder = self._builder = Builder(
-            stage=stage, scope=scope, backend=backend, fabric=fabric, so_far=self._so_far
+            stage=stage, scope=scope, backend=backend, fabric=fabric, speed=self.speed
         )
         chosen = self._selection = Selection(stage, scope, backend.max_programs, builder.gradients)
         self.programs, self.executables = builder.programs, chosen.executables
@@ -83,9 +84,6 @@ class StepFunction:
         self._latest: BoundProgram | None = None  # the one that ran last
         self._added: list[tuple[Path, Any]] = []  # keys of the batch that programs add
         self._objects, self._rows = Objects(), profiler_of(scope.trainer)
-
-    def _so_far(self) -> tuple[int, float]:
-        return self.runs, self.in_steps_s
 
     @property
     def deferred(self) -> list[DeferredState]:
@@ -150,7 +148,7 @@ class StepFunction:
         profiled(self._rows, HOST, _count_and_call)(executable, calls, values, self._scope)
         if opened is not None:
             opened.write_back()
-        self.in_steps_s += perf_counter() - began
+        self.speed.add(perf_counter() - began)
         return result
 
     def _build(self, entries: EntryPoints, batch: Any) -> tuple[BoundProgram, list[Tensor]]:
@@ -183,6 +181,7 @@ class StepFunction:
         if self._backend.retrace_every_iteration:
             trace = functools.partial(_follow, executable, run, batch, self._scope, self.stage)
         else:
+            self.speed.leave_out()
             trace = functools.partial(self._audits.look, executable, run, batch, self.runs + 1)
         profiled(self._rows, CAPTURE, trace)()
 

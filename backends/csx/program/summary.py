@@ -15,6 +15,7 @@ from fulgurite.backends.csx.capture.batch_spec import Leaf
 from fulgurite.backends.csx.capture.captured import Captured
 from fulgurite.backends.csx.graph.flops import Product
 from fulgurite.backends.csx.graph.graph import Graph, Kind
+from fulgurite.backends.csx.program.speed import Gain
 from fulgurite.backends.csx.state.storage import Layout
 
 ACCUMULATE, STEP = "accumulate", "step"
@@ -61,7 +62,8 @@ class Cost:
     """What it took to build a program; ``began`` is when, by ``time.perf_counter``.
 
     Where it was compiled in the background: ``taken_over`` is the number of the stage's step, from
-    1, that compiled code was the first to do, and ``in_steps_before_s`` how long those before took.
+    1, that compiled code was the first to do, and ``gain`` is known some steps after it, where
+    there were enough before.
     """
 
     began: float
@@ -70,7 +72,7 @@ class Cost:
     loaded_s: float  # from the cache
     waited_s: float  # by the step that needed it
     taken_over: int = 0
-    in_steps_before_s: float = 0.0  # with what they waited for programs
+    gain: Gain | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from torch.fx.experimental import proxy_tensor
 from torch.overrides import resolve_name
 
 from fulgurite.backends.patches import Patch, patches_of, trace_lock
+from fulgurite.backends.torch_versions import CHECKED
 
 
 def fake_for(real: Tensor, value: Tensor) -> Tensor:
@@ -90,4 +91,4 @@ def traced_as_fakes() -> Iterator[Patch]:
     """A patch by which a trace within a trace (torch.func.linearize) takes these fakes too."""
     kinds = (*proxy_tensor.HANDLED_TYPES, StateFakeTensor)
     why = "a trace refuses subclasses of FakeTensor that are no inputs of its own"
-    yield from patches_of(proxy_tensor, {"HANDLED_TYPES": kinds}, why=why, checked="torch 2.13")
+    yield from patches_of(proxy_tensor, {"HANDLED_TYPES": kinds}, why=why, checked=CHECKED)

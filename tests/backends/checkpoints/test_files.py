@@ -73,6 +73,7 @@ STAGES = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_kill_at_any_stage_leaves_a_whole_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
@@ -90,6 +91,7 @@ def test_a_kill_at_any_stage_leaves_a_whole_file(
     assert set(tmp_path.iterdir()) == {path}
 
 
+@pytest.mark.process
 def test_the_part_of_a_living_process_is_not_swept(tmp_path: Path) -> None:
     with part(tmp_path) as file:
         assert sweep(tmp_path) == []
@@ -105,6 +107,7 @@ def test_files_of_others_are_not_swept(tmp_path: Path) -> None:
     assert sweep(tmp_path / "nowhere") == []
 
 
+@pytest.mark.process
 def test_processes_that_share_a_folder_do_not_disturb_each_other(tmp_path: Path) -> None:
     def work() -> None:
         for _ in range(25):
@@ -137,6 +140,8 @@ def test_a_full_disk_leaves_the_file_before_and_no_part(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.long
+@pytest.mark.process
 def test_a_full_file_system_says_so(tmp_path: Path) -> None:
     script = f"""
 import subprocess, sys

@@ -15,6 +15,11 @@ from torch import Tensor, nn
 F = nn.functional
 
 
+def optimizer(parameters: Any) -> torch.optim.Optimizer:
+    """Of examples that do not make their own."""
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
 class Example(pl.LightningModule):
     """Logits [16, CLASSES] of x [16, 8]; a subclass changes the part that its idiom is about.
 
@@ -24,6 +29,7 @@ class Example(pl.LightningModule):
     tolerance = 1e-5  # relative, of losses; of weights twice that
     why = ""  # where it is wider than float32's
     noise: tuple[str, ...] = ()  # parameters whose gradient is rounding noise
+    alone = False  # whether it changes what others in the same training see
     batches = staticmethod(lambda: loader(64))
 
     def __init__(self) -> None:
@@ -40,7 +46,7 @@ class Example(pl.LightningModule):
         return self.loss(batch[0], batch[1])
 
     def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+        return optimizer(self.parameters())
 
 
 class Manual(Example):

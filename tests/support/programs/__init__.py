@@ -20,7 +20,9 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from harness import make_trainer
+from needs import watch
 from programs.compared import DIFFERENT, REFUSED, WARNED, first_difference
+from recorded import recorded
 
 from fulgurite import FrozenValueWarning
 from fulgurite.backends import reset_backend
@@ -79,7 +81,8 @@ def difference(name: str) -> str | None:
         except REFUSED[name]:
             return None
         return f"no {REFUSED[name].__name__}"
-    stock = results(program, static=False)
+    watch.stock += 1
+    stock = recorded(lambda: results(program, static=False))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         ours = results(program, static=True)

@@ -6,6 +6,7 @@ import io
 import re
 import sys
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,8 @@ def told(capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.long
+@pytest.mark.numbers
 @pytest.mark.compiler
 def test_a_machine_that_compiles_is_well_and_its_cache_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -48,7 +51,7 @@ def test_a_machine_that_compiles_is_well_and_its_cache_as_it_was(
         ("ok", name)
         for name in ("versions", "processor", "threads", "cache", "compiler", "self-test")
     ]
-    assert f"torch {torch.__version__}" in lines
+    assert f"torch {version('torch')}, " in lines
     assert "what it makes can be loaded" in lines
     assert re.search(r"AdamW: compiled, ready after .* s; losses equal Lightning's within", lines)
     assert re.search(r"this program  █+ +\d+ µs a step", lines)
@@ -167,6 +170,7 @@ def test_a_self_test_that_fails_ends_with_1(
 
 
 @pytest.mark.usefixtures("healthy")
+@pytest.mark.fits
 def test_a_self_test_that_takes_too_long_is_stopped_and_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -192,3 +196,16 @@ def test_scratch_is_gone_after_an_exception(tmp_path: Path) -> None:
     with pytest.raises(KeyError):
         use()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_torch_that_has_its_vector_units_elsewhere_is_to_be_mended(
+    healthy: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delattr("torch._inductor.cpu_vec_isa.pick_vec_isa")
+    assert cli.main(["doctor", "--compile-dir", str(tmp_path)]) == 1
+    said = " ".join(told(capsys).split())
+    assert "torch does not say its vector units: cannot import name 'pick_vec_isa'" in said
+    assert "pip install 'torch>=2.13,<2.16'" in said

@@ -10,6 +10,8 @@ from reports import accumulated, full
 
 from fulgurite import cli
 
+pytestmark = pytest.mark.fits
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:

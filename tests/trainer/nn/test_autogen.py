@@ -252,6 +252,7 @@ def test_a_view_in_a_loss_may_be_read_by_its_backward(policy: str) -> None:
     assert fused_kernels(found[0]) == {"Seen forward": 1, "Seen backward": 1}
 
 
+@pytest.mark.long
 @pytest.mark.compiler
 def test_what_two_losses_share_is_right_without_a_policy() -> None:
     """Both divide one gradient by six and spread it; operations that repeat are computed once."""

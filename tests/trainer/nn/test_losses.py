@@ -109,6 +109,7 @@ def test_values_and_gradients_in_a_program_are_torchs(reduction: str) -> None:
     assert_equal(got, wanted, cases)
 
 
+@pytest.mark.long
 @pytest.mark.compiler
 def test_each_fused_loss_is_one_kernel_each_way_with_torchs_numbers() -> None:
     csx("default")
@@ -257,6 +258,8 @@ class Fitted(Classifier):
         return self.loss(logits, batch[1]) + margin
 
 
+@pytest.mark.long
+@pytest.mark.numbers
 @pytest.mark.compiler
 @pytest.mark.parametrize(
     "options",

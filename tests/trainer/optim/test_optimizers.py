@@ -205,11 +205,13 @@ def test_lamb_moves_weights_of_zero_by_the_update_itself() -> None:
 # -- within a program ----------------------------------------------------------------------------
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize(("optimizer", "options"), OURS)
 def test_a_program_equals_eager(optimizer: Any, options: dict[str, Any]) -> None:
     assert_equals_stock(optimizer, options)
 
 
+@pytest.mark.numbers
 @pytest.mark.compiler
 @pytest.mark.parametrize("optimizer", CLASSES[1:])
 def test_a_compiled_program_equals_eager(optimizer: Any) -> None:
@@ -230,6 +232,7 @@ class Grouped(Classifier):
         return [optimizer], [{"scheduler": CosineAnnealingLR(optimizer, 40), "interval": "step"}]
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize("optimizer", CLASSES[1:])
 def test_groups_accumulation_clipping_and_unused_parameters_equal_eager(optimizer: Any) -> None:
     options = {"accumulate_grad_batches": 3, "gradient_clip_val": 0.1, "max_epochs": 2}
@@ -248,6 +251,7 @@ def fitted(static: bool, optimizer: Any, epochs: int, resume: Path | None = None
     return trainer
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize("optimizer", CLASSES[1:])
 def test_a_checkpoint_resumes_to_the_bit_and_loads_in_stock(optimizer: Any, tmp_path: Path) -> None:
     path = tmp_path / "half.ckpt"
@@ -274,6 +278,7 @@ class Given(pl.LightningModule):
         return self.optimizer(self.parameters(), **self.options)
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize(("optimizer", "options"), OURS)
 def test_a_program_in_bfloat16_equals_eager(optimizer: Any, options: dict[str, Any]) -> None:
     options = {key: value for key, value in options.items() if not isinstance(value, Tensor)}
@@ -380,6 +385,7 @@ class Belief(optim.AdamBase):
         return first / (second.sqrt() + group["eps"])
 
 
+@pytest.mark.numbers
 def test_a_subclass_of_a_user_equals_eager() -> None:
     class Floor(Moving):
         MORE = ("floor",)
@@ -389,6 +395,7 @@ def test_a_subclass_of_a_user_equals_eager() -> None:
     assert all(state["updates"] == 10 for state in optimizer.state.values())
 
 
+@pytest.mark.numbers
 def test_the_optimizer_of_the_documentation_equals_eager() -> None:
     text = Path(__file__).parents[3].joinpath("docs/optimizers.md").read_text(encoding="utf-8")
     code = text.partition("from fulgurite.optim import Optimizer")[2].partition("```")[0]

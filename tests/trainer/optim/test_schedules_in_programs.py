@@ -88,6 +88,8 @@ class Net(Classifier):
         return [optimizer], [{"scheduler": one, "interval": "step"} for one in self.make(optimizer)]
 
 
+@pytest.mark.long
+@pytest.mark.numbers
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_a_run_equals_stock_with_the_same_schedules_on_the_host(make: Any) -> None:
     ours, stock = both(lambda: Net(make), lambda: (loader(),), max_epochs=1, limit_train_batches=12)
@@ -109,6 +111,7 @@ PYTHON: dict[str, Any] = {
 }
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize(("function", "error"), PYTHON.values(), ids=PYTHON)
 def test_a_function_in_python_is_an_error_with_the_tensor_code_instead(
     function: Any, error: type[TraceError]
@@ -123,6 +126,7 @@ def test_a_function_in_python_is_an_error_with_the_tensor_code_instead(
     assert "lambda t" in raised.value.line.source
 
 
+@pytest.mark.fits
 def test_a_number_that_the_host_sets_before_the_first_step_is_an_error() -> None:
     class Sets(Net):
         def on_train_start(self) -> None:

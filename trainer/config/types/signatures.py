@@ -15,10 +15,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-# private, checked against jsonargparse 4.53: the public parser hides which arguments are open
-from jsonargparse._parameter_resolvers import get_signature_parameters
-
 from fulgurite.config.types.source_signatures import parameters_of
+
+try:  # private: the public parser hides which arguments are open
+    from jsonargparse._parameter_resolvers import get_signature_parameters
+except ImportError as error:
+    from fulgurite.backends.supported import UnsupportedVersion
+
+    raise UnsupportedVersion("jsonargparse", f"lacks what parameter files need: {error}") from None
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 

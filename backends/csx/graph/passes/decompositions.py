@@ -13,6 +13,8 @@ from torch._prims_common import suggest_memory_format
 
 from fulgurite.backends.csx.graph.op_schema import is_random
 from fulgurite.backends.patches import applied, patches_of
+from fulgurite.backends.supported import UnsupportedVersion
+from fulgurite.backends.torch_versions import CHECKED
 
 
 def decompositions() -> dict[Any, Any]:
@@ -26,23 +28,35 @@ def decompositions() -> dict[Any, Any]:
         table[operation] = _with_full_statistics(table[operation])
     for operation in _LAID_OUT:
         table[operation] = _in_eager_layout(table[operation])
-    table[torch.ops.aten.max_pool2d_with_indices.default] = functools.partial(_max_pool, 2)
-    table[torch.ops.aten.max_pool3d_with_indices.default] = functools.partial(_max_pool, 3)
     return table
 
 
 def _compilers_table() -> dict[Any, Any]:
-    """The decompositions of torch's compiler: 0.2 s of CPU where they are asked for first."""
-    from torch._export import utils
+    """The decompositions of torch's compiler: 0.2 s of CPU where they are asked for first.
 
-    every = functools.cache(utils._materialize_cpp_cia_ops)
-    why = "it asks for the same list 29 times, 0.1 s of CPU (measured)"
-    names = {"_materialize_cpp_cia_ops": every}
-    with applied(patches_of(utils, names, why=why, checked="torch 2.13")):
-        from torch._inductor.decomposition import select_decomp_table
+    Raises:
+        UnsupportedVersion: this torch has them elsewhere.
+    """
+    try:
+        from torch._export import utils
 
-    table: dict[Any, Any] = select_decomp_table()
-    return table
+        every = functools.cache(utils._materialize_cpp_cia_ops)
+        why = "it asks for the same list 29 times, 0.1 s of CPU (measured)"
+        names = {"_materialize_cpp_cia_ops": every}
+        with applied(patches_of(utils, names, why=why, checked=CHECKED)):
+            from torch._inductor.decomposition import select_decomp_table
+
+        prims = torch.ops.prims  # defined with the table
+        pooled = prims._low_memory_max_pool_with_offsets
+        places = prims._low_memory_max_pool_offsets_to_indices
+    except (ImportError, AttributeError) as error:
+        raise UnsupportedVersion("torch", f"lacks what programs are made with: {error}") from error
+    aten = torch.ops.aten
+    return {
+        **select_decomp_table(),
+        aten.max_pool2d_with_indices.default: functools.partial(_max_pool, pooled, places, 2),
+        aten.max_pool3d_with_indices.default: functools.partial(_max_pool, pooled, places, 3),
+    }
 
 
 _NORMS = (
@@ -103,6 +117,8 @@ _LARGEST_WINDOW = 25  # torch 2.13's limit for pooling in a loop of its own
 
 
 def _max_pool(
+    pooled: Callable[..., Any],
+    places: Callable[..., Any],
     dims: int,
     x: Tensor,
     kernel: list[int],
@@ -111,7 +127,11 @@ def _max_pool(
     dilation: int | list[int] = 1,
     ceil_mode: bool = False,
 ) -> Any:
-    """As torch's decomposition, which asks a module of its compiler: 1.2 s to import (measured)."""
+    """As torch's decomposition, which asks a module of its compiler: 1.2 s to import (measured).
+
+    ``pooled`` and ``places`` are the compiler's operations: largest values with where they are in
+    their windows, and from that where they are in ``x``.
+    """
 
     def listed(value: int | list[int]) -> list[int]:
         values = [value] if isinstance(value, int) else list(value)
@@ -121,7 +141,5 @@ def _max_pool(
     if math.prod(window) > _LARGEST_WINDOW:
         return NotImplemented
     how = listed(stride or window), listed(padding), listed(dilation)
-    prims = torch.ops.prims  # defined with the table
-    values, offsets = prims._low_memory_max_pool_with_offsets(x, window, *how, ceil_mode)
-    size = x.shape[-dims:]
-    return values, prims._low_memory_max_pool_offsets_to_indices(offsets, window, size, *how)
+    values, offsets = pooled(x, window, *how, ceil_mode)
+    return values, places(offsets, window, x.shape[-dims:], *how)

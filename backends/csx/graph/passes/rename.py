@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from fulgurite.backends.csx.graph.graph import Graph
+from fulgurite.backends.torch_versions import DETACHING
 
 RENAMES = {
-    torch.ops.aten.detach.default,
+    *DETACHING,
     torch.ops.aten.detach_copy.default,
-    torch.ops.aten.alias.default,
     torch.ops.aten.lift_fresh.default,
 }
 

@@ -16,6 +16,8 @@ from torch.utils.data import DataLoader
 import fulgurite
 from fulgurite.backends.csx.diagnostics.errors import InputChanged, UnsupportedInput
 
+pytestmark = pytest.mark.fits
+
 X, Y = rows(16).tensors
 
 
@@ -83,6 +85,7 @@ def test_two_views_of_one_storage_work() -> None:
     assert losses == [float((d[:, :-1] * 2 + d[:, 1:]).sum()) for d in data]
 
 
+@pytest.mark.numbers
 def test_a_batch_that_is_the_model_s_own_memory_is_copied_apart() -> None:
     class Moves(Sum):
         def configure_optimizers(self) -> Any:
@@ -256,6 +259,7 @@ def test_a_smaller_last_batch_that_is_never_reached_is_fine(options: dict[str, A
     fit(lambda: Classifier(mlp()), lambda: (loader(50),), static=True, backend=strict, **options)
 
 
+@pytest.mark.numbers
 def test_smaller_last_batches_simply_work() -> None:
     ours = fit(
         lambda: Validated(mlp()), lambda: (loader(50), loader(50)), static=True, max_epochs=2

@@ -280,6 +280,7 @@ def assert_same_leaves(ours: Any, stock: Any) -> None:
             assert_close(leaves(getattr(ours, name)), leaves(getattr(stock, name)))
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize(("work", "start"), SAME, ids=name_of)
 def test_what_a_module_holds_is_state(work: Any, start: Any) -> None:
     ours, stock = both(lambda: Holds(start, work), lambda: (loader(),), **FEW)
@@ -287,6 +288,7 @@ def test_what_a_module_holds_is_state(work: Any, start: Any) -> None:
     assert_same_leaves(ours.module, stock.module)
 
 
+@pytest.mark.numbers
 @pytest.mark.compiler
 def test_compiled_programs_keep_it_too() -> None:
     works = [rotates_a_tuple, replaces_in_a_dict, an_object_s_attribute]
@@ -318,6 +320,7 @@ TIED = [
 ]
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize(("work", "start"), TIED, ids=name_of)
 def test_one_tensor_in_several_places_becomes_several(work: Any, start: Any) -> None:
     ours, stock = both(lambda: Holds(start, work), lambda: (loader(),), **FEW)
@@ -325,6 +328,7 @@ def test_one_tensor_in_several_places_becomes_several(work: Any, start: Any) -> 
     assert_same_leaves(ours.module, stock.module)
 
 
+@pytest.mark.numbers
 def test_one_that_is_changed_in_place_stays_one() -> None:
     def work(m: Any, loss: Tensor) -> Tensor:
         m.past[0].mul_(0.9).add_(loss.detach())
@@ -335,6 +339,7 @@ def test_one_that_is_changed_in_place_stays_one() -> None:
     assert_same_run(ours, stock)
 
 
+@pytest.mark.fits
 def test_a_gradient_that_would_be_lost_is_an_error() -> None:
     def start(m: Any) -> None:
         m.d = {"w": nn.Parameter(torch.ones(()))}
@@ -409,6 +414,7 @@ OUTPUTS = [
 ]
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize(("work", "start"), OUTPUTS, ids=name_of)
 def test_what_is_only_written_is_an_output(work: Any, start: Any, accumulate: int) -> None:
@@ -418,6 +424,7 @@ def test_what_is_only_written_is_an_output(work: Any, start: Any, accumulate: in
     assert_same_leaves(ours.module, stock.module)
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize(("work", "start"), [*SAME, *OUTPUTS], ids=name_of)
 def test_retracing_finds_the_same_program(work: Any, start: Any) -> None:
     options = {"backend": {"retrace_every_iteration": True}, **FEW}
@@ -426,6 +433,7 @@ def test_retracing_finds_the_same_program(work: Any, start: Any) -> None:
     assert_same_leaves(ours.module, stock.module)
 
 
+@pytest.mark.numbers
 def test_a_list_that_the_host_empties_each_epoch_grows_again() -> None:
     class Empties(Holds):
         def on_train_epoch_start(self) -> None:
@@ -437,6 +445,7 @@ def test_a_list_that_the_host_empties_each_epoch_grows_again() -> None:
         assert_close(ours.module.d, stock.module.d)
 
 
+@pytest.mark.fits
 def test_the_step_runs_no_more_often_than_it_is_seen_to(capsys: Any) -> None:
     def work(m: Any, loss: Tensor) -> None:
         print("in the step")
@@ -505,6 +514,7 @@ BORN = [
 ]
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize(("work", "start", "offset", "what", "remedy"), BORN, ids=name_of)
 def test_state_that_begins_with_data_is_an_error(
     work: Any, start: Any, offset: Any, what: str, remedy: str
@@ -577,6 +587,7 @@ HOST = [
 ]
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize(("change", "work", "start"), HOST, ids=name_of)
 def test_what_the_host_puts_there_is_read(change: Any, work: Any, start: Any) -> None:
     changes = (Changes(change),)
@@ -584,6 +595,7 @@ def test_what_the_host_puts_there_is_read(change: Any, work: Any, start: Any) ->
     assert_same_run(*both(make, lambda: (loader(),), callbacks=changes, **FEW))
 
 
+@pytest.mark.numbers
 def test_references_that_the_host_keeps_stay_what_they_were() -> None:
     class Keeps(Holds):
         def on_train_batch_end(self, *args: Any) -> None:
@@ -610,6 +622,7 @@ def keeps_the_last(m: Any, loss: Tensor) -> Tensor:
     return loss + m.queue.mean() * 0.1 + m.pair[0].mean() * 0.1
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize(
     "policy", ["disabled", pytest.param("default", marks=pytest.mark.compiler)]
 )
@@ -621,6 +634,7 @@ def test_a_queue_that_is_cut_to_its_length_is_state(policy: str) -> None:
     assert_close(ours.module.pair[0], stock.module.pair[0])
 
 
+@pytest.mark.fits
 def test_a_place_that_the_host_empties_is_an_error_before_the_next_step() -> None:
     changes = (Changes(lambda m, x: m.d.clear()),)
     with pytest.raises(StateChanged, match=r"self\.d\['k'\] held a tensor .* now is gone"):
@@ -633,6 +647,7 @@ def test_a_place_that_the_host_empties_is_an_error_before_the_next_step() -> Non
         )
 
 
+@pytest.mark.fits
 def test_what_the_step_takes_away_is_an_error() -> None:
     def work(m: Any, loss: Tensor) -> Tensor:
         return loss + m.d.pop("k")
@@ -641,6 +656,7 @@ def test_what_the_step_takes_away_is_an_error() -> None:
         fit(lambda: Holds(with_d(k), work), lambda: (loader(),), static=True, **FEW)
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize("of", ["class", "object"])  # of the object, as LambdaCallback's
 def test_a_callback_s_tensors_are_state_in_its_traced_hooks(of: str) -> None:
     class Norm(pl.Callback):
@@ -709,6 +725,7 @@ def test_a_traced_function_works_on_objects() -> None:
     assert_close(losses[0], losses[1])
 
 
+@pytest.mark.numbers
 def test_a_run_is_resumed_as_stock_s_is(tmp_path: Any) -> None:
     """What is in containers is in no checkpoint, in stock neither: it begins anew."""
     weights = []
@@ -737,6 +754,7 @@ def fit_from(path: Any, static: bool) -> Any:
     return module
 
 
+@pytest.mark.numbers
 def test_counters_and_other_values_beside_tensors_stay() -> None:
     """A Counter, a set and a file name do not disturb."""
 

@@ -34,6 +34,7 @@ def test_every_metric_equals_stock(kind: str, way: str) -> None:
     assert_equal(epochs(KINDS[kind], way, True), epochs(KINDS[kind], way, False))
 
 
+@pytest.mark.long
 @pytest.mark.compiler
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_metrics_equal_stock_in_compiled_programs() -> None:
@@ -66,6 +67,7 @@ class Curve(Classifier):
         return loss
 
 
+@pytest.mark.numbers
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_the_value_of_each_batch_is_logged() -> None:
     ours, stock = both(Curve, lambda: (loader(80),), max_epochs=2)
@@ -73,6 +75,7 @@ def test_the_value_of_each_batch_is_logged() -> None:
     assert len({metrics["metric_step"] for metrics in stock.metrics}) > 2
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize(
     "use",
     [
@@ -116,6 +119,7 @@ class Middle(Metric):
         return self.total / self.count if self.total > 0 else -self.total
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize("updates_on_host", [False, True])
 def test_what_was_tried_in_place_is_not_counted_twice(updates_on_host: bool) -> None:
     class Counts(Classifier):
@@ -185,6 +189,7 @@ HINGE = lambda: MulticlassHingeLoss(CLASSES)  # noqa: E731
 """The host updates it."""
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize(
     "make",
     [
@@ -208,6 +213,7 @@ def test_what_remedies_say_gives_the_numbers_of_stock(make: Callable[[], Measure
     assert stock.final
 
 
+@pytest.mark.numbers
 def test_a_metric_that_the_step_resets_may_keep_all_batches() -> None:
     def anew(self: Any, p: Tensor, y: Tensor, loss: Tensor) -> None:
         self.metric.reset()
@@ -217,6 +223,7 @@ def test_a_metric_that_the_step_resets_may_keep_all_batches() -> None:
     assert_same_run(*both(lambda: Measured(CatMetric(), anew), lambda: (loader(48, 8),)))
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize(
     ("metric", "measure", "why"),
     [

@@ -160,6 +160,7 @@ def assert_same(ours: Model, stock: Model) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize("method", ["fit", "test"])
 @pytest.mark.parametrize("kind", MAKERS)
 def test_a_step_computes_on_objects_as_eagerly(kind: str, method: str) -> None:
@@ -187,6 +188,7 @@ def test_hooks_see_the_users_own_object_and_what_the_step_set_on_it() -> None:
     assert_same(fresh(True), fresh(False))
 
 
+@pytest.mark.numbers
 def test_an_object_that_comes_again_has_what_the_step_set() -> None:
     def does(batch: Plain) -> Tensor:
         batch.prediction = batch.x.sum(1)  # type: ignore[attr-defined]
@@ -196,6 +198,7 @@ def test_an_object_that_comes_again_has_what_the_step_set() -> None:
     assert_same(run(plain, does, True, look=look), run(plain, does, False, look=look))
 
 
+@pytest.mark.numbers
 def test_a_tensor_that_the_step_writes_in_place_is_the_users() -> None:
     def does(batch: Plain) -> Tensor:
         return batch.x.mul_(2)
@@ -204,6 +207,7 @@ def test_a_tensor_that_the_step_writes_in_place_is_the_users() -> None:
     assert_same(run(plain, does, True, look=look), run(plain, does, False, look=look))
 
 
+@pytest.mark.fits
 def test_what_the_step_read_of_an_object_may_not_change() -> None:
     def make(i: int) -> Plain:
         return Plain(x_of(i), scale=2.0 + (i == 2))
@@ -212,6 +216,7 @@ def test_what_the_step_read_of_an_object_may_not_change() -> None:
         run(make, lambda b: b.x * b.scale, True)
 
 
+@pytest.mark.fits
 def test_objects_of_other_classes_are_an_error() -> None:
     def make(i: int) -> Any:
         return Slots(x_of(i), "a") if i == 2 else SimpleNamespace(x=x_of(i))
@@ -227,6 +232,7 @@ class Meta:
         self.length = length
 
 
+@pytest.mark.numbers
 def test_an_object_without_tensors_in_an_object_cannot_be_read() -> None:
     def make(i: int) -> Any:
         return SimpleNamespace(x=x_of(i), meta=Meta(i + 1))
@@ -236,6 +242,7 @@ def test_an_object_without_tensors_in_an_object_cannot_be_read() -> None:
     assert_same(*(run(make, lambda b: b.x, static) for static in (True, False)))
 
 
+@pytest.mark.fits
 def test_a_function_of_an_object_is_compared_and_a_method_refused() -> None:
     with pytest.raises(InputChanged, match="it had SimpleNamespace, len, and now"):
         run(
@@ -255,6 +262,7 @@ def test_a_function_of_an_object_is_compared_and_a_method_refused() -> None:
         run(lambda i: Bound(x_of(i)), lambda b: b.f(), True)
 
 
+@pytest.mark.fits
 def test_objects_that_lead_back_are_refused() -> None:
     def ring(i: int) -> Any:
         outer = SimpleNamespace(x=x_of(i), inner=SimpleNamespace(x=x_of(i)))
@@ -271,6 +279,7 @@ def test_objects_that_lead_back_are_refused() -> None:
         reset_backend()
 
 
+@pytest.mark.fits
 def test_an_array_of_an_object_cannot_be_used() -> None:
     with pytest.raises(UnsupportedInput, match=r"batch\.ids is a ndarray"):
         run(lambda i: Graph(x_of(i)), lambda b: b.x * int(b.ids[0]), True)
@@ -286,6 +295,7 @@ class Returns(Model):
         self.seen.append((outputs["batch"] is batch[0], outputs["all"][1] is batch[1]))
 
 
+@pytest.mark.fits
 def test_an_object_that_the_step_returns_is_the_users() -> None:
     model = Returns(None)
     make_trainer(True, max_epochs=1).fit(model, given([[plain(i), plain(2 * i)] for i in range(3)]))
@@ -303,6 +313,8 @@ class Keeps(Model):
         self.seen.append(self.last.x.sum().item())
 
 
+@pytest.mark.fits
+@pytest.mark.long
 def test_an_object_that_the_step_keeps_elsewhere_is_an_error() -> None:
     with pytest.raises(LeakedTensor, match=r"batch\.x"):
         make_trainer(True, max_epochs=1).fit(Keeps(None), given([plain(0), plain(1)]))

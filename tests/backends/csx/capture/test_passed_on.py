@@ -128,6 +128,7 @@ def everything(module: Any, batch: Any, batch_idx: int) -> Any:
 STAGES = ("fit", "validate", "test", "predict")
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize("method", STAGES)
 def test_results_keep_what_came_with_their_batch(method: str) -> None:
     ours, stock = (run(everything, method, static) for static in (True, False))
@@ -144,6 +145,7 @@ def test_results_keep_what_came_with_their_batch(method: str) -> None:
         assert json.dumps(a)
 
 
+@pytest.mark.process
 def test_results_of_a_compiled_step_keep_what_came_with_their_batch() -> None:
     ours, stock = (
         run(everything, "predict", static, **({"policy": "default"} if static else {}))
@@ -154,6 +156,7 @@ def test_results_of_a_compiled_step_keep_what_came_with_their_batch() -> None:
     assert [one["y"].tolist() for one in ours.seen] == [one["y"].tolist() for one in stock.seen]
 
 
+@pytest.mark.fits
 def test_results_of_manual_optimization_keep_what_came_with_their_batch() -> None:
     ours = run(everything, "fit", True, Manual)
     assert [one["extra"] if "extra" in one else one["file"] for one in ours.seen] == [
@@ -164,12 +167,14 @@ def test_results_of_manual_optimization_keep_what_came_with_their_batch() -> Non
     assert [one["batch"] for one in ours.seen] == [0, 1, 2]
 
 
+@pytest.mark.fits
 def test_both_entry_points_of_a_window_pass_on() -> None:
     module = run(everything, "fit", True, accumulate_grad_batches=2)
     assert [one["file"] for one in module.seen] == ["0.png", "1.png", "2.png"]
     assert [one["batch"] for one in module.seen] == [0, 1, 2]
 
 
+@pytest.mark.fits
 def test_appended_dicts_keep_what_came_with_their_batch() -> None:
     def append(module: Any, batch: Any, batch_idx: int) -> None:
         module.files.append({"file": batch["file"], "y": batch["x"].sum(), "at": batch_idx})
@@ -253,6 +258,7 @@ class Clears(Collects):
     clears = True
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize("method", ["fit", "test"])
 @pytest.mark.parametrize(
     "does",
@@ -269,6 +275,7 @@ def test_containers_that_begin_empty_hold_what_came_with_each_batch(does: Any, m
     assert ours.epochs == stock.epochs
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize("does", [append_to_a_new_list, only_names, a_list_in_a_new_dict])
 def test_a_list_that_the_host_took_away_begins_again(does: Any) -> None:
     kept = []
@@ -295,6 +302,7 @@ def test_a_list_of_names_may_be_shorter_in_another_program() -> None:
         make_trainer(True, backend={"max_programs": 1}).predict(Steps(names), ragged())
 
 
+@pytest.mark.fits
 def test_attributes_are_set_to_those_of_each_batch() -> None:
     def keep(module: Any, batch: Any, batch_idx: int) -> None:
         module.last_file, module.last_names = batch["file"], batch["names"]
@@ -396,6 +404,7 @@ def test_an_index_kept_elsewhere_warns_of_the_step() -> None:
     assert type(kept["index"]) is int
 
 
+@pytest.mark.fits
 def test_arguments_of_optimizer_step_are_passed_on() -> None:
     class Keeps(Steps):
         def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, closure: Any) -> None:
@@ -465,6 +474,7 @@ def test_every_use_of_an_array_is_an_error(use: Any) -> None:
         run(lambda module, batch, _: use(batch["array"]), "predict", True)
 
 
+@pytest.mark.numbers
 def test_keys_added_to_the_batch_reach_the_hooks_after_the_step() -> None:
     class Adds(Steps):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -489,6 +499,7 @@ def test_keys_added_to_the_batch_reach_the_hooks_after_the_step() -> None:
         assert a[1:] == b[1:]
 
 
+@pytest.mark.numbers
 def test_a_batch_that_comes_again_with_added_keys_is_the_same_batch() -> None:
     class Adds(Steps):
         def training_step(self, batch: Any, batch_idx: int) -> Any:

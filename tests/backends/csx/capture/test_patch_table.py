@@ -24,6 +24,7 @@ from fulgurite.backends.csx.capture import patch_table
 from fulgurite.backends.csx.compile import compiler_patches
 from fulgurite.backends.csx.diagnostics.errors import HostRead
 from fulgurite.backends.patches import MISSING, Patch
+from fulgurite.backends.torch_versions import DROPS_COPIES, LOSES_ORDER
 
 CSX = Path(patches.__file__).parent / "csx"
 OURS = {"math", "time", "random", "numpy", "logging", "torch", "torchmetrics", "lightning"}
@@ -75,6 +76,7 @@ def package_of(owner: Any) -> str:
     return module.__name__.partition(".")[0]
 
 
+@pytest.mark.fits
 def test_every_row_has_a_target_a_reason_and_a_version(table: list[Patch]) -> None:
     run(Measured)
     fit(lambda: Classifier(mlp()), lambda: (loader(16),), static=True, precision="cb16-mixed")
@@ -83,30 +85,36 @@ def test_every_row_has_a_target_a_reason_and_a_version(table: list[Patch]) -> No
         own = hasattr(patch.owner, patch.name)  # else a function of Python's that its code calls
         assert own or f" {patch.name}(" in inspect.getsource(patch.owner), patch
         assert len(patch.why.split()) > 4
-        assert re.fullmatch(r"\w+ \d+\.\d+", patch.checked), patch
+        assert re.fullmatch(r"\w+ \d+\.\d+( to \d+\.\d+)?", patch.checked), patch
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")  # torch's own
 def test_the_rows_of_the_compilers_bugs_name_the_issues() -> None:
-    for patch in (*compiler_patches.order_after_writes(), *compiler_patches.copies_first()):
+    rows = [*compiler_patches.order_after_writes(), *compiler_patches.copies_first()]
+    assert len(rows) == LOSES_ORDER + DROPS_COPIES
+    for patch in rows:
         assert hasattr(patch.owner, patch.name)
         assert patch.upstream.startswith("https://github.com/pytorch/pytorch/issues/")
 
 
+@pytest.mark.fits
 def test_no_row_replaces_what_another_row_replaces(table: list[Patch]) -> None:
     run(Measured)
     targets = [(id(patch.owner), patch.name) for patch in table]
     assert len(set(targets)) == len(targets)
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize("package", ["torch", "lightning", "torchmetrics"])
 def test_rows_were_checked_with_the_version_that_is_installed(
     package: str, table: list[Patch]
 ) -> None:
     run(Measured)
-    installed = ".".join(version(package).split(".")[:2])
+    installed = [int(part) for part in version(package).split(".")[:2]]
     checked = {patch.checked for patch in table if patch.checked.startswith(f"{package} ")}
-    assert checked == {f"{package} {installed}"}
+    [stated] = checked
+    versions = [[int(part) for part in one.split(".")] for one in stated.split()[1::2]]
+    assert versions[0] <= installed <= versions[-1]
 
 
 def test_the_table_names_every_file_that_makes_patches() -> None:
@@ -151,6 +159,7 @@ class Fails(Classifier):
         return loss
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize(
     ("fail", "error"),
     [(lambda *_: None, None), (reads, HostRead), (interrupts, BaseException)],
@@ -172,6 +181,7 @@ def test_whatever_ends_a_trace_every_target_is_what_it_was(
     assert sqrt is math.sqrt is STOCK[0]
 
 
+@pytest.mark.fits
 def test_only_modules_of_the_users_own_are_touched(replaced: list[tuple[Any, str]]) -> None:
     for name in ("networkx", "scipy.stats", "sklearn.linear_model", "sympy"):
         pytest.importorskip(name)
@@ -203,6 +213,7 @@ class Theirs(torch.optim.Optimizer):
 """
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize("listed", [True, False], ids=["installed", "run by its path"])
 def test_an_optimizers_own_file_takes_traced_numbers(
     listed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

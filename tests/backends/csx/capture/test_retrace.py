@@ -20,6 +20,8 @@ from torch.utils.data import DataLoader
 from fulgurite.backends.csx.diagnostics.errors import GraphChanged
 from fulgurite.backends.csx.graph import rng
 
+pytestmark = pytest.mark.fits
+
 RETRACE = {"retrace_every_iteration": True}
 BATCHES = 3
 

@@ -14,6 +14,8 @@ from torchmetrics import CatMetric
 
 from fulgurite.backends.csx.diagnostics.errors import StateChanged, UnsupportedState
 
+pytestmark = pytest.mark.numbers
+
 FEW: dict[str, Any] = {"limit_train_batches": 6, "max_epochs": 2}
 
 
@@ -91,6 +93,7 @@ class Momentum(PerParameter):
         p.data = p.data - lr * (2 * state["new"] - state["old"])
 
 
+@pytest.mark.long
 def test_state_that_an_optimizer_hands_on_and_data_that_it_sets_are_kept() -> None:
     ours, stock = both(lambda: Classifier(mlp(), Momentum), lambda: (loader(),), **FEW)
     assert_same_run(ours, stock)
@@ -234,6 +237,7 @@ def test_accumulation_with_a_scheduler_equals_stock() -> None:
     assert_same_run(ours, stock)
 
 
+@pytest.mark.fits
 def test_checkpointing_with_dropout_has_one_mask() -> None:
     class Recomputes(Rows):
         def __init__(self) -> None:
@@ -279,6 +283,7 @@ PLACES = [
 ]
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize(("keep", "message"), PLACES, ids=lambda v: getattr(v, "__name__", ""))
 def test_what_is_refused_leaves_nothing_behind(keep: Any, message: str) -> None:
     made: list[Any] = []
@@ -314,6 +319,7 @@ HOST = [
 ]
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize(
     ("act", "error", "message"), HOST, ids=lambda v: getattr(v, "__name__", "")
 )
@@ -330,6 +336,7 @@ def test_what_the_host_does_to_an_optimizer_is_never_ignored(
         fit(lambda: Classifier(mlp()), lambda: (loader(),), static=True, **options)
 
 
+@pytest.mark.fits
 def test_after_fit_an_optimizer_is_the_user_s_again() -> None:
     run = fit(lambda: Classifier(mlp()), lambda: (loader(),), static=True, limit_train_batches=2)
     before = run.module.net[0].weight.detach().clone()

@@ -24,6 +24,8 @@ import fulgurite
 from fulgurite.backends.csx.capture.undo import Before
 from fulgurite.backends.csx.state import fake_swap
 
+pytestmark = pytest.mark.fits
+
 
 class Slow(pl.LightningModule):
     """A step that runs for a while where it is traced."""

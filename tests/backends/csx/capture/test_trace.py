@@ -50,6 +50,7 @@ def item(x: Tensor, _: Any) -> Tensor:
     return x.sum() * x.max().item()  # here
 
 
+@pytest.mark.fits
 def test_a_message_reads_like_this() -> None:
     with pytest.raises(HostRead) as raised:
         fit(lambda: Step(item), lambda: (loader(),), static=True)
@@ -67,6 +68,7 @@ def test_a_message_reads_like_this() -> None:
     )
 
 
+@pytest.mark.fits
 def test_what_torch_functions_do_not_see_is_a_trace_error_too() -> None:
     def below(x: Tensor, _: Any) -> Tensor:
         with torch._C.DisableTorchFunction():
@@ -78,6 +80,7 @@ def test_what_torch_functions_do_not_see_is_a_trace_error_too() -> None:
     assert raised.value.line.line == line_of(below)
 
 
+@pytest.mark.fits
 def test_the_result_of_a_layer_goes_by_the_users_line() -> None:
     def reads(x: Tensor, _: Any) -> Tensor:
         normal = nn.LayerNorm(4)(x)  # here
@@ -93,6 +96,7 @@ def test_the_result_of_a_layer_goes_by_the_users_line() -> None:
         fit(lambda: Step(reads), lambda: (loader(),), static=True)
 
 
+@pytest.mark.fits
 def test_what_a_thread_computes_is_refused() -> None:
     def threads(x: Tensor, _: Any) -> Tensor:
         sums: list[Tensor] = []
@@ -107,6 +111,7 @@ def test_what_a_thread_computes_is_refused() -> None:
     assert raised.value.line.line == line_of(threads)
 
 
+@pytest.mark.numbers
 def test_an_element_is_chosen_and_set_by_a_tensor_as_in_stock() -> None:
     def chooses(x: Tensor, _: Any) -> Tensor:
         row, column = x[:, 0].argmax(), x[0].argmin()
@@ -121,6 +126,7 @@ def test_an_element_is_chosen_and_set_by_a_tensor_as_in_stock() -> None:
     assert ours.losses == pytest.approx(stock.losses, rel=1e-5)
 
 
+@pytest.mark.numbers
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")  # torch's own
 def test_a_function_compiled_by_torch_is_traced_as_it_is_written() -> None:
     def compiled(x: Tensor, _: Any) -> Tensor:
@@ -136,6 +142,7 @@ def test_a_function_compiled_by_torch_is_traced_as_it_is_written() -> None:
     assert ours.losses == pytest.approx(plain.losses, rel=1e-5)
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize("use", [lambda t: t + 1, str, lambda t: t.shape, torch.save, float])
 def test_a_leaked_tensor_raises_however_it_is_used(use: Any) -> None:
     kept: list[Tensor] = []
@@ -153,6 +160,7 @@ def test_a_leaked_tensor_raises_however_it_is_used(use: Any) -> None:
     assert raised.value.line.line == line_of(leaks)
 
 
+@pytest.mark.numbers
 def test_a_batch_kept_elsewhere_is_a_leaked_tensor_and_the_program_runs() -> None:
     kept: list[Any] = []
 
@@ -168,6 +176,7 @@ def test_a_batch_kept_elsewhere_is_a_leaked_tensor_and_the_program_runs() -> Non
         kept[0][0].sum()
 
 
+@pytest.mark.fits
 def test_an_error_comes_with_the_frames_of_the_user_alone() -> None:
     with pytest.raises(HostRead) as raised:
         fit(lambda: Step(item), lambda: (loader(),), static=True)
@@ -180,6 +189,7 @@ def test_an_error_comes_with_the_frames_of_the_user_alone() -> None:
     ]
 
 
+@pytest.mark.fits
 def test_state_and_batch_go_by_their_names() -> None:
     def reads(x: Tensor, module: Any) -> Tensor:
         return x.sum() * module.net.bias.numpy()[0]
@@ -188,6 +198,7 @@ def test_state_and_batch_go_by_their_names() -> None:
         fit(lambda: Step(reads), lambda: (loader(),), static=True)
 
 
+@pytest.mark.fits
 def test_an_exception_of_the_user_s_own_comes_unchanged() -> None:
     error = KeyError("mine")
 
@@ -199,11 +210,13 @@ def test_an_exception_of_the_user_s_own_comes_unchanged() -> None:
     assert raised.value is error
 
 
+@pytest.mark.fits
 def test_a_step_without_loss_is_an_error() -> None:
     with pytest.raises(NoLoss, match="returned None"):
         fit(lambda: Step(lambda x, m: None), lambda: (loader(),), static=True)
 
 
+@pytest.mark.fits
 def test_a_wrong_log_call_is_lightning_s_error_before_any_step() -> None:
     def vector(x: Tensor, module: Any) -> Tensor:
         module.log("x", x)
@@ -217,6 +230,7 @@ def test_a_wrong_log_call_is_lightning_s_error_before_any_step() -> None:
     assert torch.equal(module.net.weight, weight)
 
 
+@pytest.mark.numbers
 def test_constants_keep_their_value() -> None:
     def looks(x: Tensor, _: Any) -> Tensor:
         mask = torch.ones(4, 4).triu()
@@ -231,6 +245,7 @@ def test_constants_keep_their_value() -> None:
     assert ours.losses == pytest.approx(stock.losses, rel=1e-5)
 
 
+@pytest.mark.numbers
 def test_a_mask_that_follows_from_constants_may_choose_rows_and_elements() -> None:
     def chooses(x: Tensor, _: Any) -> Tensor:
         own = torch.eye(len(x), dtype=torch.bool)
@@ -243,6 +258,7 @@ def test_a_mask_that_follows_from_constants_may_choose_rows_and_elements() -> No
     assert ours.losses == pytest.approx(stock.losses, rel=1e-5)
 
 
+@pytest.mark.numbers
 def test_torch_tensor_of_traced_tensors_equals_stock() -> None:
     def collects(x: Tensor, _: Any) -> Tensor:
         y = x.detach()
@@ -255,6 +271,7 @@ def test_torch_tensor_of_traced_tensors_equals_stock() -> None:
     assert ours.losses == pytest.approx(stock.losses, rel=1e-5)
 
 
+@pytest.mark.fits
 def test_a_constant_mixed_with_data_has_no_value() -> None:
     def looks(x: Tensor, _: Any) -> Tensor:
         sums = torch.zeros(4)
@@ -266,6 +283,7 @@ def test_a_constant_mixed_with_data_has_no_value() -> None:
         fit(lambda: Step(looks), lambda: (loader(),), static=True)
 
 
+@pytest.mark.fits
 def test_every_operation_carries_a_line_of_the_user_s() -> None:
     run = fit(lambda: Classifier(mlp()), lambda: (loader(),), static=True, limit_train_batches=1)
     [entry] = run.trainer.strategy.programs[0].entries

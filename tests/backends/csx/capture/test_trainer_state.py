@@ -74,6 +74,7 @@ def assert_same(ours: Asks, stock: Asks) -> None:
         assert a is None or float(a) == pytest.approx(float(b), rel=1e-5)
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize(("kind", "programs"), [(Returns, 2), (Names, 3)])
 def test_each_answer_has_a_program_and_none_counts(kind: type[Asks], programs: int) -> None:
     ours, trainer = runs(kind, True)
@@ -83,6 +84,9 @@ def test_each_answer_has_a_program_and_none_counts(kind: type[Asks], programs: i
     assert len(built) == programs
 
 
+@pytest.mark.long
+@pytest.mark.numbers
+@pytest.mark.process
 def test_compiled_programs_of_equal_graphs_are_compiled_once(tmp_path: Path) -> None:
     ours, _ = runs(Names, True, policy="default", backend={"compile_dir": str(tmp_path)})
     stock, _ = runs(Names, False)
@@ -91,6 +95,7 @@ def test_compiled_programs_of_equal_graphs_are_compiled_once(tmp_path: Path) -> 
     assert len(entries) == 2  # training's, and one for three validations
 
 
+@pytest.mark.fits
 def test_a_step_that_does_not_ask_has_one_program() -> None:
     class Silent(Asks):
         def validation_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -100,6 +105,7 @@ def test_a_step_that_does_not_ask_has_one_program() -> None:
     assert len(trainer.strategy.step_functions["validation"].programs) == 1  # type: ignore[attr-defined]
 
 
+@pytest.mark.fits
 def test_another_shape_is_still_another_program() -> None:
     data: Any = [(torch.ones(n, 8), torch.zeros(n).long()) for n in (16, 16, 8)]
     options: dict[str, Any] = {"max_epochs": 1, "num_sanity_val_steps": 1}
@@ -108,6 +114,7 @@ def test_another_shape_is_still_another_program() -> None:
         trainer.fit(Names(), loader(32), DataLoader(data, batch_size=None))
 
 
+@pytest.mark.fits
 def test_training_may_ask(recwarn: pytest.WarningsRecorder) -> None:
     class Trains(Classifier):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:

@@ -12,6 +12,8 @@ from models import loader
 from fulgurite import FrozenValueWarning
 from fulgurite.errors import UnsupportedState
 
+pytestmark = pytest.mark.fits
+
 
 class Always(Example):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -52,6 +54,7 @@ class Counts(Example):
         return super().training_step(batch, batch_idx)
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize("options", [{}, {"min_steps": 4, "max_epochs": 3}])
 def test_a_step_that_always_stops_the_run_stops_it_as_in_stock(options: dict[str, Any]) -> None:
     ours, stock = both(Always, lambda: (loader(96),), **options)

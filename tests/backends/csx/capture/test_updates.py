@@ -14,6 +14,8 @@ import fulgurite
 from fulgurite.backends.csx.diagnostics.errors import GraphChanged
 from fulgurite.backends.csx.program import audit
 
+pytestmark = pytest.mark.fits
+
 BATCHES, CHANGES_AT = 6, 4
 
 

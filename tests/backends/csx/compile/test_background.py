@@ -50,6 +50,7 @@ def wait_for(path: Path) -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.process
 def test_a_job_runs_in_another_process(queue: Queue, tmp_path: Path) -> None:
     def run() -> None:
         (tmp_path / "pid").write_text(f"{os.getpid()} {os.nice(0)}")
@@ -63,6 +64,7 @@ def test_a_job_runs_in_another_process(queue: Queue, tmp_path: Path) -> None:
     assert one.seconds > 0
 
 
+@pytest.mark.process
 def test_nothing_starts_before_something_urgent_comes_and_that_is_first(
     queue: Queue, tmp_path: Path
 ) -> None:
@@ -80,6 +82,7 @@ def test_nothing_starts_before_something_urgent_comes_and_that_is_first(
     assert (tmp_path / "order").read_text() == "tv"
 
 
+@pytest.mark.process
 def test_both_entry_points_of_a_training_are_compiled_before_its_validation(
     queue: Queue, tmp_path: Path
 ) -> None:
@@ -98,6 +101,7 @@ def test_both_entry_points_of_a_training_are_compiled_before_its_validation(
     assert (tmp_path / "order").read_text() == "asv"
 
 
+@pytest.mark.process
 def test_what_waits_is_compiled_in_the_end_where_what_is_urgent_is_in_the_cache(
     queue: Queue,
 ) -> None:
@@ -109,6 +113,7 @@ def test_what_waits_is_compiled_in_the_end_where_what_is_urgent_is_in_the_cache(
     wait(queue, validation)
 
 
+@pytest.mark.process
 def test_the_same_job_is_done_once(queue: Queue) -> None:
     first = queue.add(job("a", lambda: None))
     assert queue.add(job("a", lambda: None)) is first
@@ -116,6 +121,7 @@ def test_the_same_job_is_done_once(queue: Queue) -> None:
     assert queue.add(job("a", lambda: None)) is not first
 
 
+@pytest.mark.process
 def test_a_failure_is_told_in_words_with_its_log(queue: Queue) -> None:
     def run() -> None:
         print("what the compiler says")
@@ -132,6 +138,7 @@ def test_a_failure_is_told_in_words_with_its_log(queue: Queue) -> None:
     bad.log.unlink()
 
 
+@pytest.mark.process
 def test_a_reason_that_a_job_gives_is_the_failure(queue: Queue) -> None:
     one = queue.add(job("a", lambda: "no C++ compiler was found"))
     wait(queue, one)
@@ -140,6 +147,7 @@ def test_a_reason_that_a_job_gives_is_the_failure(queue: Queue) -> None:
     one.log.unlink()
 
 
+@pytest.mark.process
 def test_a_full_disk_is_told_apart(queue: Queue) -> None:
     def run() -> None:
         raise OSError(28, "No space left on device")
@@ -152,6 +160,7 @@ def test_a_full_disk_is_told_apart(queue: Queue) -> None:
     one.log.unlink()
 
 
+@pytest.mark.process
 def test_a_worker_that_is_killed_fails_its_jobs_and_the_next_one_runs(
     queue: Queue, tmp_path: Path
 ) -> None:
@@ -177,6 +186,7 @@ def test_a_worker_that_is_killed_fails_its_jobs_and_the_next_one_runs(
     one.log.unlink()
 
 
+@pytest.mark.process
 def test_a_worker_that_is_stopped_says_so_and_where_it_was(queue: Queue, tmp_path: Path) -> None:
     def run() -> None:
         (tmp_path / "began").touch()
@@ -194,6 +204,7 @@ def test_a_worker_that_is_stopped_says_so_and_where_it_was(queue: Queue, tmp_pat
     one.log.unlink()
 
 
+@pytest.mark.process
 def test_ending_the_queue_ends_the_worker_and_what_it_started(queue: Queue, tmp_path: Path) -> None:
     def run() -> None:
         with background_sleep() as process:
@@ -234,6 +245,8 @@ def wait_for_end(pid: int) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.long
+@pytest.mark.process
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_a_worker_ends_with_its_parent(how: signal.Signals, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
@@ -258,6 +271,7 @@ def test_a_worker_ends_with_its_parent(how: signal.Signals, tmp_path: Path) -> N
     assert not list(tmp_path.glob("fulgurite-compile-*"))
 
 
+@pytest.mark.process
 def test_a_forked_process_has_a_queue_of_its_own(queue: Queue, tmp_path: Path) -> None:
     def run() -> None:
         time.sleep(0.5)
@@ -273,6 +287,7 @@ def test_a_forked_process_has_a_queue_of_its_own(queue: Queue, tmp_path: Path) -
     assert (tmp_path / "done").exists()
 
 
+@pytest.mark.process
 def test_no_worker_is_forked_while_another_thread_traces(queue: Queue) -> None:
     traces, done = threading.Event(), threading.Event()
 

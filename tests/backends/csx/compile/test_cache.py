@@ -551,6 +551,7 @@ def two(start: Callable[[str], Process]) -> tuple[Process, Process]:
     return first, second
 
 
+@pytest.mark.process
 def test_the_second_process_waits_and_takes_what_the_first_built(
     start: Callable[[str], Process],
 ) -> None:
@@ -560,6 +561,7 @@ def test_the_second_process_waits_and_takes_what_the_first_built(
     assert second.says() == "found first"
 
 
+@pytest.mark.process
 def test_when_the_second_process_is_killed_the_first_ends_well_and_a_third_finds_its_entry(
     start: Callable[[str], Process], folder: Path
 ) -> None:
@@ -572,6 +574,7 @@ def test_when_the_second_process_is_killed_the_first_ends_well_and_a_third_finds
     assert is_whole(folder / KEY)
 
 
+@pytest.mark.process
 def test_when_the_first_process_is_killed_the_second_takes_over_and_sweeps(
     start: Callable[[str], Process], folder: Path
 ) -> None:
@@ -586,6 +589,7 @@ def test_when_the_first_process_is_killed_the_second_takes_over_and_sweeps(
     assert list(folder.glob("*.part")) == []
 
 
+@pytest.mark.process
 def test_what_a_killed_process_left_goes_with_the_next_program_that_is_built(
     start: Callable[[str], Process], folder: Path
 ) -> None:
@@ -598,6 +602,7 @@ def test_what_a_killed_process_left_goes_with_the_next_program_that_is_built(
     assert list(folder.glob("*.part")) == []
 
 
+@pytest.mark.process
 def test_an_entry_that_was_removed_while_a_process_waited_for_it_is_built_by_that_process(
     start: Callable[[str], Process], folder: Path
 ) -> None:

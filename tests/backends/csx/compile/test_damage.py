@@ -18,6 +18,7 @@ def test_an_entry_in_the_place_of_any_other_is_built_again(tmp_path: Path) -> No
     assert exchange_entries(tmp_path / "programs") == COUNT * (COUNT - 1)
 
 
+@pytest.mark.process
 def test_four_processes_on_one_cache_each_get_their_own_programs(tmp_path: Path) -> None:
     race(tmp_path / "programs", processes=4, rounds=30, seed=1)
 

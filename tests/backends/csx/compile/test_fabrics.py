@@ -72,6 +72,8 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> type[StubFabric]:
     return StubFabric
 
 
+@pytest.mark.long
+@pytest.mark.numbers
 def test_a_fit_through_a_stub_fabric_is_the_eager_one_and_nothing_else_ran_it(
     stub: type[StubFabric],
 ) -> None:

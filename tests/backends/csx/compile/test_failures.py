@@ -17,6 +17,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fulgurite.backends.csx.compile import host_fabric
 
+pytestmark = pytest.mark.fits
+
 Loss = Callable[["Net", Tensor, Tensor], Tensor]
 LOSSES: dict[str, tuple[Loss, int]] = {
     "embedding": (lambda net, h, ids: net.table(ids).sum() + h.sum(), 10),

@@ -95,6 +95,8 @@ def test_a_constant_is_known_by_its_value() -> None:
 
 def test_the_graphs_inside_a_graph_are_in_it() -> None:
     def branching(number: float) -> str:
+        torch.compiler.reset()  # since 2.15 torch.cond is an error where a number it saw changed
+
         def function(x: Tensor) -> Tensor:
             return torch.cond(x.sum() > 0, lambda x: x * number, lambda x: x.clone(), (x,))
 
@@ -181,6 +183,8 @@ def test_every_file_that_makes_code_is_in_it_and_no_other() -> None:
     assert made_by <= {path.name for path in read}
 
 
+@pytest.mark.long
+@pytest.mark.process
 def test_it_is_the_same_in_every_process() -> None:
     script = (
         f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n"

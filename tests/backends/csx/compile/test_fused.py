@@ -97,6 +97,7 @@ def no_reduction(x: Tensor, y: Tensor) -> Tensor:
     return nn.functional.cross_entropy(x, y, reduction="none")
 
 
+@pytest.mark.numbers
 @pytest.mark.compiler
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(
@@ -117,6 +118,7 @@ def test_a_region_is_one_kernel_forward_and_one_backward(
     assert loaded.how.startswith("its fused losses") == (policy == "disabled")
 
 
+@pytest.mark.numbers
 @pytest.mark.compiler
 def test_two_losses_are_two_regions(loads: list[Loaded]) -> None:
     class Two(nn.Module):
@@ -144,6 +146,7 @@ def largest(x: Tensor, y: Tensor) -> Tensor:
     return (x - 1).abs().topk(2).values.mean()
 
 
+@pytest.mark.fits
 @pytest.mark.compiler
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("policy", ["disabled", "default"])
@@ -163,6 +166,7 @@ def test_what_cannot_be_generated_is_named_with_its_line(
     assert "use_autogen=False" in text
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize("policy", ["disabled", "default"])
 def test_without_a_compiler_a_region_is_an_error(
     policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -62,6 +62,8 @@ def test_a_step_that_computes_nothing_has_a_program_of_nothing() -> None:
         assert trainer.strategy.programs[0].operations == 0
 
 
+@pytest.mark.long
+@pytest.mark.process
 def test_without_a_compiler_programs_run_operation_by_operation(tmp_path: Path) -> None:
     text = run_script(tmp_path, CXX="/nonexistent/c++", PATH="/nonexistent")
     assert "training program, " in text
@@ -69,6 +71,7 @@ def test_without_a_compiler_programs_run_operation_by_operation(tmp_path: Path) 
     assert "4 steps" in text
 
 
+@pytest.mark.fits
 def test_without_python_h_programs_run_operation_by_operation(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -85,6 +88,7 @@ def test_without_python_h_programs_run_operation_by_operation(
     assert "Python.h was not found" in executable.loaded.how
 
 
+@pytest.mark.process
 @pytest.mark.skipif(shutil.which("false") is None, reason="no command that always fails")
 def test_a_compiler_is_looked_for_at_once_and_started_only_where_it_is_needed() -> None:
     with inductor.patch({"cpp.cxx": (None, "false")}):  # is there, and does not run
@@ -126,6 +130,7 @@ def compiled(folder: Path) -> tuple[Run, str]:
     return run, next(line for line in bar.lines if line.startswith("CSX on"))
 
 
+@pytest.mark.fits
 @pytest.mark.compiler
 def test_programs_say_where_they_come_from_and_how_long_it_took(tmp_path: Path) -> None:
     run, line = compiled(tmp_path / "programs")
@@ -148,6 +153,8 @@ def programs(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     return tmp_path / "programs", run.losses
 
 
+@pytest.mark.long
+@pytest.mark.fits
 @pytest.mark.compiler
 def test_one_flipped_bit_in_any_file_of_a_program_compiles_it_again(
     programs: tuple[Path, list[float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -181,6 +188,7 @@ def test_one_flipped_bit_in_any_file_of_a_program_compiles_it_again(
     assert len(compiles) == len(names)
 
 
+@pytest.mark.fits
 @pytest.mark.compiler
 def test_a_program_that_is_found_starts_no_process_and_needs_no_compiler(
     programs: tuple[Path, list[float]], monkeypatch: pytest.MonkeyPatch
@@ -198,6 +206,7 @@ def test_a_program_that_is_found_starts_no_process_and_needs_no_compiler(
     assert again.losses == losses
 
 
+@pytest.mark.fits
 @pytest.mark.compiler
 def test_a_program_that_is_found_imports_no_compiler(programs: tuple[Path, list[float]]) -> None:
     [source] = [path.read_text() for path in programs[0].glob("*/program.py")]
@@ -205,6 +214,7 @@ def test_a_program_that_is_found_imports_no_compiler(programs: tuple[Path, list[
     assert "torch._inductor" not in source
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize(
     ("built", "how"),
     [
@@ -233,6 +243,8 @@ def test_a_compile_dir_that_cannot_be_used_is_known_before_step_0(tmp_path: Path
         fulgurite.Trainer(backend={"backend_type": "CSX", "compile_dir": tmp_path / "file"})
 
 
+@pytest.mark.long
+@pytest.mark.numbers
 @pytest.mark.compiler
 def test_compiled_accumulation_and_metrics_equal_stock() -> None:
     ours, stock = both(
@@ -244,6 +256,7 @@ def test_compiled_accumulation_and_metrics_equal_stock() -> None:
     assert_same_run(ours, stock)
 
 
+@pytest.mark.fits
 def test_a_program_is_frozen_plain_and_printable(tmp_path: Path) -> None:
     run = fit(
         lambda: Classifier(mlp()),
@@ -272,6 +285,7 @@ def test_a_program_is_frozen_plain_and_printable(tmp_path: Path) -> None:
     assert program.text() in written.read_text()
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize("precision", ["32-true", "cb16-mixed"])
 def test_passes_are_pure(monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
     seen: list[tuple[str, str, str]] = []
@@ -324,6 +338,7 @@ def count_denormals() -> int:
     return int((product.view(torch.int32) != 0).sum())
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize(
     "policy", ["disabled", pytest.param("default", marks=pytest.mark.compiler)]
 )
@@ -349,6 +364,7 @@ def test_denormals_are_flushed_in_every_thread_while_programs_run_and_only_then(
     assert count_denormals() == 1 << 22
 
 
+@pytest.mark.fits
 def test_a_process_that_flushes_itself_still_does_after() -> None:
     torch.set_flush_denormal(True)
     try:
@@ -361,6 +377,8 @@ def test_a_process_that_flushes_itself_still_does_after() -> None:
 PRINTED = "\n".join(["net.h:1: warning: unused", "net.h:2: error: bad", *["more"] * 1000])
 
 
+@pytest.mark.failing_compiler
+@pytest.mark.fits
 @pytest.mark.parametrize(
     ("error", "why"),
     [

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import lightning.pytorch as pl
+import pytest
 import torch
 from harness import assert_same_run, both
 from models import CLASSES, loader
@@ -41,6 +42,8 @@ print(sorted(str(operation) for operation in lowerings if str(operation).startsw
 """
 
 
+@pytest.mark.long
+@pytest.mark.process
 def test_a_ctrl_c_while_the_compiler_is_imported_leaves_it_whole() -> None:
     """Half imported it would be lost to this process: what it registers, it registers once."""
     command = [sys.executable, "-W", "ignore", "-c", INTERRUPTED]
@@ -77,6 +80,8 @@ class Adapter(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.5)
 
 
+@pytest.mark.numbers
+@pytest.mark.process
 def test_factors_of_sums_with_products_are_kept() -> None:
     ours, stock = both(Adapter, lambda: (loader(64),), policy="default", max_epochs=2)
     assert_same_run(ours, stock)

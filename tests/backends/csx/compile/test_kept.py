@@ -74,6 +74,8 @@ def run(folder: Path | None, layers: int, activation: type[nn.Module] = nn.Tanh)
     )
 
 
+@pytest.mark.long
+@pytest.mark.numbers
 def test_a_changed_model_compiles_what_changed(compiled: Compiled, tmp_path: Path) -> None:
     assert_same_run(run(tmp_path, 12), run(None, 12))
     cold = compiled.generated, compiled.kernels
@@ -88,6 +90,8 @@ def test_a_changed_model_compiles_what_changed(compiled: Compiled, tmp_path: Pat
     assert compiled.kernels < cold[1]
 
 
+@pytest.mark.long
+@pytest.mark.numbers
 def test_what_was_generated_before_a_process_ended_is_not_generated_again(
     compiled: Compiled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

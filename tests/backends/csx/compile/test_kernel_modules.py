@@ -122,6 +122,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.long
 @pytest.mark.compiler
 def test_ctrl_c_ends_the_compilers_of_all_units_with_all_that_they_started(tmp_path: Path) -> None:
     compiler, folder, scratch = tmp_path / "c++", tmp_path / "entry", tmp_path / "tmp"

@@ -64,6 +64,7 @@ def makers(loaded: Loaded) -> dict[str, set[Maker]]:
     return found
 
 
+@pytest.mark.fits
 def test_without_a_compiler_the_table_says_who_made_a_kernel(loads: list[Loaded]) -> None:
     run("disabled")
     found = makers(loads[0])
@@ -71,6 +72,7 @@ def test_without_a_compiler_the_table_says_who_made_a_kernel(loads: list[Loaded]
     assert found["aten.sort.default"] == {Maker.HOST}
 
 
+@pytest.mark.numbers
 def test_an_operation_that_is_taken_out_of_the_table_moves_to_the_host(
     loads: list[Loaded], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,6 +81,7 @@ def test_an_operation_that_is_taken_out_of_the_table_moves_to_the_host(
     assert makers(loads[0])["aten.erf.default"] == {Maker.HOST}
 
 
+@pytest.mark.fits
 @pytest.mark.compiler
 def test_a_compiled_program_says_what_each_kernel_computes(loads: list[Loaded]) -> None:
     run("default")
@@ -110,6 +113,7 @@ class Convolved(Gelu):
         )
 
 
+@pytest.mark.fits
 @pytest.mark.compiler
 def test_what_a_kernel_computes_is_in_its_source(loads: list[Loaded]) -> None:
     fit(Convolved, lambda: (loader(64),), static=True, policy="default")
@@ -128,6 +132,7 @@ def test_what_a_kernel_computes_is_in_its_source(loads: list[Loaded]) -> None:
     assert products == 4
 
 
+@pytest.mark.fits
 @pytest.mark.compiler
 def test_a_program_from_the_cache_says_the_same(loads: list[Loaded], tmp_path: Path) -> None:
     told: list[Made] = []
@@ -153,6 +158,8 @@ def failing(monkeypatch: pytest.MonkeyPatch, word: str) -> None:
     monkeypatch.setattr(program, "_taken_apart", broken)
 
 
+@pytest.mark.long
+@pytest.mark.numbers
 @pytest.mark.compiler
 def test_a_kernel_that_does_not_compile_is_the_librarys(
     loads: list[Loaded], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -177,6 +184,8 @@ def test_a_kernel_that_does_not_compile_is_the_librarys(
     assert {one.kernel for one in loads[-1].made().fallen}
 
 
+@pytest.mark.long
+@pytest.mark.fits
 @pytest.mark.compiler
 def test_where_every_kernel_fails_it_is_the_compiler_that_does(
     loads: list[Loaded], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -206,6 +215,8 @@ class Attention(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
+@pytest.mark.long
+@pytest.mark.numbers
 @pytest.mark.compiler
 def test_aggressive_tries_templates_for_products(loads: list[Loaded], tmp_path: Path) -> None:
     """Which wins depends on the machine; that they are tried is seen in the key and the time."""

@@ -106,6 +106,7 @@ print("the same:", torch.equal(look_up(rows, ids), right))
 """
 
 
+@pytest.mark.long
 @pytest.mark.compiler
 def test_a_bad_index_in_a_loop_of_two_threads_is_an_error_and_no_more(tmp_path: Path) -> None:
     support = str(Path(__file__).parents[3] / "support")

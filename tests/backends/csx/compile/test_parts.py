@@ -247,6 +247,8 @@ class OldValues(Classifier):
         return loss
 
 
+@pytest.mark.long
+@pytest.mark.numbers
 @pytest.mark.compiler
 @pytest.mark.parametrize("length", [0, 5, 30])
 def test_compiled_in_parts_a_step_reads_old_values_of_what_it_writes(
@@ -274,6 +276,8 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("programs")
 
 
+@pytest.mark.long
+@pytest.mark.numbers
 @pytest.mark.compiler
 def test_compiled_in_parts_layers_give_stocks_numbers(programs: Path) -> None:
     """With the same masks, and running statistics of each layer its own."""

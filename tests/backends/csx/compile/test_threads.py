@@ -194,6 +194,7 @@ class Hooks(pl.Callback):
         self.seen.append(torch.get_num_threads())
 
 
+@pytest.mark.fits
 @linux
 def test_hooks_have_the_users_number_and_the_line_the_programs(
     process_has: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
@@ -240,6 +241,8 @@ assert spun_ms() < 1, spun_ms()
 """
 
 
+@pytest.mark.long
+@pytest.mark.process
 @linux
 def test_idle_threads_sleep_once_a_program_uses_several() -> None:
     """They spin for 5 ms without it, where there are as many threads as processors."""

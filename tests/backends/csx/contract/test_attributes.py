@@ -24,6 +24,8 @@ from fulgurite.backends.csx.diagnostics.errors import (
     UnsupportedState,
 )
 
+pytestmark = pytest.mark.fits
+
 
 class Steps(Classifier):
     """``work(module, loss)`` in the step; it returns another loss, or None for this one."""
@@ -221,6 +223,7 @@ def test_prediction_compares_before_every_batch() -> None:
         trainer.predict(module, loader(64))
 
 
+@pytest.mark.numbers
 def test_a_buffer_that_the_host_fills_follows() -> None:
     class Fills(Steps):
         def on_train_batch_end(self, *args: Any) -> None:
@@ -263,6 +266,7 @@ BUFFERS = {
 }
 
 
+@pytest.mark.numbers
 def test_python_may_read_buffers_that_the_step_does_not_write() -> None:
     make = lambda: Steps(reads_buffers, **BUFFERS)  # noqa: E731
     assert_same_run(*both(make, lambda: (loader(64),), backend={"audit": True}))
@@ -360,6 +364,7 @@ def test_a_counter_is_changed_once_with_a_warning() -> None:
     )
 
 
+@pytest.mark.numbers
 def test_a_counter_in_a_buffer_counts() -> None:
     def count(module: Any, loss: Tensor) -> Tensor:
         module.n.add_(1)
@@ -464,6 +469,7 @@ def test_state_born_in_the_step_is_an_error(work: Any, offset: int, what: str, r
     assert_raised(caught.value, work, offset, f"{what} when the step read it", f"Remedy: {remedy}")
 
 
+@pytest.mark.numbers
 def test_the_average_with_a_buffer_equals_stock() -> None:
     def work(module: Any, loss: Tensor) -> Tensor:
         module.ema.mul_(0.9).add_(0.1 * loss.detach())
@@ -472,6 +478,7 @@ def test_the_average_with_a_buffer_equals_stock() -> None:
     assert_same_run(*both(lambda: Steps(work, ema=torch.zeros([])), lambda: (loader(64),)))
 
 
+@pytest.mark.numbers
 def test_the_remedy_for_an_average_that_begins_with_a_value_equals_eager() -> None:
     def begins(module: Any, loss: Tensor) -> Tensor:
         value = loss.detach()
@@ -504,6 +511,7 @@ def test_what_is_only_written_or_written_first_is_an_output() -> None:
     assert float(done.module.double) == pytest.approx(2 * done.losses[-1])
 
 
+@pytest.mark.numbers
 def test_a_module_may_cache_what_follows_from_constants() -> None:
     def work(module: Any, loss: Tensor) -> Tensor:
         if module.mask is None:
@@ -530,6 +538,7 @@ class Recurrent(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.5)
 
 
+@pytest.mark.numbers
 def test_an_lstms_state_that_begins_as_none_is_an_error_and_with_zeros_equals_stock() -> None:
     with pytest.raises(StateBornInStep) as caught:
         fit(lambda: Recurrent(None), lambda: (tokens(32),), static=True)
@@ -585,6 +594,7 @@ def test_a_list_that_is_appended_to_and_read_is_an_error(work: Any, offset: int)
     assert made[0].outs == []
 
 
+@pytest.mark.numbers
 def test_the_list_read_in_a_hook_and_a_ring_in_a_buffer_equal_stock() -> None:
     class Rings(Steps):
         def on_train_epoch_end(self) -> None:
@@ -603,6 +613,7 @@ def test_the_list_read_in_a_hook_and_a_ring_in_a_buffer_equal_stock() -> None:
     assert ours.module.mean == pytest.approx(stock.module.mean)
 
 
+@pytest.mark.numbers
 def test_a_list_that_the_step_fills_anew_holds_the_last_steps() -> None:
     def work(module: Any, loss: Tensor) -> Tensor:
         module.outs.clear()

@@ -36,6 +36,7 @@ class Casts(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize(
     "move",
     [
@@ -54,6 +55,7 @@ def test_float64_that_is_moved_and_cast_is_as_eagerly(move: Any) -> None:
     assert ours.losses == pytest.approx(stock.losses, rel=1e-6)
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize(
     "compute",
     [

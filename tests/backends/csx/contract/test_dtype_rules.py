@@ -27,6 +27,7 @@ class TwoTypes(Classifier):
         return loss.float()
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize(
     ("options", "dtypes", "text"),
     [
@@ -44,6 +45,7 @@ def test_a_second_16_bit_type_is_refused_at_its_line(
     assert "loss = loss.to(dtype)  # here" in str(caught.value)
 
 
+@pytest.mark.fits
 def test_one_16_bit_type_is_fine_in_a_float32_run() -> None:
     ours = fit(lambda: TwoTypes(torch.float16), lambda: (loader(),), static=True, max_steps=2)
     assert len(ours.losses) == 2

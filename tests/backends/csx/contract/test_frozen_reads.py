@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from fulgurite.backends.csx.contract import frozen_reads as frozen
 from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning
 
+pytestmark = pytest.mark.fits
+
 OWN = random.Random(3)
 
 
@@ -246,6 +248,7 @@ TWINS = {
 }
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize("make", TWINS.values(), ids=TWINS)
 def test_the_corrected_twin_equals_stock(make: Any) -> None:
     assert_same_run(*both(make, lambda: (loader(64),), max_epochs=3))

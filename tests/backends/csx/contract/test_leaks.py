@@ -14,6 +14,8 @@ from torch import Tensor
 from fulgurite.backends.csx.capture import capture
 from fulgurite.backends.csx.diagnostics.errors import LeakedTensor
 
+pytestmark = pytest.mark.fits
+
 MADE = """
 class Made:
     def __init__(self, x):
@@ -139,6 +141,8 @@ def test_what_nobody_keeps_is_no_alarm(name: str, tmp_path: Path) -> None:
         trainer.fit(module.Model(), data(NOBODYS[name]))
 
 
+@pytest.mark.long
+@pytest.mark.numbers
 def test_looking_again_leaves_everything_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
     kept: list[Tensor] = []
 

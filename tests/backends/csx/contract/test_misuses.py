@@ -49,6 +49,7 @@ def test_a_room_that_the_table_names_knows_the_error(error: str, room: str) -> N
     assert any(error in path.read_text(encoding="utf-8") for path in (CSX / room).glob("*.py"))
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_misuse_is_named_with_its_line_and_remedy(row: Misuse, tmp_path: Path) -> None:
     outcome = run(row.bad, tmp_path)
@@ -62,6 +63,7 @@ def test_a_misuse_is_named_with_its_line_and_remedy(row: Misuse, tmp_path: Path)
     assert ours(row, outcome) in page, "run: python tests/tools/document_errors.py"
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize("row", [row for row in ROWS if row.good], ids=lambda row: row.name)
 def test_its_corrected_form_runs_as_in_stock(row: Misuse, tmp_path: Path) -> None:
     assert row.good is not None

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning
 from fulgurite.backends.csx.diagnostics.errors import ConditionalOnTensor
 
+pytestmark = pytest.mark.fits
+
 PACKAGE = """
 import random
 

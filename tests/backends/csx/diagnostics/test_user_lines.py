@@ -53,17 +53,20 @@ def check(outcome: Outcome, kind: type[TraceError]) -> TraceError:
     return error
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize("name", IN_THE_STEP)
 def test_state_that_the_step_replaces(name: str, tmp_path: Path) -> None:
     check(run(IN_THE_STEP[name], tmp_path), UnsupportedState)
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize("name", ON_THE_HOST)
 def test_a_layer_that_a_hook_replaces_in_the_middle_of_an_epoch(name: str, tmp_path: Path) -> None:
     error = check(run(Code(hooks=HOOK.format(ON_THE_HOST[name])), tmp_path), StateChanged)
     assert "Linear" in error.what or "self.net.weight" in error.what
 
 
+@pytest.mark.numbers
 def test_a_module_that_a_hook_adds_is_no_change_of_the_step(tmp_path: Path) -> None:
     code = Code(hooks=HOOK.format("self.copy = nn.Linear(8, 4)"))
     ours, stock = run(code, tmp_path), run(code, tmp_path, static=False)
@@ -83,6 +86,7 @@ LOGGED = Code(
 )
 
 
+@pytest.mark.numbers
 def test_a_number_of_the_batch_is_a_batch_size(tmp_path: Path) -> None:
     ours, stock = run(LOGGED, tmp_path), run(LOGGED, tmp_path, static=False)
     assert ours.error is None
@@ -90,6 +94,7 @@ def test_a_number_of_the_batch_is_a_batch_size(tmp_path: Path) -> None:
     assert ours.losses == pytest.approx(stock.losses, rel=1e-5)
 
 
+@pytest.mark.fits
 def test_a_batch_size_that_changes_is_an_error(tmp_path: Path) -> None:
     batches = '[{"x": x, "y": y, "k": 16 + i} for i, (x, y) in enumerate(batches)]'
     outcome = run(Code(hooks=LOGGED.hooks, batches=batches), tmp_path)

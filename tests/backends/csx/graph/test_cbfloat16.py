@@ -284,6 +284,7 @@ def plain_step(weights: dict[str, Tensor], x: Tensor, of_outputs: Tensor) -> tup
     return loss, dict(zip(weights, updated, strict=True))
 
 
+@pytest.mark.fits
 def test_a_step_equals_its_operations_rounded_one_by_one_to_the_bit() -> None:
     generator = torch.Generator().manual_seed(5)
     batches = [
@@ -316,6 +317,7 @@ class Masked(Classifier):
         return F.cross_entropy(logits, batch[1]) + 0 * masked.float().mean()
 
 
+@pytest.mark.fits
 def test_finfo_in_a_step_is_that_of_the_type() -> None:
     ours = fit(Masked, lambda: (loader(),), **IN_CBFLOAT16, limit_train_batches=2)
     narrow, wide = ours.module.seen.values()
@@ -337,6 +339,7 @@ class Noisy(Classifier):
         return {"loss": loss, "uniform": uniform, "places": places, "normal": normal}
 
 
+@pytest.mark.fits
 def test_draws_are_those_of_float32_rounded_and_uniform_ones_below_one() -> None:
     made, limit = (lambda: Noisy(mlp(0.5))), {"limit_train_batches": 2}
     ours = fit(made, lambda: (loader(),), **IN_CBFLOAT16, **limit)
@@ -365,6 +368,7 @@ class WithBuffer(Classifier):
         return super().training_step((batch[0] * self.scale, batch[1]), batch_idx)
 
 
+@pytest.mark.fits
 def test_state_of_another_16_bit_type_is_refused_by_name() -> None:
     text = refusal(WithBuffer, lambda: (loader(),))
     assert "self.scale is bfloat16. In a cbfloat16 run" in text
@@ -379,6 +383,7 @@ class Given(Classifier):
         return super().training_step((batch[0].float(), batch[1]), batch_idx)
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_batch_of_another_16_bit_type_is_refused_by_name(dtype: torch.dtype) -> None:
     batches = [(torch.zeros(4, 8, dtype=dtype), torch.zeros(4, dtype=torch.int64))]
@@ -394,6 +399,7 @@ class Bits(Classifier):
         return super().training_step(batch, batch_idx) + 0 * bits.sum()
 
 
+@pytest.mark.fits
 def test_the_bits_of_a_number_are_refused() -> None:
     assert "A view gave the bits of a cbfloat16" in refusal(
         lambda: Bits(mlp()), lambda: (loader(),)

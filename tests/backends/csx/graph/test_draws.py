@@ -14,6 +14,8 @@ from models import SiluDropout
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+pytestmark = pytest.mark.numbers
+
 POLICIES = ("disabled", pytest.param("default", marks=pytest.mark.compiler))
 
 
@@ -138,6 +140,7 @@ class Transformer(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
+@pytest.mark.long
 def test_attention_and_recurrent_layers_draw_stocks_masks() -> None:
     """Compiled it takes two minutes: by ``tests/tools/compiled.py`` alone."""
     ours, stock = both(Transformer, rows(6))

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop, sdpa_flop
+from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_backward_flop, sdpa_flop
 
 from fulgurite.backends.csx.graph.flops import Product, by_module
+
+pytestmark = pytest.mark.numbers
 
 aten = torch.ops.aten
 ATTENTION = {
@@ -226,11 +228,12 @@ def test_the_products_of_a_training_program_are_torchs_count_of_the_eager_step(n
     assert sum(product.flops for product in products) > 0
 
 
-def test_attention_alone_is_more_than_torch_counts_on_the_cpu() -> None:
+def test_attention_is_counted_where_torch_has_no_formula_for_the_cpus() -> None:
     products, counted = steps(*MODELS["GPT"], mapping={})
     ours = by_operation(products)
-    assert {name: ours.pop(name) for name in counted} == counted
-    assert set(ours) == {str(packet) for packet in ATTENTION}
+    missing = ATTENTION.keys() - flop_registry.keys()  # since torch 2.15 none
+    assert ours.keys() - counted.keys() == {str(packet) for packet in missing}
+    assert {name: ours[name] for name in counted} == counted
     forward = 2 * 2 * 2 * 3 * 4 * 7 * 7 * 4  # layers, products, flops; B, heads, T, T, width
     assert ours["aten._scaled_dot_product_flash_attention_for_cpu"] == forward
 
@@ -252,6 +255,8 @@ def test_a_modules_products_are_those_of_its_forward_and_its_backward_pass() -> 
     assert passes["net.0 (Linear)"] == passes["the backward pass of net.0 (Linear)"] == first
 
 
+@pytest.mark.fits
+@pytest.mark.long
 def test_the_training_of_gpt3_small_takes_the_published_flops() -> None:
     row = TABLE[0]
     made = model(row.layers, row.width, row.heads)

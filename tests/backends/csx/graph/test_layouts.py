@@ -53,6 +53,7 @@ class Heads(Classifier):
         return nn.functional.cross_entropy(self.net[1:](seen.transpose(1, 2).reshape(16, 16)), y)
 
 
+@pytest.mark.numbers
 def test_attention_after_an_empty_cache_gives_the_losses_of_stock() -> None:
     ours, stock = both(lambda: Heads(mlp()), lambda: (loader(160),))
     assert ours.losses == pytest.approx(stock.losses, rel=1e-5)

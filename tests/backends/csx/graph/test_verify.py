@@ -67,6 +67,7 @@ def test_an_operation_that_reads_a_later_one_is_found() -> None:
         verify(graph)
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize(
     ("make", "loaders", "options"),
     [
@@ -94,6 +95,7 @@ def test_every_pass_leaves_a_sound_graph(
     assert {"drop_renames", "functionalize", "prune", "realize_scalars"} <= set(seen)
 
 
+@pytest.mark.fits
 def test_artifact_dir_receives_the_graph_after_each_pass(tmp_path: Path) -> None:
     fit(
         lambda: Classifier(mlp()),

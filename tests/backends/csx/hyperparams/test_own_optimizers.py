@@ -15,6 +15,8 @@ from torch.optim import Optimizer
 
 from fulgurite.backends.csx.diagnostics.errors import StateChanged, UnsupportedState
 
+pytestmark = pytest.mark.numbers
+
 
 class Lion(PerParameter):
     """Chen et al. 2023, as its authors wrote it."""
@@ -264,6 +266,7 @@ class Sharpness(Optimizer):
         return loss
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [

@@ -103,6 +103,8 @@ MAKERS = {
 }
 
 
+@pytest.mark.long
+@pytest.mark.numbers
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 @pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 3}], ids=["", "window"])
 def test_a_run_equals_stock_with_the_same_scheduler_on_the_host(make: Any, options: Any) -> None:
@@ -117,6 +119,8 @@ def test_a_run_equals_stock_with_the_same_scheduler_on_the_host(make: Any, optio
     assert counts[0] == counts[1] != [0]
 
 
+@pytest.mark.long
+@pytest.mark.numbers
 @pytest.mark.parametrize("optimizer", [SGD, Adam, torch.optim.RMSprop, torch.optim.NAdam])
 def test_every_optimizer_sees_the_numbers(optimizer: Any) -> None:
     ours, stock = both(
@@ -125,12 +129,16 @@ def test_every_optimizer_sees_the_numbers(optimizer: Any) -> None:
     assert_same_run(ours, stock)
 
 
+@pytest.mark.long
+@pytest.mark.numbers
 @pytest.mark.compiler
 def test_a_compiled_run_equals_stock() -> None:
     ours, stock = both(lambda: Net(MAKERS["both"]), lambda: (loader(),), policy="default")
     assert_same_run(ours, stock)
 
 
+@pytest.mark.fits
+@pytest.mark.long
 def test_the_program_reads_no_number_from_the_host() -> None:
     run = fit(lambda: Net(Cosine), lambda: (loader(),), static=True, limit_train_batches=2)
     [program] = strategy_of(run.trainer).programs
@@ -138,6 +146,8 @@ def test_the_program_reads_no_number_from_the_host() -> None:
     assert "Cosine.count: int64[], replicated, updated" in str(program)
 
 
+@pytest.mark.fits
+@pytest.mark.long
 def test_the_host_sees_the_number_of_the_next_step() -> None:
     shown = Shown()
     run = fit(lambda: Net(Cosine), lambda: (loader(),), static=True, callbacks=(shown,))
@@ -145,6 +155,8 @@ def test_the_host_sees_the_number_of_the_next_step() -> None:
     assert run.trainer.lr_scheduler_configs[0].scheduler.get_last_lr() == [shown.values[-1]]
 
 
+@pytest.mark.fits
+@pytest.mark.long
 def test_without_hooks_the_host_sees_it_at_the_end_and_after_an_interrupt() -> None:
     class Interrupted(Net):
         def on_train_batch_end(self, *args: Any) -> None:
@@ -162,6 +174,8 @@ def test_without_hooks_the_host_sees_it_at_the_end_and_after_an_interrupt() -> N
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(1e-2 * cosine(7))
 
 
+@pytest.mark.fits
+@pytest.mark.long
 def test_step_closures_see_it_too() -> None:
     seen: list[float] = []
 
@@ -178,6 +192,8 @@ def test_step_closures_see_it_too() -> None:
     assert seen == pytest.approx([1e-2 * cosine(i + 1) for i in range(5)], rel=1e-12)
 
 
+@pytest.mark.long
+@pytest.mark.numbers
 def test_learning_rate_monitor_logs_it(tmp_path: Path) -> None:
     logged = []
     for static in (True, False):
@@ -198,6 +214,8 @@ def test_learning_rate_monitor_logs_it(tmp_path: Path) -> None:
     assert logged[0] == pytest.approx(logged[1], rel=1e-12)
 
 
+@pytest.mark.fits
+@pytest.mark.long
 def test_the_interval_of_lightning_does_not_matter() -> None:
     class Plain(Net):
         def configure_optimizers(self) -> Any:
@@ -218,6 +236,8 @@ def test_the_interval_of_lightning_does_not_matter() -> None:
     assert trainer.lr_scheduler_configs[0].scheduler.last_epoch == STEPS
 
 
+@pytest.mark.long
+@pytest.mark.numbers
 @pytest.mark.parametrize("writes", [True, False])
 @pytest.mark.parametrize("make", [Cosine, Doubling])
 def test_a_checkpoint_resumes_on_either_side(tmp_path: Path, writes: bool, make: Any) -> None:
@@ -256,6 +276,8 @@ class ScheduledGAN(GAN):
         second.step()
 
 
+@pytest.mark.long
+@pytest.mark.numbers
 def test_a_manual_step_steps_them_itself() -> None:
     ours, stock = both(ScheduledGAN, lambda: (loader(),))
     assert_same_run(ours, stock)
@@ -265,6 +287,8 @@ def test_a_manual_step_steps_them_itself() -> None:
         assert mine.param_groups[0]["lr"] == pytest.approx(theirs.param_groups[0]["lr"])
 
 
+@pytest.mark.long
+@pytest.mark.numbers
 def test_one_beside_a_scheduler_of_torchs() -> None:
     """In one optimizer: torch's sets the learning rate, ours the weight decay."""
 
@@ -277,6 +301,8 @@ def test_one_beside_a_scheduler_of_torchs() -> None:
     assert ours.trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(1e-2 * 0.97**STEPS)
 
 
+@pytest.mark.long
+@pytest.mark.numbers
 def test_groups_are_chosen_by_tags() -> None:
     class Tagged(Net):
         def configure_optimizers(self) -> Any:
@@ -297,6 +323,7 @@ def test_groups_are_chosen_by_tags() -> None:
     assert second["lr"] == pytest.approx(1e-3 * (1 - cosine(10)))
 
 
+@pytest.mark.numbers
 def test_a_tensor_learning_rate_is_filled() -> None:
 
     def make() -> Net:
@@ -347,6 +374,8 @@ class Reacts(Net):
         super().optimizer_step(*args, **kwargs)
 
 
+@pytest.mark.fits
+@pytest.mark.long
 def test_a_comparison_of_the_number_is_a_guard() -> None:
     with pytest.raises(errors.StateChanged, match=r"param_groups\[0\]\['lr'\] of Cosine < 0.005"):
         fit(lambda: Reacts(Cosine), lambda: (loader(),), static=True)
@@ -367,6 +396,8 @@ class Momentum(ProgramScheduler):
         return torch.where((count >= 3) & (count < 6), 0.0, torch.full_like(count, 0.9))
 
 
+@pytest.mark.long
+@pytest.mark.numbers
 def test_a_momentum_of_zero_is_no_momentum() -> None:
     """Without it SGD leaves its average alone, so that is another program."""
     few = {"limit_train_batches": 10}
@@ -392,6 +423,8 @@ class SkipsZero(SGD):
         return loss
 
 
+@pytest.mark.fits
+@pytest.mark.long
 def test_what_other_optimizers_do_at_zero_is_not_guessed() -> None:
     with pytest.raises(errors.StateChanged, match=r"bool\(param_groups\[0\]\['lr'\]"):
         fit(lambda: Net(MAKERS["warm-up from zero"], SkipsZero), lambda: (loader(),), static=True)
@@ -406,6 +439,8 @@ class RealPart(SkipsZero):
         return loss
 
 
+@pytest.mark.long
+@pytest.mark.numbers
 def test_attributes_of_the_number_are_traced_too() -> None:
     ours, stock = both(lambda: Net(Cosine, RealPart), lambda: (loader(),), limit_train_batches=9)
     assert_same_run(ours, stock)
@@ -427,6 +462,8 @@ class LooksAfter(Net):
         optimizer.step()
 
 
+@pytest.mark.fits
+@pytest.mark.long
 def test_comparing_the_number_after_its_step_is_refused() -> None:
     """The host would answer with the number before."""
     with pytest.raises(errors.FrozenNumber, match=r"looked at .* after scheduler\.step\(\)"):
@@ -483,6 +520,7 @@ class AddsGroup(Net):
         super().optimizer_step(*args, **kwargs)
 
 
+@pytest.mark.fits
 def test_a_param_group_added_in_the_step_is_refused() -> None:
     with pytest.raises(errors.UnsupportedState, match="changed how many param groups AdamW has"):
         fit(lambda: AddsGroup(Cosine), lambda: (loader(),), static=True)
@@ -494,12 +532,15 @@ class Meddles(Net):
             self.trainer.optimizers[0].param_groups[0]["lr"] = 1.0
 
 
+@pytest.mark.fits
+@pytest.mark.long
 def test_setting_the_number_on_the_host_is_an_error() -> None:
     message = r"param_groups\[0\]\['lr'\] was set to 1.0 on the host, but Cosine computes it"
     with pytest.raises(errors.StateChanged, match=message):
         fit(lambda: Meddles(Cosine), lambda: (loader(),), static=True)
 
 
+@pytest.mark.fits
 def test_two_schedulers_of_one_number_are_refused() -> None:
     for other in (Cosine, lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9)):
         with pytest.raises(ValueError, match=r"both set param_groups\[0\]\['lr'\] of AdamW"):
@@ -523,6 +564,7 @@ class WarmsUp(Classifier):
         return [optimizer], [{"scheduler": warm, "interval": "step"}, epochs]
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize("device", ["CSX", "CPU"])
 def test_two_of_torchs_schedulers_set_one_number_in_their_order(device: str) -> None:
     shown = Shown(), Shown()
@@ -541,6 +583,7 @@ def test_two_of_torchs_schedulers_set_one_number_in_their_order(device: str) -> 
     assert_close(*(dict(module.state_dict()) for module in modules), 1e-5)
 
 
+@pytest.mark.fits
 def test_stepping_it_otherwise_is_refused() -> None:
     class Overrides(Net):
         def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
@@ -574,6 +617,7 @@ class Broken(Net):
         return loss * float(loss)
 
 
+@pytest.mark.fits
 def test_a_failed_trace_leaves_it_as_it_was() -> None:
     made: list[Cosine] = []
 
@@ -588,6 +632,8 @@ def test_a_failed_trace_leaves_it_as_it_was() -> None:
     assert scheduler.optimizer.param_groups[0]["lr"] == 1e-2
 
 
+@pytest.mark.fits
+@pytest.mark.long
 def test_retracing_takes_the_count_from_the_program() -> None:
     backend = {"retrace_every_iteration": True}
     once = fit(lambda: Net(Cosine), lambda: (loader(),), static=True, limit_train_batches=5)
@@ -613,6 +659,7 @@ class Tuned(Net):
         return super().configure_optimizers()
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize("make", [Cosine, lambda o: []])
 def test_the_tuner_finds_a_learning_rate_as_stock_does(make: Any) -> None:
     found = []

@@ -15,6 +15,8 @@ from torch.optim import lr_scheduler
 
 from fulgurite.backends.csx.diagnostics.errors import FrozenNumber, StateChanged
 
+pytestmark = pytest.mark.numbers
+
 
 def scheduled(make: Any, optimizer: Any = torch.optim.AdamW, **options: Any) -> Any:
     """A classifier whose optimizer has a scheduler."""
@@ -156,6 +158,7 @@ class SteppedByHand(pl.LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)]
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize("order", ["twice", "before the update", "before the log"])
 def test_the_rate_that_a_scheduler_of_the_host_will_set_is_not_read(order: str) -> None:
     with pytest.raises(FrozenNumber, match=r"after scheduler\.step\(\)") as caught:

@@ -14,6 +14,8 @@ from torch.optim import Optimizer
 
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
 
+pytestmark = pytest.mark.numbers
+
 
 @pytest.mark.parametrize(("optimizer", "options"), TORCH)
 def test_an_optimizer_of_torch_equals_stock(optimizer: Any, options: dict[str, Any]) -> None:
@@ -108,6 +110,7 @@ def test_two_optimizers_that_share_parameters_equal_stock() -> None:
     assert_same_run(ours, stock)
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [

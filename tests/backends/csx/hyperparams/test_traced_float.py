@@ -18,6 +18,8 @@ from torch.optim import Optimizer
 
 from fulgurite.backends.csx.diagnostics.errors import StateChanged
 
+pytestmark = pytest.mark.numbers
+
 FORMS: dict[str, Any] = {
     "add": lambda p, d, lr: torch.add(p, d, alpha=-lr),
     "sub": lambda p, d, lr: torch.sub(p, d, alpha=lr),

@@ -37,7 +37,8 @@ def test_the_table_has_what_torch_casts() -> None:
     names = [name for row in rows.values() for name in row]
     assert len(names) == len(set(names))
     families = tuple(name[:-1] for name in names if name.endswith("*"))
-    plain = {name for name in names if not name.endswith("*")}
+    here = {name for name in names if hasattr(torch.ops.aten, name)}  # 2.14 has no qr, no cholesky
+    plain = {name for name in here if not name.endswith("*")}
     assert plain <= registered()
     assert all(name.startswith(families) for name in registered() - plain)
 

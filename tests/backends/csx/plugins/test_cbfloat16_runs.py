@@ -24,6 +24,8 @@ from models import (
 
 from fulgurite.backends.csx.plugins.precision import CSXMixedPrecision
 
+pytestmark = pytest.mark.fits
+
 EPS = 2**-9  # between 1 and the next number
 
 
@@ -70,6 +72,7 @@ def test_a_convnet_with_batchnorm() -> None:
     assert_near_float32(lambda: Classifier(convnet()), lambda: (pictures(),), 4 * EPS)
 
 
+@pytest.mark.long
 def test_attention_and_tied_weights() -> None:
     ours = assert_near_float32(Transformer, lambda: (tokens(),), 4 * EPS)
     assert ours.module.head.weight is ours.module.embed.weight
@@ -79,6 +82,7 @@ def test_a_gan_under_manual_optimization() -> None:
     assert_near_float32(GAN, lambda: (loader(),), 4 * EPS)
 
 
+@pytest.mark.long
 def test_accumulation_with_a_partial_last_window() -> None:
     ours = assert_near_float32(
         classifier(),
@@ -96,6 +100,7 @@ def test_clipping(algorithm: str) -> None:
     assert_near_float32(classifier(), lambda: (loader(),), 4 * EPS, **clip)
 
 
+@pytest.mark.long
 def test_validation_with_torchmetrics() -> None:
     ours = assert_near_float32(
         Measured,
@@ -114,6 +119,7 @@ def test_forms_of_adamw(options: dict[str, Any]) -> None:
     assert {x.dtype for x in states} == {torch.float32}
 
 
+@pytest.mark.long
 @pytest.mark.compiler
 def test_compiled_programs_train_as_interpreted_ones() -> None:
     """Sums come in another order, and then a result may fall on the next number."""
@@ -123,6 +129,7 @@ def test_compiled_programs_train_as_interpreted_ones() -> None:
     assert_close(compiled.losses, interpreted.losses, EPS)
 
 
+@pytest.mark.numbers
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")  # stock
 def test_resume_is_exact_and_checkpoints_hold_float32(tmp_path: Path) -> None:
     path = tmp_path / "half.ckpt"

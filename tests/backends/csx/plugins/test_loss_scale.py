@@ -37,6 +37,8 @@ from fulgurite.backends import reset_backend
 from fulgurite.backends.csx.diagnostics.errors import NoLoss
 from fulgurite.backends.csx.plugins.loss_scale import LossScale
 
+pytestmark = pytest.mark.numbers
+
 EPS = 2**-10  # between 1 and the next float16
 KERNELS = {"losses": EPS, "weights": 4 * EPS}  # measured 1.3e-4, 1e-4
 TOO_HIGH = 2.0**22
@@ -243,6 +245,8 @@ def test_tensors_that_the_step_only_replaces_may_share_memory() -> None:
     assert_same_run(*both_scaled(OldSpectralNorm, one_loader, **TWENTY_STEPS), **KERNELS)
 
 
+@pytest.mark.fits
+@pytest.mark.long
 def test_retracing_every_iteration_gives_the_same_run() -> None:
     options: dict[str, Any] = {"plugins": [scaled()], "limit_train_batches": 8}
     once = fit(classifier(), one_loader, static=True, **options)
@@ -282,6 +286,7 @@ class Fails(Classifier):
             raise KeyError("mine")
 
 
+@pytest.mark.fits
 def test_a_failed_trace_leaves_the_scale_as_it_was() -> None:
     module, trainer = Fails(), make_trainer(True, max_steps=3, plugins=[scaled()])
     before = trainer.precision_plugin.state_dict()
@@ -293,6 +298,7 @@ def test_a_failed_trace_leaves_the_scale_as_it_was() -> None:
     assert trainer.global_step == 3
 
 
+@pytest.mark.fits
 def test_a_run_that_only_checks_leaves_the_scale_as_it_was() -> None:
     trainer = make_trainer(True, max_steps=3, plugins=[scaled()], backend={"validate_only": True})
     before = trainer.precision_plugin.state_dict()
@@ -357,6 +363,7 @@ def history(device: str, **options: Any) -> list[tuple[float, float]]:
     return kept.seen
 
 
+@pytest.mark.fits
 def test_a_dynamic_scale_grows_shrinks_and_stays_within_its_bounds() -> None:
     options: dict[str, Any] = {
         "loss_scaling_factor": "dynamic",
@@ -372,6 +379,7 @@ def test_a_dynamic_scale_grows_shrinks_and_stays_within_its_bounds() -> None:
     assert ours == history("CPU", **options)
 
 
+@pytest.mark.fits
 def test_a_static_scale_stays_and_skips() -> None:
     ours = history("CSX", loss_scaling_factor=2.0**30)
     assert {scale for scale, _ in ours} == {2.0**30}

@@ -33,6 +33,8 @@ from models import (
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+pytestmark = pytest.mark.numbers
+
 EPS = 2**-7  # between 1 and the next bfloat16
 MIXED: dict[str, float] = {}  # float32's: 1e-5; measured 2.5e-7
 MIXED_KERNELS = {"losses": EPS / 4, "weights": EPS}  # measured 1.2e-3, 3.6e-3

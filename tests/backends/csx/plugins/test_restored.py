@@ -14,6 +14,8 @@ from models import Classifier, loader, mlp
 from fulgurite.backends.checkpoints.damage import CheckpointError
 from fulgurite.backends.csx.plugins import restored
 
+pytestmark = pytest.mark.fits
+
 Change = Callable[[dict[str, Any]], Any]
 
 

@@ -27,6 +27,8 @@ from fulgurite.backends.csx.diagnostics.errors import GraphChanged, TraceError
 from fulgurite.backends.csx.graph import rng
 from fulgurite.backends.csx.program import audit
 
+pytestmark = pytest.mark.fits
+
 BATCHES, CHANGES_AT = 6, 4
 
 
@@ -211,6 +213,7 @@ def marked(*kinds: Any) -> list[int]:
     return found
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize("kind", [HiddenTeacher, AnObject])
 def test_tensors_that_the_host_replaces_in_containers_and_objects_are_followed(kind: Any) -> None:
     ours, stock = both(kind, lambda: (batches(),))
@@ -460,6 +463,7 @@ class Noisy(Validated):
         return super().training_step(batch, batch_idx)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::fulgurite.FrozenValueWarning")
 def test_nothing_happens_twice(
     capfd: pytest.CaptureFixture[str], looked: list[Any], monkeypatch: pytest.MonkeyPatch
@@ -537,6 +541,8 @@ def test_a_dict_that_makes_what_it_gives_keeps_what_it_has(looked: list[Any]) ->
     assert list(run.module.known.items()) == [("silu", nn.SiLU), ("relu", nn.ReLU)]
 
 
+@pytest.mark.long
+@pytest.mark.numbers
 def test_the_numbers_are_those_without_audits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "EVERY_STEP", True)
     ends = []

@@ -45,6 +45,7 @@ def by_the_module_at_times(module: Any, batch_idx: int) -> None:
         module.zero_grad()
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize("clear", [by_the_optimizer, by_the_module_at_times])
 def test_zero_grad_on_the_host_clears_what_the_program_keeps(clear: Any) -> None:
     class Clears(Manual):
@@ -60,6 +61,7 @@ def replaces_optimizers(trainer: Any) -> None:
     trainer.strategy.optimizers = [torch.optim.SGD(trainer.lightning_module.parameters(), lr=0.5)]
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize(
     ("act", "message"),
     [
@@ -91,6 +93,7 @@ class ByClass(Classifier):
         return loss
 
 
+@pytest.mark.numbers
 def test_a_class_s_tensor_is_state_and_its_scalar_may_not_change() -> None:
     assert_same_run(*both(ByClass, lambda: (loader(),), **FEW))
 
@@ -102,6 +105,7 @@ def test_a_class_s_tensor_is_state_and_its_scalar_may_not_change() -> None:
         fit(Changes, lambda: (loader(),), static=True)
 
 
+@pytest.mark.fits
 def test_an_array_in_an_attribute_is_no_scalar_to_compare_and_a_numpy_number_is_one() -> None:
     class Arrays(Classifier):
         def __init__(self) -> None:
@@ -120,6 +124,7 @@ def test_an_array_in_an_attribute_is_no_scalar_to_compare_and_a_numpy_number_is_
         fit(Arrays, lambda: (loader(),), static=True)
 
 
+@pytest.mark.fits
 def test_arguments_of_traced_hooks_warn_when_they_are_read() -> None:
     class Skips(Classifier):
         def optimizer_step(self, epoch: int, batch_idx: int, *args: Any) -> None:
@@ -131,6 +136,7 @@ def test_arguments_of_traced_hooks_warn_when_they_are_read() -> None:
         fit(lambda: Skips(mlp()), lambda: (loader(),), static=True, limit_train_batches=2)
 
 
+@pytest.mark.numbers
 def test_a_global_tensor_that_the_host_replaces_is_read_anew() -> None:
     class Reads(Classifier):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -149,6 +155,8 @@ def test_a_global_tensor_that_the_host_replaces_is_read_anew() -> None:
     assert_same_run(ours, stock)
 
 
+@pytest.mark.fits
+@pytest.mark.long
 def test_a_global_tensor_that_the_step_replaces_is_an_error_on_the_next_step() -> None:
     class Replaces(Classifier):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -199,6 +207,7 @@ class Zeroed(Classifier):
         self.zeroed = True
 
 
+@pytest.mark.fits
 def test_hooks_of_zero_grad_are_refused_before_gradients_accumulate() -> None:
     planned = GradientAccumulationScheduler({0: 1, 2: 2})
     trainer = make_trainer(True, max_epochs=3, callbacks=[planned])
@@ -208,6 +217,7 @@ def test_hooks_of_zero_grad_are_refused_before_gradients_accumulate() -> None:
     assert trainer.global_step == 0
 
 
+@pytest.mark.fits
 def test_and_where_a_callback_begins_it() -> None:
     class Later(pl.Callback):
         def on_train_epoch_start(self, trainer: Any, module: Any) -> None:

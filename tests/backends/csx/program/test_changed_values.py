@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from fulgurite.backends.csx.diagnostics.errors import GraphChanged
 from fulgurite.backends.csx.program import audit
 
+pytestmark = pytest.mark.fits
+
 EPOCHS, BATCHES = 3, 10
 
 

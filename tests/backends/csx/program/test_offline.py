@@ -25,6 +25,8 @@ from fulgurite.backends.csx.graph import rng
 from fulgurite.backends.csx.program import report
 from fulgurite.backends.csx.program.offline import BuiltOnly
 
+pytestmark = pytest.mark.fits
+
 STAGES = ("fit", "validate", "test", "predict")
 
 
@@ -289,6 +291,7 @@ def test_compile_only_loads_every_graph(fake_compiler: list[Any]) -> None:
     assert len(graphs) == 3
 
 
+@pytest.mark.long
 @pytest.mark.compiler
 def test_the_next_run_loads_what_compile_only_compiled(tmp_path: Path, lines: list[str]) -> None:
     class Plain(Classifier):
@@ -317,6 +320,7 @@ def test_lightnings_own_trainer_builds_only_too(offline: str) -> None:
     assert trainer.global_step == 0
 
 
+@pytest.mark.numbers
 def test_a_run_after_it_trains_as_if_it_had_not_been(offline: str) -> None:
     losses = []
     for builds in (True, False):

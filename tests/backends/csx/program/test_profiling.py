@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from fulgurite import step_closure
 from fulgurite.errors import HostRead
 
+pytestmark = pytest.mark.fits
+
 ROWS = {f"[Fulgurite]{row}" for row in ("capture", "compile", "program", "host")}
 INSIDE = (  # of a program: Lightning's code for them runs while it is traced
     *("training_step", "backward", "optimizer_step", "optimizer_zero_grad", "on_before_backward"),
@@ -41,6 +43,7 @@ def fitted(profiler: Any, static: bool = True, module: Any = None, **backend: An
     return trainer
 
 
+@pytest.mark.numbers
 def test_the_simple_profiler_has_lightning_s_rows_and_four_of_the_step() -> None:
     calls = []
     for static in (True, False):
@@ -96,6 +99,7 @@ def test_a_row_ends_where_the_step_is_no_program() -> None:
     fitted(SimpleProfiler())
 
 
+@pytest.mark.long
 @pytest.mark.compiler
 def test_compile_is_what_the_run_waited_for(tmp_path: Path) -> None:
     profiler = SimpleProfiler()

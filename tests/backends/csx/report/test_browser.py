@@ -18,6 +18,8 @@ from reports import accumulated, full
 
 from fulgurite.backends.csx.report.page import OF_ENTRY, OF_PROGRAM, page
 
+pytestmark = [pytest.mark.browser, pytest.mark.fits]
+
 KEPT = Path(__file__).parents[4] / "runs" / "report"
 LEAST_CONTRAST = 4.5
 """Of text: level AA of the Web Content Accessibility Guidelines 2.2, criterion 1.4.3."""

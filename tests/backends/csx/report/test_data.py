@@ -12,6 +12,8 @@ from reports import accumulated, built
 from fulgurite.backends.csx.report.data import FORMAT
 from fulgurite.backends.csx.report.reading import SHAPE, misfit
 
+pytestmark = pytest.mark.fits
+
 FORWARD = {"net.0 (Linear)": 2 * 16 * 8 * 16, "net.3 (Linear)": 2 * 16 * 16 * 4}
 """FLOPs of 16 samples through 8-16-4."""
 BACKWARD = {"net.0 (Linear)": FORWARD["net.0 (Linear)"], "net.3 (Linear)": 2 * 2 * 16 * 16 * 4}
@@ -117,6 +119,7 @@ def test_without_kernels_the_rest_is_told(tmp_path: Path) -> None:
     assert {one["maker"] for one in entry["operations"]} == {"", "view"}
 
 
+@pytest.mark.long
 @pytest.mark.compiler
 def test_a_compiled_program_has_its_kernels_with_source(tmp_path: Path) -> None:
     report = built(tmp_path / "out", policy="default", backend={"compile_dir": tmp_path / "cache"})

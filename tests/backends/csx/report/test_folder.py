@@ -14,6 +14,8 @@ import fulgurite
 from fulgurite.backends.csx.program import report as announcing
 from fulgurite.backends.csx.report import folder as folder_of_reports
 
+pytestmark = pytest.mark.fits
+
 
 def stages(folder: Path) -> list[str]:
     return [one["stage"] for one in read(folder)["programs"]]
@@ -45,6 +47,7 @@ def test_another_run_takes_the_place_of_the_same_stage_alone(tmp_path: Path) -> 
     assert stages(tmp_path) == ["validation", "training"]
 
 
+@pytest.mark.long
 def test_programs_of_one_stage_of_one_run_are_all_there(tmp_path: Path) -> None:
     built(tmp_path, limit_val_batches=0, backend={"max_programs": 2})
     trainer = fulgurite.Trainer(backend=csx(artifact_dir=tmp_path), **QUIET, max_epochs=1)

@@ -144,6 +144,8 @@ class Normalized(Classifier):
         return nn.functional.cross_entropy(y, batch[1])
 
 
+@pytest.mark.fits
+@pytest.mark.long
 def test_state_is_told_by_whose_it_is() -> None:
     [found] = trained(Normalized, loader(80))
     told = found.predicted
@@ -175,6 +177,7 @@ def assert_wide(told: Memory, batch: int) -> None:
     assert told.timeline[-1].activations_bytes == 0  # the optimizer's part reads none
 
 
+@pytest.mark.fits
 def test_the_layer_whose_activations_are_largest_is_named_at_the_peak() -> None:
     make, rows = wide()
     [found] = trained(make, rows)
@@ -182,6 +185,7 @@ def test_the_layer_whose_activations_are_largest_is_named_at_the_peak() -> None:
     assert found.ratio == pytest.approx(1, abs=0.01)
 
 
+@pytest.mark.fits
 @pytest.mark.compiler
 def test_so_it_is_in_a_compiled_program() -> None:
     batch = 4096  # too large to be made once
@@ -201,6 +205,7 @@ CASES: dict[str, Any] = {
 }
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize("name", CASES)
 def test_the_peak_is_as_predicted(name: str) -> None:
     make, rows, options = CASES[name]
@@ -218,6 +223,7 @@ KERNELS: dict[str, Any] = {
 """Their kernels take memory for themselves, how much depends on the processor."""
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize("name", KERNELS)
 def test_it_is_nearly_so_where_kernels_take_memory_for_themselves(name: str) -> None:
     make, rows, options = KERNELS[name]
@@ -225,6 +231,8 @@ def test_it_is_nearly_so_where_kernels_take_memory_for_themselves(name: str) -> 
     assert found.ratio == pytest.approx(1, abs=0.1)
 
 
+@pytest.mark.long
+@pytest.mark.fits
 @pytest.mark.compiler
 @pytest.mark.parametrize("name", ["a transformer", "accumulation"])
 def test_the_peak_of_compiled_programs_is_as_predicted(name: str) -> None:
@@ -248,6 +256,8 @@ class Fused(Classifier):
         return loss
 
 
+@pytest.mark.long
+@pytest.mark.fits
 @pytest.mark.compiler
 def test_a_fused_loss_among_operations_that_run_one_by_one() -> None:
     [found] = trained(Fused, loader(4 * 64, batch_size=64), policy="disabled")

@@ -13,6 +13,8 @@ from fulgurite.backends.csx.report.page import OF_ENTRY, OF_PROGRAM, page
 from fulgurite.backends.csx.report.pictures import HEIGHT, WIDTH, round_up, stacked
 from fulgurite.backends.csx.report.words import in_bytes, in_flops, in_time
 
+pytestmark = pytest.mark.fits
+
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
 

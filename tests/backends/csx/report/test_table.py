@@ -13,6 +13,8 @@ from reports import accumulated, full
 from fulgurite.backends.csx.report.reading import NoReport, read
 from fulgurite.backends.csx.report.table import lines
 
+pytestmark = pytest.mark.fits
+
 
 def test_each_entry_point_has_its_costs_makers_and_largest_kernels() -> None:
     text = "\n".join(lines(full(accumulated())))

@@ -140,6 +140,7 @@ def graph_of_training() -> Graph:
     return graph
 
 
+@pytest.mark.fits
 def test_a_modules_backward_pass_counts_for_it() -> None:
     graph = graph_of_training()
     made = one_by_one(graph)
@@ -155,6 +156,7 @@ def test_a_modules_backward_pass_counts_for_it() -> None:
     assert found["net.0 (Linear)"] + found[""] == total
 
 
+@pytest.mark.fits
 def test_a_call_of_several_modules_is_shared_among_them() -> None:
     graph = graph_of_training()
     nodes = list(graph.operations())
@@ -168,6 +170,8 @@ def test_a_call_of_several_modules_is_shared_among_them() -> None:
     assert found["net.0 (Linear)"].written_bytes == 4 * 16 * 4  # its gradients go to nobody else
 
 
+@pytest.mark.long
+@pytest.mark.fits
 @pytest.mark.compiler
 def test_generated_kernels_move_what_they_are_given() -> None:
     """But for scalars: of a vector of numbers they read some."""

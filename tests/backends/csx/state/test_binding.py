@@ -60,6 +60,7 @@ def overlapping(module: Sharing) -> None:
     module.all, module.most = both[:8], both[2:]
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize(
     ("change", "views", "message"),
     [
@@ -75,6 +76,7 @@ def test_memory_that_is_shared_otherwise_is_an_error(
         fit(lambda: Sharing(change, views), lambda: (loader(32),), static=True, max_epochs=2)
 
 
+@pytest.mark.numbers
 def test_data_of_a_parameter_that_shares_nothing_may_be_replaced() -> None:
     runs = [
         fit(lambda: Sharing(other_data, False), lambda: (loader(32),), static=ours, max_epochs=2)

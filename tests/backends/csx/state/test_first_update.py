@@ -26,6 +26,7 @@ class Averaging(PerParameter):
         p.add_(state["average"], alpha=-lr)
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2, "limit_train_batches": 9}])
 def test_state_of_the_first_gradient_equals_stock(options: dict[str, Any]) -> None:
     for optimizer in (FirstGradient, Averaging):
@@ -33,6 +34,7 @@ def test_state_of_the_first_gradient_equals_stock(options: dict[str, Any]) -> No
         assert len(ours.trainer.strategy.programs) == 1
 
 
+@pytest.mark.numbers
 def test_state_of_the_first_gradient_under_manual_optimization_equals_stock() -> None:
     def optimizers(net: nn.Module) -> list[Optimizer]:
         dampened = {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}
@@ -43,6 +45,7 @@ def test_state_of_the_first_gradient_under_manual_optimization_equals_stock() ->
     assert_same_run(ours, stock)
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize("optimizer", [FirstGradient, torch.optim.SGD, torch.optim.ASGD])
 def test_a_resumed_run_equals_the_uninterrupted_one(optimizer: Any, tmp_path: Any) -> None:
     options = {"momentum": 0.9, "dampening": 0.5} if optimizer is torch.optim.SGD else {}
@@ -64,6 +67,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(optimizer: Any, tmp_path: An
         assert torch.equal(module.state_dict()[name], value), name
 
 
+@pytest.mark.numbers
 def test_hooks_on_an_optimizer_run_once_around_both_updates() -> None:
     class Hooked(Classifier):
         def __init__(self) -> None:
@@ -90,6 +94,7 @@ def test_hooks_on_an_optimizer_run_once_around_both_updates() -> None:
     assert_same_run(ours, stock)
 
 
+@pytest.mark.fits
 def test_a_checkpoint_before_the_first_update_holds_no_state_of_it(tmp_path: Any) -> None:
     class Save(pl.Callback):
         def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
@@ -155,6 +160,7 @@ class Renamed(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.5, dampening=0.1)
 
 
+@pytest.mark.numbers
 def test_a_gradient_keeps_its_identity() -> None:
     ours, stock = both(Renamed, lambda: (loader(64),))
     assert_close(ours.metrics, stock.metrics)

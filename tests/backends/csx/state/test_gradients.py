@@ -186,23 +186,28 @@ def six() -> tuple[Any, ...]:
     return (loader(96),)
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize("make", STEPS)
 def test_gradients_of_the_step_before_train_as_in_stock(make: Callable[[], Any]) -> None:
     ours, stock = both(make, six)
     assert_same_run(ours, stock)
 
 
+@pytest.mark.numbers
+@pytest.mark.process
 @pytest.mark.parametrize("make", [Dampened, NoneAtTheStart])
 def test_so_they_do_compiled(make: Callable[[], Any]) -> None:
     ours, stock = both(make, six, policy="default")
     assert_same_run(ours, stock)
 
 
+@pytest.mark.fits
 def test_a_gradient_where_the_step_always_begins_with_none_is_an_error() -> None:
     with pytest.raises(StateChanged, match=r"unused\.weight\.grad was None, and now is a tensor"):
         fit(PutThereUnseen, six, static=True)
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize("batches", [1, 2])
 def test_an_optimizer_has_counted_one_step_less_than_there_were(batches: int) -> None:
     run = fit(StepFirst, six, static=True, limit_train_batches=batches)
@@ -210,6 +215,7 @@ def test_an_optimizer_has_counted_one_step_less_than_there_were(batches: int) ->
     assert counts == [batches - 1] * 4
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize("make", [StepFirst, NeverCleared])
 def test_a_second_fit_begins_with_the_gradients_of_the_first(make: Callable[[], Any]) -> None:
     runs = []
@@ -237,11 +243,13 @@ def in_turn(*sizes: int) -> Any:
     return DataLoader(batches, batch_size=None)
 
 
+@pytest.mark.numbers
 def test_one_program_uses_what_another_left() -> None:
     ours, stock = both(ByShape, lambda: (in_turn(8, 16, 8, 8, 16, 8),), backend={"max_programs": 2})
     assert_same_run(ours, stock)
 
 
+@pytest.mark.fits
 def test_where_the_other_was_built_without_keeping_it_is_an_error() -> None:
     with pytest.raises(GradientNotKept):
         fit(ByShape, lambda: (in_turn(16, 8),), static=True, backend={"max_programs": 2})
@@ -286,6 +294,8 @@ class Edits(Norms):
 WINDOW = {"accumulate_grad_batches": 4, "max_epochs": 2, "gradient_clip_val": 0.1}
 
 
+@pytest.mark.numbers
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("make", "callback", "options"),
     [
@@ -315,11 +325,13 @@ class LogsNorm(Example):
         self.log_dict(grad_norm(self, 2))
 
 
+@pytest.mark.numbers
 def test_norms_that_a_host_hook_logs_are_stocks() -> None:
     ours, stock = both(LogsNorm, six)
     assert_same_run(ours, stock)
 
 
+@pytest.mark.numbers
 def test_the_function_that_called_fit_reads_gradients_after_it() -> None:
     ours, stock = both(Example, six)
     for a, b in zip(ours.module.parameters(), stock.module.parameters(), strict=True):
@@ -343,6 +355,7 @@ class Unseen(pl.Callback):
         self.use(hidden(module.net[0].weight))
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize(
     "use",
     [Tensor.norm, repr, lambda g: g.tolist(), lambda g: g[0], lambda g: torch.stack([g]), list],
@@ -352,6 +365,7 @@ def test_a_read_that_was_not_foreseen_is_an_error_on_its_line(use: Callable[[Any
         unseen(callbacks=(Unseen(use),))
 
 
+@pytest.mark.fits
 def test_it_hinders_nothing_that_needs_no_gradient() -> None:
     module = unseen().module
     copy.deepcopy(module.double().cpu().float())
@@ -365,6 +379,7 @@ def test_it_hinders_nothing_that_needs_no_gradient() -> None:
     optimizer.step()
 
 
+@pytest.mark.fits
 def test_where_nobody_reads_a_gradient_it_is_not_written() -> None:
     [program] = unseen().trainer.strategy.programs
     assert ".grad" not in str(program)

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 import fulgurite
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
 
+pytestmark = pytest.mark.fits
+
 
 class Prepared(PerParameter):
     """Heavy ball; its state is made new at each call, whatever was there."""
@@ -124,6 +126,7 @@ def test_parameters_have_their_final_form() -> None:
     assert {state["average"].dtype for state in states} == {torch.bfloat16}
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize("optimizer", [Eager, Derived])
 def test_state_made_by_the_constructor_is_taken_as_it_is(optimizer: Any) -> None:
     ours, stock = both(lambda: Classifier(mlp(), optimizer), lambda: (loader(160),))
@@ -269,6 +272,7 @@ class Forgetful(Prepared):
         super().update(p, state, lr)
 
 
+@pytest.mark.long
 def test_state_that_it_forgot_is_an_error_that_names_it() -> None:
     with pytest.raises(UnsupportedState, match=r"\['count'\]") as caught:
         fitted(Forgetful)

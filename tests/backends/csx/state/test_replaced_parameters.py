@@ -30,6 +30,7 @@ def replacing(hook: str) -> Any:
     return type("Replaces", (pl.Callback,), {hook: lambda self, *args: act(*args)})()
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize(
     "hook", ["on_train_batch_start", "on_train_batch_end", "on_train_epoch_start"]
 )
@@ -40,6 +41,7 @@ def test_a_parameter_that_the_host_replaces_is_an_error_at_the_next_step(hook: s
     assert "Remedy: with torch.no_grad(): self.net.0.weight.copy_(value)" in str(e.value)
 
 
+@pytest.mark.fits
 def test_a_parameter_that_the_step_replaces_is_an_error_at_its_line() -> None:
     class Replaces(Classifier):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -73,10 +75,12 @@ class Teacher(Classifier):
         self.teacher[0].weight = nn.Parameter(weight * 0.5, requires_grad=False)
 
 
+@pytest.mark.numbers
 def test_a_parameter_that_no_optimizer_holds_may_be_replaced() -> None:
     assert_same_run(*both(Teacher, lambda: (loader(),), **FEW))
 
 
+@pytest.mark.numbers
 def test_one_that_the_step_puts_back_may_be_exchanged_for_a_while() -> None:
     class Exchanges(Classifier):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:

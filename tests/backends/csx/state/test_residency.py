@@ -23,6 +23,8 @@ from fulgurite.backends.csx.graph.graph import Graph, Kind
 from fulgurite.backends.csx.graph.op_schema import written_nodes
 from fulgurite.backends.csx.program.summary import STEP, Program
 
+pytestmark = pytest.mark.fits
+
 FULL: dict[type[Optimizer], dict[str, Any]] = {
     **{kind: {} for kind, _ in (*TORCH, *OURS)},
     torch.optim.SGD: {"momentum": 0.9, "dampening": 0.5},
@@ -116,6 +118,7 @@ def test_state_stays_where_it_is_and_is_no_output(
     assert {*nodes, *values}.isdisjoint(results)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW, optim.Adafactor])
 def test_as_many_bytes_live_after_66_steps_as_after_2(optimizer: type[Optimizer]) -> None:
     """The losses of up to 64 steps are kept, until they are looked at together."""

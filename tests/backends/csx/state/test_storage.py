@@ -57,6 +57,7 @@ DRAWS = pytest.mark.filterwarnings(
 )
 
 
+@pytest.mark.fits
 @DRAWS
 def test_a_failed_trace_leaves_everything_as_it_was() -> None:
     module = Failing()
@@ -102,6 +103,7 @@ def test_a_failed_trace_leaves_everything_as_it_was() -> None:
     assert torch.equal(now["numpy"][1], found["rng"]["numpy"][1])
 
 
+@pytest.mark.fits
 @DRAWS
 def test_after_a_failed_trace_the_same_module_trains() -> None:
     module = Failing()
@@ -116,6 +118,7 @@ def test_after_a_failed_trace_the_same_module_trains() -> None:
     assert len(module.history) == 51
 
 
+@pytest.mark.fits
 def test_tensors_keep_identity_and_memory() -> None:
     module = Classifier(convnet())
     before = [(id(t), t.data_ptr()) for t in [*module.parameters(), *module.buffers()]]
@@ -143,6 +146,7 @@ class Attributes(Classifier):
         return loss
 
 
+@pytest.mark.numbers
 def test_attributes_that_a_step_reads_and_writes_are_state_or_outputs() -> None:
     ours, stock = both(Attributes, lambda: (loader(),))
     assert_same_run(ours, stock)
@@ -152,6 +156,7 @@ def test_attributes_that_a_step_reads_and_writes_are_state_or_outputs() -> None:
     torch.testing.assert_close(torch.stack(ours.module.losses), torch.stack(stock.module.losses))
 
 
+@pytest.mark.fits
 def test_state_that_changes_its_shape_is_refused() -> None:
     class Grows(Classifier):
         def __init__(self) -> None:
@@ -169,6 +174,7 @@ def test_state_that_changes_its_shape_is_refused() -> None:
         fit(Grows, lambda: (loader(),), static=True)
 
 
+@pytest.mark.numbers
 def test_a_literal_that_the_step_changes_in_place_starts_anew_each_time() -> None:
     class Literal(Classifier):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -197,6 +203,7 @@ class Views(Classifier):
         return loss + self.corner.sum() * self.tail.sum()
 
 
+@pytest.mark.numbers
 def test_tensors_over_one_storage_are_one_state() -> None:
     ours, stock = both(lambda: Views(), lambda: (loader(),), limit_train_batches=10)
     assert_same_run(ours, stock)
@@ -204,6 +211,7 @@ def test_tensors_over_one_storage_are_one_state() -> None:
     assert a.data_ptr() == b.data_ptr()
 
 
+@pytest.mark.numbers
 def test_unused_parameters_get_no_optimizer_state() -> None:
     class Spare(Classifier):
         def __init__(self) -> None:
@@ -215,6 +223,7 @@ def test_unused_parameters_get_no_optimizer_state() -> None:
     assert torch.equal(ours.module.spare.weight, stock.module.spare.weight)
 
 
+@pytest.mark.numbers
 def test_gradient_hooks_on_parameters_are_kept() -> None:
     class Hooked(Classifier):
         def __init__(self) -> None:
@@ -267,6 +276,7 @@ class OneMetric(Classifier):
     test_step = validation_step
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize("sanity", [0, 2])
 @pytest.mark.parametrize("forward", [True, False])
 def test_several_loaders_share_a_metric(forward: bool, sanity: int) -> None:
@@ -281,6 +291,7 @@ def test_several_loaders_share_a_metric(forward: bool, sanity: int) -> None:
     assert seen[0] == seen[1]
 
 
+@pytest.mark.fits
 def test_a_program_of_fit_is_the_same_when_validate_traces_it_again() -> None:
     class Curve(Classifier):
         def __init__(self) -> None:
@@ -299,6 +310,8 @@ def test_a_program_of_fit_is_the_same_when_validate_traces_it_again() -> None:
     trainer.validate(module, loader(32))  # in inference mode, which fit is not
 
 
+@pytest.mark.long
+@pytest.mark.numbers
 def test_metrics_accumulate_and_reset_as_in_stock() -> None:
     ours, stock = both(Collected, lambda: (loader(),), max_epochs=3)
     assert_same_run(ours, stock)
@@ -306,6 +319,7 @@ def test_metrics_accumulate_and_reset_as_in_stock() -> None:
     assert ours.module.confusion._update_count == stock.module.confusion._update_count == 150
 
 
+@pytest.mark.numbers
 def test_gradients_that_accumulate_over_steps_by_hand_are_state() -> None:
     class Piling(pl.LightningModule):
         """Never clears its gradients."""
@@ -328,6 +342,7 @@ def test_gradients_that_accumulate_over_steps_by_hand_are_state() -> None:
     assert_same_run(ours, stock)
 
 
+@pytest.mark.numbers
 def test_host_code_may_put_other_tensors_of_the_same_layout_into_place() -> None:
     class Swap(pl.Callback):
         def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
@@ -367,6 +382,7 @@ CHANGES = [
 ]
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize(("change", "message"), CHANGES, ids=lambda v: getattr(v, "__name__", ""))
 def test_a_model_that_changes_under_its_program_is_an_error(change: Any, message: str) -> None:
     class Change(pl.Callback):
@@ -382,6 +398,7 @@ def test_a_model_that_changes_under_its_program_is_an_error(change: Any, message
         )
 
 
+@pytest.mark.numbers
 def test_freezing_works() -> None:
     class Freeze(pl.Callback):
         def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
@@ -392,6 +409,8 @@ def test_freezing_works() -> None:
     assert_same_run(ours, stock)
 
 
+@pytest.mark.long
+@pytest.mark.numbers
 def test_modules_in_another_mode_get_a_program() -> None:
     class Modes(pl.Callback):
         def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
@@ -426,6 +445,7 @@ class Unfreeze(BaseFinetuning):
             self.unfreeze_and_add_param_group(pl_module.net[0], optimizer, lr=1e-3)
 
 
+@pytest.mark.numbers
 def test_lightning_s_finetuning_works() -> None:
     class Trainable(Classifier):
         def configure_optimizers(self) -> Any:
@@ -446,6 +466,7 @@ def test_lightning_s_finetuning_works() -> None:
         run(static=True, backend={"max_programs": 1})
 
 
+@pytest.mark.fits
 @pytest.mark.filterwarnings("ignore:global_step was read")
 def test_a_group_that_the_step_sets_from_python_is_an_error() -> None:
     class WarmUp(Classifier):
@@ -461,6 +482,7 @@ def test_a_group_that_the_step_sets_from_python_is_an_error() -> None:
     assert "on_train_batch_start" in str(error.value)
 
 
+@pytest.mark.fits
 def test_a_guard_on_a_number_that_no_longer_holds_is_an_error() -> None:
     class Momentum(pl.Callback):
         def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, idx: int) -> None:
@@ -477,6 +499,7 @@ def test_a_guard_on_a_number_that_no_longer_holds_is_an_error() -> None:
         )
 
 
+@pytest.mark.fits
 def test_the_gan_s_toggled_flags_are_restored() -> None:
     run = fit(GAN, lambda: (loader(),), static=True, limit_train_batches=2)
     assert all(p.requires_grad for p in run.module.parameters())
@@ -501,5 +524,7 @@ class Copies(Classifier):
         return super().training_step(batch, batch_idx)
 
 
+@pytest.mark.numbers
+@pytest.mark.process
 def test_what_a_tensor_took_of_another_stays_when_that_one_changes_compiled() -> None:
     assert_same_run(*both(Copies, lambda: (loader(48),), policy="default"))

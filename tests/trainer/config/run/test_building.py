@@ -29,6 +29,7 @@ def names(trainer: fulgurite.Trainer) -> list[str]:
     return [type(callback).__name__ for callback in trainer.callbacks]
 
 
+@pytest.mark.process
 def test_a_list_of_trainers_needs_to_be_told_which(tmp_path: Path) -> None:
     first = described(tmp_path / "a", max_epochs=1)["trainer"]
     second = described(tmp_path / "b", max_epochs=2)["trainer"]
@@ -244,6 +245,7 @@ def test_odd_texts_come_back_as_they_are(tmp_path: Path, monkeypatch: pytest.Mon
     assert again.arguments["texts"] == ["a$b/1", *odd[1:8], "${HERE}", "ü"]
 
 
+@pytest.mark.fits
 def test_the_file_of_a_training_is_kept_in_its_folder(tmp_path: Path) -> None:
     file = described(tmp_path, loop={"max_steps": 1})
     for overrides in ({}, {}, {"trainer.init.seed": 5}, {"trainer.init.seed": 5}, {}):

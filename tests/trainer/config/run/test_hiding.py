@@ -85,6 +85,7 @@ def write(name: str, arguments: str, more: str = "") -> None:
 WHOLE = "{token: '${TOKEN}', url: 'x://me:${TOKEN}@h', tokens: ['${TOKEN}'], rate: '${RATE}'}"
 
 
+@pytest.mark.fits
 def test_nothing_that_a_run_leaves_has_the_secret_in_it(folder: Path) -> None:
     write("Net", WHOLE)
     assert cli.main(["fit", "run.yaml"]) == 0
@@ -106,6 +107,7 @@ def test_nothing_that_a_run_leaves_has_the_secret_in_it(folder: Path) -> None:
     assert "${TOKEN}" in next(folder.glob("out/**/hparams.yaml")).read_text()
 
 
+@pytest.mark.fits
 def test_the_file_that_is_kept_runs_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write("Net", WHOLE)
     assert cli.main(["fit", "run.yaml"]) == 0
@@ -118,6 +120,7 @@ def test_the_file_that_is_kept_runs_again(folder: Path, capsys: pytest.CaptureFi
     assert (module.hparams["token"], module.hparams["rate"]) == (SECRET, 0.125)
 
 
+@pytest.mark.fits
 @pytest.mark.parametrize(
     ("name", "arguments", "more"),
     [

@@ -213,6 +213,7 @@ CASES: dict[str, tuple[Any, Any, Callable[[Plain], Any]]] = {
 }
 
 
+@pytest.mark.fits
 @BOTH
 @pytest.mark.parametrize("case", CASES)
 def test_losses_are_those_of_the_same_optimizer_in_python(
@@ -229,6 +230,7 @@ def test_losses_are_those_of_the_same_optimizer_in_python(
     assert ours.lrs == theirs.lrs
 
 
+@pytest.mark.fits
 def test_a_scheduler_that_follows_a_metric(tmp_path: Path) -> None:
     plateau = {"ReduceLROnPlateau": {"patience": 0, "factor": 0.1, "monitor": "val_loss"}}
     module = {"model": {"parts.Net": {}}, "optimizer": {"SGD": {"lr": 0.1}}}
@@ -318,6 +320,7 @@ def test_schedulers_need_the_files_optimizer(tmp_path: Path) -> None:
         check(described(tmp_path, schedulers=[{"ConstantLR": {"learning_rate": 0.1}}]))
 
 
+@pytest.mark.fits
 def test_the_files_optimizer_is_used_and_says_so_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,6 +333,7 @@ def test_the_files_optimizer_is_used_and_says_so_once(
     assert said == ["The file's optimizer, Adam, is used; Net.configure_optimizers is not."]
 
 
+@pytest.mark.fits
 def test_frozen_parameters_stay_in_their_groups(tmp_path: Path) -> None:
     """As in ``module.parameters()``: a callback may thaw them."""
     file = described(tmp_path, optimizer={"SGD": {"lr": 0.1, "params": [NO_DECAY]}})
@@ -339,6 +343,7 @@ def test_frozen_parameters_stay_in_their_groups(tmp_path: Path) -> None:
     assert [len(group["params"]) for group in trainer.optimizers[0].param_groups] == [3, 3]
 
 
+@pytest.mark.fits
 @BOTH
 @pytest.mark.parametrize("form", ["loss", "dict", "pair"])
 def test_a_plain_module_trains_whatever_way_it_returns_its_loss(
@@ -353,6 +358,7 @@ def test_a_plain_module_trains_whatever_way_it_returns_its_loss(
     assert len(predicted) == 2
 
 
+@pytest.mark.fits
 @BOTH
 def test_a_plain_module_without_a_loss_is_an_error(device: str, tmp_path: Path) -> None:
     model = {"parts.Plain": {"form": "logits"}}
@@ -374,6 +380,7 @@ def test_a_plain_module_without_an_optimizer_validates_and_does_not_train(
         fulgurite.run_config(file, "fit")
 
 
+@pytest.mark.fits
 def test_a_checkpoint_of_a_plain_module_has_its_own_names(tmp_path: Path) -> None:
     file = described(tmp_path, model="parts.Plain", optimizer="SGD")
     trainer, module, data = fulgurite.load(file)
@@ -386,6 +393,7 @@ def test_a_checkpoint_of_a_plain_module_has_its_own_names(tmp_path: Path) -> Non
     assert fulgurite.run_config(file, "fit") == [{}]  # it loads here as well
 
 
+@pytest.mark.fits
 def test_a_module_with_its_own_optimizer_keeps_it(tmp_path: Path) -> None:
     trainer, module, data = fulgurite.load(described(tmp_path, model={"parts.Net": {"lr": 0.3}}))
     trainer.fit(module, data)

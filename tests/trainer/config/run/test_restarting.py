@@ -62,6 +62,9 @@ def troubled(folder: Path, what: str | None = None, **init: Any) -> dict[str, An
     return described(folder / "out", "CSX", callbacks=callbacks, **options, **init)
 
 
+@pytest.mark.long
+@pytest.mark.fits
+@pytest.mark.process
 def test_a_run_that_was_killed_ends_with_the_weights_of_one_that_was_not(tmp_path: Path) -> None:
     restarts = {"max_num_restarts": 1}
     file = troubled(tmp_path, "kill", autorestart=restarts)
@@ -86,6 +89,8 @@ def test_a_run_that_was_killed_ends_with_the_weights_of_one_that_was_not(tmp_pat
     assert [path.name for path in (tmp_path / "out").glob("params*")] == ["params.yaml"]
 
 
+@pytest.mark.long
+@pytest.mark.process
 def test_a_trainer_of_a_list_goes_on_and_those_that_are_done_do_not_run_again(
     tmp_path: Path,
 ) -> None:
@@ -103,6 +108,8 @@ def test_a_trainer_of_a_list_goes_on_and_those_that_are_done_do_not_run_again(
     assert again["last_step"] == 8  # 6 beyond those of the checkpoint that the file names
 
 
+@pytest.mark.long
+@pytest.mark.process
 def test_an_error_of_the_users_code_is_raised_and_not_tried_again(tmp_path: Path) -> None:
     file = troubled(tmp_path, "raise", autorestart={"max_num_restarts": 3})
     with pytest.raises(ValueError, match="an error of the user's code"):
@@ -113,6 +120,7 @@ def test_an_error_of_the_users_code_is_raised_and_not_tried_again(tmp_path: Path
     assert attempt["ended_by"] == "ValueError: an error of the user's code"
 
 
+@pytest.mark.process
 @FORKED
 def test_restarts_are_used_up_where_no_new_checkpoint_comes(tmp_path: Path) -> None:
     with pytest.raises(
@@ -126,6 +134,7 @@ def test_restarts_are_used_up_where_no_new_checkpoint_comes(tmp_path: Path) -> N
     assert [one["waited_s"] for one in run["attempts"]] == [0.05, 0.1, None]
 
 
+@pytest.mark.process
 @FORKED
 def test_a_restart_goes_on_from_the_newest_whole_checkpoint_of_this_run(tmp_path: Path) -> None:
     folder, seen = tmp_path / "out", tmp_path / "seen"
@@ -137,6 +146,8 @@ def test_a_restart_goes_on_from_the_newest_whole_checkpoint_of_this_run(tmp_path
     assert len(history(folder)["attempts"]) == 4  # of 3, but that new checkpoints count anew
 
 
+@pytest.mark.long
+@pytest.mark.process
 def test_a_run_that_hangs_is_killed_and_one_that_builds_is_not(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,6 +157,7 @@ def test_a_run_that_hangs_is_killed_and_one_that_builds_is_not(
     assert "in hangs" in capfd.readouterr().err  # the line where it hung
 
 
+@pytest.mark.process
 @FORKED
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_what_a_signal_stopped_is_not_tried_again(number: signal.Signals, tmp_path: Path) -> None:
@@ -155,12 +167,14 @@ def test_what_a_signal_stopped_is_not_tried_again(number: signal.Signals, tmp_pa
     assert (run["outcome"], len(run["attempts"])) == ("stopped", 1)
 
 
+@pytest.mark.process
 @FORKED
 def test_a_crash_when_all_is_done_is_no_reason_to_begin_again(tmp_path: Path) -> None:
     assert supervised(crashing.crashes_at_the_end, tmp_path).status == 0
     assert len(history(tmp_path)["attempts"]) == 1
 
 
+@pytest.mark.process
 @FORKED
 def test_an_error_of_the_machine_is_tried_again(tmp_path: Path) -> None:
     outcome = supervised(crashing.loses_a_worker, tmp_path)
@@ -168,6 +182,7 @@ def test_an_error_of_the_machine_is_tried_again(tmp_path: Path) -> None:
     assert len(history(tmp_path)["attempts"]) == 2
 
 
+@pytest.mark.process
 @FORKED
 @pytest.mark.parametrize("status", [0, 7])
 def test_a_process_that_was_ended_past_python_is_started_again(status: int, tmp_path: Path) -> None:
@@ -179,6 +194,7 @@ def test_a_process_that_was_ended_past_python_is_started_again(status: int, tmp_
     assert second["ended_by"] == "done"
 
 
+@pytest.mark.process
 @FORKED
 @pytest.mark.parametrize("status", [0, 3])
 def test_what_the_code_ends_itself_is_not_tried_again(
@@ -195,6 +211,8 @@ def test_what_the_code_ends_itself_is_not_tried_again(
     assert told == [f"autorestart: attempt 1 ended after step 3: {expected}"]
 
 
+@pytest.mark.long
+@pytest.mark.process
 def test_a_process_that_was_ended_leaves_no_lock_of_progress_bars(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _ENDS_EARLY, str(tmp_path)]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stderr

@@ -21,6 +21,8 @@ from fulgurite.config.document.problems import ParameterFileError
 from fulgurite.config.run import running
 from fulgurite.config.schema.checking import check
 
+pytestmark = pytest.mark.fits
+
 MID_EPOCH = pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended")
 """Eager Lightning cannot go on within an epoch."""
 BOTH = pytest.mark.parametrize("device", ["CSX", "CPU"])
@@ -248,6 +250,7 @@ def test_steps_beyond_weights_alone_are_counted_from_0(tmp_path: Path) -> None:
     assert fitted(file).validated == [3]
 
 
+@pytest.mark.process
 @BOTH
 def test_a_checkpoint_of_something_else_is_named(device: str, tmp_path: Path) -> None:
     file = described(tmp_path, device, loop={"max_steps": 4}, optimizer="AdamW")

@@ -15,6 +15,8 @@ import fulgurite
 from fulgurite.config.document.problems import ParameterFileError
 from fulgurite.config.schema.checking import check
 
+pytestmark = pytest.mark.fits
+
 BOTH = pytest.mark.parametrize("device", ["CSX", "CPU"])
 
 
@@ -50,6 +52,7 @@ def test_every_form_gives_the_same_batches(form: Any, tmp_path: Path) -> None:
     assert losses(tmp_path, form) == losses(tmp_path, FORMS[0])
 
 
+@pytest.mark.process
 @BOTH
 def test_arguments_of_the_loader_stand_beside_those_of_the_dataset(
     device: str, tmp_path: Path
