@@ -78,6 +78,19 @@ def copies_first() -> Iterator[Patch]:
     yield from patches_of(post_grad, graph_pass, why=why, checked=CHECKED, upstream=_READ_LATE)
 
 
+def library_in_ci() -> Iterator[Patch]:
+    """A patch that lets the library run an operation where the environment says ``CI`` too.
+
+    There the compiler refuses an operation that it has no rule for and torch could decompose.
+    Which are decomposed is decided before it (``graph/passes/decompositions.py``).
+    """
+    from torch._inductor import graph as lowered
+
+    why = "a program with such an operation would not be compiled in a CI"
+    quiet = {"make_fallback": functools.partial(lowered.make_fallback, warn=False)}
+    return patches_of(lowered, quiet, why=why, checked=CHECKED)
+
+
 def no_tables() -> Iterator[Patch]:
     """A patch that keeps the compiler from printing a table of each product that it tunes."""
     from torch._inductor import select_algorithm

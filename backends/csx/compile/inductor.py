@@ -273,6 +273,7 @@ def _generated(part: Part, mode: FakeTensorMode) -> Generated:
             *compiler_patches.order_after_writes(),
             *compiler_patches.copies_first(),
             *compiler_patches.kernels_later(),
+            *compiler_patches.library_in_ci(),
             *(compiler_patches.no_tables() if part.policy == "aggressive" else ()),
             *indices.read_off(),
             *noted.patches(),

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
 from harness import assert_same_run, both
-from models import CLASSES, loader
+from models import CLASSES, Classifier, loader, mlp
 from torch import Tensor, nn
+from torch._inductor import lowering
 
 INTERRUPTED = """
 import signal
@@ -85,3 +87,31 @@ class Adapter(pl.LightningModule):
 def test_factors_of_sums_with_products_are_kept() -> None:
     ours, stock = both(Adapter, lambda: (loader(64),), policy="default", max_epochs=2)
     assert_same_run(ours, stock)
+
+
+class Enlarging(Classifier):
+    """Its step enlarges pictures: torch could decompose it, and the library does it at once."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        wide = nn.functional.interpolate(x[:, None, None], size=(2, 8), mode="bilinear")
+        return nn.functional.cross_entropy(self.net(wide.flatten(2).mean(1)[:, 8:]), y)
+
+
+@pytest.mark.core
+@pytest.mark.numbers
+@pytest.mark.compiler
+def test_what_has_no_rule_is_the_librarys_in_a_ci_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CI", "true")
+    monkeypatch.delitem(lowering.lowerings, torch.ops.aten.upsample_bilinear2d.default, False)
+    ours, stock = both(
+        lambda: Enlarging(mlp()),
+        lambda: (loader(64),),
+        policy="default",
+        backend={"compile_dir": tmp_path},
+    )
+    assert_same_run(ours, stock)
+    [executable] = ours.trainer.strategy.step_functions["training"].executables()
+    assert executable.loaded.compiled, executable.loaded.how
