@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import builtins
 import functools
+import importlib
 import importlib.metadata
-import pkgutil
 import re
 from collections.abc import Iterator, Mapping
 from types import CodeType, ModuleType
@@ -94,10 +94,25 @@ def refuse_if_gone(owner: Any, name: str) -> None:
 
 
 def _resolved(path: str) -> Any:
-    try:
-        return pkgutil.resolve_name(path)
-    except (ImportError, AttributeError):
-        return None
+    """A module, or what is in one; None where there is none.
+
+    Raises:
+        ImportError: it is there, and cannot be imported: no fault of its version.
+    """
+    name, *rest = path.split(".")
+    found: Any = importlib.import_module(name)
+    for part in rest:
+        name = f"{name}.{part}"
+        if not isinstance(found, ModuleType) or has(found, part):
+            found = getattr(found, part, None)
+            continue
+        try:
+            found = importlib.import_module(name)  # torch.optim deletes the names of its modules
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise
+            return None
+    return found
 
 
 def has(owner: Any, name: str) -> bool:
@@ -108,7 +123,7 @@ def has(owner: Any, name: str) -> bool:
     if not isinstance(owner, type):
         try:
             return hasattr(owner, name)
-        except ImportError:  # torch imports some of its modules where they are asked for
+        except ModuleNotFoundError:  # torch imports some of its modules where they are asked for
             return False
     kinds = owner.__mro__
     return any(name in vars(kind) for kind in kinds) or any(name in _set_by(kind) for kind in kinds)

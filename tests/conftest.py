@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import logging
 import os
@@ -105,15 +106,33 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Which tests run (``selection``), and how."""
     group = parser.getgroup("fulgurite")
     group.addoption("--core", action="store_true", help="what needs nothing, and the named core")
-    group.addoption("--sample", type=int, default=1, metavar="N", help="of the others one in N")
+    group.addoption("--sample", type=one_in, default=1, metavar="N", help="of the others one in N")
     group.addoption("--draw", default="", metavar="WORD", help="every word draws another sample")
-    group.addoption("--passed", type=Path, metavar="FILE", help="skip what passed; add what does")
-    group.addoption("--costs", type=Path, metavar="FILE", help="write what each test took")
+    group.addoption("--passed", type=added_to, metavar="FILE", help="skip what passed; add it")
+    group.addoption("--costs", type=added_to, metavar="FILE", help="write what each test took")
     group.addoption("--record", action="store_true", help="fit stock Lightning again everywhere")
     group.addoption("--verify", action="store_true", help="verify every graph after every pass")
     group.addoption("--compiled", action="store_true", help="compile what no test says more of")
     group.addoption("--background", action="store_true", help="with --compiled: meanwhile")
     group.addoption("--cut", type=int, metavar="N", help="programs in parts of N operations")
+
+
+def one_in(text: str) -> int:
+    """N of a sample of one in N; 0 for none."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"a number from 0 on is wanted; got {text!r}")
+    return int(text)
+
+
+def added_to(text: str) -> Path:
+    """A file to which lines can be added; its folder is made."""
+    file = Path(text)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.open("a").close()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"no file that can be written: {error}") from None
+    return file
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -147,11 +166,15 @@ class Conductor:
         self._failed: set[str] = set()
 
     @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
         """Keep those that are chosen; skip what compiles kernels where nothing can be."""
         if self._passed is not None:
             self._selection.passed = self._passed.read()
-        items[:] = self._selection.of(items)
+        found, items[:] = list(items), self._selection.of(items)
+        chosen = set(items)
+        config.hook.pytest_deselected(items=[item for item in found if item not in chosen])
         missing = toolchain_missing()
         for item in items if missing else ():
             if item.get_closest_marker("compiler"):
@@ -177,6 +200,12 @@ class Conductor:
         if lacking is not None:
             pytest.fail(f"{item.nodeid}: {lacking}; see tests/support/needs.py", pytrace=False)
         return result
+
+    def pytest_exception_interact(self, call: pytest.CallInfo[Any]) -> None:
+        """End the session at a Ctrl-C in a training, of which Lightning makes a ``SystemExit``."""
+        error = call.excinfo.value if call.excinfo is not None else None
+        if isinstance(error, SystemExit) and isinstance(error.__context__, KeyboardInterrupt):
+            pytest.exit("interrupted in a training")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Write down what passed, from its setup to its teardown."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from fulgurite.commands.options import COMMANDS, add_commands, run_command
 
 if TYPE_CHECKING:
+    from fulgurite.backends.csx.diagnostics.user_lines import UserLine
     from fulgurite.config.document.reading import Document
     from fulgurite.config.run.attempt import Attempt
     from fulgurite.config.schema.checking import Phase, Plan
@@ -151,10 +152,7 @@ def _told(error: Exception) -> str:
 
     if isinstance(error, ParameterFileError):
         return str(error)
-    from fulgurite.backends.csx.diagnostics.errors import TraceError
-    from fulgurite.backends.csx.diagnostics.user_lines import raised_at
-
-    line = None if isinstance(error, TraceError) else raised_at(error)
+    line = _line_of(error)
     text = [
         f"{type(error).__name__}: {error}",
         *getattr(error, "__notes__", []),
@@ -162,6 +160,16 @@ def _told(error: Exception) -> str:
         "(--debug shows the traceback)",
     ]
     return "\n".join(text)
+
+
+def _line_of(error: Exception) -> UserLine | None:
+    """The user's line of an error whose text has none."""
+    try:
+        from fulgurite.backends.csx.diagnostics.errors import TraceError
+        from fulgurite.backends.csx.diagnostics.user_lines import raised_at
+    except ImportError:  # as the error that is told: this torch cannot be used
+        return None
+    return None if isinstance(error, TraceError) else raised_at(error)
 
 
 def _overrides(options: argparse.Namespace) -> dict[str, Any]:

@@ -42,6 +42,23 @@ def test_the_error_names_the_version_the_names_who_needs_them_and_what_was_teste
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [("import nowhere_at_all", "No module named"), ("raise ImportError('GLIBC')", "GLIBC")],
+)
+def test_a_module_that_is_there_and_cannot_be_imported_says_why_itself(
+    text: str, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "torchbroken"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "inner.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ImportError, match=error) as caught:
+        refuse_missing({"torchbroken.inner": {"x": "a.py"}})
+    assert type(caught.value) is not UnsupportedVersion
+
+
 class Owner(nn.Module):
     """Has names of every kind."""
 

@@ -367,6 +367,15 @@ def test_what_left_out_steps_log_is_no_part_of_the_epochs_mean() -> None:
     assert trainer.callback_metrics["factors"] == 7  # of 8 batches
 
 
+@pytest.mark.core
+def test_where_a_step_is_left_out_a_loss_scale_shrinks_all_the_same() -> None:
+    check, module = CheckLoss(max_consecutive_skips=1), Network(lambda net, x, f: net(x) * f.sqrt())
+    with pytest.warns(UserWarning, match="left out"):
+        trainer = run_on(module, (check,), at_3=-1.0, precision="16-mixed")
+    assert check.skipped == 1
+    assert trainer.precision_plugin.scaler.get_scale() == 2.0**15
+
+
 def test_more_in_a_row_end_the_run() -> None:
     check = CheckLoss(max_consecutive_skips=2)
     bad = {f"at_{i}": -1.0 for i in (1, 3, 4, 5)}

@@ -94,7 +94,7 @@ def test_what_was_compiled_meanwhile_is_in_no_sum_and_paid_after_some_steps() ->
     assert sum(numbers.get(kind, 0) for kind in KINDS) == pytest.approx(13.0, abs=0.3)
     text = fit_table.table(fit)
     assert "8.0 s of compiling; from batch 101 on 10.0 times as fast" in text
-    assert "200 compiled steps, of which it did 200" in text  # 9 s at 0.045 s a step
+    assert "200 compiled steps; this fit ran 200" in text  # 9 s at 0.045 s a step
 
 
 @pytest.mark.parametrize("why", ["unknown", "no gain", "two programs"])

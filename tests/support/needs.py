@@ -79,7 +79,7 @@ def note_start(program: str) -> None:
 def _audited(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "subprocess.Popen" and QUIET_CODE not in str(arguments[1]):
         note_start(os.fsdecode(arguments[0]))
-    elif event in ("os.fork", "os.forkpty", "os.posix_spawn"):
+    elif event in ("os.fork", "os.forkpty", "os.posix_spawn", "os.system"):
         note_start(event)
 
 

@@ -93,9 +93,10 @@ class Selection:
     def summary(self) -> str:
         """What ran, what was drawn, what is left."""
         plain, core, drawn, left = (self.counts[why] for why in ("plain", "core", "drawn", "left"))
+        by = f" by {self.word!r}" if self.word and self.one_in else ""
         return (
-            f"make test: {plain:,} tests that need nothing, {core:,} of the core, {drawn:,} drawn"
-            f" by {self.word!r}; make test-all adds {left:,}, and compiles those of numbers again"
+            f"chosen: {plain:,} tests that need nothing, {core:,} of the core, {drawn:,} drawn{by};"
+            f" {left:,} are left to make test-all, which compiles those of numbers too"
         )
 
 

@@ -324,19 +324,21 @@ the code.*
 
 Fulgurite uses {private} names of torch, Lightning, torchmetrics and jsonargparse that are private
 there (a part of the name begins with `_`), and replaces {public} public ones for a while, with
-{patches} patches. A later version may move or drop any of them. Each is one of three kinds:
+{patches} patches. A later version may move or drop any of them. So pip installs only versions that
+were tested, which stand below; whoever forces a newer torch (`pip install --no-deps`) is told so
+in a line at the first program, and each name is one of three kinds:
 
 - What tracing a step or the Trainer needs is asked for where Fulgurite is imported, all of it at
   once (2 ms). Where a name is gone, that ends with `fulgurite.errors.UnsupportedVersion`, an
   `ImportError`, which says which name, what needs it, the version that is installed and those that
-  were tested.
+  were tested. So it is for the devices "CPU" and "GPU" too.
 - A few are asked for where they are first used, for their modules take time to import. It is the
   same error, before anything was trained.
 - Without what only compiling needs, programs run
   [operation by operation](backends.md#compiling-that-fails), and their line says what is gone.
 
 `tests/backends/test_private_names.py` takes each name away in turn, in a process of its own, and
-sees that. A torch that is newer than those that were tested is told in a line at the first program.
+sees that.
 """
 PATCHES_HEAD = """## Patches
 

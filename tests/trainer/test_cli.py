@@ -394,15 +394,18 @@ def test_signals_end_a_run_that_is_watched_with_a_checkpoint(
     with subprocess.Popen(
         command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
-        summary = tmp_path / "out" / "summary.json"
-        wait_for((tmp_path / "out" / "params.yaml").exists)
-        [attempt] = json.loads(summary.read_text())["runs"][0]["attempts"]
-        time.sleep(2.0)
-        if to == "group":  # what Ctrl-C in a terminal does
-            os.killpg(process.pid, signal.SIGINT)
-        else:
-            process.kill()
-        told = process.communicate(timeout=60)[1]
+        try:
+            summary = tmp_path / "out" / "summary.json"
+            wait_for((tmp_path / "out" / "params.yaml").exists)
+            [attempt] = json.loads(summary.read_text())["runs"][0]["attempts"]
+            time.sleep(2.0)
+            if to == "group":  # what Ctrl-C in a terminal does
+                os.killpg(process.pid, signal.SIGINT)
+            else:
+                process.kill()
+            told = process.communicate(timeout=60)[1]
+        finally:
+            process.kill()  # else whatever failed here would wait for it
     assert process.returncode == (-signal.SIGKILL if to == "killed watcher" else 130)
     assert f"Stopped by {'SIGTERM' if to == 'killed watcher' else 'SIGINT'}." in told
     assert list((tmp_path / "out").glob("checkpoint_*.ckpt"))

@@ -111,7 +111,7 @@ def _gained(fit: Fit) -> list[Row]:
     if (gained_s := gain.before_s - gain.after_s) > 0:
         paid = math.ceil((cost.captured_s + cost.compiled_s) / gained_s)
         did = fit.batches - cost.taken_over + 1
-        rows.append(("paid after", f"{paid:,}", f"compiled steps, of which it did {did:,}"))
+        rows.append(("pays after", f"{paid:,}", f"compiled steps; this fit ran {did:,}"))
     return rows
 
 

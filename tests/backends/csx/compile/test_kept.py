@@ -109,7 +109,8 @@ def test_what_was_generated_before_a_process_ended_is_not_generated_again(
     assert compiled.kernels
 
 
-def test_code_for_other_threads_vectors_or_readers_is_other_code(
+@pytest.mark.core
+def test_code_for_other_threads_vectors_readers_or_policies_is_other_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = CompileCache(tmp_path)
@@ -130,8 +131,10 @@ def test_code_for_other_threads_vectors_or_readers_is_other_code(
     assert [code(part, threads=2), code(part, threads=2)] == ["number 1"] * 2
     other = Part(part.module, (), "the same", read_by_others=True)
     assert [code(other), code(other)] == ["number 2"] * 2
+    other = Part(part.module, (), "the same", read_by_others=False, policy="aggressive")
+    assert [code(other), code(other)] == ["number 3"] * 2
     monkeypatch.setattr("torch._inductor.cpu_vec_isa.pick_vec_isa", lambda: "fewer")
-    assert code(part) == "number 3"
+    assert code(part) == "number 4"
     kernel = Kernel("any", "source")
     names = {Kept(cache, threads).name_of(kernel) for threads in (1, 2)}
     assert len(names) == 2

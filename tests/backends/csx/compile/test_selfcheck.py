@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fulgurite.backends.csx.capture import finished_trace
 from fulgurite.backends.csx.compile import compiler_patches, host_fabric, made, selfcheck
+from fulgurite.backends.csx.compile.cache import Fetched
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.passes.draws import functional_draws
 from fulgurite.backends.torch_versions import LOSES_ORDER
@@ -290,3 +291,32 @@ def test_the_compilers_own_bug(
     assert len(told) == (LOSES_ORDER and not ordered), "whether the compiler loses the order"
     assert all("nan instead of" in message for message in told)
     assert_same_run(ours, stock, ("net.0.bias", "net.1.running_mean"))
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_what_came_from_the_background_is_checked_first_unless_it_was(
+    marked: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    graph: Any = None
+    loaded = host_fabric.Loaded(
+        call=lambda inputs: inputs,
+        compiled=False,
+        built=False,
+        seconds=0.0,
+        how="",
+        graph=graph,
+        threads=1,
+    )
+    fabric = host_fabric.HostFabric(host_fabric.CSXBackend(compile_dir=tmp_path))
+    compiled = Fetched(value=lambda inputs: inputs, built=False, marked=marked, mark=lambda: None)
+    key = "0" * 64
+    (fabric._cache.folder / key).mkdir(parents=True)
+    made.write(fabric._cache.folder / key, (), {})
+    monkeypatch.setattr(fabric._cache, "find", lambda key, load: compiled)
+    monkeypatch.setattr(host_fabric, "SelfCheck", lambda *args: args)
+    job = host_fabric.Job(name=("", ""), run=lambda: None, urgent=True, ended=True)
+    reference = loaded.call
+    call: Any = fabric._settle(loaded, reference, graph, key, job)
+    assert loaded.call is call
+    checked = (graph, compiled.value, reference)
+    assert call is compiled.value if marked else call[:3] == checked

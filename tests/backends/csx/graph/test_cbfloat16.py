@@ -339,6 +339,7 @@ class Noisy(Classifier):
         return {"loss": loss, "uniform": uniform, "places": places, "normal": normal}
 
 
+@pytest.mark.core
 @pytest.mark.fits
 def test_draws_are_those_of_float32_rounded_and_uniform_ones_below_one() -> None:
     made, limit = (lambda: Noisy(mlp(0.5))), {"limit_train_batches": 2}
