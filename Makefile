@@ -1,3 +1,4 @@
+# make setup      .venv with everything in it; the others make it too
 # make fit        fulgurite fit examples/digits.yaml
 # make test       what needs nothing, the core, and a part of the rest drawn by the day: ten minutes
 # make test-all   everything, the tests of numbers compiled too: a night; it can be interrupted
@@ -16,7 +17,9 @@ WORKERS ?= 2
 DAY ?= $(shell date +%F)
 ONE_IN ?= 40
 
-.PHONY: fit test test-all compiled lint bench docs smoke clean
+.PHONY: setup fit test test-all compiled lint bench docs smoke clean
+
+setup: $(READY)
 
 fit: $(READY)
 	$(BIN)/fulgurite fit examples/digits.yaml $(ARGS)
