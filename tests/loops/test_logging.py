@@ -274,6 +274,20 @@ def test_one_key_with_different_arguments_is_lightning_s_error() -> None:
         fit(lambda: Twice(mlp()), lambda: (loader(),), static=True)
 
 
+def test_a_tensor_is_logged_as_it_was_then() -> None:
+    class Changes(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            kept = loss.detach().clone()
+            self.log("kept", kept, on_step=True, on_epoch=True)
+            kept.mul_(0)
+            return loss
+
+    ours, stock = both(lambda: Changes(mlp()), lambda: (loader(64),))
+    assert_close(ours.metrics, stock.metrics)
+    assert_close(ours.final, stock.final)
+
+
 def test_one_key_logged_twice_alike_counts_twice() -> None:
     class Twice(Classifier):
         def training_step(self, batch: Any, batch_idx: int) -> Any:

@@ -209,7 +209,10 @@ def some(paths: list[Path]) -> list[Path]:
 
 @pytest.mark.fits
 @pytest.mark.process
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.core] * (name == "accumulated")) for name in SCENARIOS],
+)
 def test_what_follows_a_checkpoint_is_what_followed_it(name: str, tmp_path: Path) -> None:
     scenario = SCENARIOS[name]
     whole = run(scenario, tmp_path / "whole")
@@ -304,6 +307,7 @@ def test_workers_that_persist_go_on_in_the_first_epoch(tmp_path: Path) -> None:
     assert rest.events.batches[:2] == whole.events.batches[4:6]
 
 
+@pytest.mark.core
 @pytest.mark.long
 @pytest.mark.fits
 @pytest.mark.process

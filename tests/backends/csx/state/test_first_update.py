@@ -45,6 +45,32 @@ def test_state_of_the_first_gradient_under_manual_optimization_equals_stock() ->
     assert_same_run(ours, stock)
 
 
+@pytest.mark.core
+@pytest.mark.numbers
+@pytest.mark.parametrize("hook", ["on_train_start", "on_train_batch_end"])
+def test_state_that_is_loaded_waits_for_no_gradient(hook: str) -> None:
+    """In the middle of the first window of accumulation the program is there, and no update was."""
+
+    class Loading(Classifier):
+        def _load(self, *args: Any) -> None:
+            if self.trainer.global_step:
+                return
+            optimizer = self.trainer.optimizers[0]
+            state = optimizer.state_dict()
+            sizes = enumerate(p.shape for p in self.parameters())
+            state["state"] = {i: {"momentum_buffer": torch.ones(size)} for i, size in sizes}
+            optimizer.load_state_dict(state)
+
+    setattr(Loading, hook, Loading._load)
+    options = {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}
+    ours, stock = both(
+        lambda: Loading(mlp(), torch.optim.SGD, **options),
+        lambda: (loader(64),),
+        accumulate_grad_batches=2,
+    )
+    assert_same_run(ours, stock)
+
+
 @pytest.mark.fits
 @pytest.mark.parametrize("optimizer", [FirstGradient, torch.optim.SGD, torch.optim.ASGD])
 def test_a_resumed_run_equals_the_uninterrupted_one(optimizer: Any, tmp_path: Any) -> None:
