@@ -379,6 +379,27 @@ def test_only_chosen_parts_load(static: bool, tmp_path: Path, states: str, momen
     assert "load_checkpoint" not in vars(trainer.strategy)
 
 
+@pytest.mark.core
+@pytest.mark.parametrize("states", ["model", "model,random"])
+def test_random_states_are_those_of_the_checkpoint_where_they_are_chosen(
+    tmp_path: Path, states: str
+) -> None:
+    train(tmp_path, Checkpoint())
+    found: list[Any] = []
+
+    class Look(pl.Callback):
+        def on_train_batch_start(self, *args: Any) -> None:
+            found.append(torch.get_rng_state())
+
+    for seed in (7, 8):
+        callbacks = [LoadCheckpointStates(states), Look()]
+        trainer = make_trainer(True, callbacks=callbacks, max_steps=1)
+        module = classifier()
+        torch.manual_seed(seed)
+        trainer.fit(module, *loaders(), ckpt_path=tmp_path / "checkpoint_10.ckpt")
+    assert torch.equal(*found) == ("random" in states)
+
+
 @devices
 def test_a_run_may_keep_its_own_weights(static: bool, tmp_path: Path) -> None:
     train(tmp_path, Checkpoint(), static=static)

@@ -202,6 +202,24 @@ def test_a_window_of_micro_batches_is_finished(
 
 
 @both_devices
+def test_an_error_in_the_middle_of_a_window_leaves_no_checkpoint(
+    static: bool, tmp_path: Path
+) -> None:
+    class Fails(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+            if trainer.fit_loop.epoch_loop.batch_progress.current.ready == 3:
+                raise ValueError("in the middle")
+
+    kill = Kill("on_train_batch_start", signal.SIGINT, lambda trainer: trainer.global_step == 1)
+    stop = StopOnSignal()
+    with pytest.raises(KeyboardInterrupt), stop:
+        made = trainer(tmp_path, kill, stop, Fails(), static=static, accumulate_grad_batches=2)
+        start(made)
+    assert (stop.signal, stop.checkpoint) == (signal.SIGINT, None)
+    assert not list(tmp_path.rglob("*.ckpt"))
+
+
+@both_devices
 @pytest.mark.parametrize("event", ["setup", "on_fit_start", "on_sanity_check_start"])
 def test_nothing_begins_after_a_signal_and_nothing_is_written(
     event: str, static: bool, tmp_path: Path
