@@ -42,6 +42,7 @@ class TrainingEpochLoop(_TrainingEpochLoop):
     fetched: Any = None  # the batch that runs, as the loader gave it
     data_s: float = 0.0  # that this fit waited for batches, and for the loaders' iterators
     _fetch_began: float = 0.0
+    _stored: int = 0  # after which batch, of all, its values were copied
 
     def run(self, data_fetcher: _DataFetcher) -> None:
         """Run an epoch; whatever ends it, the last step's values can be read afterwards."""
@@ -52,7 +53,17 @@ class TrainingEpochLoop(_TrainingEpochLoop):
         finally:
             self.losses.look()
             self._limits = self.fetched = None
-            store_step_metrics(self.trainer, self._results)
+            self.store_metrics()
+
+    def store_metrics(self) -> None:
+        """Copy the last step's values into the Trainer's dicts: once, for validation's come after.
+
+        Lightning does so on every batch; here before others read the dicts: where validation
+        begins, at the end of an epoch, in a checkpoint, after an exception.
+        """
+        ready = self.batch_progress.total.ready
+        store_step_metrics(self.trainer, self._results if ready != self._stored else None)
+        self._stored = ready
 
     def reset(self) -> None:
         """Reset; Lightning's warning that the data position is lost does not hold here."""
@@ -76,6 +87,7 @@ class TrainingEpochLoop(_TrainingEpochLoop):
             fit_loop.loader_states = []
         began, before_s = perf_counter(), self.data_s
         super().on_run_start(data_fetcher)  # prefetches, which may be counted too
+        self._stored = self.batch_progress.total.ready
         self.data_s = before_s + perf_counter() - began
         self._limits = ()
         self._schedulers = strategy.schedulers

@@ -26,7 +26,6 @@ from fulgurite.loops.lean import (
     announce_batch,
     call_hooks,
     enter_hook,
-    store_step_metrics,
     takes_batch_idx,
 )
 from fulgurite.loops.loader_errors import explained, name_batch
@@ -63,7 +62,7 @@ class EvaluationLoop(_EvaluationLoop):
     def run(self) -> list[_OUT_DICT]:
         """Run over all loaders; within a fit, the values of its last step can be read from here."""
         if self.trainer.state.fn == TrainerFn.FITTING:
-            store_step_metrics(self.trainer, self.trainer.fit_loop.epoch_loop._results)
+            self.trainer.fit_loop.epoch_loop.store_metrics()
         builds = building.only_builds(self.trainer)
         if builds and self.trainer.sanity_checking:
             return []  # the fit loop builds these programs after training's

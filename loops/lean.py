@@ -214,10 +214,7 @@ def announce_batch(
 
 
 def store_step_metrics(trainer: pl.Trainer, results: _ResultCollection | None) -> None:
-    """Copy the values of the last step into the Trainer's dicts, as Lightning does on every batch.
-
-    To be called before others read the dicts: validation, the end of an epoch, an exception.
-    """
+    """Copy the values of the last step into the Trainer's dicts; what schedulers show, too."""
     strategy_of(trainer).schedulers.show_again()
     connector = trainer._logger_connector
     if results:

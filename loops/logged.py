@@ -30,7 +30,6 @@ from fulgurite.backends.csx.graph.passes.hold import GUARD
 from fulgurite.backends.csx.plugins.strategy import strategy_of
 from fulgurite.backends.csx.state.places import Place
 from fulgurite.backends.csx.state.storage import brief, module_places
-from fulgurite.loops.lean import store_step_metrics
 
 _DICTS = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 _META = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph")
@@ -48,7 +47,7 @@ def collect(trainer: Any) -> dict[str, Any]:
     """
     module, epoch_loop = trainer.lightning_module, trainer.fit_loop.epoch_loop
     if not trainer.validating:
-        store_step_metrics(trainer, epoch_loop._results)
+        epoch_loop.store_metrics()
     connector = trainer._logger_connector
     of_validation = {id(one.value) for one in epoch_loop.val_loop._results.values()}
     return {

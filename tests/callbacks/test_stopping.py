@@ -212,8 +212,8 @@ def test_an_error_in_the_middle_of_a_window_leaves_no_checkpoint(
 
     kill = Kill("on_train_batch_start", signal.SIGINT, lambda trainer: trainer.global_step == 1)
     stop = StopOnSignal()
+    made = trainer(tmp_path, kill, stop, Fails(), static=static, accumulate_grad_batches=2)
     with pytest.raises(KeyboardInterrupt), stop:
-        made = trainer(tmp_path, kill, stop, Fails(), static=static, accumulate_grad_batches=2)
         start(made)
     assert (stop.signal, stop.checkpoint) == (signal.SIGINT, None)
     assert not list(tmp_path.rglob("*.ckpt"))

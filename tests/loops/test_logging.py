@@ -38,9 +38,12 @@ class Reader(pl.Callback):
         self.seen: list[tuple[str, dict[str, Any]]] = []
 
 
+DICTS = ("callback_metrics", "logged_metrics", "progress_bar_metrics")
+
+
 def _read(name: str) -> Any:
     def hook(self: Reader, trainer: Any, *args: Any, **kwargs: Any) -> None:
-        for kind in ("callback_metrics", "logged_metrics", "progress_bar_metrics"):
+        for kind in DICTS:
             self.seen.append((f"{name}: {kind}", numbers(getattr(trainer, kind))))
 
     return hook
@@ -274,20 +277,6 @@ def test_one_key_with_different_arguments_is_lightning_s_error() -> None:
         fit(lambda: Twice(mlp()), lambda: (loader(),), static=True)
 
 
-def test_a_tensor_is_logged_as_it_was_then() -> None:
-    class Changes(Classifier):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            loss = super().training_step(batch, batch_idx)
-            kept = loss.detach().clone()
-            self.log("kept", kept, on_step=True, on_epoch=True)
-            kept.mul_(0)
-            return loss
-
-    ours, stock = both(lambda: Changes(mlp()), lambda: (loader(64),))
-    assert_close(ours.metrics, stock.metrics)
-    assert_close(ours.final, stock.final)
-
-
 def test_one_key_logged_twice_alike_counts_twice() -> None:
     class Twice(Classifier):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -318,3 +307,58 @@ def test_what_a_module_in_a_list_logs_is_left_out_as_in_stock() -> None:
     ours, stock = both(Outer, lambda: (loader(160),))
     assert_close(ours.metrics, stock.metrics)
     assert "hidden" not in stock.final
+
+
+class SharesNames(Classifier):
+    """Logs one name while it trains and while it validates, and others in one of the two."""
+
+    def __init__(self, on_epoch: bool) -> None:
+        super().__init__(mlp())
+        self.on_epoch = on_epoch
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        self.log("loss", loss, prog_bar=True, on_step=True, on_epoch=self.on_epoch)
+        self.log("alone", loss * 2)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        self.log("loss", loss, prog_bar=True)
+        self.log("validated", loss + 1)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("on_epoch", [False, True])
+@pytest.mark.parametrize(
+    "when",
+    [
+        {},
+        {"val_check_interval": 2},
+        {"val_check_interval": 3},
+        {"check_val_every_n_epoch": 2},
+        {"num_sanity_val_steps": 2},
+        {"val_check_interval": 5, "check_val_every_n_epoch": None},
+        {"accumulate_grad_batches": 3},
+    ],
+    ids=str,
+)
+def test_a_name_that_training_and_validation_share_has_the_value_of_who_logged_last(
+    when: dict[str, Any], on_epoch: bool
+) -> None:
+    kept: list[list[Any]] = []
+    for static in (True, False):
+        reader = Reader()
+        run = fit(
+            lambda: SharesNames(on_epoch),
+            lambda: (loader(64), loader(48, seed=3)),
+            static=static,
+            callbacks=(reader,),
+            max_epochs=4,
+            **when,
+        )
+        shown = [numbers(getattr(run.trainer, name)) for name in DICTS]
+        kept.append([*reader.seen, ("after the fit", shown)])
+    assert [where for where, _ in kept[0]] == [where for where, _ in kept[1]]
+    for (where, ours), (_, theirs) in zip(*kept, strict=True):
+        assert_close(ours, theirs, where=where)
