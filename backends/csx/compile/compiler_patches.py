@@ -85,9 +85,10 @@ def library_in_ci() -> Iterator[Patch]:
     Which are decomposed is decided before it (``graph/passes/decompositions.py``).
     """
     from torch._inductor import graph as lowered
+    from torch._inductor import lowering
 
     why = "a program with such an operation would not be compiled in a CI"
-    quiet = {"make_fallback": functools.partial(lowered.make_fallback, warn=False)}
+    quiet = {"make_fallback": functools.partial(lowering.make_fallback, warn=False)}
     return patches_of(lowered, quiet, why=why, checked=CHECKED)
 
 
