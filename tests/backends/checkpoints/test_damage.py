@@ -35,6 +35,18 @@ def test_flipped_bits_and_cuts_are_seen_or_harmless(
     assert found["seen"] > 100
 
 
+def test_a_flipped_bit_deep_in_a_large_tensor_is_seen(tmp_path: Path) -> None:
+    """It lies beyond what zipfile reads at once."""
+    weight, path = torch.rand(1 << 16), tmp_path / "a.ckpt"
+    CheckpointFiles().save_checkpoint({**checkpoint(), "state_dict": {"weight": weight}}, path)
+    check_file(path)
+    content = bytearray(path.read_bytes())
+    content[content.index(weight.numpy().tobytes()) + weight.nbytes // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"is damaged or cut off, with .*Bad CRC-32"):
+        CheckpointFiles().load_checkpoint(path)
+
+
 def test_stock_lightning_sees_less(tmp_path: Path) -> None:
     """Else the checks of ours are not needed any more."""
     found = damaged(saved(tmp_path / "a.ckpt"), flips=50, seed=1, checked=False)

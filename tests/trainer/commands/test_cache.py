@@ -108,6 +108,14 @@ def test_prune_keeps_within_what_is_given(
     assert keys_in(folder) == left
 
 
+def test_prune_leaves_an_eighth_as_much_code_of_parts_as_programs(folder: Path) -> None:
+    fill(folder)
+    fill(folder / "parts")
+    assert cli.main(["cache", "prune", "--compile-dir", str(folder), "--size", "12K"]) == 0
+    assert keys_in(folder) == KEYS[:3]
+    assert keys_in(folder / "parts") == KEYS[2:3]
+
+
 def test_clear_removes_what_the_cache_made_and_nothing_else(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

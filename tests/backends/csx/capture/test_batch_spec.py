@@ -68,6 +68,13 @@ def test_a_strided_batch_is_brought_to_the_traced_layout() -> None:
     assert losses == pytest.approx(wanted, rel=1e-6)
 
 
+def test_a_contiguous_batch_is_brought_to_the_layout_of_a_transposed_first_one() -> None:
+    transposed = torch.randn(8, 16).T
+    losses = feed(lambda b: b.T.view(-1)[:20].sum(), [transposed, X])  # a view of that layout alone
+    wanted = [float(x.T.reshape(-1)[:20].sum()) for x in (transposed, X)]
+    assert losses == pytest.approx(wanted, rel=1e-5)
+
+
 def test_a_batch_first_seen_expanded_is_laid_out() -> None:
     expanded = torch.arange(8.0).expand(16, 8)
     assert feed(lambda b: b.sum(), [expanded, X]) == pytest.approx([448.0, float(X.sum())])

@@ -301,7 +301,8 @@ def wrote_before(module: Any, loss: Tensor) -> None:
 @pytest.mark.parametrize(
     ("work", "offset"),
     [
-        *((work, 1) for work in (writes_it, writes_a_view, puts_other_data, puts_another)),
+        *((work, 1) for work in (writes_it, writes_a_view, puts_other_data)),
+        pytest.param(puts_another, 1, marks=pytest.mark.core),
         (wrote_before, 2),
     ],
 )
@@ -419,6 +420,11 @@ def asked(module: Any, loss: Tensor) -> None:
         module.pair = (loss.detach(), module.net[0].weight.detach() * 2)
 
 
+def beside_a_constant(module: Any, loss: Tensor) -> None:
+    if module.ema is None:
+        module.ema = (torch.ones(2), loss.detach())
+
+
 def from_zero(module: Any, loss: Tensor) -> None:
     module.total += loss.detach()
 
@@ -447,6 +453,11 @@ BORN = [
         1,
         "self.pair was missing",
         "self.pair = (torch.zeros([]), torch.zeros([16, 8])) in __init__",
+    ),
+    pytest.param(
+        *(beside_a_constant, 1, "self.ema was None"),
+        "self.ema = (torch.zeros([2]), torch.zeros([])) in __init__, instead of self.ema = None",
+        marks=pytest.mark.core,
     ),
     (in_a_buffer, 1, "self.running was None", "in __init__, instead of self.running = None:\n"),
 ]

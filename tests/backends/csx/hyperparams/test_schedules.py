@@ -396,18 +396,21 @@ class Momentum(ProgramScheduler):
         return torch.where((count >= 3) & (count < 6), 0.0, torch.full_like(count, 0.9))
 
 
+@pytest.mark.fits
+def test_a_momentum_that_comes_to_zero_is_another_program() -> None:
+    """Without it SGD leaves its average alone."""
+    with pytest.raises(errors.StateChanged, match=r"\['momentum'\] of Momentum != 0 was True"):
+        fit(lambda: Net(Momentum, SGD, momentum=0.9), lambda: (loader(64),), static=True)
+
+
 @pytest.mark.long
 @pytest.mark.numbers
 def test_a_momentum_of_zero_is_no_momentum() -> None:
-    """Without it SGD leaves its average alone, so that is another program."""
-    few = {"limit_train_batches": 10}
-    with pytest.raises(errors.StateChanged, match=r"\['momentum'\] of Momentum != 0 was True"):
-        fit(lambda: Net(Momentum, SGD, momentum=0.9), lambda: (loader(),), static=True, **few)
     ours, stock = both(
         lambda: Net(Momentum, SGD, momentum=0.9),
         lambda: (loader(),),
         backend={"max_programs": 2},
-        **few,
+        limit_train_batches=10,
     )
     assert_same_run(ours, stock)
 

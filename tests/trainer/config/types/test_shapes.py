@@ -63,6 +63,19 @@ def test_keys_are_known_and_required() -> None:
     ]
 
 
+def test_the_least_and_the_largest_number_are_taken() -> None:
+    report = Report(Classes())
+    shape = Value(int, bounds=(0, 3))
+    assert [shape.check(value, (), report) for value in (0, 3)] == [0, 3]
+    assert report.problems == []
+    for value in (-1, 4):
+        shape.check(value, (), report)
+    assert [problem.text for problem in report.problems] == [
+        "expected 0 to 3; got -1.",
+        "expected 0 to 3; got 4.",
+    ]
+
+
 @pytest.mark.parametrize(
     ("init", "key", "text"),
     [
