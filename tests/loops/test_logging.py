@@ -277,6 +277,20 @@ def test_one_key_with_different_arguments_is_lightning_s_error() -> None:
         fit(lambda: Twice(mlp()), lambda: (loader(),), static=True)
 
 
+def test_a_tensor_is_logged_as_it_was_then() -> None:
+    class Changes(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            kept = loss.detach().clone()
+            self.log("kept", kept, on_step=True, on_epoch=True)
+            kept.mul_(0)
+            return loss
+
+    ours, stock = both(lambda: Changes(mlp()), lambda: (loader(64),))
+    assert_close(ours.metrics, stock.metrics)
+    assert_close(ours.final, stock.final)
+
+
 def test_one_key_logged_twice_alike_counts_twice() -> None:
     class Twice(Classifier):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -346,19 +360,9 @@ class SharesNames(Classifier):
 def test_a_name_that_training_and_validation_share_has_the_value_of_who_logged_last(
     when: dict[str, Any], on_epoch: bool
 ) -> None:
-    kept: list[list[Any]] = []
-    for static in (True, False):
-        reader = Reader()
-        run = fit(
-            lambda: SharesNames(on_epoch),
-            lambda: (loader(64), loader(48, seed=3)),
-            static=static,
-            callbacks=(reader,),
-            max_epochs=4,
-            **when,
-        )
-        shown = [numbers(getattr(run.trainer, name)) for name in DICTS]
-        kept.append([*reader.seen, ("after the fit", shown)])
-    assert [where for where, _ in kept[0]] == [where for where, _ in kept[1]]
-    for (where, ours), (_, theirs) in zip(*kept, strict=True):
-        assert_close(ours, theirs, where=where)
+    compare(
+        lambda: SharesNames(on_epoch),
+        lambda: (loader(64), loader(48, seed=3)),
+        max_epochs=4,
+        **when,
+    )
