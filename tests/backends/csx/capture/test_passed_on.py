@@ -500,6 +500,24 @@ def test_keys_added_to_the_batch_reach_the_hooks_after_the_step() -> None:
 
 
 @pytest.mark.numbers
+def test_keys_that_the_step_takes_out_of_the_batch_are_gone_in_the_hooks_after_it() -> None:
+    class Removes(Steps):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            del batch["more"]["id"]
+            return self.layer(batch.pop("x")).sum()
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self.seen.append(([*batch], [*batch["more"]], batch["file"]))
+
+    ours, stock = (
+        fit(lambda: Removes(everything), lambda: (loader(),), static=static).module
+        for static in (True, False)
+    )
+    rest = [key for key in batches(1)[0] if key != "x"]
+    assert ours.seen == stock.seen == [(rest, ["pair"], f"{i}.png") for i in range(3)]
+
+
+@pytest.mark.numbers
 def test_a_batch_that_comes_again_with_added_keys_is_the_same_batch() -> None:
     class Adds(Steps):
         def training_step(self, batch: Any, batch_idx: int) -> Any:

@@ -10,7 +10,7 @@ import torch
 from harness import assert_close, assert_same_run, both, fit
 from models import CLASSES, Classifier, PerParameter, loader, mlp
 from torch import Tensor, nn
-from torchmetrics import CatMetric
+from torchmetrics import CatMetric, Metric
 
 from fulgurite.backends.csx.diagnostics.errors import StateChanged, UnsupportedState
 
@@ -96,6 +96,50 @@ class Momentum(PerParameter):
 @pytest.mark.long
 def test_state_that_an_optimizer_hands_on_and_data_that_it_sets_are_kept() -> None:
     ours, stock = both(lambda: Classifier(mlp(), Momentum), lambda: (loader(),), **FEW)
+    assert_same_run(ours, stock)
+
+
+class Turns(Metric):
+    """Two states that take turns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("now", torch.tensor(1.0), "sum")
+        self.add_state("next", torch.tensor(3.0), "sum")
+
+    def update(self) -> None:
+        self.now, self.next = self.next, self.now
+
+    def compute(self) -> Tensor:
+        return self.now - self.next
+
+
+class Turning(PerParameter):
+    """Every other step is a longer one: two numbers of its state take turns."""
+
+    def update(self, p: Tensor, state: dict[str, Any], lr: float) -> None:
+        if not state:
+            state["now"], state["next"] = torch.zeros(()), torch.ones(())
+        state["now"], state["next"] = state["next"], state["now"]
+        p.sub_(p.grad * lr * state["now"])
+
+
+def test_states_that_take_turns_stay_two() -> None:
+    class Takes(Rows):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.optimizer = nn.Linear(8, CLASSES), Turning
+            self.turns = Turns()
+
+        def leave(self, loss: Tensor, batch: Any) -> Tensor:
+            self.turns.update()
+            return loss
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            self.outs.append(float(self.turns.compute()))
+
+    ours, stock = both(Takes, lambda: (loader(),), limit_train_batches=3)
+    assert ours.module.outs == [2.0, -2.0, 2.0]
     assert_same_run(ours, stock)
 
 

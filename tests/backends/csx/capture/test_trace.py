@@ -17,6 +17,7 @@ from models import Classifier, loader, mlp
 from torch import Tensor, nn
 
 import fulgurite
+from fulgurite.backends.csx.diagnostics import user_lines
 from fulgurite.backends.csx.diagnostics.errors import (
     DynamicShape,
     HostRead,
@@ -295,3 +296,22 @@ def test_every_operation_carries_a_line_of_the_user_s() -> None:
     assert ("addmm", "in training_step") in functions  # forward
     assert ("mm", "in training_step") in functions  # backward
     assert ("sqrt", "in configure_optimizers") in functions  # optimizer
+
+
+@pytest.mark.fits
+def test_what_a_hook_of_the_backward_pass_computes_carries_the_hook_s_line() -> None:
+    def squashed(gradient: Tensor) -> Tensor:
+        return gradient.tanh()  # here
+
+    def body(x: Tensor, module: Any) -> Tensor:
+        hidden = x.sin()
+        hidden.register_hook(squashed)
+        return hidden.square().mean()
+
+    run = fit(lambda: Step(body), lambda: (loader(),), static=True, limit_train_batches=1)
+    [entry] = run.trainer.strategy.programs[0].entries
+    nodes = {node.target.__name__.split(".")[0]: node for node in entry.graph.operations()}
+    line, forward = (user_lines.line_of(nodes[name]) for name in ("tanh", "sin"))
+    assert line == user_lines.UserLine(__file__, line_of(squashed), "squashed")
+    assert forward is not None
+    assert forward.function == "body"

@@ -484,6 +484,47 @@ def test_nothing_happens_twice(
     assert module.array.tolist() == [1.0, 1.0]
 
 
+def counter() -> Any:
+    n = 0
+
+    def count() -> int:
+        nonlocal n
+        n += 1
+        return n
+
+    return count
+
+
+class Elsewhere(Changing):
+    """Counts where neither a snapshot of the module nor one of its trees looks."""
+
+    of_class = 0
+
+    def prepare(self) -> None:
+        self.count, self.array = counter(), np.zeros(1)
+        self.rng = np.random.default_rng(3)
+
+    def weigh(self, loss: Tensor) -> Any:
+        self.count()
+        self.array += 1
+        self.rng.normal()
+        Elsewhere.of_class += 1
+        return loss
+
+
+@pytest.mark.filterwarnings("ignore::fulgurite.FrozenValueWarning")
+def test_a_second_trace_leaves_closures_arrays_generators_and_classes_alone(
+    looked: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Elsewhere, "of_class", 0)
+    module: Any = fit(Elsewhere, lambda: (batches(3),), static=True).module
+    assert len(looked) > 1
+    once = np.random.default_rng(3)
+    once.normal()
+    assert (module.count(), module.array[0], module.of_class) == (2, 1.0, 1)
+    assert module.rng.normal() == once.normal()
+
+
 class Registry(dict[str, Any]):
     """A dict whose own methods know its elements by other keys, as transformers has one."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import random
+from collections import deque
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -32,6 +34,8 @@ class Failing(Measured):
     def __init__(self) -> None:
         super().__init__()
         self.history: list[Any] = [1]
+        self.recent: deque[Any] = deque([1], maxlen=1)
+        self.object = SimpleNamespace(losses=[], last=None)
         self.options = {"lr": 0.01, "momentum": 0.9}
         self.optimizer = torch.optim.SGD
         self.register_buffer("seen", torch.zeros(()))
@@ -39,6 +43,9 @@ class Failing(Measured):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)
         self.history.append(loss)
+        self.recent.append(2)
+        self.object.losses.append(loss)
+        self.object.last = loss
         self.last = loss
         self.seen = self.seen + 1
         random.random()
@@ -49,6 +56,7 @@ class Failing(Measured):
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         super().optimizer_step(*args, **kwargs)
         self.net[0].eval()
+        self.trainer.optimizers[0].param_groups[0]["params"].reverse()
         raise RuntimeError("after everything")
 
 
@@ -71,13 +79,16 @@ def test_a_failed_trace_leaves_everything_as_it_was() -> None:
             found["vars"] = {name: dict(vars(m)) for name, m in module.named_modules()}
             found["progress"] = copy.deepcopy(trainer.fit_loop.epoch_loop.automatic_optimization)
             found["groups"] = [dict(g) for g in trainer.optimizers[0].param_groups]
+            found["params"] = [*map(id, found["groups"][0]["params"])]
 
         def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
             progress = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress
             assert progress == found["progress"].optim_progress
             assert trainer.global_step == 0
             assert not trainer.optimizers[0].state
-            assert [dict(g) for g in trainer.optimizers[0].param_groups] == found["groups"]
+            [group] = trainer.optimizers[0].param_groups
+            assert [dict(group)] == found["groups"]
+            assert [*map(id, group["params"])] == found["params"]
 
     trainer.callbacks.append(Look())
     with pytest.raises(RuntimeError, match="after everything"):
@@ -89,6 +100,7 @@ def test_a_failed_trace_leaves_everything_as_it_was() -> None:
         assert type(after[name]) is torch.Tensor
     assert all(type(p) is nn.Parameter and p.grad is None for p in module.parameters())
     assert module.history == [1]
+    assert (*module.recent, vars(module.object)) == (1, {"losses": [], "last": None})
     assert not module.calls
     assert not hasattr(module, "last")
     assert module.net[0].training
