@@ -333,7 +333,7 @@ class Noisy(Classifier):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         logits = self.net(batch[0])
         uniform = torch.rand(20_000, dtype=logits.dtype)
-        places = torch.empty_like(logits).uniform_()
+        places = torch.empty(20_000, dtype=logits.dtype).uniform_()
         normal = torch.randn_like(logits)
         loss = F.cross_entropy(logits + normal, batch[1])
         return {"loss": loss, "uniform": uniform, "places": places, "normal": normal}
@@ -347,6 +347,7 @@ def test_draws_are_those_of_float32_rounded_and_uniform_ones_below_one() -> None
     full = fit(made, lambda: (loader(),), static=True, precision="bf16-mixed", **limit)
     for mine, theirs in zip(ours.outputs, full.outputs, strict=True):
         assert float(mine["uniform"].max()) == 1 - EPS / 2
+        assert float(mine["places"].max()) == 1 - EPS / 2
         assert rounded(mine["normal"]).equal(mine["normal"])
         assert_close(mine["normal"], theirs["normal"].float(), 2**-7)
 
