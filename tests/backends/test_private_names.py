@@ -23,7 +23,14 @@ from document_private_names import (
     table,
 )
 
+from fulgurite.backends.torch_versions import DROPS_COPIES, LOSES_ORDER
+
 SCRIPT = Path(__file__).parents[1] / "support" / "removed_names.py"
+MENDED = {
+    "torch._inductor.fx_passes.post_grad.remove_noop_ops": DROPS_COPIES,
+    "torch._inductor.scheduler.SchedulerNode.recompute_size_and_body": LOSES_ORDER,
+}
+"""What is asked for in some versions only: whether in this one."""
 RUN = "run: python tests/tools/document_private_names.py"
 
 
@@ -114,6 +121,8 @@ def test_what_compiling_needs_is_missed_by_the_line_of_a_program_that_runs_witho
     losses, rows = removed(found, COMPILED, tmp_path)
     wrong = []
     for row in rows:
+        if not MENDED.get(row["name"], True):
+            continue
         last = row["name"].rpartition(".")[2]
         try:
             said = json.loads(row["said"])

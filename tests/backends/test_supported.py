@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import math
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -36,7 +37,7 @@ def test_the_error_names_the_version_the_names_who_needs_them_and_what_was_teste
         refuse_missing(names)
     assert type(caught.value) is fulgurite.errors.UnsupportedVersion is UnsupportedVersion
     assert str(caught.value) == (
-        f"torch {torch.__version__} has no torch.nn.Module._nowhere, which a.py needs; nor"
+        f"torch {importlib.metadata.version('torch')} has no torch.nn.Module._nowhere, which a.py needs; nor"
         f" torch._gone.x. Fulgurite was tested with torch{TESTED['torch']}.\n"
         f"  Remedy: pip install 'torch{TESTED['torch']}'"
     )
@@ -49,13 +50,14 @@ def test_the_error_names_the_version_the_names_who_needs_them_and_what_was_teste
 def test_a_module_that_is_there_and_cannot_be_imported_says_why_itself(
     text: str, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package = tmp_path / "torchbroken"
+    name = f"torchbroken{len(text)}"  # what was imported once is not looked for again
+    package = tmp_path / name
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "inner.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ImportError, match=error) as caught:
-        refuse_missing({"torchbroken.inner": {"x": "a.py"}})
+        refuse_missing({f"{name}.inner": {"x": "a.py"}})
     assert type(caught.value) is not UnsupportedVersion
 
 

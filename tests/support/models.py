@@ -212,7 +212,7 @@ class PerParameter(torch.optim.Optimizer):
 
 
 class SiluDropout(pl.LightningModule):
-    """Its mask was once read before it was drawn: docs/backends.md, "Two bugs in the compiler"."""
+    """Its mask was once read before it was drawn: docs/backends.md, "Bugs in the compiler"."""
 
     def __init__(self) -> None:
         super().__init__()

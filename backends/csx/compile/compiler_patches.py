@@ -22,6 +22,7 @@ from fulgurite.backends.torch_versions import CHECKED, DROPS_COPIES, LOSES_ORDER
 
 _READ_EARLY = "https://github.com/pytorch/pytorch/issues/185509"
 _READ_LATE = "https://github.com/pytorch/pytorch/issues/198131"
+_NOT_READ = "https://github.com/pytorch/pytorch/issues/196570"
 
 
 def order_after_writes() -> Iterator[Patch]:
@@ -29,7 +30,7 @@ def order_after_writes() -> Iterator[Patch]:
 
     Where the C++ backend fits one loop to another it looks again at what the loop reads, by the
     buffer's first name: the order after an operation that wrote into the buffer is lost, unless the
-    loop has artificial dependencies too. docs/backends.md, "Two bugs in the compiler", has more.
+    loop has artificial dependencies too. docs/backends.md, "Bugs in the compiler", has more.
     """
     if not LOSES_ORDER:
         return
@@ -76,6 +77,23 @@ def copies_first() -> Iterator[Patch]:
     why = "a copy of an input may be read after the input was overwritten"
     graph_pass = {"remove_noop_ops": remove_noop_ops}
     yield from patches_of(post_grad, graph_pass, why=why, checked=CHECKED, upstream=_READ_LATE)
+
+
+def local_only_where_read() -> Iterator[Patch]:
+    """A patch that keeps a buffer in memory where nothing reads it by its own name.
+
+    The C++ backend asks where each user of a buffer reads it. What is written in place has a second
+    name, by which nobody does: that was a ``KeyError``.
+    """
+    from torch._inductor.loop_body import LoopBody
+
+    def get_read_expr(self: LoopBody, buffer_name: str) -> Any:
+        found = self.get_all_read_expr(buffer_name)
+        return found[0] if found else None  # which is no contiguous index
+
+    method = {"get_read_expr": get_read_expr}
+    why = "the compiler fails where a softmax reads what was written in place"
+    return patches_of(LoopBody, method, why=why, checked=CHECKED, upstream=_NOT_READ)
 
 
 def library_in_ci() -> Iterator[Patch]:

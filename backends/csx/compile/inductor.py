@@ -272,6 +272,7 @@ def _generated(part: Part, mode: FakeTensorMode) -> Generated:
             FX,
             *compiler_patches.order_after_writes(),
             *compiler_patches.copies_first(),
+            *compiler_patches.local_only_where_read(),
             *compiler_patches.kernels_later(),
             *compiler_patches.library_in_ci(),
             *(compiler_patches.no_tables() if part.policy == "aggressive" else ()),

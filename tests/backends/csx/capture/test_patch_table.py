@@ -90,8 +90,12 @@ def test_every_row_has_a_target_a_reason_and_a_version(table: list[Patch]) -> No
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")  # torch's own
 def test_the_rows_of_the_compilers_bugs_name_the_issues() -> None:
-    rows = [*compiler_patches.order_after_writes(), *compiler_patches.copies_first()]
-    assert len(rows) == LOSES_ORDER + DROPS_COPIES
+    rows = [
+        *compiler_patches.order_after_writes(),
+        *compiler_patches.copies_first(),
+        *compiler_patches.local_only_where_read(),
+    ]
+    assert len(rows) == LOSES_ORDER + DROPS_COPIES + 1
     for patch in rows:
         assert hasattr(patch.owner, patch.name)
         assert patch.upstream.startswith("https://github.com/pytorch/pytorch/issues/")

@@ -115,3 +115,25 @@ def test_what_has_no_rule_is_the_librarys_in_a_ci_too(
     assert_same_run(ours, stock)
     [executable] = ours.trainer.strategy.step_functions["training"].executables()
     assert executable.loaded.compiled, executable.loaded.how
+
+
+class Masked(Classifier):
+    """A mask that is written in place, and a softmax that reads it."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        mask = torch.full((16, 8), -10000.0)
+        mask[torch.arange(16)[:, None], torch.arange(8)[None]] = 0
+        return nn.functional.cross_entropy(self.net((x + mask).softmax(1)), y)
+
+
+@pytest.mark.numbers
+@pytest.mark.compiler
+def test_what_was_written_in_place_is_read_from_memory(tmp_path: Path) -> None:
+    ours, stock = both(
+        lambda: Masked(mlp()),
+        lambda: (loader(64),),
+        policy="default",
+        backend={"compile_dir": tmp_path},
+    )
+    assert_same_run(ours, stock)

@@ -187,6 +187,7 @@ def test_a_kernel_that_does_not_compile_is_the_librarys(
 @pytest.mark.long
 @pytest.mark.fits
 @pytest.mark.compiler
+@pytest.mark.failing_compiler
 def test_where_every_kernel_fails_it_is_the_compiler_that_does(
     loads: list[Loaded], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
