@@ -37,8 +37,8 @@ def test_the_error_names_the_version_the_names_who_needs_them_and_what_was_teste
         refuse_missing(names)
     assert type(caught.value) is fulgurite.errors.UnsupportedVersion is UnsupportedVersion
     assert str(caught.value) == (
-        f"torch {importlib.metadata.version('torch')} has no torch.nn.Module._nowhere, which a.py needs; nor"
-        f" torch._gone.x. Fulgurite was tested with torch{TESTED['torch']}.\n"
+        f"torch {importlib.metadata.version('torch')} has no torch.nn.Module._nowhere, which a.py"
+        f" needs; nor torch._gone.x. Fulgurite was tested with torch{TESTED['torch']}.\n"
         f"  Remedy: pip install 'torch{TESTED['torch']}'"
     )
 
