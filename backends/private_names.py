@@ -177,7 +177,7 @@ REQUIRED: dict[str, dict[str, str]] = {
         "_current_fx": "backends/csx/capture/logs.py",
         "_first_loop_iter": "backends/csx/capture/logs.py",
         "_logged_metrics": "callbacks/sparse.py",
-        "_progress_bar_metrics": "loops/lean.py",
+        "_progress_bar_metrics": "loops/epoch.py",
     },
     "lightning.pytorch.trainer.connectors.logger_connector.result": {
         "_Metadata": "loops/logged.py",

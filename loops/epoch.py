@@ -21,7 +21,6 @@ from fulgurite.loops.finite import Losses
 from fulgurite.loops.lean import (
     BatchHooks,
     announce_batch,
-    store_step_metrics,
     takes_batch_idx,
 )
 from fulgurite.loops.loader_errors import name_batch
@@ -61,8 +60,13 @@ class TrainingEpochLoop(_TrainingEpochLoop):
         Lightning does so on every batch; here before others read the dicts: where validation
         begins, at the end of an epoch, in a checkpoint, after an exception.
         """
-        ready = self.batch_progress.total.ready
-        store_step_metrics(self.trainer, self._results if ready != self._stored else None)
+        strategy_of(self.trainer).schedulers.show_again()
+        ready, connector = self.batch_progress.total.ready, self.trainer._logger_connector
+        if self._results and ready != self._stored:
+            metrics = self._results.metrics(on_step=True)
+            connector._progress_bar_metrics.update(metrics["pbar"])
+            connector._callback_metrics.update(metrics["callback"])
+            connector._logged_metrics.update(metrics["log"])
         self._stored = ready
 
     def reset(self) -> None:

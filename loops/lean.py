@@ -211,14 +211,3 @@ def announce_batch(
     if connector._first_loop_iter is not False:
         connector._first_loop_iter = connector._first_loop_iter is None
     results.batch, results.batch_size, results.dataloader_idx = batch, None, dataloader_idx
-
-
-def store_step_metrics(trainer: pl.Trainer, results: _ResultCollection | None) -> None:
-    """Copy the values of the last step into the Trainer's dicts; what schedulers show, too."""
-    strategy_of(trainer).schedulers.show_again()
-    connector = trainer._logger_connector
-    if results:
-        metrics = results.metrics(on_step=True)
-        connector._progress_bar_metrics.update(metrics["pbar"])
-        connector._callback_metrics.update(metrics["callback"])
-        connector._logged_metrics.update(metrics["log"])

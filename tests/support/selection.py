@@ -104,7 +104,7 @@ class Passed:
     """What passed at this commit, in a file that outlasts a run: a line of JSON a test.
 
     Args:
-        file: the file.
+        file: the file, which is there.
         mode: how the tests run: what passed compiled did not pass otherwise.
     """
 
@@ -113,14 +113,11 @@ class Passed:
 
     def read(self) -> frozenset[str]:
         """The tests that passed at this commit in this mode."""
-        if not self._file.exists():
-            return frozenset()
         with self._file.open(encoding="utf-8") as lines:
             rows = [json.loads(line) for line in lines]
         return frozenset(row["test"] for row in rows if self._key.items() <= row.items())
 
     def add(self, test: str) -> None:
-        self._file.parent.mkdir(parents=True, exist_ok=True)
         with self._file.open("a", encoding="utf-8") as lines:
             lines.write(json.dumps({"test": test, **self._key}) + "\n")
 

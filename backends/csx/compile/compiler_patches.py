@@ -87,7 +87,7 @@ def local_only_where_read() -> Iterator[Patch]:
     """
     from torch._inductor.loop_body import LoopBody
 
-    def get_read_expr(self: LoopBody, buffer_name: str) -> Any:
+    def get_read_expr(self: Any, buffer_name: str) -> Any:
         found = self.get_all_read_expr(buffer_name)
         return found[0] if found else None  # which is no contiguous index
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from harness import Run, assert_same_run, fit, make_trainer
 from models import Classifier, loader, mlp
+from settling import Settling
 from torch import Tensor
 
 from fulgurite.backends.csx.compile import (
@@ -168,23 +169,10 @@ def test_what_the_background_compiled_and_cannot_be_loaded_is_told_in_the_step(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The process beside the training loads it, as a trial; this one then cannot."""
-    parts: Any = None
-    graph: Any = None
-    loaded = host_fabric.Loaded(
-        call=lambda inputs: inputs,
-        compiled=False,
-        built=False,
-        seconds=0.0,
-        how="",
-        graph=graph,
-        threads=1,
-    )
-    reference = loaded.call
-    backend = host_fabric.CSXBackend(compile_dir=tmp_path / "programs")
-    fabric = host_fabric.HostFabric(backend)
-    monkeypatch.setattr(fabric._cache, "find", _raise(AttributeError("no guards")))
-    job = host_fabric.Job(name=("", ""), run=lambda: None, urgent=True, ended=True)
-    assert fabric._settle(loaded, reference, parts, "0" * 64, job) is reference
+    settling = Settling(tmp_path / "programs")
+    loaded = settling.loaded
+    monkeypatch.setattr(settling.fabric._cache, "find", _raise(AttributeError("no guards")))
+    assert settling.settle() is settling.reference
     assert "AttributeError: no guards (test_failed_compiles.py:" in loaded.how
     assert not loaded.compiling
 

@@ -106,11 +106,16 @@ def test_what_has_no_rule_is_the_librarys_in_a_ci_too(
 ) -> None:
     monkeypatch.setenv("CI", "true")
     monkeypatch.delitem(lowering.lowerings, torch.ops.aten.upsample_bilinear2d.default, False)
+    assert_compiled_as_stock(Enlarging, tmp_path)
+
+
+def assert_compiled_as_stock(kind: type[Classifier], folder: Path) -> None:
+    """Its step is compiled into an empty folder, and trains as stock Lightning's."""
     ours, stock = both(
-        lambda: Enlarging(mlp()),
+        lambda: kind(mlp()),
         lambda: (loader(64),),
         policy="default",
-        backend={"compile_dir": tmp_path},
+        backend={"compile_dir": folder},
     )
     assert_same_run(ours, stock)
     [executable] = ours.trainer.strategy.step_functions["training"].executables()
@@ -130,10 +135,4 @@ class Masked(Classifier):
 @pytest.mark.numbers
 @pytest.mark.compiler
 def test_what_was_written_in_place_is_read_from_memory(tmp_path: Path) -> None:
-    ours, stock = both(
-        lambda: Masked(mlp()),
-        lambda: (loader(64),),
-        policy="default",
-        backend={"compile_dir": tmp_path},
-    )
-    assert_same_run(ours, stock)
+    assert_compiled_as_stock(Masked, tmp_path)

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from harness import Run, assert_same_run, both, fit
 from models import SiluDropout
+from settling import KEY, Settling
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -297,26 +298,14 @@ def test_the_compilers_own_bug(
 def test_what_came_from_the_background_is_checked_first_unless_it_was(
     marked: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    graph: Any = None
-    loaded = host_fabric.Loaded(
-        call=lambda inputs: inputs,
-        compiled=False,
-        built=False,
-        seconds=0.0,
-        how="",
-        graph=graph,
-        threads=1,
-    )
-    fabric = host_fabric.HostFabric(host_fabric.CSXBackend(compile_dir=tmp_path))
+    settling = Settling(tmp_path)
     compiled = Fetched(value=lambda inputs: inputs, built=False, marked=marked, mark=lambda: None)
-    key = "0" * 64
-    (fabric._cache.folder / key).mkdir(parents=True)
-    made.write(fabric._cache.folder / key, (), {})
-    monkeypatch.setattr(fabric._cache, "find", lambda key, load: compiled)
+    cache = settling.fabric._cache
+    (cache.folder / KEY).mkdir(parents=True)
+    made.write(cache.folder / KEY, (), {})
+    monkeypatch.setattr(cache, "find", lambda key, load: compiled)
     monkeypatch.setattr(host_fabric, "SelfCheck", lambda *args: args)
-    job = host_fabric.Job(name=("", ""), run=lambda: None, urgent=True, ended=True)
-    reference = loaded.call
-    call: Any = fabric._settle(loaded, reference, graph, key, job)
-    assert loaded.call is call
-    checked = (graph, compiled.value, reference)
+    call = settling.settle()
+    assert settling.loaded.call is call
+    checked = (settling.loaded.graph, compiled.value, settling.reference)
     assert call is compiled.value if marked else call[:3] == checked
