@@ -174,8 +174,10 @@ class TrainingEpochLoop(_TrainingEpochLoop):
         self.fetched = batch
         progress, batch_idx = self.batch_progress, self.batch_progress.current.ready
         progress.is_last_batch = data_fetcher.done
-        if progress.is_last_batch or self._batches_that_stepped + 1 == self.max_steps:
-            strategy_of(self.trainer).on_host_code(ends=True)
+        ends = self._batches_that_stepped + 1 == self.max_steps
+        if progress.is_last_batch or ends:
+            ends = ends or self.trainer.current_epoch + 1 == self.trainer.max_epochs
+            strategy_of(self.trainer).on_host_code(ends=True, last=ends)
         batch = self.hooks.transfer(batch, 0)
         progress.increment_ready()
         announce_batch(self.trainer, self._results, batch)

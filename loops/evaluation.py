@@ -150,7 +150,9 @@ class EvaluationLoop(_EvaluationLoop):
             return
         progress, results = self.batch_progress, self._results
         if progress.is_last_batch:
-            strategy_of(trainer).on_host_code(ends=True)
+            fits = trainer.state.fn == TrainerFn.FITTING
+            last = not fits or trainer.current_epoch + 1 == trainer.max_epochs
+            strategy_of(trainer).on_host_code(ends=True, last=last)
         batch = hooks.transfer(batch, dataloader_idx)
         loader = (dataloader_idx,) if self._several else ()
         progress.increment_ready()

@@ -80,10 +80,10 @@ def attributes_read(functions: Iterable[Any]) -> set[str]:
     return {name for code in codes_reached(functions) for name in code.co_names}
 
 
-def codes_reached(functions: Iterable[Any]) -> list[CodeType]:
-    """The code of functions, and of those of the user's that they name."""
+def codes_reached(functions: Iterable[Any], called: Iterable[str] = ()) -> list[CodeType]:
+    """The code of functions, and of those of the user's that they name or that are ``called``."""
     walk = _Walk()
-    walk.names = set()
+    walk.names = set(called)
     for function in functions:
         function = inspect.unwrap(function)
         code = getattr(getattr(function, "__func__", function), "__code__", None)

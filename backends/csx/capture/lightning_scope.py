@@ -11,7 +11,7 @@ import lightning.pytorch as pl
 
 from fulgurite.backends.csx.capture.discovery import discover
 from fulgurite.backends.csx.capture.host_reads import TRACED_HOOKS, overrides
-from fulgurite.backends.csx.capture.python_state import PythonState
+from fulgurite.backends.csx.capture.readable import Readable
 from fulgurite.backends.csx.capture.scope import Scope
 from fulgurite.backends.csx.capture.trainer_writes import check_trainer
 from fulgurite.backends.csx.contract.constants import Source
@@ -78,10 +78,12 @@ class LightningScope(Scope):
             if not belongs_to_library(type(callback)):
                 yield type(callback).__name__, callback
 
-    def python_read(self) -> PythonState:
-        """What modules hold, and callbacks that have a hook in the step; no other callbacks."""
-        objects = [*Scope.objects(self), *self._traced_callbacks()]
-        return PythonState(self.module, self.root, [*self.functions(), *objects])
+    def readable(self) -> Readable:
+        """What the step's code may read besides tensors, the Trainer's own attributes too."""
+        callbacks = [*self._traced_callbacks()]
+        steps = [one.step for one in self.optimizers]
+        others = [*self.optimizers, *self.schedulers, *callbacks, self.trainer]
+        return Readable([*self._hooks(), *steps], self.module, self.root, others)
 
     def _traced_callbacks(self) -> Iterator[pl.Callback]:
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
@@ -138,10 +140,13 @@ class LightningScope(Scope):
 
     def check_trace(self, before: Snapshot) -> None:
         """Say what the step set on the Trainer, or would set on another batch."""
+        check_trainer(self.trainer, before.before(vars(self.trainer)), self._hooks())
+
+    def _hooks(self) -> list[Any]:
+        """The step, and the hooks in it."""
         names = ["training_step", *sorted(TRACED_HOOKS)] if self.trains else [self._step_name]
         owners = [self.module, *self.trainer.callbacks]  # type: ignore[attr-defined]
-        hooks = [getattr(one, name) for one in owners for name in names if hasattr(one, name)]
-        check_trainer(self.trainer, before.before(vars(self.trainer)), hooks)
+        return [getattr(one, name) for one in owners for name in names if hasattr(one, name)]
 
     def steps_done(self) -> int:
         """Lightning's ``global_step``."""

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from fulgurite.backends.csx.capture.leaves import Trees, holders_in
 from fulgurite.backends.csx.capture.objects import keystr
 from fulgurite.backends.csx.capture.python_state import PythonState
+from fulgurite.backends.csx.capture.readable import Readable
 from fulgurite.backends.csx.contract.constants import Source
 from fulgurite.backends.csx.contract.watched import EPOCH, INDEX
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
@@ -182,9 +183,11 @@ class Scope(ABC):
         """What the step's code can reach besides tensors."""
         return PythonState(self.module, self.root, [*self.functions(), *self.objects()])
 
-    def python_read(self) -> PythonState:
-        """What the step's code may read: nothing of callbacks that have no hook in the step."""
-        return self.python_state()
+    def readable(self) -> Readable:
+        """What the step's code may read besides tensors."""
+        others = [*self.optimizers, *self.schedulers]
+        functions = [*self.functions(), *(one.step for one in self.optimizers)]
+        return Readable(functions, self.module, self.root, others)
 
     def functions(self) -> Iterator[Any]:
         """Functions that are the step, where it is no module's."""

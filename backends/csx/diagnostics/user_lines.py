@@ -115,6 +115,13 @@ def belongs_to_library(item: type | ModuleType | FunctionType) -> bool:
     return _is_library(getattr(module, "__file__", None) or "", getattr(module, "__name__", ""))
 
 
+def is_from_library(function: Any) -> bool:
+    """The same of a function that may be bound or wrapped; other callables count as the user's."""
+    function = inspect.unwrap(function)
+    function = getattr(function, "__func__", function)
+    return isinstance(function, FunctionType) and belongs_to_library(function)
+
+
 @functools.lru_cache(maxsize=4096)  # a trace asks for 28 frames an operation
 def _is_library(file: str, module: str) -> bool:
     generated = not module  # by exec: torch.fx does

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from fulgurite.backends.backend import current_backend
 from fulgurite.backends.checkpoints.plugin import install
 from fulgurite.backends.closures import checkpoint_written, watch_trainer
-from fulgurite.backends.csx.capture.host_reads import reads_gradients
+from fulgurite.backends.csx.capture.host_reads import hooks_between_steps, reads_gradients
 from fulgurite.backends.csx.capture.lightning_scope import LightningScope
 from fulgurite.backends.csx.compile.fabrics import fabric_devices, make_fabric
 from fulgurite.backends.csx.config import CSXBackend
@@ -121,6 +121,7 @@ class StaticGraph(ChecksStates):
         forget_shown()
         self.audit_budget.begin()
         pkgutil.resolve_name(LOOPS)(trainer)
+        self.host_code.hooks = hooks_between_steps(trainer, module)
         self._evaluation.begin(trainer, module)
         if trainer.ckpt_path is None or trainer.state.fn != TrainerFn.FITTING:
             self.restored = None
@@ -200,15 +201,16 @@ class StaticGraph(ChecksStates):
         self.on_host_code()
         return self._evaluation.run("predict", super().predict_step, *args, **kwargs)
 
-    def on_host_code(self, ends: bool = False) -> None:
+    def on_host_code(self, ends: bool = False, last: bool = False) -> None:
         """The user's code runs on the host: it may look at numbers, and change what steps read.
 
         Args:
             ends: whether the next step is the last of an epoch.
+            last: whether it is the last of the run.
         """
         self.schedulers.show()
         self.host_code.runs += 1
-        self.host_code.ends = ends
+        self.host_code.ends, self.host_code.last = ends, last
 
     def on_validation_start(self) -> None:
         """See that the model is still the one that was traced."""

@@ -15,16 +15,16 @@ import contextlib
 import functools
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 from time import perf_counter
-from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 from lightning.pytorch.profilers import PassThroughProfiler
 
 from fulgurite.backends.csx.capture.comparison import check_results, check_same
 from fulgurite.backends.csx.capture.finished_trace import FinishedTrace
-from fulgurite.backends.csx.capture.python_state import ELEMENTS, FRAMEWORKS, NOTHING, Change
+from fulgurite.backends.csx.capture.python_state import Change
 from fulgurite.backends.csx.capture.recording import Recording
 from fulgurite.backends.csx.capture.retrace import as_first_traced
 from fulgurite.backends.csx.capture.scope import Scope
@@ -96,7 +96,8 @@ class Audits:
         self._given_up: set[Executable] = set()
         self._takes_s = 0.0
         self._compare_at = 0.0  # not before, by time.perf_counter
-        self._changed: set[str] = set()  # names of values for which a step was looked at
+        self._changed = Counter[str]()  # how often a value was another one, by its name
+        self._looked_in = -1  # epoch
         self.due = False
 
     def built(self, executable: list[Executable], step: int) -> None:
@@ -105,56 +106,34 @@ class Audits:
             self._new[one] = self._same_at[one] = step
         self.due = True
 
-    def wake(self, compare: bool) -> None:
+    def wake(self, compare: bool, last_hooks: Collection[str]) -> None:
         """Something may have changed: look at the next step, if there is time or reason for it.
 
         Args:
             compare: Python values, however short ago they were compared last.
+            last_hooks: where the next step is the run's last: those that run between steps.
         """
         if self.due or not self._same_at:
             return
         if self._budget.allows(self._takes_s):
             self.due = True
             return
+        if any(self._epoch != self._looked_in or "epoch" not in hook for hook in last_hooks):
+            self._new.update(self._same_at)
+            self.due = True
+            return
         began = perf_counter()
         if compare or began >= self._compare_at:
-            changed = {*self._values_changed(), *self._functions_changed()} - self._changed
+            changed = self._readable.changed()
             self._compare_at = began + (perf_counter() - began) / COMPARING
-            if changed:
-                self._changed |= changed
+            self._changed.update(changed)
+            if any((times := self._changed[name]) & (times - 1) == 0 for name in changed):
                 self._new.update(self._same_at)
                 self.due = True
 
-    def _remember(self) -> None:
-        """Keep the Python values that the step can reach, as they are now."""
-        self._values = self._scope.python_read()
-        modules = list(self._scope.module.named_modules())
-        self._hooks = [
-            (path, hooks, [*hooks])
-            for path, one in modules
-            for hooks in (one._forward_pre_hooks, one._forward_hooks, one._backward_hooks)
-        ]
-        self._functions = [
-            (path, vars(one), name, value)
-            for path, one in modules
-            for name, value in vars(one).items()
-            if isinstance(value, _FUNCTIONS) or (value is None and name not in FRAMEWORKS)
-        ]
-
-    def _values_changed(self) -> Iterator[str]:
-        """Names of values that were put in the place of others; a list that grew is not meant."""
-        for change in self._values.changes():
-            if change.before != NOTHING and not change.before.endswith(ELEMENTS):
-                yield change.name
-
-    def _functions_changed(self) -> Iterator[str]:
-        """Names of hooks that came or went, and of attributes with other functions in them."""
-        for path, hooks, keys in self._hooks:
-            if hooks or keys:
-                yield from (f"{path} hook {key}" for key in hooks.keys() ^ keys)
-        for path, held, name, value in self._functions:
-            if held.get(name) is not value:
-                yield f"{path}.{name}"
+    @property
+    def _epoch(self) -> int:
+        return 0 if self._scope.trainer is None else self._scope.trainer.current_epoch
 
     def look(
         self, executable: Executable, run: Callable[[Any], Any], batch: Any, step: int
@@ -179,7 +158,7 @@ class Audits:
                 )
                 self._look(executable, traced, step)
             self._new.pop(executable, None)
-            self._remember()
+            self._readable, self._looked_in = self._scope.readable(), self._epoch
             self._takes_s = perf_counter() - began
             self._budget.spend(self._takes_s)
         self.due = bool(self._new) or EVERY_STEP
@@ -259,7 +238,6 @@ class Audits:
 
 
 _NOTHING = contextlib.nullcontext()
-_FUNCTIONS = (FunctionType, BuiltinFunctionType, functools.partial)
 
 
 def _dated(error: TraceError, when: str) -> TraceError:

@@ -37,11 +37,16 @@ from fulgurite.backends.schedules import program_schedulers
 class HostCode:
     """How often code of the user's ran on the host, which may have changed what steps read.
 
-    ``ends`` is whether the next step is the last of an epoch.
+    Attributes:
+        ends: whether the next step is the last of an epoch.
+        last: whether it is the run's last, as far as that is known before it.
+        hooks: names of those that the user wrote and that run between steps.
     """
 
     runs: int = 0
     ends: bool = False
+    last: bool = False
+    hooks: frozenset[str] = frozenset()
 
 
 class StepFunction:
@@ -235,8 +240,9 @@ class StepFunction:
         for program in self._selection.programs:
             program.guards.check()
         self._compared_at = self._host_code.runs
-        self._audits.wake(compare=at_an_end or self._host_code.ends)
-        self._host_code.ends = False
+        code = self._host_code
+        self._audits.wake(at_an_end or code.ends, code.hooks if code.last else frozenset())
+        code.ends = code.last = False
 
     def _check_after_host_code(self) -> None:
         if self._selection.modules.is_replaced():  # by a hook

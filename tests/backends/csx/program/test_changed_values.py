@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
-from harness import defaults, fit
+from changing import KINDS
+from harness import defaults, fit, make_trainer
 from models import Classifier, loader, mlp
 from torch import Tensor, nn
 
-from fulgurite.backends.csx.diagnostics.errors import GraphChanged
+from fulgurite.backends.csx.diagnostics.errors import FrozenValueChanged, GraphChanged
 from fulgurite.backends.csx.program import audit
 
 pytestmark = pytest.mark.fits
@@ -85,8 +87,8 @@ class Counting(pl.Callback):
         self.epochs += 1
 
 
-def run(kind: type[Reading], callbacks: tuple[pl.Callback, ...] = ()) -> Any:
-    options: dict[str, Any] = {"max_epochs": EPOCHS, "callbacks": callbacks}
+def run(kind: type[Reading], callbacks: tuple[pl.Callback, ...] = (), epochs: int = EPOCHS) -> Any:
+    options: dict[str, Any] = {"max_epochs": epochs, "callbacks": callbacks}
     return fit(kind, lambda: (loader(16 * BATCHES),), static=True, **options)
 
 
@@ -118,19 +120,76 @@ def test_what_changes_within_an_epoch_is_told_at_its_end_at_the_latest() -> None
         run(WeightInMidEpoch)
 
 
-def test_a_value_that_no_step_reads_has_one_step_looked_at_and_no_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    looked: list[int] = []
+@pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The steps that are looked at again."""
+    found: list[int] = []
     look = audit.Audits._look
 
     def counted(self: Any, executable: Any, again: Any, step: int) -> None:
-        looked.append(step)
+        found.append(step)
         look(self, executable, again, step)
 
     monkeypatch.setattr(audit.Audits, "_look", counted)
-    assert len(run(Irrelevant).losses) == EPOCHS * BATCHES
-    assert looked == [2, BATCHES + 1]  # not in the third epoch: once for each name
+    return found
+
+
+def test_a_value_that_changes_nothing_has_steps_looked_at_less_and_less_often(
+    looked: list[int],
+) -> None:
+    assert len(run(Irrelevant, epochs=6).losses) == 6 * BATCHES
+    assert looked == [2, *(BATCHES * changed + 1 for changed in (1, 2, 4)), 6 * BATCHES]
     looked.clear()
     run(Reading, callbacks=(Counting(),))
-    assert looked == [2]
+    assert looked == [2, EPOCHS * BATCHES]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_each_kind_of_value(name: str) -> None:
+    """Three epochs of six steps: the seventh is the first that would read the other value."""
+    with pytest.raises((GraphChanged, FrozenValueChanged)) as told:
+        fit(KINDS[name], lambda: (loader(16 * 6),), static=True, max_epochs=3)
+    if isinstance(told.value, GraphChanged):
+        assert "between step 2 and step 7;" in str(told.value)
+
+
+class AFile(Reading):
+    """What no comparison sees."""
+
+    path: Path
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) * float(self.path.read_text())
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.path.write_text("2.0")
+
+
+@pytest.mark.parametrize("limits", [{}, {"max_epochs": -1, "max_steps": EPOCHS * BATCHES}])
+def test_a_run_with_hooks_of_the_users_ends_with_an_audit(
+    tmp_path: Path, limits: dict[str, Any]
+) -> None:
+    AFile.path = tmp_path / "scale.txt"
+    AFile.path.write_text("1.0")
+    options = {"max_epochs": EPOCHS, **limits}
+    with pytest.raises(GraphChanged, match=f"between step 2 and step {EPOCHS * BATCHES};"):
+        fit(AFile, lambda: (loader(16 * BATCHES),), static=True, **options)
+
+
+class Watching(Classifier):
+    """Writes no hook but for an epoch's end."""
+
+    def __init__(self) -> None:
+        super().__init__(mlp())
+
+    def on_train_epoch_end(self) -> None:
+        self.done = self.current_epoch
+
+
+@pytest.mark.parametrize(("epochs", "last"), [(1, []), (2, [2 * BATCHES])])
+def test_but_not_where_no_hook_ran_since_the_last_audit(
+    epochs: int, last: list[int], looked: list[int]
+) -> None:
+    make_trainer(True, max_epochs=epochs).fit(Watching(), loader(16 * BATCHES))
+    assert looked == [2, *last]

@@ -1,0 +1,292 @@
+"""What a step's Python can read on the host, to be compared with what it was before.
+
+A walk from the step's functions and what it works on, along the names in their code: numbers,
+strings and arrays by value, other objects by identity, containers by their keys and sizes. Tensors
+and the state of optimizers are followed elsewhere. The walk does not see files, the inside of
+objects written in C, nor what code of installed packages names.
+"""
+
+from __future__ import annotations
+
+import array
+import functools
+import operator
+import os
+import types
+import zlib
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torchmetrics import Metric
+
+from fulgurite.backends.csx.capture.discovery import codes_reached
+from fulgurite.backends.csx.capture.python_state import FRAMEWORKS
+from fulgurite.backends.csx.contract.frozen_scalars import is_scalar
+from fulgurite.backends.csx.diagnostics.user_lines import (
+    LIBRARIES,
+    belongs_to_library,
+    is_from_library,
+)
+from fulgurite.backends.csx.state.snapshot import elements
+from fulgurite.backends.csx.state.storage import member
+from fulgurite.backends.patches import MISSING
+
+_DEEPEST, _LONGEST = 8, 1000  # containers within containers; elements that are looked into
+_CHECKSUMMED = 1 << 20  # bytes of an array; of a larger one only the first are looked at
+_BY_SYNTAX = frozenset(
+    (*("forward", "__call__", "__iter__", "__next__", "__len__", "__bool__", "__float__"),
+     *("__enter__", "__exit__", "__getattr__", "__str__", "__format__", "__hash__"),
+     *(name for name in vars(operator) if name[:2] == "__"))
+)  # fmt: skip
+"""Methods that code calls without their names."""
+_BY_ANY_NAME = {"getattr", "vars", "__dict__", "attrgetter", "eval", "exec", "globals", "locals"}
+_ENVIRONMENT = {"environ", "getenv"}
+_ELSEWHERE = (
+    *(Tensor, Optimizer, LRScheduler, Metric),
+    *(np.random.Generator, np.random.RandomState, np.random.BitGenerator),
+)
+_COMPILED = frozenset({*LIBRARIES, "numpy"}) - {"__main__", "collections", "types", "fractions"}
+"""Packages and modules whose objects are compared by identity alone."""
+
+
+class Readable:
+    """What the step's code can read now, and whether that is still so.
+
+    Args:
+        functions: the step, and whatever else runs in it.
+        module: every module of the step is in it.
+        name: how the step's code reaches it.
+        others: what else it works on: optimizers, callbacks, the trainer.
+    """
+
+    def __init__(
+        self, functions: Iterable[Any], module: nn.Module, name: str, others: Iterable[object]
+    ) -> None:
+        self._functions = [one for one in functions if not is_from_library(one)]
+        self._others = list(others)
+        self._module, self._name = module, name
+        codes = codes_reached(self._functions, _BY_SYNTAX)
+        self._names = _BY_SYNTAX.union(*map(_names, codes))
+        self._seen = self._walk()
+
+    def changed(self) -> list[str]:
+        """What is another than the last time that this was asked, as the user's code names it."""
+        before, self._seen = self._seen, self._walk()
+        return [
+            name
+            for name, was in before.items()
+            if not all(map(_is_same, was, self._seen.get(name, was)))
+        ]
+
+    def _walk(self) -> dict[str, list[Any]]:
+        walk = _Walk(self._names)
+        for path, module in self._module.named_modules():
+            walk.module(module, member(self._name, path))
+        for one in self._functions:
+            walk.look(one, "", 0)
+        for one in self._others:
+            walk.other(one)
+        if self._names & _ENVIRONMENT:
+            walk.look(dict(os.environ), "os.environ", 0)
+        return walk.seen
+
+
+class _Walk:
+    """One walk.
+
+    Attributes:
+        seen: what was found under each name: closures of one function have the same.
+    """
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names, self._any = names, bool(names & _BY_ANY_NAME)
+        self.seen: dict[str, list[Any]] = {}
+        self._done: dict[int, Any] = {}  # the objects, so that no identity is used twice
+        self._classes: set[type] = set()
+
+    def module(self, module: nn.Module, name: str) -> None:
+        """What a module holds, besides tensors, other modules and what every module has."""
+        if id(module) in self._done:
+            return
+        self._done[id(module)] = module
+        kind, own = type(module), vars(module)
+        hooks = module._forward_pre_hooks, module._forward_hooks, module._backward_hooks
+        self._note(f"{name} hooks", (*map(tuple, hooks),))
+        if kind.__module__.partition(".")[0] in LIBRARIES:
+            self._note(f"{name}.forward", own.get("forward", kind.forward))
+            return
+        items = {key: value for key, value in own.items() if key not in FRAMEWORKS}
+        self._attributes(items, name, 1, of=kind)
+
+    def other(self, item: Any) -> None:
+        """What an optimizer, a callback or the trainer holds."""
+        kind = type(item)
+        if isinstance(item, pl.Trainer):
+            held = {key: value for key, value in vars(item).items() if key in self._names}
+            held |= {"datamodule": item.datamodule} if "datamodule" in self._names else {}  # type: ignore[attr-defined]
+            for key, value in held.items():
+                self.look(value, f"trainer.{key}", 1)
+        elif not belongs_to_library(kind) and not isinstance(item, nn.Module):
+            common = vars(pl.Callback()) if isinstance(item, pl.Callback) else _OF_OPTIMIZERS
+            items = {key: value for key, value in vars(item).items() if key not in common}
+            self._attributes(items, kind.__name__, 1, of=kind)
+
+    def look(self, value: Any, name: str, depth: int) -> None:
+        """Take in a value, and what is in it."""
+        if isinstance(value, _ELSEWHERE):
+            return
+        if name:
+            self._note(name, _comparable(value))
+        if not (is_scalar(value) or id(value) in self._done or depth > _DEEPEST):
+            self._done[id(value)] = value
+            self._into(value, name, depth)
+
+    def _note(self, name: str, value: Any) -> None:
+        self.seen.setdefault(name, []).append(value)
+
+    def _into(self, value: Any, name: str, depth: int) -> None:
+        if isinstance(value, (dict, types.MappingProxyType)):
+            items = _items(value)
+            self._inside(((f"{name}[{key!r}]", one) for key, one in items.items()), items, depth)
+        elif isinstance(value, (list, deque, tuple)):
+            self._inside(((f"{name}[{i}]", one) for i, one in enumerate(value)), value, depth)
+        elif isinstance(value, FunctionType):
+            self._function(value, depth)
+        elif isinstance(value, MethodType):
+            self.look(value.__func__, name and f"{name}.__func__", depth + 1)
+            owner = value.__self__
+            self.look(owner, f"{name}.__self__" if name else type(owner).__name__, depth + 1)
+        elif isinstance(value, functools.partial):
+            self.look([value.func, value.args, value.keywords], name, depth + 1)
+        elif isinstance(value, (property, staticmethod, classmethod)):
+            function = value.fget if isinstance(value, property) else value.__func__
+            self.look(function, name, depth)
+        elif isinstance(value, type):
+            self._class(value, depth)
+        elif isinstance(value, ModuleType):
+            if not belongs_to_library(value):
+                self._attributes(vars(value), value.__name__, depth)
+        elif isinstance(value, nn.Module):
+            for path, module in value.named_modules():
+                self.module(module, member(name, path))
+        if type(value).__module__.partition(".")[0] not in _COMPILED | {"builtins"}:
+            self._attributes(_own(value), name, depth, of=type(value))
+
+    def _inside(self, items: Iterable[tuple[str, Any]], sized: Any, depth: int) -> None:
+        if len(sized) <= _LONGEST:
+            for name, item in items:
+                self.look(item, name, depth + 1)
+
+    def _attributes(
+        self, items: Mapping[str, Any], name: str, depth: int, of: type | None = None
+    ) -> None:
+        """Attributes, and the class ``of`` their owner; of the user's those that code names."""
+        if not (self._any or (of is not None and belongs_to_library(of))):
+            items = {
+                key: items[key]
+                for key in items
+                if key.lstrip("_") in self._names or key in self._names
+            }
+        self._note(f"{name}.", frozenset(_plain(items)))
+        for key, value in items.items():
+            self.look(value, f"{name}.{'hparams' if key == '_hparams' else key}", depth + 1)
+        if of is not None:
+            self._class(of, depth)
+
+    def _class(self, kind: type, depth: int) -> None:
+        """What the user's classes have for their instances: methods, numbers, containers."""
+        for owner in kind.__mro__:
+            if owner not in self._classes and not belongs_to_library(owner):
+                self._classes.add(owner)
+                own = {k: v for k, v in vars(owner).items() if k not in _OF_CLASSES}
+                self._attributes(own, f"{owner.__module__}.{owner.__qualname__}", depth)
+
+    def _function(self, function: FunctionType, depth: int) -> None:
+        if belongs_to_library(function):
+            return
+        where, code = f"{function.__module__}.{function.__qualname__}", function.__code__
+        for key, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            try:
+                self.look(cell.cell_contents, f"{where}.{key}", depth + 1)
+            except ValueError:  # not filled yet
+                continue
+        defaults = [function.__defaults__, function.__kwdefaults__]
+        self.look(defaults, f"{where}.__defaults__", depth + 1)
+        space = function.__globals__
+        for name in _names(code):
+            if name in space:
+                self.look(space[name], f"{function.__module__}.{name}", depth + 1)
+
+
+_OF_OPTIMIZERS = frozenset({"state", "param_groups", "defaults"})
+_OF_CLASSES = frozenset({"__dict__", "__weakref__", "__module__", "__doc__", "__slots__"})
+
+
+@functools.lru_cache(maxsize=4096)
+def _names(code: CodeType) -> frozenset[str]:
+    """The names in a function's code, and its strings that are names."""
+    names = {*code.co_names}
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= _names(constant)
+        elif isinstance(constant, str) and constant.isidentifier():
+            names.add(constant)
+    return frozenset(names)
+
+
+def _own(value: Any) -> dict[str, Any]:
+    """An object's attributes, in its dict or in slots."""
+    own = getattr(value, "__dict__", None)
+    items = dict(own) if isinstance(own, dict) else {}
+    for owner in type(value).__mro__:
+        slots = vars(owner).get("__slots__", ())
+        for slot in (slots,) if isinstance(slots, str) else slots:
+            held = getattr(value, slot, MISSING)
+            if held is not MISSING:
+                items[slot] = held
+    return items
+
+
+def _items(value: Any) -> dict[Any, Any]:
+    return elements(value) if isinstance(value, dict) else dict(value)
+
+
+def _plain(items: Mapping[Any, Any]) -> Iterator[Any]:
+    """The keys of what is no tensor: programs themselves write those."""
+    return (key for key, value in items.items() if not isinstance(value, Tensor))
+
+
+def _comparable(value: Any) -> Any:
+    """What of a value is compared: that of a container does not hold what is in it."""
+    if isinstance(value, (dict, types.MappingProxyType)):
+        items = _items(value)
+        return type(value), tuple(_plain(items)) if len(items) <= _LONGEST else len(items)
+    if isinstance(value, (list, deque)) or (isinstance(value, tuple) and not is_scalar(value)):
+        long = len(value) > _LONGEST
+        return type(value), len(value) if long else sum(not isinstance(v, Tensor) for v in value)
+    if isinstance(value, (set, frozenset)):
+        return type(value), frozenset(value) if len(value) <= _LONGEST else len(value)
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        content = value.reshape(-1)[: _CHECKSUMMED // max(1, value.itemsize)]
+        return value.shape, value.dtype.str, zlib.crc32(np.ascontiguousarray(content).data)
+    return bytes(value) if isinstance(value, (array.array, bytearray)) else value
+
+
+def _is_same(was: Any, now: Any) -> bool:
+    """Whether nothing changed; NaN equals NaN."""
+    if was is now:
+        return True
+    if type(was) is not type(now):
+        return False
+    if isinstance(was, tuple):
+        return len(was) == len(now) and all(map(_is_same, was, now))
+    if is_scalar(was):
+        return repr(was) == repr(now)
+    return isinstance(was, (frozenset, bytes)) and was == now
