@@ -82,7 +82,7 @@ def flip_bits(folder: Path, count: int, seed: int) -> Counter[str]:
     """Flip bits, one at a time, anywhere in the entries and marks; what became of each."""
     draw, outcomes = random.Random(seed), Counter[str]()
     for key in KEYS:
-        fetch(folder, key).mark()
+        fetch(folder, key).mark("checked")
     for _ in range(count):
         key = draw.choice(KEYS)
         paths = [path for path in (folder / key).rglob("*") if path.is_file()]
@@ -93,9 +93,11 @@ def flip_bits(folder: Path, count: int, seed: int) -> Counter[str]:
         data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
         path.write_bytes(data)
         found = fetch(folder, key)
-        assert found.marked == (path.suffix != ".mark"), path  # the same bytes have the same seal
+        assert (found.marked is not None) == (path.suffix != ".mark"), (
+            path
+        )  # the same bytes have the same seal
         assert found.built == (path.suffix != ".mark"), path
-        found.mark()
+        found.mark("checked")
         outcomes["in an entry: built again" if found.built else "in a mark: checked again"] += 1
     return outcomes
 
@@ -147,7 +149,7 @@ def _fetch_at_random(folder: Path, rounds: int, seed: int) -> None:
     draw = random.Random(seed)
     warnings.simplefilter("error")
     for _ in range(rounds):
-        fetch(folder, draw.choice(KEYS)).mark()
+        fetch(folder, draw.choice(KEYS)).mark("checked")
 
 
 def main() -> int:

@@ -5,7 +5,7 @@ look into them. It is sealed with its key (see ``entries``). In ``compile_dir`` 
 
     <key>/          an entry; its modification time is when it was last used
     <key>.lock      locked exclusively while the entry is built or removed, shared while loaded
-    <key>.mark      the seal of an entry that its user found to be right; of no other build of it
+    <key>.mark      the seal of an entry, and what its user has to say of this build of it alone
     <key>.*.part    an entry while it is built; what a killed process left is swept
 
 Loading an entry runs the code in it. So it is loaded only if every byte is as it was written, and
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import math
 import os
@@ -71,13 +72,14 @@ class NothingKept(Exception):
 class Fetched(Generic[T]):
     """What ``load`` made of an entry, whether the entry had to be built first, and its marks.
 
-    ``marked`` is whether ``mark`` was called for this build of it, now or by an earlier process.
+    ``mark`` keeps a text for this build of the entry; ``marked`` is that of an earlier call, here
+    or in another process.
     """
 
     value: T
     built: bool
-    marked: bool
-    mark: Callable[[], None]
+    marked: str | None
+    mark: Callable[[str], None]
 
 
 class CompileCache:
@@ -209,8 +211,10 @@ class CompileCache:
 
     def _fetched(self, entry: Path, load: Callable[[Path], T], built: bool) -> Fetched[T]:
         sealed, mark = seal_of(entry), mark_file(self.folder, entry.name)
-        marked = mark.exists() and not is_odd(mark) and mark.read_bytes() == sealed
-        return Fetched(load(entry), built, marked, lambda: _put_mark(mark, sealed))
+        whole = mark.exists() and not is_odd(mark)
+        begins, _, text = mark.read_bytes().partition(b"\n") if whole else (b"", b"", b"")
+        marked = text.decode(errors="replace") if begins == sealed else None
+        return Fetched(load(entry), built, marked, functools.partial(_put_mark, mark, sealed))
 
     def _build(self, entry: Path, build: Callable[[Path], None]) -> None:
         """Build beside the entry and move it into place, under its exclusive lock."""
@@ -256,12 +260,12 @@ class CompileCache:
         return locked_key(self.folder, key, how, waiting)
 
 
-def _put_mark(mark: Path, sealed: bytes) -> None:
+def _put_mark(mark: Path, sealed: bytes, text: str) -> None:
     with contextlib.suppress(OSError):
         if is_odd(mark):
             remove(mark)
         with open(mark, "wb", opener=private) as file:
-            file.write(sealed)
+            file.write(sealed + b"\n" + text.encode())
 
 
 def limit_bytes() -> int:

@@ -31,7 +31,8 @@ class Loaded:
     ``compiled`` and ``how`` when the graph has run once, and later where ``compiling`` is set:
     it is compiled in the background. ``told`` is called when that has ended, either way.
     ``threads`` is how many of the host's compute it, at most. ``made`` says what runs it, as long
-    as ``how`` says so.
+    as ``how`` says so. ``check_again``, where it is set, lets the next run be compared with what
+    the operations give one by one.
     """
 
     call: Call
@@ -44,6 +45,7 @@ class Loaded:
     told: Callable[[], None] | None = None
     threads: int = 1
     made: Callable[[], Made] = Made
+    check_again: Callable[[], None] | None = None
 
 
 class Timer(Protocol):

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, fx
 from torch._inductor import config as inductor
@@ -59,6 +60,13 @@ def environment() -> Iterator[str]:
     yield f"default dtype {torch.get_default_dtype()}"
     yield f"deterministic {torch.are_deterministic_algorithms_enabled()}"
     yield f"products {torch.get_float32_matmul_precision()} {torch.backends.mkldnn.enabled}"
+
+
+@functools.cache
+def versions() -> str:
+    """What is not in a key, and might make the same code compute other numbers."""
+    libc = "".join(platform.libc_ver())
+    return f"{platform.system()} {platform.release()}, {libc}, numpy {np.__version__}"
 
 
 def described_inputs(graph: Graph) -> Iterator[str]:

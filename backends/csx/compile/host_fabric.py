@@ -9,7 +9,7 @@ while it is compiled in the background. Compiled code is trusted after its first
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from time import perf_counter
@@ -30,7 +30,7 @@ from fulgurite.backends.csx.compile.cache import (
 from fulgurite.backends.csx.compile.cache_folder import SharedFolder
 from fulgurite.backends.csx.compile.fabric import Call, Fabric, Loaded, Shown
 from fulgurite.backends.csx.compile.failures import explained
-from fulgurite.backends.csx.compile.fingerprint import described_inputs, program_key
+from fulgurite.backends.csx.compile.fingerprint import described_inputs, program_key, versions
 from fulgurite.backends.csx.compile.inductor import check_regions, compile_graph
 from fulgurite.backends.csx.compile.kept import Kept
 from fulgurite.backends.csx.compile.made import PROGRAM, one_by_one, tell_fallen
@@ -131,8 +131,7 @@ class HostFabric(Fabric):
             made=functools.partial(made.read, self._cache.folder / key, graph),
         )
         tell_fallen(graph, self._cache.folder / key)
-        if not found.marked:
-            self._check_first(loaded, _one_by_one(graph), graph, found, key)
+        self._check_first(loaded, None, graph, found, key)
         return loaded
 
     @property
@@ -197,30 +196,32 @@ class HostFabric(Fabric):
         loaded.call, loaded.compiled, loaded.how = found.value, True, "compiled"
         loaded.made = functools.partial(made.read, self._cache.folder / key, graph)
         tell_fallen(graph, self._cache.folder / key)
-        if found.marked:
+        if not self._check_first(loaded, reference, graph, found, key):
             _tell(loaded)
-        else:
-            self._check_first(loaded, reference, graph, found, key)
         return loaded.call
 
     def _check_first(
-        self, loaded: Loaded, reference: Call, graph: Graph, found: Fetched[Call], key: str
-    ) -> None:
-        """Let the first call be the self-check; who passes it is marked in the cache."""
+        self, loaded: Loaded, reference: Call | None, graph: Graph, found: Fetched[Call], key: str
+    ) -> bool:
+        """Let the first calls be the self-check, and return that, unless it was done before.
 
-        def settled(agreed: bool) -> None:
-            if agreed:
-                loaded.call = found.value
-                found.mark()
-                _tell(loaded)
-            else:
-                loaded.call, loaded.compiled = reference, False
-                loaded.made = lambda: one_by_one(graph)
-                loaded.how = "run operation by operation (compiled, it was wrong)"
+        Who passes it is marked in the cache, with the versions of what it was done with.
+        """
+        folder = self._cache.folder
+        reports = Path(self._backend.artifact_dir or folder / REPORTS)
 
-        cache = self._cache.folder
-        kept = Path(self._backend.artifact_dir or cache / REPORTS)
-        loaded.call = SelfCheck(graph, found.value, reference, settled, kept, cache / key)
+        def check(once: bool) -> None:
+            right = reference or _one_by_one(graph)
+            settled = functools.partial(_checked, loaded, found, right, once, again)
+            program = folder / key
+            loaded.call = SelfCheck(graph, found.value, right, settled, reports, program, once)
+
+        again = functools.partial(check, once=True)
+        if (found.marked or "").partition("\n")[0] == versions():
+            loaded.check_again = again
+            return False
+        check(once=False)
+        return True
 
     def run(self, loaded: Loaded, inputs: list[Tensor]) -> Sequence[Tensor]:
         """Run a graph without gradients, with denormals as zero, with its number of threads."""
@@ -245,7 +246,7 @@ class HostFabric(Fabric):
             self.torn = torn or graph is None or bool(graph.written())
             if graph is None or not isinstance(error, (RuntimeError, IndexError)):
                 raise
-            compiled = loaded.compiled and not isinstance(loaded.call, SelfCheck)
+            compiled = loaded.compiled and getattr(loaded.call, "trusted", True)
             told, untouched = explained(graph, given, error, compiled)
             self.torn = torn or not untouched
             raise told from (None if told is not error else error.__cause__)
@@ -257,6 +258,30 @@ class HostFabric(Fabric):
             _set_grad_enabled(gradients)
             if timer is not None:
                 timer.end()
+
+
+def _checked(
+    loaded: Loaded,
+    found: Fetched[Call],
+    reference: Call,
+    once: bool,
+    again: Callable[[], None],
+    agreed: bool,
+    done: str,
+) -> None:
+    """What runs a graph after its self-check, or between its parts, where nothing is ``done``."""
+    if not agreed:
+        loaded.call, loaded.compiled, loaded.check_again = reference, False, None
+        assert loaded.graph is not None
+        loaded.made = functools.partial(one_by_one, loaded.graph)
+        loaded.how = "run operation by operation (compiled, it was wrong)"
+        found.mark("wrong")
+        return
+    if done:
+        loaded.call, loaded.check_again = found.value, again
+        if not once:
+            found.mark(f"{versions()}\n{done}")
+    _tell(loaded)
 
 
 def _tell(loaded: Loaded) -> None:

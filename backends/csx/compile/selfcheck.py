@@ -1,12 +1,16 @@
-"""The self-check: a compiled graph's first run beside the same graph run operation by operation.
+"""The self-check: runs of a compiled graph beside the same graph run operation by operation.
 
 Both start from the same inputs, state and random state. Results, written state and the random state
-afterwards must agree: integers and booleans exactly, other numbers to ``TOLERANCES``, or to what
-the graph itself does when its operations round otherwise (``sensitivity``). NaN equals NaN. If they
-do not, the graph is run operation by operation from then on, a ``MiscompiledWarning`` names the
-line, and a folder keeps what a report needs.
+afterwards must agree, in dtype, shape and memory that they share, too: integers and booleans
+exactly, other numbers to ``TOLERANCES``, or to what the graph itself does when its operations round
+otherwise (``sensitivity``). NaN equals NaN. If they do not, the graph is run operation by operation
+from then on, a ``MiscompiledWarning`` names the line, and a folder keeps what a report needs.
 
-It costs one step run operation by operation, and for that step the written state twice more.
+Compared are the first step; that step again, without effect, from inputs that were moved away from
+what they are (state is zero at its birth, and code that ignores it right); and a later step, by
+which all state has left its birth. Then the code is trusted, but for audits that ask again.
+
+It costs two runs operation by operation, and meanwhile the written state twice more.
 """
 
 from __future__ import annotations
@@ -27,16 +31,18 @@ from torch import Tensor, fx
 
 from fulgurite.backends.csx.compile.compiler_log import in_a_line
 from fulgurite.backends.csx.compile.fabric import Call
-from fulgurite.backends.csx.compile.sensitivity import Noisy
+from fulgurite.backends.csx.compile.sensitivity import Noisy, moved_away
 from fulgurite.backends.csx.diagnostics.errors import PUBLIC
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_of
 from fulgurite.backends.csx.graph.graph import Graph, like
 from fulgurite.backends.csx.graph.op_schema import is_random, operation_name, written_nodes
+from fulgurite.backends.csx.state.storage import brief
 
 TOLERANCES = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 """Allowed error of an element, relative to |element| + 0.1 * the largest one of its tensor."""
 _FACTOR = 8  # times what the graph itself moved by
 _DRAWS, _PATIENCE = 32, 16  # runs with other rounding; how many in a row that explain nothing more
+_LATEST = 8  # steps, of which the last is compared again whatever state has not changed
 
 
 class MiscompiledWarning(UserWarning):
@@ -71,6 +77,7 @@ class Trial:
     outputs: list[Tensor]
     values: list[Tensor]
     random_state: Tensor
+    shared: list[tuple[int, ...]]  # for each output: which inputs and outputs are its memory, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +96,14 @@ class SelfCheck:
         graph: the graph.
         compiled: its compiled form.
         reference: its operations one by one.
-        settled: called with whether both agreed, once they ran.
+        settled: called with whether both agreed, and, once nothing is left to be compared, with
+            what was, in words; until then with "".
         folder: where what a report needs may be kept.
         program: the folder of the compiled program; its Python is copied.
+        once: whether one step is all that is compared.
+
+    Attributes:
+        trusted: whether a call may run the compiled graph alone.
     """
 
     def __init__(
@@ -99,36 +111,93 @@ class SelfCheck:
         graph: Graph,
         compiled: Call,
         reference: Call,
-        settled: Callable[[bool], None],
+        settled: Callable[[bool, str], None],
         folder: Path,
         program: Path,
+        once: bool = False,
     ) -> None:
         self._graph, self._compiled, self._reference = graph, compiled, reference
         self._settled, self._folder, self._program = settled, folder, program
         self._written = sorted(graph.written())
         self._values = list(_values(graph, self._written))
+        self._once, self._calls, self.trusted = once, 0, False
+        self._done: list[str] = []
+        self._newborn: dict[int, Tensor] = {}  # state as the first step found and left it
 
     def __call__(self, inputs: list[Tensor]) -> Sequence[Tensor]:
-        """Run once, both ways, and leave the right results and state."""
+        """Run once, both ways where that is due, and leave the right results and state."""
+        self._calls += 1
+        if not self._is_due(inputs):
+            return self._compiled(inputs)
         start = Start(inputs, torch.get_rng_state())
         try:
             right, tried = self._run(self._reference, start), self._tried(start)
+            difference = self._judged(tried, right, start)
+            first = difference is None and self._calls == 1 and not self._once
+            if first and isinstance(tried, Trial):
+                difference = self._moved_away(start, tried)
         except BaseException:
             torch.set_rng_state(start.random_state)  # and nothing else has changed
             raise
+        chosen = right if difference is not None or isinstance(tried, Exception) else tried
+        if first and difference is None:
+            self._newborn = self._unchanged(start, chosen)
+        self._done.append(f"step {self._calls} of a run")
+        for i in self._written:
+            inputs[i].copy_(chosen.inputs[i])
+        torch.set_rng_state(chosen.random_state)
+        self.trusted = difference is None
+        waits = self.trusted and first and bool(self._written)
+        self._settled(self.trusted, "" if waits else ", ".join(self._done))
+        return [self._own(output, chosen.inputs, inputs) for output in chosen.outputs]
+
+    def _is_due(self, inputs: list[Tensor]) -> bool:
+        if self._calls == 1 or self._calls >= _LATEST:
+            return True
+        for i, value in list(self._newborn.items()):
+            if not torch.equal(inputs[i], value):
+                del self._newborn[i]
+        return not self._newborn
+
+    def _unchanged(self, start: Start, after: Trial) -> dict[int, Tensor]:
+        """Copies of the numbers in the state that a step left as it found them."""
+        pairs = {i: (start.inputs[i], after.inputs[i]) for i in self._written}
+        return {
+            i: was.clone()
+            for i, (was, now) in pairs.items()
+            if was.is_floating_point() and torch.equal(was, now)
+        }
+
+    def _judged(self, tried: Trial | Exception, right: Trial, start: Start) -> Difference | None:
+        """What is wrong with a compiled run, if anything; a report is written."""
         difference: Difference | None
         if isinstance(tried, Exception):
             difference = Difference(in_a_line(tried), None, "failed, and its operations did not")
         else:
             difference = self._difference(tried, right, start)
-        chosen = right if difference is not None or isinstance(tried, Exception) else tried
-        if difference is not None:
-            self._report(difference, tried, right, start)
-        for i in self._written:
-            inputs[i].copy_(chosen.inputs[i])
-        torch.set_rng_state(chosen.random_state)
-        self._settled(difference is None)
-        return [self._own(output, chosen.inputs, inputs) for output in chosen.outputs]
+        return difference and self._report(difference, tried, right, start)
+
+    def _moved_away(self, start: Start, first: Trial) -> Difference | None:
+        """Compare once more, from inputs that were moved; nothing where these cannot be run.
+
+        The ``first`` run's results have to be what they were after that.
+        """
+        kinds = [item.kind for item in self._graph.inputs]
+        inputs = [*map(moved_away, start.inputs, kinds)]
+        moved, results = Start(inputs, start.random_state), [*map(torch.clone, first.outputs)]
+        try:
+            right = self._run(self._reference, moved)
+        except (RuntimeError, IndexError, ValueError):
+            return None  # an index made of a number, say
+        tried = self._tried(moved)
+        for value, now, was in zip(self._values, first.outputs, results, strict=False):
+            if not _is_equal(now, was):
+                what = f"{value.name} is what the next step computes there"
+                return self._report(Difference(what, line_of(value.maker)), tried, right, moved)
+        difference = self._judged(tried, right, moved)
+        if difference is None:
+            self._done.append("moved inputs")
+        return difference
 
     def _tried(self, start: Start) -> Trial | Exception:
         """The compiled run; whatever it fails with, the step that is right is there already."""
@@ -144,7 +213,7 @@ class SelfCheck:
         torch.set_rng_state(start.random_state)
         outputs = list(call(list(copies)))
         values = [*outputs, *(copies[i] for i in self._written)]
-        return Trial(copies, outputs, values, torch.get_rng_state())
+        return Trial(copies, outputs, values, torch.get_rng_state(), _shared(outputs, copies))
 
     def _own(self, output: Tensor, copies: list[Tensor], inputs: list[Tensor]) -> Tensor:
         """A result; one that is memory of a written input, of that input and not of its copy."""
@@ -158,6 +227,16 @@ class SelfCheck:
     # -- comparing ---------------------------------------------------------------------------
 
     def _difference(self, tried: Trial, right: Trial, start: Start) -> Difference | None:
+        for k, (a, b) in enumerate(zip(tried.values, right.values, strict=True)):
+            if (a.dtype, a.shape) != (b.dtype, b.shape):
+                value = self._values[k]
+                return Difference(
+                    f"{value.name} is {brief(a)}, not {brief(b)}", line_of(value.maker)
+                )
+        for k, (ours, theirs) in enumerate(zip(tried.shared, right.shared, strict=True)):
+            if not set(ours) <= set(theirs):
+                value = self._values[k]
+                return Difference(f"{value.name} is memory of another value", line_of(value.maker))
         apart = {
             k: slack
             for k, (a, b) in enumerate(zip(tried.values, right.values, strict=True))
@@ -195,7 +274,8 @@ class SelfCheck:
 
     def _report(
         self, difference: Difference, tried: Trial | Exception, right: Trial, start: Start
-    ) -> None:
+    ) -> Difference:
+        """Warn of a difference, and return it."""
         try:
             folder = self._write(difference, tried, right, start)
             kept = f"What a report needs is in {folder}."
@@ -210,6 +290,7 @@ class SelfCheck:
             MiscompiledWarning,
             stacklevel=2,
         )
+        return difference
 
     def _write(
         self, difference: Difference, tried: Trial | Exception, right: Trial, start: Start
@@ -248,7 +329,7 @@ class _Slack:
         self._tried, self._right = tried, right
         self._apart: Tensor | None = None
         self._moved: Tensor | None = None
-        if not torch.equal(tried, right):
+        if not (tried.dtype == right.dtype and torch.equal(tried, right)):
             self._a, self._b = _numbers(tried), _numbers(right)
             self._allowed = _allowed(right.dtype, self._b)
             self._compare()
@@ -287,6 +368,21 @@ class _Slack:
 
 def _numbers(x: Tensor) -> Tensor:
     return torch.view_as_real(x).double() if x.is_complex() else x.double()
+
+
+def _shared(outputs: list[Tensor], inputs: list[Tensor]) -> list[tuple[int, ...]]:
+    """For each output the positions of inputs, and of outputs before it, that are its memory."""
+    pointers = [t.untyped_storage().data_ptr() if t.numel() else 0 for t in (*inputs, *outputs)]
+    first = len(inputs)
+    return [
+        tuple(i for i, one in enumerate(pointers[:k]) if one == pointers[k] != 0)
+        for k in range(first, len(pointers))
+    ]
+
+
+def _is_equal(a: Tensor, b: Tensor) -> bool:
+    """Whether all bits are: NaN equals NaN."""
+    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def _allowed(dtype: torch.dtype, right: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, fx
 
+from fulgurite.backends.csx.graph.graph import Kind, like
 from fulgurite.backends.csx.graph.op_schema import is_alias, is_random, operation_name
 from fulgurite.backends.csx.graph.passes.cbfloat16 import EXACT, rounding
 
@@ -70,7 +71,34 @@ class Noisy(fx.Interpreter):
             if any(part in operation_name(node.target) for part in _SUMS):
                 size = size + size.square().mean().sqrt()
             moved = x.double() + size * draw * self._scale * _MOVES[x.dtype]
+        moved = torch.where(x.isfinite(), moved, x.double())  # infinity less infinity is none
         return torch.empty_like(x).copy_(moved)
+
+
+def moved_away(x: Tensor, kind: Kind) -> Tensor:
+    """An input with other numbers, as it might have them after some steps.
+
+    What is not negative, or at most 1, stays so: a variance, a probability. Integers stay, and
+    whole numbers that are no state, which may be classes. Those of groups only become smaller.
+
+    Args:
+        x: the input.
+        kind: what it is.
+    """
+    if not (x.is_floating_point() and x.numel()):
+        return x
+    generator = torch.Generator().manual_seed(x.numel())
+    draw, size = torch.rand(x.shape, generator=generator), x.detach().abs()
+    if kind is Kind.NUMBERS:
+        return x * (1 - 0.1 * draw)
+    if kind in (Kind.BATCH, Kind.CONSTANT) and torch.equal(size, size.floor()):
+        return x
+    average = float(size.nan_to_num(0.0, 0.0).float().mean())
+    shift = 0.1 * (average or 0.1) * (draw - 0.5 * float((x < 0).any()))
+    moved = x * (0.9 + 0.2 * draw) + shift
+    if float(size.max()) <= 1:
+        moved = moved.clamp(-1, 1)
+    return like(x).copy_(moved)
 
 
 def _is_exact(node: fx.Node) -> bool:

@@ -180,6 +180,9 @@ class Audits:
             self._give_up(executable, error, raised_at(error))
         else:
             self._same_at[executable] = step
+            check = executable.loaded.check_again
+            if check is not None and executable not in self._new:
+                check()
             if changes:
                 self._tell(first, again, changes)
 

@@ -27,7 +27,7 @@ def fill(folder: Path, count: int = 3, size_bytes: int = 1000) -> CompileCache:
             key,
             lambda part: (part / "code").write_bytes(bytes(size_bytes)) and None,
             lambda entry: None,
-        ).mark()
+        ).mark("checked")
         used = time.time() - (count - 1 - i) * DAY_S - 60
         os.utime(folder / key, (used, used))
     return cache

@@ -125,12 +125,12 @@ def test_an_entry_under_another_programs_key_is_built_again(folder: Path) -> Non
         (part / "program.py").write_text("answer = 43\n")
 
     CompileCache(folder).fetch(KEYS[0], build, load)
-    CompileCache(folder).fetch(KEYS[1], other, load).mark()
+    CompileCache(folder).fetch(KEYS[1], other, load).mark("checked")
     shutil.rmtree(folder / KEYS[0])
     shutil.copytree(folder / KEYS[1], folder / KEYS[0])  # as a script that tidies up would
     shutil.copy(folder / f"{KEYS[1]}.mark", folder / f"{KEYS[0]}.mark")
     again = CompileCache(folder).fetch(KEYS[0], build, load)
-    assert (again.value, again.built, again.marked) == ("answer = 42\n", True, False)
+    assert (again.value, again.built, again.marked) == ("answer = 42\n", True, None)
     assert not CompileCache(folder).fetch(KEYS[1], never, load).built
 
 
@@ -203,8 +203,8 @@ def test_something_else_in_the_cache_is_removed_and_no_more_than_that(
     assert found.value == "answer = 42\n"
     assert found.built == ("." not in place)
     assert CompileCache(folder).folder == folder
-    found.mark()
-    assert CompileCache(folder).fetch(KEY, never, load).marked
+    found.mark("checked")
+    assert CompileCache(folder).fetch(KEY, never, load).marked == "checked"
     assert [path.name for path in elsewhere.iterdir()] == ["thesis.tex"]
 
 

@@ -11,6 +11,8 @@ import lightning.pytorch as pl
 import pytest
 import torch
 import torch.nn.functional as F
+from broken_programs import BROKEN, Broken, Wrong
+from broken_programs import loaders as loaders_of_broken
 from harness import Run, assert_same_run, both, fit
 from models import SiluDropout
 from settling import KEY, Settling
@@ -20,6 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from fulgurite.backends.csx.capture import finished_trace
 from fulgurite.backends.csx.compile import compiler_patches, host_fabric, made, selfcheck
 from fulgurite.backends.csx.compile.cache import Fetched
+from fulgurite.backends.csx.compile.fingerprint import versions
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.passes.draws import functional_draws
 from fulgurite.backends.torch_versions import LOSES_ORDER
@@ -203,9 +206,9 @@ def test_a_program_that_passed_is_not_checked_again_until_it_is_built_again(
 
     monkeypatch.setattr(selfcheck.SelfCheck, "__call__", counted)
     first = run(tmp_path)
-    assert len(checks) == 1
+    assert len(checks) == 2  # the first step, and the second, by when all state has changed
     assert_same_run(run(tmp_path), first)
-    assert len(checks) == 1
+    assert len(checks) == 2
     [entry] = [path for path in (tmp_path / "programs").iterdir() if path.is_dir()]
     (entry / "program.py").write_text("damaged\n")  # and so built again: the same bytes
     monkeypatch.setattr(
@@ -214,7 +217,7 @@ def test_a_program_that_passed_is_not_checked_again_until_it_is_built_again(
         lambda graph, folder, *rest: (folder / "program.py").write_text("new\n"),
     )
     run(tmp_path)
-    assert len(checks) == 2
+    assert len(checks) == 4
 
 
 @pytest.mark.fits
@@ -294,12 +297,12 @@ def test_the_compilers_own_bug(
     assert_same_run(ours, stock, ("net.0.bias", "net.1.running_mean"))
 
 
-@pytest.mark.parametrize("marked", [True, False])
+@pytest.mark.parametrize("marked", [versions(), "of an older libc", None])
 def test_what_came_from_the_background_is_checked_first_unless_it_was(
-    marked: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    marked: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     settling = Settling(tmp_path)
-    compiled = Fetched(value=lambda inputs: inputs, built=False, marked=marked, mark=lambda: None)
+    compiled = Fetched(value=lambda inputs: inputs, built=False, marked=marked, mark=print)
     cache = settling.fabric._cache
     (cache.folder / KEY).mkdir(parents=True)
     made.write(cache.folder / KEY, (), {})
@@ -308,4 +311,60 @@ def test_what_came_from_the_background_is_checked_first_unless_it_was(
     call = settling.settle()
     assert settling.loaded.call is call
     checked = (settling.loaded.graph, compiled.value, settling.reference)
-    assert call is compiled.value if marked else call[:3] == checked
+    assert call is compiled.value if marked == versions() else call[:3] == checked
+
+
+@pytest.fixture
+def wrong_compiler(monkeypatch: pytest.MonkeyPatch) -> Callable[[Wrong | None], None]:
+    """Instead of the compiler, one whose programs a function makes wrong."""
+
+    def install(wrong: Wrong | None) -> None:
+        graphs: list[Graph] = []
+
+        def compiled(graph: Graph, folder: Path, *rest: Any) -> None:
+            graphs.append(graph)
+            (folder / "program.py").write_text("text\n")
+            made.write(folder, (), {})
+
+        def load(folder: Path) -> Any:
+            graph, memory = graphs[-1], dict[str, Any]()
+            run = host_fabric._one_by_one(graph)
+
+            def call(inputs: list[Tensor]) -> Any:
+                outputs = lambda given: [one.clone() for one in run(given)]  # noqa: E731
+                return outputs(inputs) if wrong is None else wrong(graph, outputs, inputs, memory)
+
+            return call
+
+        monkeypatch.setattr(host_fabric, "_compile", compiled)
+        monkeypatch.setattr(host_fabric, "load_program", load)
+
+    return install
+
+
+@pytest.mark.fits
+@pytest.mark.parametrize("what", [None, *BROKEN])
+def test_a_program_that_is_wrong_in_one_way_is_seen_within_eight_steps(
+    what: str | None, wrong_compiler: Callable[[Wrong | None], None], tmp_path: Path
+) -> None:
+    wrong_compiler(None if what is None else BROKEN[what])
+    backend = {"compile_dir": tmp_path / "programs"}
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        fit(
+            Broken,
+            loaders_of_broken,
+            static=True,
+            policy="default",
+            backend=backend,
+            max_steps=10,
+            max_epochs=-1,
+        )
+    told = [str(w.message) for w in warned if w.category is MiscompiledWarning]
+    assert len(told) == (what is not None), told
+    marks = [path.read_text() for path in (tmp_path / "programs").glob("*.mark")]
+    assert [mark.splitlines()[1:] for mark in marks] == (
+        [[versions(), "moved inputs, step 1 of a run, step 2 of a run"]]
+        if what is None
+        else [["wrong"]]
+    )
