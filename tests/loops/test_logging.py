@@ -14,6 +14,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities import grad_norm
 from models import CLASSES, Classifier, Measured, loader, mlp
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
@@ -366,3 +367,44 @@ def test_a_name_that_training_and_validation_share_has_the_value_of_who_logged_l
         max_epochs=4,
         **when,
     )
+
+
+class CountsRows(pl.LightningModule):
+    """Logs the rows of each batch, every way in which they can be reduced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.layer(batch[0]).square().mean()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        for how in ("mean", "min", "max", "sum"):
+            self.log(how, batch[0].sum(), reduce_fx=how)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.validation_step(batch, batch_idx)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.0)
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize(
+    "entries", [("fit", "validate", "validate"), ("validate", "fit"), ("test", "validate", "test")]
+)
+def test_a_smaller_last_batch_counts_in_every_entry_point_of_one_trainer(
+    entries: tuple[str, ...],
+) -> None:
+    data = TensorDataset(torch.arange(64.0).reshape(32, 2))
+    batches = DataLoader(data, batch_size=12)
+
+    def values(static: bool) -> list[dict[str, float]]:
+        trainer, module, found = make_trainer(static, max_epochs=2), CountsRows(), []
+        for entry in entries:
+            getattr(trainer, entry)(module, *[batches] * (1 + (entry == "fit")))
+            found.append({key: float(value) for key, value in trainer.callback_metrics.items()})
+        return found
+
+    assert values(static=True) == values(static=False)

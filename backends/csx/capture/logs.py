@@ -125,16 +125,11 @@ class Accumulator:
         return tensor
 
 
-def _is_bound(call: LogCall) -> bool:
-    return call.results is not None
-
-
 def begin_step(trainer: pl.Trainer, calls: Iterable[LogCall]) -> None:
     """Before a program runs: bind its calls; in an epoch's first batch, reset as ``log`` would."""
-    connector = trainer._logger_connector
-    if connector._first_loop_iter is False and all(map(_is_bound, calls)):
-        return  # the loop's collection is the same for all batches of an epoch
-    results = trainer._results
+    connector, results = trainer._logger_connector, trainer._results
+    if connector._first_loop_iter is False and all(call.results is results for call in calls):
+        return
     assert results is not None
     for call in calls:
         if call.results is not results:

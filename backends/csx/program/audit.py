@@ -113,7 +113,7 @@ class Audits:
             compare: Python values, however short ago they were compared last.
             last_hooks: where the next step is the run's last: those that run between steps.
         """
-        if self.due or not self._same_at:
+        if self._same_at.keys() <= self._new.keys():
             return
         if self._budget.allows(self._takes_s):
             self.due = True

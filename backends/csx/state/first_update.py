@@ -20,12 +20,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
+from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.state.optimizer_init import NewState
 from fulgurite.backends.csx.state.places import Place
 from fulgurite.backends.csx.state.snapshot import remember
 from fulgurite.backends.csx.state.storage import brief
 
 FLAG = "updated"
+_CHANGES = "changes parameters before it evaluates its closure"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,6 +115,9 @@ class _BothUpdates:
         self._optimizer, self._deferred = optimizer, deferred
         self._keys = {key for one in deferred for key in one.new_state.keys}
         self._parameters = [p for one in deferred for p in one.new_state.parameters]
+        states = [optimizer.state[key] for key in self._keys & optimizer.state.keys()]
+        names = {str(name) for state in states if isinstance(state, dict) for name in state}
+        self._names = ", ".join(f"state[{name!r}]" for name in sorted(names)) or "state"
         self._everyone = [p for group in optimizer.param_groups for p in group["params"]]
 
     def first(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
@@ -132,7 +137,7 @@ class _BothUpdates:
                 p.grad = gradient  # the tensor itself: the step may have another name for it
                 if gradient is not None and before is not None and gradient._version != before[1]:
                     gradient.copy_(before[0])
-        self._versions = self._versions_now()
+        self._versions, self._asked = self._versions_now(), False
         return (optimizer,), {"closure": closure}
 
     def choose(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -164,19 +169,22 @@ class _BothUpdates:
 
     def _evaluated(self, closure: Callable[[], Any] | None = None) -> Callable[[], Any]:
         """Evaluate a closure now; returns one that gives its loss, once in each update."""
-        loss = None
+        loss, self._asked = None, False
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         self._versions = self._versions_now()
 
         def again() -> Any:
-            if self._versions_now() != self._versions:
+            if self._asked or self._versions_now() != self._versions:
+                how = "evaluates its closure twice" if self._asked else _CHANGES
                 raise UnsupportedState(
-                    f"{type(self._optimizer).__name__} changes parameters before it evaluates its"
-                    " closure, and makes state from the first gradient.",
+                    f"{type(self._optimizer).__name__} {how}, and makes {self._names} from the"
+                    " first gradient.",
+                    line=UserLine.of_method(type(self._optimizer), "step"),
                     remedy="state that is zero at first: torch.zeros_like(p)",
                 )
+            self._asked = True
             return loss
 
         return again

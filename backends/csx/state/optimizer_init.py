@@ -6,8 +6,9 @@ A program's state must exist before it is traced, and most optimizers make their
 and zeroing the state instead gives wrong weights: NAdam 2 %, Adagrad 8 %, Rprop 36 %; measured,
 torch 2.13.)
 
-An initial value that differs between two trials comes from the *first gradient*, and only the first
-update itself can tell it: first_update.py.
+An initial value that differs between two trials comes from the *first gradient*. Where the first
+update does the same from zeros (SGD's momentum), it is zeros; else only that update itself can tell
+it: first_update.py.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import LBFGS, SGD, Optimizer, SparseAdam
+from torch.optim import LBFGS, Optimizer, SparseAdam
 
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
@@ -165,12 +166,12 @@ def init_state(optimizer: Optimizer, line: UserLine | None = None) -> NewState |
     if callable(getattr(optimizer, "preinitialize", None)):
         initial = _preinitialized(optimizer)
         line = UserLine.of_method(type(optimizer), "preinitialize") or line
-    elif type(optimizer) is SGD and not any(g["dampening"] for g in optimizer.param_groups):
-        # its first update is then the same from a buffer of zeros
-        initial = dict(_buffers_of_zeros(optimizer, parameters))
     else:
-        initial, seen = _trial(optimizer, seed=1)
-        of_gradient = not seen or not _equal(initial, _trial(optimizer, seed=2)[0])
+        initial, seen = _trial(optimizer, _known(optimizer), seed=1)
+        if not seen or not _equal(initial, _trial(optimizer, _known(optimizer), seed=2)[0]):
+            zeros = _zeros_like(initial)
+            of_gradient = not all(_begins_with(optimizer, zeros, seed) for seed in (1, 2))
+            initial = initial if of_gradient else zeros
     for values in initial.values():
         _check(optimizer, values, line)
     optimizer.state.update(initial)
@@ -199,15 +200,20 @@ def _preinitialized(optimizer: Any) -> dict[Any, Any]:
     return {key: values for key, values in made.items() if key not in known}
 
 
-def _buffers_of_zeros(
-    optimizer: Optimizer, without: list[Tensor]
-) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-    wanted = {id(p) for p in without}
-    for group in optimizer.param_groups:
-        if group["momentum"]:
-            for p in group["params"]:
-                if id(p) in wanted:
-                    yield p, {"momentum_buffer": torch.zeros_like(p, requires_grad=False)}
+def _zeros_like(value: Any) -> Any:
+    """States with zeros in the place of every tensor."""
+    if isinstance(value, Tensor):
+        return torch.zeros_like(value)
+    return {key: _zeros_like(item) for key, item in value.items()} if type(value) is dict else value
+
+
+def _begins_with(optimizer: Optimizer, state: dict[Any, Any], seed: int) -> bool:
+    """Whether the first update from this state does what it does from none, to the bit."""
+    given = {**_known(optimizer), **_copy(state)}
+    (_, _, alone), (_, _, beside) = (
+        _tried(optimizer, known, seed) for known in (_known(optimizer), given)
+    )
+    return _equal(alone, beside)
 
 
 def _check(optimizer: Optimizer, values: Any, line: UserLine | None) -> None:
@@ -262,15 +268,21 @@ def _equal(a: Any, b: Any) -> bool:
     return type(a) is type(b) and bool(a == b)
 
 
-def _trial(optimizer: Optimizer, seed: int) -> tuple[dict[Any, Any], bool]:
-    """New states as they were when the optimizer's first step made them (``_States.initial``).
+def _trial(optimizer: Optimizer, known: dict[Any, Any], seed: int) -> tuple[dict[Any, Any], bool]:
+    """New states as they were when the optimizer's first step made them (``_States.initial``)."""
+    return _tried(optimizer, known, seed)[:2]
 
-    Everything else is put back.
+
+def _tried(
+    optimizer: Optimizer, known: dict[Any, Any], seed: int
+) -> tuple[dict[Any, Any], bool, list[Any]]:
+    """What ``_trial`` returns, and the parameters and all state after that step.
+
+    Everything is put back.
     """
     everyone = [p for group in optimizer.param_groups for p in group["params"]]
     gradients = [p.grad for p in everyone]
     restore = remember(optimizer)
-    known = _known(optimizer)
     generator = torch.Generator().manual_seed(seed)
     try:
         for p in everyone:
@@ -281,7 +293,8 @@ def _trial(optimizer: Optimizer, seed: int) -> tuple[dict[Any, Any], bool]:
         alone = torch.random.fork_rng(devices=[])
         with alone, running(initializes=True), torch.no_grad(), plain_options([optimizer]):
             step(optimizer, closure=lambda: torch.zeros(()))
-        return states.initial(known)
+        after = [_copy([*everyone]), [_copy(dict(states[p])) for p in everyone if p in states]]
+        return *states.initial(known), after
     finally:
         restore()
         for p, gradient in zip(everyone, gradients, strict=True):

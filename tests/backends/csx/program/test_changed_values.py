@@ -115,6 +115,19 @@ def test_what_a_lambda_callback_s_function_reads_is_seen_too() -> None:
         run(Reading, (callback,))
 
 
+@pytest.mark.parametrize("options", [{}, {"max_steps": BATCHES + 3, "max_epochs": -1}])
+def test_it_is_told_there_too_where_a_smaller_last_batch_has_a_program_of_its_own(
+    options: dict[str, Any],
+) -> None:
+    with pytest.raises(GraphChanged, match=f"between step 2 and step {BATCHES + 1};"):
+        fit(
+            WeightAtAnEpoch,
+            lambda: (loader(16 * BATCHES - 4),),
+            static=True,
+            **{"max_epochs": EPOCHS, **options},
+        )
+
+
 def test_what_changes_within_an_epoch_is_told_at_its_end_at_the_latest() -> None:
     with pytest.raises(GraphChanged, match=r"between step 2 and step (1[6-9]|20);"):
         run(WeightInMidEpoch)

@@ -13,6 +13,8 @@ from optimizers import Alternating, FirstGradient, Moving, assert_equals_stock
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
+from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.state.first_update import around_steps
 
 
@@ -191,3 +193,39 @@ def test_a_gradient_keeps_its_identity() -> None:
     ours, stock = both(Renamed, lambda: (loader(64),))
     assert_close(ours.metrics, stock.metrics)
     assert ours.final["after"] == 0 < ours.final["before"]
+
+
+class SharpnessAware(torch.optim.SGD):
+    """Sharpness-aware minimization as published: the closure runs twice in each step."""
+
+    def step(self, closure: Any = None) -> Any:
+        closure = torch.enable_grad()(closure)
+        loss = closure()
+        everyone = [p for group in self.param_groups for p in group["params"]]
+        with torch.no_grad():
+            norm = torch.stack([p.grad.norm() for p in everyone]).norm()
+            moves = [p.grad * (0.5 / norm) for p in everyone]
+            torch._foreach_add_(everyone, moves)
+            closure()
+            torch._foreach_sub_(everyone, moves)
+        super().step()
+        return loss
+
+
+def sharpness_aware(**options: Any) -> Any:
+    return lambda: Classifier(mlp(), SharpnessAware, **{"lr": 0.1, **options})
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}])
+def test_a_closure_that_runs_twice_in_a_step_does_so(options: dict[str, Any]) -> None:
+    assert_same_run(*both(sharpness_aware(**options), lambda: (loader(64),), max_epochs=2))
+
+
+@pytest.mark.fits
+def test_it_is_an_error_where_the_first_gradient_gives_birth_to_state() -> None:
+    with pytest.raises(UnsupportedState) as raised:
+        fit(sharpness_aware(momentum=0.9, dampening=0.1), lambda: (loader(64),), static=True)
+    told = "evaluates its closure twice, and makes state['momentum_buffer'] from the first gradient"
+    assert told in str(raised.value)
+    assert raised.value.line == UserLine.of_method(SharpnessAware, "step")
