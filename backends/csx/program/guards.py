@@ -92,7 +92,7 @@ class Misfit(NamedTuple):
     """Why a program does not fit, in words; ``error`` is what to raise where no other may be built.
 
     Another *phase* is a state of model and trainer that the user asked for, as a callback does that
-    unfreezes layers; what a program does not fit else was not to be foreseen.
+    unfreezes layers or ends weight decay; what a program does not fit else was not to be foreseen.
     """
 
     error: type[InputChanged | StateChanged]
@@ -142,8 +142,10 @@ class Guards:
         if tensors is None:
             return Misfit(InputChanged, self.batch.difference(batch))
         broken = self._gradients and broken_gradient(self._gradients)
-        broken = broken or self._groups.update(self.numbers)
-        return Misfit(StateChanged, broken) if broken else tensors
+        if broken:
+            return Misfit(StateChanged, broken)
+        answer = self._groups.update(self.numbers)
+        return tensors if answer is None else Misfit(StateChanged, *answer)
 
     def check(self) -> None:
         """Verify what only code on the host changes.

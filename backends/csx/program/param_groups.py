@@ -68,12 +68,16 @@ class ParamGroups:
             self._numbers_are_read = False
         return groups
 
-    def update(self, program: NumberGuards) -> str | None:
-        """Bring ``vector`` up to date for a program; says in words which guard does not hold."""
+    def update(self, program: NumberGuards) -> tuple[str, bool] | None:
+        """Bring ``vector`` up to date for a program.
+
+        Returns:
+            Which guard does not hold, in words, and whether it asks a question of yes or no.
+        """
         for guard in program.computed:
             broken = guard.broken(self._numbers)
             if broken is not None:
-                return broken
+                return broken, isinstance(guard.result, bool)
         if not program.slots:
             return None
         if self._numbers_are_read and self.vector is not None and program.held_for is self._numbers:
@@ -83,7 +87,7 @@ class ParamGroups:
             for guard in program.guards:
                 broken = guard.broken(now)
                 if broken is not None:
-                    return broken
+                    return broken, isinstance(guard.result, bool)
         if self.vector is None or self._numbers != now:
             self._numbers, self.vector = now, as_vector(now)
         program.held_for, self._numbers_are_read = self._numbers, True

@@ -75,9 +75,9 @@ class Selection:
     Args:
         stage: its name in messages.
         scope: what the step works on.
-        limit: how many there may be for each state of the trainer; "auto": one for each phase of
-            freezing or accumulating, in each for ``SHAPES`` shapes of batches, and for one answer
-            to what the step's Python asked of a scheduled number.
+        limit: how many there may be for each state of the trainer; "auto": one for each phase (what
+            is frozen, how much is accumulated, whether a scheduled number is zero), in each for
+            ``SHAPES`` shapes of batches, and for one value of a number that Python read as such.
         gradients: those that programs keep, as ``{parameter}.grad``.
 
     Attributes:

@@ -84,7 +84,8 @@ class _States(defaultdict[Any, Any]):
 def _copy(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().clone()
-    return {key: _copy(item) for key, item in value.items()} if type(value) is dict else value
+    plain = type(value) in (dict, _InitialValues)
+    return {key: _copy(item) for key, item in value.items()} if plain else value
 
 
 def check_optimizer(optimizer: Optimizer, line: UserLine | None = None) -> None:
@@ -293,7 +294,7 @@ def _tried(
         alone = torch.random.fork_rng(devices=[])
         with alone, running(initializes=True), torch.no_grad(), plain_options([optimizer]):
             step(optimizer, closure=lambda: torch.zeros(()))
-        after = [_copy([*everyone]), [_copy(dict(states[p])) for p in everyone if p in states]]
+        after = [*map(_copy, everyone), _copy(dict(states))]
         return *states.initial(known), after
     finally:
         restore()

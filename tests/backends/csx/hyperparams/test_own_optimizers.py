@@ -258,7 +258,7 @@ class Sharpness(Optimizer):
         loss = closure()
         params = self.param_groups[0]["params"]
         for p in params:
-            self.state[p]["move"] = 0.05 * p.grad / p.grad.norm()
+            self.state[p].setdefault("move", 0.05 * p.grad / p.grad.norm())
             p.add_(self.state[p]["move"])
         closure()
         for p in params:
@@ -276,7 +276,7 @@ class Sharpness(Optimizer):
         (Flipping, r"Flipping changed a Python flag in its step"),
         (Listing, r"keeps tensors in a list, state\['history'\]"),
         (Wrapping, r"keeps another optimizer, in \.inner"),
-        (Sharpness, r"changes parameters before it evaluates its closure"),
+        (Sharpness, r"evaluates its closure twice, and makes state\['move'\] from the first"),
         (OwnTensor, r"put a traced tensor into OwnTensor.norm"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from math import exp as exponential
 from typing import Any
 
@@ -134,10 +135,10 @@ def _shrunk(lr: Any) -> Tensor:
         ),
         (lambda lr, k: [0, 0, 0, 1, 1][k] if isinstance(k, int) else 5, r"\['k'\], read by int"),
         (lambda lr, k: _shrunk(lr), r"\['lr'\], read by softshrink\(\), was 0.01"),
-        (lambda lr, k: 1.0 if lr < 0.015 else 2.0, r"\['lr'\] < 0.015 was True when traced"),
+        (lambda lr, k: [1.0, 2.0][int(lr < 0.015)], None),  # another program
     ],
 )
-def test_what_python_sees_of_a_number_may_not_change(look: Any, message: str) -> None:
+def test_what_python_sees_of_a_number_may_not_change(look: Any, message: str | None) -> None:
     class Looking(Optimizer):
         def __init__(self, params: Any, lr: float) -> None:
             super().__init__(params, {"lr": lr, "k": 3})
@@ -158,5 +159,6 @@ def test_what_python_sees_of_a_number_may_not_change(look: Any, message: str) ->
                 group["lr"], group["k"] = 0.02, 4
 
     assert_equals_stock(Looking, moving=(), limit_train_batches=2)
-    with pytest.raises(StateChanged, match=message):
+    refused = pytest.raises(StateChanged, match=message) if message else nullcontext()
+    with refused:
         assert_equals_stock(Looking, moving=(Move(),))

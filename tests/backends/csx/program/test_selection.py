@@ -5,7 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
+import torch
+from harness import assert_same_run, both
+from models import Classifier, loader, mlp
 from torch import nn
 
 from fulgurite.backends.csx.diagnostics.errors import StateChanged
@@ -36,3 +40,20 @@ def test_an_added_module_is_seen_by_the_whole_comparison_alone() -> None:
     assert before.is_changed()
     with pytest.raises(StateChanged, match="one more or less"):
         before.check("validation")
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_hook_may_end_weight_decay(optimizer: Any) -> None:
+    class Ends(pl.Callback):
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, idx: int) -> None:
+            if idx == 2:
+                trainer.optimizers[0].param_groups[0]["weight_decay"] = 0.0
+
+    ours, stock = both(
+        lambda: Classifier(mlp(), optimizer, weight_decay=0.5),
+        lambda: (loader(16 * 5),),
+        callbacks=(Ends(),),
+    )
+    assert_same_run(ours, stock)
+    assert len(ours.trainer.strategy.programs) == 2
