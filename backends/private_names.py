@@ -347,7 +347,10 @@ REQUIRED: dict[str, dict[str, str]] = {
     },
     "torch.nn.modules.batchnorm": {
         "_BatchNorm": "backends/csx/plugins/refusals.py",
-        "_NormBase": "backends/csx/program/guards.py",
+        "_NormBase": "backends/csx/contract/attributes.py",
+    },
+    "torch.nn.modules.dropout": {
+        "_DropoutNd": "backends/csx/contract/attributes.py",
     },
     "torch.nn.utils.prune.BasePruningMethod": {
         "_tensor_name": "backends/csx/program/pruned.py",

@@ -8,7 +8,8 @@ objects can only be passed on.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,7 +139,9 @@ class BatchSpec:
         else:
             leaves, tree = pytree.tree_flatten(batch)
             if tree != self._tree:
-                if _is_same_but_for_lengths(tree, self._tree):
+                now = (isinstance(leaf, Tensor) for leaf in leaves)
+                before = (leaf.shape is not None for leaf in self.leaves)
+                if _is_same_but_for_lengths(tree, self._tree, now, before):
                     return None
                 remedy = "return batches of one structure from the dataset or collate_fn"
                 if any(leaf is None for leaf in leaves):
@@ -227,13 +230,26 @@ def _kind_of(value: Any) -> str:
     return f"{type(value).__name__} {value!r}"
 
 
-def _is_same_but_for_lengths(a: pytree.TreeSpec, b: pytree.TreeSpec) -> bool:
-    """Whether two batches differ in nothing but how many leaves are in their lists."""
-    ours, others = a.children(), b.children()
-    if a.type is list and b.type is list and all(one.is_leaf() for one in (*ours, *others)):
-        return True
-    return (a.type, a.context, len(ours)) == (b.type, b.context, len(others)) and all(
-        map(_is_same_but_for_lengths, ours, others)
+def _is_same_but_for_lengths(
+    a: pytree.TreeSpec, b: pytree.TreeSpec, ours: Iterator[bool], others: Iterator[bool]
+) -> bool:
+    """Whether two batches differ in nothing but how many leaves are in their lists, and in tuples
+    of no tensors: ``default_collate`` makes one of the strings of a batch.
+
+    ``ours`` and ``others`` say of each leaf whether it is a tensor.
+    """
+    if a.is_leaf() and b.is_leaf():
+        return next(ours) is next(others)
+    children = a.children(), b.children()
+    if a.type is b.type and all(one.is_leaf() for both in children for one in both):
+        tensors = [*itertools.islice(ours, len(children[0]))]
+        tensors += itertools.islice(others, len(children[1]))
+        if a.type is list or (a.type is tuple and not any(tensors)):
+            return True
+        return (a.context, len(children[0])) == (b.context, len(children[1]))
+    return (a.type, a.context, len(children[0])) == (b.type, b.context, len(children[1])) and all(
+        _is_same_but_for_lengths(one, other, ours, others)
+        for one, other in zip(*children, strict=True)
     )
 
 

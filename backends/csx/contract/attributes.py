@@ -25,6 +25,8 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 from torchmetrics import Metric
 
 from fulgurite.backends.csx.contract.frozen_reads import warn
@@ -48,6 +50,8 @@ from fulgurite.backends.torch_versions import CHECKED
 
 _HOST_HOOK = "a host hook such as on_train_batch_start, which runs on every step"
 _Key = tuple[int, str]
+_OF_TRAINING: dict[str, type[nn.Module]] = {"p": _DropoutNd, "momentum": _NormBase}
+"""Numbers that layers read in eval mode, too, and do not use there."""
 
 
 class Attributes:
@@ -121,7 +125,13 @@ class Attributes:
         own = own or scalar_of_class(kind, name) is not MISSING
         frameworks = name == "training" or (name[0] == "_" and is_library(caller(sys._getframe(2))))
         empty = type(value) is tuple and not value
-        if not empty and own and not frameworks and (value is MISSING or is_scalar(value)):
+        unused = isinstance(module, _OF_TRAINING.get(name, ())) and not vars(module)["training"]
+        if (
+            not (empty or unused)
+            and own
+            and not frameworks
+            and (value is MISSING or is_scalar(value))
+        ):
             self._reads[key] = self._access(module, name, value)
 
     def _note_write(self, module: nn.Module, name: str, value: Any) -> Any:

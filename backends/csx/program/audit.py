@@ -25,6 +25,7 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from fulgurite.backends.csx.capture.comparison import check_results, check_same
 from fulgurite.backends.csx.capture.finished_trace import FinishedTrace
 from fulgurite.backends.csx.capture.python_state import Change
+from fulgurite.backends.csx.capture.readable import Readable
 from fulgurite.backends.csx.capture.recording import Recording
 from fulgurite.backends.csx.capture.retrace import as_first_traced
 from fulgurite.backends.csx.capture.scope import Scope
@@ -46,6 +47,8 @@ SHARE = 0.02
 
 COMPARING = 0.01
 """The part of a run's time that comparing Python values may take."""
+
+_NAMED = 3  # values that changed, in a message
 
 EVERY_STEP = False
 """Whether every step is looked at again, whatever it takes; for tests."""
@@ -98,6 +101,8 @@ class Audits:
         self._compare_at = 0.0  # not before, by time.perf_counter
         self._changed = Counter[str]()  # how often a value was another one, by its name
         self._looked_in = -1  # epoch
+        self._readable: Readable | None = None  # as the last audit found it
+        self._noticed: list[str] = []  # what was another value since
         self.due = False
 
     def built(self, executable: list[Executable], step: int) -> None:
@@ -124,9 +129,11 @@ class Audits:
             return
         began = perf_counter()
         if compare or began >= self._compare_at:
+            assert self._readable is not None
             changed = self._readable.changed()
             self._compare_at = began + (perf_counter() - began) / COMPARING
             self._changed.update(changed)
+            self._noticed += changed
             if any((times := self._changed[name]) & (times - 1) == 0 for name in changed):
                 self._new.update(self._same_at)
                 self.due = True
@@ -159,6 +166,7 @@ class Audits:
                 self._look(executable, traced, step)
             self._new.pop(executable, None)
             self._readable, self._looked_in = self._scope.readable(), self._epoch
+            self._noticed.clear()
             self._takes_s = perf_counter() - began
             self._budget.spend(self._takes_s)
         self.due = bool(self._new) or EVERY_STEP
@@ -172,10 +180,10 @@ class Audits:
             changes = self._changes(first, again)
         except LeakedTensor as error:
             if not error.is_constant:
-                raise _dated(error, when) from None
+                raise self._dated(error, when) from None
             self._give_up(executable, error, error.line)
         except TraceError as error:
-            raise _dated(error, when) from None
+            raise self._dated(error, when) from None
         except Exception as error:
             self._give_up(executable, error, raised_at(error))
         else:
@@ -185,6 +193,16 @@ class Audits:
                 check()
             if changes:
                 self._tell(first, again, changes)
+
+    def _dated(self, error: TraceError, when: str) -> TraceError:
+        """An error of an audit, which says when, and what changed on the host."""
+        text = f"{error.what}\n  changed: {when}; the steps before it ran as the first one"
+        found = [*self._noticed, *(self._readable.changed() if self._readable else ())]
+        names = [name for name in dict.fromkeys(found) if not name.endswith(".")]
+        if names:
+            more = f", and {len(names) - _NAMED} others" if len(names) > _NAMED else ""
+            text += f"\n  on the host: {', '.join(names[:_NAMED])}{more}"
+        return error.replaced(what=text, line=error.line)
 
     def _changes(self, first: Recording, again: _Again) -> list[Change]:
         """The Python values that the step changes, where it is the same program."""
@@ -241,12 +259,6 @@ class Audits:
 
 
 _NOTHING = contextlib.nullcontext()
-
-
-def _dated(error: TraceError, when: str) -> TraceError:
-    """An error of an audit, which says when."""
-    text = f"{error.what}\n  changed: {when}; the steps before it ran as the first one"
-    return error.replaced(what=text, line=error.line)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from harness import QUIET, csx, fit, make_trainer
 from lightning.pytorch.utilities import CombinedLoader
 from models import CLASSES, Classifier, loader, mlp, rows
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 import fulgurite
 from fulgurite.backends.csx.diagnostics.errors import InputChanged, UnsupportedInput
@@ -84,6 +84,20 @@ def test_a_batch_first_seen_expanded_is_laid_out() -> None:
 def test_a_batch_of_another_structure_is_refused(other: Any) -> None:
     with pytest.raises(InputChanged, match="another structure than the traced one"):
         feed(lambda b: b[0].sum(), [(X,), other])
+
+
+@pytest.mark.parametrize(
+    "item", [(X[0], "a"), (X[0], ("a", 1.0)), (X[0], {"name": ("a",)}), (X[0], ["a", "b"])]
+)
+def test_strings_that_a_smaller_last_batch_has_fewer_of(item: Any) -> None:
+    """``default_collate`` makes a tuple of the strings of a batch."""
+    batches = [default_collate([item] * count) for count in (4, 4, 2)]
+    assert len(feed(lambda b: b[0].sum(), batches)) == 3
+
+
+def test_a_tensor_in_the_place_of_a_string_is_another_structure() -> None:
+    with pytest.raises(InputChanged, match="another structure than the traced one"):
+        feed(lambda b: b[0].sum(), [(X, ("a", "b")), (X, (X,))])
 
 
 def test_two_views_of_one_storage_work() -> None:

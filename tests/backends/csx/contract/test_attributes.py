@@ -200,6 +200,20 @@ def test_evaluation_compares_when_it_starts() -> None:
         trainer.validate(module, loader(32), verbose=False)
 
 
+def test_what_layers_use_in_training_alone_may_change_for_evaluation() -> None:
+    class Norms(Classifier):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.net(batch[0])
+
+        def on_train_start(self) -> None:  # after the sanity check, which has read them
+            self.net[1].p, self.net[2].momentum = 0.3, 0.2
+
+    net = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.1), nn.BatchNorm1d(8), nn.Linear(8, 4))
+    made = lambda: (loader(64), loader(32))  # noqa: E731
+    run = fit(lambda: Norms(net), made, static=True, max_epochs=2, num_sanity_val_steps=1)
+    assert len(run.losses) == 8
+
+
 def test_a_change_is_found_where_lightning_calls_the_hooks_itself() -> None:
     change = Sets("on_train_batch_end", lambda m: setattr(m, "weight", 2.0))
     make = lambda: Steps(weighted, weight=1.0)  # noqa: E731
