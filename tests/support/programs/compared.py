@@ -30,7 +30,6 @@ REFUSED: dict[str, type[TraceError]] = {
     "rl.dqn_plays_inside_training_step": RandomStateSet,
     "text.adaptive_softmax_model": DynamicShape,
     "text.packed_lstm_classifier": HostRead,
-    "text.bilstm_tagger": DynamicShape,
     "text.ctc_speech": DynamicShape,
     "text.hidden_state_from_none": StateBornInStep,
     "tabular.support_vector_machine": UnsupportedState,  # the batch value of HingeLoss

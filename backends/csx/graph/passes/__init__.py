@@ -17,6 +17,7 @@ hold_state      where a guard says that the step went wrong, no state changes (h
 and for compiled programs those of ``COMPILER_PASSES``:
 
 write_factors_out  a factor of a sum is a product, which the compiler would lose (factors)
+cast_before_sums  a cumulative sum in another dtype casts first (cumulative)
 realize_scalars  are computed once, outside the loops (realize)
 separate_regions  fused regions are kept apart from what is around them (regions)
 
@@ -32,6 +33,7 @@ from collections.abc import Callable, Iterator
 
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.passes.cbfloat16 import to_cbfloat16
+from fulgurite.backends.csx.graph.passes.cumulative import cast_before_sums
 from fulgurite.backends.csx.graph.passes.draws import functional_draws
 from fulgurite.backends.csx.graph.passes.factors import write_factors_out
 from fulgurite.backends.csx.graph.passes.fold import fold_zeros
@@ -57,6 +59,7 @@ PASSES: tuple[Callable[[Graph], Graph], ...] = (
 CBFLOAT16_PASSES = (*PASSES[:2], to_cbfloat16, *PASSES[2:])
 COMPILER_PASSES: tuple[Callable[[Graph], Graph], ...] = (
     write_factors_out,
+    cast_before_sums,
     realize_scalars,
     separate_regions,
 )

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fulgurite.backends.csx.graph.graph import Graph, Kind
 from fulgurite.backends.csx.graph.passes.cbfloat16 import to_cbfloat16
+from fulgurite.backends.csx.graph.passes.cumulative import cast_before_sums
 from fulgurite.backends.csx.graph.passes.draws import functional_draws
 from fulgurite.backends.csx.graph.passes.factors import write_factors_out
 from fulgurite.backends.csx.graph.passes.fold import fold_zeros
@@ -74,6 +75,20 @@ def test_write_factors_out_gives_a_sum_a_product_of_its_dtype() -> None:
     sums = written.module.graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor)
     assert [dict(node.kwargs) for node in sums] == [{}, {}, {"alpha": 0.5}]
     pairs = zip(run(written, *inputs), run(graph, *inputs), strict=True)
+    assert all(torch.equal(a, b) and a.dtype is b.dtype for a, b in pairs)
+
+
+def test_cast_before_sums_keeps_the_dtype_that_the_compiler_loses() -> None:
+    def step(x: Tensor) -> Any:
+        halves = torch.full((4,), 0.5)
+        return x.cumsum(0, dtype=torch.int64), halves.cumsum(0, dtype=torch.int64), x.cumsum(0)
+
+    graph = graph_of(step, X)
+    written = cast_before_sums(graph)
+    verify(written)
+    sums = written.module.graph.find_nodes(op="call_function", target=torch.ops.aten.cumsum.default)
+    assert [dict(node.kwargs) for node in sums] == [{}, {}, {}]
+    pairs = zip(run(written, X), run(graph, X), strict=True)
     assert all(torch.equal(a, b) and a.dtype is b.dtype for a, b in pairs)
 
 
