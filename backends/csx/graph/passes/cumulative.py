@@ -1,9 +1,10 @@
-"""Write the dtype of a cumulative sum as a cast: ``cumsum(x, 0, dtype=d)`` as ``cumsum(x.to(d), 0)``.
+"""Write the dtype of a cumulative sum as a cast: ``cumsum(x, 0, dtype=d)``, ``cumsum(x.to(d), 0)``.
 
-Inductor replaces the cumulative sum of a constant tensor by a range, and there loses ``dtype``, of the
-numbers and of the result (torch 2.13 to 2.15: ``pointless_cumsum_replacement`` in
-``fx_passes/post_grad.py``): sums of 0.5 as integers were 0.5, 1.0, 1.5 instead of zeros. The operation
-is defined as the cast and then the sum, so numbers stay as they are. Only for compiled programs.
+Inductor replaces the cumulative sum of a constant tensor by a range, and there loses ``dtype``, of
+the numbers and of the result (torch 2.13 to 2.15: ``pointless_cumsum_replacement`` in
+``fx_passes/post_grad.py``): sums of 0.5 as integers were 0.5, 1.0, 1.5 instead of zeros. The
+operation is defined as the cast and then the sum, so numbers stay as they are. Only for compiled
+programs.
 """
 
 from __future__ import annotations
