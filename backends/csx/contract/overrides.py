@@ -89,6 +89,28 @@ def _random_from_zero(args: Any, kwargs: Any) -> Any:
     return given["self"].random_(given["to"] - given["from"]).add_(given["from"])
 
 
+def _covariance(args: Any, kwargs: Any) -> Any:
+    """``torch.cov`` without its look at the number of observations; not with weights."""
+    given = {**dict(zip(("input",), args, strict=False)), **kwargs}
+    if len(args) > 1 or not (given.keys() <= {"input", "correction"}):
+        return NotImplemented
+    x: Tensor = given["input"]
+    x = x.view(1, -1) if x.ndim < 2 else x
+    count = x.shape[1]
+    apart = x - (x.sum(1) / count).unsqueeze(1)
+    free = max(count - given.get("correction", 1), 0)
+    return (apart @ apart.t().conj() / free).squeeze()
+
+
+def _correlation(args: Any, kwargs: Any) -> Any:
+    """``torch.corrcoef``, which is made of ``torch.cov``."""
+    covariance = _covariance(args, kwargs)
+    if not covariance.ndim:
+        return covariance / covariance
+    deviation = covariance.diag().sqrt()
+    return (covariance / deviation.view(-1, 1) / deviation.view(1, -1)).clamp(-1, 1)
+
+
 STATIC_FORMS: dict[Any, Callable[[Any, Any], Any]] = {
     torch.bincount: _static_bincount,
     Tensor.bincount: _static_bincount,
@@ -97,4 +119,6 @@ STATIC_FORMS: dict[Any, Callable[[Any, Any], Any]] = {
     Tensor.__deepcopy__: _copied,
     Tensor.random_: _random_from_zero,
     nn.functional.gaussian_nll_loss: _gaussian_nll,
+    **dict.fromkeys((torch.cov, Tensor.cov), _covariance),
+    **dict.fromkeys((torch.corrcoef, Tensor.corrcoef), _correlation),
 }
