@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -25,7 +27,7 @@ from torch import Tensor
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
-from fulgurite.backends.csx.diagnostics.user_lines import UserLine
+from fulgurite.backends.csx.diagnostics.user_lines import UserLine, belongs_to_library
 from fulgurite.backends.csx.graph.dtypes import wide
 from fulgurite.backends.csx.state.places import StateTensor
 from fulgurite.backends.csx.state.snapshot import remember
@@ -219,7 +221,9 @@ def _begins_with(optimizer: Optimizer, state: dict[Any, Any], seed: int) -> bool
 
 def _check(optimizer: Optimizer, values: Any, line: UserLine | None) -> None:
     name = type(optimizer).__name__
+    made_at = line
     for key, value in values.items() if isinstance(values, dict) else ():
+        line = _where_made(type(optimizer), key) or made_at
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             raise UnsupportedState(
                 f"{name} keeps state['{key}'] as a Python number ({value!r}); the program would"
@@ -238,6 +242,25 @@ def _check(optimizer: Optimizer, values: Any, line: UserLine | None) -> None:
             _check_tensor(f"{name} keeps state['{key}']", value, device, line)
         if isinstance(value, dict):
             _check(optimizer, value, line)
+
+
+def _where_made(kind: type, key: Any) -> UserLine | None:
+    """The first line in an optimizer of the user's that puts something under a key."""
+    sets = re.compile(rf"""\[["']{re.escape(str(key))}["']\]\s*=[^=]""")
+    methods = (one for owner in kind.__mro__ for one in vars(owner).values())
+    for method in methods:
+        function = inspect.unwrap(method) if callable(method) else None
+        if not isinstance(function, FunctionType) or belongs_to_library(function):
+            continue
+        try:
+            lines, first = inspect.getsourcelines(function)
+        except OSError:  # there is no file
+            continue
+        for i, text in enumerate(lines):
+            if sets.search(text):
+                code = function.__code__
+                return UserLine(code.co_filename, first + i, code.co_name)
+    return None
 
 
 def _check_tensor(keeps: str, value: Tensor, device: torch.device, line: UserLine | None) -> None:

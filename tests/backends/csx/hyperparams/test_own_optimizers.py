@@ -267,6 +267,15 @@ class Sharpness(Optimizer):
 
 
 @pytest.mark.fits
+def test_the_line_that_keeps_a_number_is_named() -> None:
+    with pytest.raises(UnsupportedState) as raised:
+        fit(lambda: Classifier(mlp(), CountingSGD), lambda: (loader(),), static=True)
+    line = raised.value.line
+    assert line is not None
+    assert (line.function, line.source) == ("update", 'state["step"] = state.get("step", 0) + 1')
+
+
+@pytest.mark.fits
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
