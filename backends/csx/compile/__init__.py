@@ -27,7 +27,8 @@ entries          one of them, sealed; cache_folder: where they lie; upkeep: thei
                  and which of them are removed
 compiler_log     a compiler that failed: a line for the screen, and a file with the rest
 failures         a step that fails while it runs: whose line, and why
-selfcheck        a compiled graph's first run beside the same graph run operation by operation
-sensitivity      how far rounding moves a graph's results
+selfcheck        runs of a compiled graph beside the same graph run operation by operation;
+                 differences: what is compared; sensitivity: how far rounding moves a graph's
+                 results; trust: what runs the graph meanwhile, and then
 denormals        numbers next to zero, as zero; threads: how many compute a program
 """

@@ -47,6 +47,12 @@ class Loaded:
     made: Callable[[], Made] = Made
     check_again: Callable[[], None] | None = None
 
+    def tell(self) -> None:
+        """Tell whoever wants to know, once, what runs the graph from now on."""
+        if self.told is not None:
+            self.told()
+            self.told = None
+
 
 class Timer(Protocol):
     """Whoever wants to know how long programs run."""

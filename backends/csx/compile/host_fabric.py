@@ -30,12 +30,11 @@ from fulgurite.backends.csx.compile.cache import (
 from fulgurite.backends.csx.compile.cache_folder import SharedFolder
 from fulgurite.backends.csx.compile.fabric import Call, Fabric, Loaded, Shown
 from fulgurite.backends.csx.compile.failures import explained
-from fulgurite.backends.csx.compile.fingerprint import described_inputs, program_key, versions
+from fulgurite.backends.csx.compile.fingerprint import described_inputs, program_key
 from fulgurite.backends.csx.compile.inductor import check_regions, compile_graph
 from fulgurite.backends.csx.compile.kept import Kept
 from fulgurite.backends.csx.compile.made import PROGRAM, one_by_one, tell_fallen
 from fulgurite.backends.csx.compile.program import load as load_program
-from fulgurite.backends.csx.compile.selfcheck import SelfCheck
 from fulgurite.backends.csx.compile.threads import (
     let_idle_threads_sleep,
     set_threads,
@@ -49,6 +48,7 @@ from fulgurite.backends.csx.compile.toolchain import (
     nothing_compiled,
     toolchain_missing,
 )
+from fulgurite.backends.csx.compile.trust import check_first
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.passes import INTERPRETER_PASSES, lower
@@ -131,7 +131,7 @@ class HostFabric(Fabric):
             made=functools.partial(made.read, self._cache.folder / key, graph),
         )
         tell_fallen(graph, self._cache.folder / key)
-        self._check_first(loaded, None, graph, found, key)
+        self._check_first(loaded, graph, found, key, lambda: _one_by_one(graph))
         return loaded
 
     @property
@@ -191,37 +191,26 @@ class HostFabric(Fabric):
         if found is None:
             why = compiler_log.with_log(why, job.log)
             loaded.call, loaded.how = reference, f"run operation by operation ({why})"
-            _tell(loaded)
+            loaded.tell()
             return loaded.call
         loaded.call, loaded.compiled, loaded.how = found.value, True, "compiled"
         loaded.made = functools.partial(made.read, self._cache.folder / key, graph)
         tell_fallen(graph, self._cache.folder / key)
-        if not self._check_first(loaded, reference, graph, found, key):
-            _tell(loaded)
+        if not self._check_first(loaded, graph, found, key, lambda: reference):
+            loaded.tell()
         return loaded.call
 
     def _check_first(
-        self, loaded: Loaded, reference: Call | None, graph: Graph, found: Fetched[Call], key: str
+        self,
+        loaded: Loaded,
+        graph: Graph,
+        found: Fetched[Call],
+        key: str,
+        right: Callable[[], Call],
     ) -> bool:
-        """Let the first calls be the self-check, and return that, unless it was done before.
-
-        Who passes it is marked in the cache, with the versions of what it was done with.
-        """
         folder = self._cache.folder
         reports = Path(self._backend.artifact_dir or folder / REPORTS)
-
-        def check(once: bool) -> None:
-            right = reference or _one_by_one(graph)
-            settled = functools.partial(_checked, loaded, found, right, once, again)
-            program = folder / key
-            loaded.call = SelfCheck(graph, found.value, right, settled, reports, program, once)
-
-        again = functools.partial(check, once=True)
-        if (found.marked or "").partition("\n")[0] == versions():
-            loaded.check_again = again
-            return False
-        check(once=False)
-        return True
+        return check_first(loaded, graph, found, right, folder / key, reports)
 
     def run(self, loaded: Loaded, inputs: list[Tensor]) -> Sequence[Tensor]:
         """Run a graph without gradients, with denormals as zero, with its number of threads."""
@@ -258,37 +247,6 @@ class HostFabric(Fabric):
             _set_grad_enabled(gradients)
             if timer is not None:
                 timer.end()
-
-
-def _checked(
-    loaded: Loaded,
-    found: Fetched[Call],
-    reference: Call,
-    once: bool,
-    again: Callable[[], None],
-    agreed: bool,
-    done: str,
-) -> None:
-    """What runs a graph after its self-check, or between its parts, where nothing is ``done``."""
-    if not agreed:
-        loaded.call, loaded.compiled, loaded.check_again = reference, False, None
-        assert loaded.graph is not None
-        loaded.made = functools.partial(one_by_one, loaded.graph)
-        loaded.how = "run operation by operation (compiled, it was wrong)"
-        found.mark("wrong")
-        return
-    if done:
-        loaded.call, loaded.check_again = found.value, again
-        if not once:
-            found.mark(f"{versions()}\n{done}")
-    _tell(loaded)
-
-
-def _tell(loaded: Loaded) -> None:
-    """Tell whoever wants to know what a graph is run by from now on."""
-    if loaded.told is not None:
-        loaded.told()
-        loaded.told = None
 
 
 def _compile_into(

@@ -21,27 +21,27 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from fulgurite.backends.csx.compile.compiler_log import in_a_line
+from fulgurite.backends.csx.compile.differences import (
+    Comparison,
+    Difference,
+    Start,
+    Trial,
+    is_equal,
+    shared,
+)
 from fulgurite.backends.csx.compile.fabric import Call
-from fulgurite.backends.csx.compile.sensitivity import Noisy, moved_away
+from fulgurite.backends.csx.compile.sensitivity import moved_away
 from fulgurite.backends.csx.diagnostics.errors import PUBLIC
-from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_of
+from fulgurite.backends.csx.diagnostics.user_lines import line_of
 from fulgurite.backends.csx.graph.graph import Graph, like
-from fulgurite.backends.csx.graph.op_schema import is_random, operation_name, written_nodes
-from fulgurite.backends.csx.state.storage import brief
 
-TOLERANCES = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
-"""Allowed error of an element, relative to |element| + 0.1 * the largest one of its tensor."""
-_FACTOR = 8  # times what the graph itself moved by
-_DRAWS, _PATIENCE = 32, 16  # runs with other rounding; how many in a row that explain nothing more
 _LATEST = 8  # steps, of which the last is compared again whatever state has not changed
 
 
@@ -50,43 +50,6 @@ class MiscompiledWarning(UserWarning):
 
 
 MiscompiledWarning.__module__ = PUBLIC
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """A tensor that a graph returns or writes: what to call it, and the operation that made it."""
-
-    name: str
-    maker: fx.Node
-    position: int  # of the maker in the graph
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """What every run begins with."""
-
-    inputs: list[Tensor]
-    random_state: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """One run from copies of the written inputs."""
-
-    inputs: list[Tensor]
-    outputs: list[Tensor]
-    values: list[Tensor]
-    random_state: Tensor
-    shared: list[tuple[int, ...]]  # for each output: which inputs and outputs are its memory, too
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """What the compiled graph got wrong first, and where; what kind of wrong that is; in words."""
-
-    what: str
-    line: UserLine | None
-    how: str = "gave other numbers than its operations one by one"
 
 
 class SelfCheck:
@@ -119,7 +82,7 @@ class SelfCheck:
         self._graph, self._compiled, self._reference = graph, compiled, reference
         self._settled, self._folder, self._program = settled, folder, program
         self._written = sorted(graph.written())
-        self._values = list(_values(graph, self._written))
+        self._compared = Comparison(graph, self._run)
         self._once, self._calls, self.trusted = once, 0, False
         self._done: list[str] = []
         self._newborn: dict[int, Tensor] = {}  # state as the first step found and left it
@@ -174,7 +137,7 @@ class SelfCheck:
         if isinstance(tried, Exception):
             difference = Difference(in_a_line(tried), None, "failed, and its operations did not")
         else:
-            difference = self._difference(tried, right, start)
+            difference = self._compared.difference(tried, right, start)
         return difference and self._report(difference, tried, right, start)
 
     def _moved_away(self, start: Start, first: Trial) -> Difference | None:
@@ -190,8 +153,8 @@ class SelfCheck:
         except (RuntimeError, IndexError, ValueError):
             return None  # an index made of a number, say
         tried = self._tried(moved)
-        for value, now, was in zip(self._values, first.outputs, results, strict=False):
-            if not _is_equal(now, was):
+        for value, now, was in zip(self._compared.values, first.outputs, results, strict=False):
+            if not is_equal(now, was):
                 what = f"{value.name} is what the next step computes there"
                 return self._report(Difference(what, line_of(value.maker)), tried, right, moved)
         difference = self._judged(tried, right, moved)
@@ -213,7 +176,7 @@ class SelfCheck:
         torch.set_rng_state(start.random_state)
         outputs = list(call(list(copies)))
         values = [*outputs, *(copies[i] for i in self._written)]
-        return Trial(copies, outputs, values, torch.get_rng_state(), _shared(outputs, copies))
+        return Trial(copies, outputs, values, torch.get_rng_state(), shared(outputs, copies))
 
     def _own(self, output: Tensor, copies: list[Tensor], inputs: list[Tensor]) -> Tensor:
         """A result; one that is memory of a written input, of that input and not of its copy."""
@@ -223,52 +186,6 @@ class SelfCheck:
                 offset = output.storage_offset() + own.storage_offset()
                 return own.as_strided(output.size(), output.stride(), offset)
         return output
-
-    # -- comparing ---------------------------------------------------------------------------
-
-    def _difference(self, tried: Trial, right: Trial, start: Start) -> Difference | None:
-        for k, (a, b) in enumerate(zip(tried.values, right.values, strict=True)):
-            if (a.dtype, a.shape) != (b.dtype, b.shape):
-                value = self._values[k]
-                return Difference(
-                    f"{value.name} is {brief(a)}, not {brief(b)}", line_of(value.maker)
-                )
-        for k, (ours, theirs) in enumerate(zip(tried.shared, right.shared, strict=True)):
-            if not set(ours) <= set(theirs):
-                value = self._values[k]
-                return Difference(f"{value.name} is memory of another value", line_of(value.maker))
-        apart = {
-            k: slack
-            for k, (a, b) in enumerate(zip(tried.values, right.values, strict=True))
-            if (slack := _Slack(a, b)).left
-        }
-        apart = self._unexplained(apart, start)
-        if apart:
-            first = min(apart, key=lambda k: self._values[k].position)
-            value = self._values[first]
-            others = f", and {len(apart) - 1} others" if len(apart) > 1 else ""
-            what = f"{value.name} is {apart[first].words()}{others}"
-            return Difference(what, line_of(value.maker))
-        if not torch.equal(tried.random_state, right.random_state):
-            draws = [node for node in self._graph.operations() if is_random(node.target)]
-            line = line_of(draws[0]) if draws else None
-            return Difference("another number of random numbers was drawn", line)
-        return None
-
-    def _unexplained(self, apart: dict[int, _Slack], start: Start) -> dict[int, _Slack]:
-        """Those of the values apart that the graph's own rounding does not explain."""
-        waited = 0
-        for seed in range(_DRAWS):
-            if not apart or waited == _PATIENCE:
-                break
-            count = sum(slack.left for slack in apart.values())
-            noisy = Noisy(self._graph.module, seed, scale=2 ** (seed // 8))
-            moved = self._run(lambda given, noisy=noisy: noisy.run(*given), start)  # type: ignore[misc]
-            for k, slack in apart.items():
-                slack.widen(moved.values[k])
-            apart = {k: slack for k, slack in apart.items() if slack.left}
-            waited = 0 if sum(slack.left for slack in apart.values()) < count else waited + 1
-        return apart
 
     # -- telling -----------------------------------------------------------------------------
 
@@ -315,104 +232,10 @@ class SelfCheck:
                 continue
             values = {
                 f"{k}: {value.name}": tensor
-                for k, (value, tensor) in enumerate(zip(self._values, trial.values, strict=True))
+                for k, (value, tensor) in enumerate(
+                    zip(self._compared.values, trial.values, strict=True)
+                )
             }
             kept = {"values": values, "random_state": trial.random_state}
             torch.save(kept, folder / f"{name}.pt")
         return folder
-
-
-class _Slack:
-    """Elements of a value that are apart, and how far rounding moves each."""
-
-    def __init__(self, tried: Tensor, right: Tensor) -> None:
-        self._tried, self._right = tried, right
-        self._apart: Tensor | None = None
-        self._moved: Tensor | None = None
-        if not (tried.dtype == right.dtype and torch.equal(tried, right)):
-            self._a, self._b = _numbers(tried), _numbers(right)
-            self._allowed = _allowed(right.dtype, self._b)
-            self._compare()
-
-    @property
-    def left(self) -> int:
-        """How many elements are apart."""
-        return 0 if self._apart is None else int(self._apart.sum())
-
-    def widen(self, moved: Tensor) -> None:
-        """Take in what another rounding made of the value."""
-        moves = (_numbers(moved) - self._b).abs()
-        moves = moves.nan_to_num(nan=torch.inf)  # finite here and not there
-        moves = moves.masked_fill(~self._b.isfinite() & (_numbers(moved) == self._b), 0.0)
-        moves = moves.masked_fill(self._b.isnan() & _numbers(moved).isnan(), 0.0)
-        self._moved = moves if self._moved is None else torch.maximum(self._moved, moves)
-        self._compare()
-
-    def words(self) -> str:
-        """The first element apart: ``nan instead of 0.42 at [3, 1] (7 of 64 elements)``."""
-        assert self._apart is not None
-        place = self._apart.nonzero()[0].tolist()
-        got, wanted = (t[tuple(place)].item() for t in (self._a, self._b))
-        at = f" at {place}" if place else ""
-        count = f" ({self.left} of {self._apart.numel()} elements)" if place else ""
-        return f"{got:.7g} instead of {wanted:.7g}{at}{count}"
-
-    def _compare(self) -> None:
-        allowed = self._allowed
-        if self._moved is not None:
-            allowed = allowed + _FACTOR * self._moved
-        same = (self._a == self._b) | (self._a.isnan() & self._b.isnan())
-        error = (self._a - self._b).abs().nan_to_num(nan=torch.inf)
-        self._apart = ~same & ((error > allowed) | (error.isinf() & ~allowed.isinf()))
-
-
-def _numbers(x: Tensor) -> Tensor:
-    return torch.view_as_real(x).double() if x.is_complex() else x.double()
-
-
-def _shared(outputs: list[Tensor], inputs: list[Tensor]) -> list[tuple[int, ...]]:
-    """For each output the positions of inputs, and of outputs before it, that are its memory."""
-    pointers = [t.untyped_storage().data_ptr() if t.numel() else 0 for t in (*inputs, *outputs)]
-    first = len(inputs)
-    return [
-        tuple(i for i, one in enumerate(pointers[:k]) if one == pointers[k] != 0)
-        for k in range(first, len(pointers))
-    ]
-
-
-def _is_equal(a: Tensor, b: Tensor) -> bool:
-    """Whether all bits are: NaN equals NaN."""
-    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
-
-
-def _allowed(dtype: torch.dtype, right: Tensor) -> Tensor:
-    """How far each element may be apart: nothing for integers and booleans."""
-    tolerance = TOLERANCES.get(dtype, 1e-4 if dtype.is_complex else 0.0)
-    size = right.abs().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-    return tolerance * (size + 0.1 * size.max())
-
-
-def _values(graph: Graph, written: list[int]) -> Iterator[Value]:
-    """What a graph returns and writes, in the order of ``Trial.values``."""
-    positions = {node: i for i, node in enumerate(graph.module.graph.nodes)}
-    returned: Any = graph.module.graph.output_node().args[0]
-    for node in returned:
-        maker = _origin(node)
-        yield Value("what the step returns", maker, positions[maker])
-    placeholders = graph.placeholders()
-    for i in written:
-        state = placeholders[i]
-        last = [user for user in state.users if state in written_nodes(user)][-1]
-        copied = last.args[1] if last.target is torch.ops.aten.copy_.default else last
-        assert isinstance(copied, fx.Node)
-        maker = _origin(copied)
-        yield Value(graph.inputs[i].name, maker, positions[maker])
-
-
-def _origin(node: fx.Node) -> fx.Node:
-    """The operation that computed a value: Lightning copies a loss, and divides it by a number."""
-    while operation_name(node.target) in ("clone", "detach", "alias", "_to_copy", "div"):
-        if len(node.all_input_nodes) != 1:
-            break
-        [node] = node.all_input_nodes
-    return node

@@ -204,9 +204,7 @@ class StaticGraph(ChecksStates):
     def on_host_code(self, ends: bool = False, last: bool = False) -> None:
         """The user's code runs on the host: it may look at numbers, and change what steps read.
 
-        Args:
-            ends: whether the next step is the last of an epoch.
-            last: whether it is the last of the run.
+        The next step is the last of an epoch if that ``ends``, or the run's ``last``.
         """
         self.schedulers.show()
         self.host_code.runs += 1

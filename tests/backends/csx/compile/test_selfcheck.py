@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fulgurite.backends.csx.capture import finished_trace
-from fulgurite.backends.csx.compile import compiler_patches, host_fabric, made, selfcheck
+from fulgurite.backends.csx.compile import compiler_patches, host_fabric, made, selfcheck, trust
 from fulgurite.backends.csx.compile.cache import Fetched
 from fulgurite.backends.csx.compile.fingerprint import versions
 from fulgurite.backends.csx.graph.graph import Graph
@@ -307,7 +307,7 @@ def test_what_came_from_the_background_is_checked_first_unless_it_was(
     (cache.folder / KEY).mkdir(parents=True)
     made.write(cache.folder / KEY, (), {})
     monkeypatch.setattr(cache, "find", lambda key, load: compiled)
-    monkeypatch.setattr(host_fabric, "SelfCheck", lambda *args: args)
+    monkeypatch.setattr(trust, "SelfCheck", lambda *args: args)
     call = settling.settle()
     assert settling.loaded.call is call
     checked = (settling.loaded.graph, compiled.value, settling.reference)
