@@ -29,10 +29,9 @@ from fulgurite.backends.csx.diagnostics.errors import GraphChanged, StateChanged
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.state.storage import Layout, brief
 
-_NUMBER = "a buffer that a host hook sets (self.k.fill_(...)), or a tensor of the batch"
-_OTHER_NUMBER = f"where a number changes: {_NUMBER}"
-_OTHER_OPERATIONS = (
-    f"torch.where(condition, a, b) computes both sides; for a number that changes: {_NUMBER}"
+_REMEDY = (
+    "for a number that changes, a buffer that a host hook sets (self.k.fill_(...)), or a tensor of"
+    " the batch; for a branch, torch.where(condition, a, b), which computes both sides"
 )
 _NO_OPERATION = Operation("nothing", (), None)
 _NO_MORE = Operation(OUTPUTS, (), None)
@@ -190,7 +189,7 @@ def _error(
         f"  before: {before}{_place(was.line)}\n"
         f"  now:    {now}{_place(is_now.line)}",
         line=blame or is_now.line or was.line,
-        remedy=_OTHER_NUMBER if was.target == is_now.target else _OTHER_OPERATIONS,
+        remedy=_REMEDY,
     )
 
 

@@ -79,11 +79,15 @@ class Readable:
     def changed(self) -> list[str]:
         """What is another than the last time that this was asked, as the user's code names it."""
         before, self._seen = self._seen, self._walk()
-        return [
-            name
-            for name, was in before.items()
-            if not all(map(_is_same, was, self._seen.get(name, was)))
-        ]
+        names = list[str]()
+        for name, was in before.items():
+            now = self._seen.get(name, was)
+            if name[-1] == ".":  # the attributes of something
+                came = (one ^ other for one, other in zip(was, now, strict=False))
+                names += (f"{name}{key}" for keys in came for key in sorted(keys))
+            elif not all(map(_is_same, was, now)):
+                names.append(name)
+        return names
 
     def _walk(self) -> dict[str, list[Any]]:
         walk = _Walk(self._names)

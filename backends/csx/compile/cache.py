@@ -5,7 +5,8 @@ look into them. It is sealed with its key (see ``entries``). In ``compile_dir`` 
 
     <key>/          an entry; its modification time is when it was last used
     <key>.lock      locked exclusively while the entry is built or removed, shared while loaded
-    <key>.mark      the seal of an entry, and what its user has to say of this build of it alone
+    <key>.mark      what the user of an entry says of this build of it alone, under the SHA-256 of
+                    that and the entry's seal
     <key>.*.part    an entry while it is built; what a killed process left is swept
 
 Loading an entry runs the code in it. So it is loaded only if every byte is as it was written, and
@@ -37,7 +38,7 @@ from fulgurite.backends.csx.compile.cache_folder import (
     make,
     refuse_shared,
 )
-from fulgurite.backends.csx.compile.entries import is_odd, is_whole, remove, seal, seal_of
+from fulgurite.backends.csx.compile.entries import is_odd, is_whole, remove, seal, seal_of, sha256
 from fulgurite.backends.csx.compile.upkeep import (
     KEY,
     PART,
@@ -213,7 +214,7 @@ class CompileCache:
         sealed, mark = seal_of(entry), mark_file(self.folder, entry.name)
         whole = mark.exists() and not is_odd(mark)
         begins, _, text = mark.read_bytes().partition(b"\n") if whole else (b"", b"", b"")
-        marked = text.decode(errors="replace") if begins == sealed else None
+        marked = text.decode() if begins == sha256(sealed + text) else None
         return Fetched(load(entry), built, marked, functools.partial(_put_mark, mark, sealed))
 
     def _build(self, entry: Path, build: Callable[[Path], None]) -> None:
@@ -265,7 +266,7 @@ def _put_mark(mark: Path, sealed: bytes, text: str) -> None:
         if is_odd(mark):
             remove(mark)
         with open(mark, "wb", opener=private) as file:
-            file.write(sealed + b"\n" + text.encode())
+            file.write(sha256(sealed + text.encode()) + b"\n" + text.encode())
 
 
 def limit_bytes() -> int:

@@ -26,7 +26,7 @@ def is_whole(entry: Path) -> bool:
         if not all(is_ours(path) for path in (entry, *entry.rglob("*"))):
             return False
         seal, _, listed = (entry / MANIFEST).read_bytes().partition(b"\n")
-        return seal == _sha256(listed) and listed == _listing(entry, entry.name)
+        return seal == sha256(listed) and listed == _listing(entry, entry.name)
     except OSError:
         return False
 
@@ -39,7 +39,7 @@ def seal_of(entry: Path) -> bytes:
 def seal(folder: Path, key: str) -> None:
     """Write the manifest, and leave everything to its owner, whatever the process's umask is."""
     listed = _listing(folder, key)
-    (folder / MANIFEST).write_bytes(_sha256(listed) + b"\n" + listed)
+    (folder / MANIFEST).write_bytes(sha256(listed) + b"\n" + listed)
     for path in folder.rglob("*"):
         path.chmod(0o700 if path.is_dir() else 0o600)
 
@@ -55,7 +55,8 @@ def _listing(folder: Path, key: str) -> bytes:
     return "".join(lines).encode()
 
 
-def _sha256(data: bytes) -> bytes:
+def sha256(data: bytes) -> bytes:
+    """A checksum, in hexadecimal."""
     return hashlib.sha256(data).hexdigest().encode()
 
 

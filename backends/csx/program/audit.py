@@ -109,6 +109,8 @@ class Audits:
         """Entry points are new: each is looked at again the next time that it runs."""
         for one in executable:
             self._new[one] = self._same_at[one] = step
+        if self._readable is not None:
+            self._readable.changed()  # by the step's own code, which ran to be traced
         self.due = True
 
     def wake(self, compare: bool, last_hooks: Collection[str]) -> None:
@@ -198,7 +200,7 @@ class Audits:
         """An error of an audit, which says when, and what changed on the host."""
         text = f"{error.what}\n  changed: {when}; the steps before it ran as the first one"
         found = [*self._noticed, *(self._readable.changed() if self._readable else ())]
-        names = [name for name in dict.fromkeys(found) if not name.endswith(".")]
+        names = list(dict.fromkeys(found))
         if names:
             more = f", and {len(names) - _NAMED} others" if len(names) > _NAMED else ""
             text += f"\n  on the host: {', '.join(names[:_NAMED])}{more}"

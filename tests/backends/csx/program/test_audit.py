@@ -377,14 +377,15 @@ class Validated(Classifier):
 OPTIONS: dict[str, Any] = {"max_epochs": 2, "num_sanity_val_steps": 0}
 
 
-def test_the_second_batch_of_each_stage_whatever_it_takes(
+def test_the_second_and_the_last_batch_of_each_stage_whatever_it_takes(
     looked: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audit, "SHARE", 0.0)
     run = fit(Validated, lambda: (batches(), batches()), static=True, **OPTIONS)
     for stage in ("test", "predict"):
         getattr(run.trainer, stage)(run.module, batches())
-    assert looked == [("training", 2), ("validation", 2), ("test", 2), ("predict", 2)]
+    fitted = [("training", 2), ("validation", 2), ("training", 12), ("validation", 12)]
+    assert looked == [*fitted, ("test", 2), ("test", 6), ("predict", 2)]
 
 
 def test_while_there_is_time_the_first_and_the_last_batch_of_each_epoch(
@@ -402,7 +403,7 @@ def test_after_host_code(looked: list[Any]) -> None:
 def test_each_entry_point_and_each_program(looked: list[Any], monkeypatch: Any) -> None:
     monkeypatch.setattr(audit, "SHARE", 0.0)
     fit(lambda: Classifier(mlp()), lambda: (batches(),), static=True, accumulate_grad_batches=3)
-    assert looked == [("training", 2), ("training", 3)]
+    assert looked == [("training", 2), ("training", 3), ("training", 6)]
     looked.clear()
     backend = {"max_programs": 2}
     fit(lambda: Classifier(mlp()), lambda: (loader(40),), static=True, backend=backend, **OPTIONS)
