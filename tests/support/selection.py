@@ -24,7 +24,8 @@ ROOT = Path(__file__).parents[2]
 LONG = {"browser", "packaging", "notebook"}
 """Needs that take long."""
 MARKS = {
-    "long": "takes more than two seconds of CPU, four where it compiles: not in the core",
+    "long": "takes more than two seconds of CPU, four where it compiles, or is one of many rows"
+    " that are alike: not in the core",
     "core": "in the core, whatever it takes",
     "failing_compiler": "a program that cannot be compiled is what it is about",
 }

@@ -256,7 +256,7 @@ def test_it_is_said_how_much_faster_compiled_code_is(
         fabric: host_fabric.HostFabric, loaded: Loaded, reference: Call, *rest: object
     ) -> Call:
         loaded.compiling, loaded.compiled, loaded.call = False, True, reference
-        host_fabric._tell(loaded)
+        loaded.tell()
         return reference
 
     def say(trainer: pl.Trainer, line: str) -> None:

@@ -126,20 +126,20 @@ class _Walk:
         if kind.__module__.partition(".")[0] in LIBRARIES:
             self._note(f"{name}.forward", own.get("forward", kind.forward))
             return
-        items = {key: value for key, value in own.items() if key not in FRAMEWORKS}
+        items = {key: value for key, value in dict(own).items() if key not in FRAMEWORKS}
         self._attributes(items, name, 1, of=kind)
 
     def other(self, item: Any) -> None:
         """What an optimizer, a callback or the trainer holds."""
         kind = type(item)
         if isinstance(item, pl.Trainer):
-            held = {key: value for key, value in vars(item).items() if key in self._names}
+            held = {key: value for key, value in dict(vars(item)).items() if key in self._names}
             held |= {"datamodule": item.datamodule} if "datamodule" in self._names else {}  # type: ignore[attr-defined]
             for key, value in held.items():
                 self.look(value, f"trainer.{key}", 1)
         elif not belongs_to_library(kind) and not isinstance(item, nn.Module):
             common = vars(pl.Callback()) if isinstance(item, pl.Callback) else _OF_OPTIMIZERS
-            items = {key: value for key, value in vars(item).items() if key not in common}
+            items = {key: value for key, value in dict(vars(item)).items() if key not in common}
             self._attributes(items, kind.__name__, 1, of=kind)
 
     def look(self, value: Any, name: str, depth: int) -> None:
@@ -158,9 +158,11 @@ class _Walk:
     def _into(self, value: Any, name: str, depth: int) -> None:
         if isinstance(value, (dict, types.MappingProxyType)):
             items = _items(value)
-            self._inside(((f"{name}[{key!r}]", one) for key, one in items.items()), items, depth)
+            named = ((f"{name}[{_shown(key)}]", one) for key, one in items.items())
+            self._inside(named, items, depth)
         elif isinstance(value, (list, deque, tuple)):
-            self._inside(((f"{name}[{i}]", one) for i, one in enumerate(value)), value, depth)
+            held = list(value)
+            self._inside(((f"{name}[{i}]", one) for i, one in enumerate(held)), held, depth)
         elif isinstance(value, FunctionType):
             self._function(value, depth)
         elif isinstance(value, MethodType):
@@ -176,7 +178,7 @@ class _Walk:
             self._class(value, depth)
         elif isinstance(value, ModuleType):
             if not belongs_to_library(value):
-                self._attributes(vars(value), value.__name__, depth)
+                self._attributes(dict(vars(value)), value.__name__, depth)
         elif isinstance(value, nn.Module):
             for path, module in value.named_modules():
                 self.module(module, member(name, path))
@@ -258,6 +260,11 @@ def _own(value: Any) -> dict[str, Any]:
     return items
 
 
+def _shown(key: Any) -> str:
+    """A key of a dict: the numbers of a parameter would take milliseconds."""
+    return repr(key) if is_scalar(key) else f"a {type(key).__name__}"
+
+
 def _items(value: Any) -> dict[Any, Any]:
     return elements(value) if isinstance(value, dict) else dict(value)
 
@@ -278,7 +285,7 @@ def _comparable(value: Any) -> Any:
     if isinstance(value, (set, frozenset)):
         return type(value), frozenset(value) if len(value) <= _LONGEST else len(value)
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        content = value.reshape(-1)[: _CHECKSUMMED // max(1, value.itemsize)]
+        content = value.flat[: _CHECKSUMMED // max(1, value.itemsize)]
         return value.shape, value.dtype.str, zlib.crc32(np.ascontiguousarray(content).data)
     return bytes(value) if isinstance(value, (array.array, bytearray)) else value
 

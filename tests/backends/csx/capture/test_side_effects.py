@@ -208,7 +208,7 @@ def test_a_list_in_the_class_body_gets_every_step_s_tensors(renewed: str) -> Non
 
         return Collects()
 
-    ours, stock = both(make, lambda: (loader(),), limit_train_batches=6, max_epochs=3)
+    ours, stock = both(make, lambda: (loader(),), True, limit_train_batches=6, max_epochs=3)
     assert len(set(means[0])) == 3
     assert_close(means[0], means[1])
     assert_close(ours.module.outs, stock.module.outs)

@@ -342,8 +342,17 @@ def wrong_compiler(monkeypatch: pytest.MonkeyPatch) -> Callable[[Wrong | None], 
     return install
 
 
+EVERY_SIXTH = frozenset([*BROKEN][::6])
+
+
 @pytest.mark.fits
-@pytest.mark.parametrize("what", [None, *BROKEN])
+@pytest.mark.parametrize(
+    "what",
+    [
+        None,
+        *(pytest.param(w, marks=() if w in EVERY_SIXTH else pytest.mark.long) for w in BROKEN),
+    ],
+)
 def test_a_program_that_is_wrong_in_one_way_is_seen_within_eight_steps(
     what: str | None, wrong_compiler: Callable[[Wrong | None], None], tmp_path: Path
 ) -> None:

@@ -13,7 +13,11 @@ from torch.utils.data import DataLoader
 
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedDtype
 
-BATCHES = [(torch.randn(4, 3), torch.randn(4, 3).double()) for _ in range(3)]
+DRAWS = torch.Generator().manual_seed(2)
+BATCHES = [
+    (torch.randn(4, 3, generator=DRAWS), torch.randn(4, 3, generator=DRAWS).double())
+    for _ in range(3)
+]
 
 
 def loader() -> tuple[DataLoader[Any]]:

@@ -157,7 +157,12 @@ def test_a_value_that_changes_nothing_has_steps_looked_at_less_and_less_often(
     assert looked == [2, EPOCHS * BATCHES]
 
 
-@pytest.mark.parametrize("name", KINDS)
+AT_EVERY_TURN = ("AFrozenDataclass", "ASetThatGrew", "AnArrayFilled", "ALayersForward", "AGlobal")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in AT_EVERY_TURN else pytest.mark.long) for n in KINDS]
+)
 def test_each_kind_of_value(name: str) -> None:
     """Three epochs of six steps: the seventh is the first that would read the other value."""
     with pytest.raises((GraphChanged, FrozenValueChanged)) as told:
