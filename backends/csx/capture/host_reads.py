@@ -33,18 +33,12 @@ def reads_gradients(trainer: Any, module: pl.LightningModule) -> bool:
     """Whether the code of a host hook, or of whoever called ``fit``, names ``.grad``."""
     if not _READERS.isdisjoint(_names_of_callers()):
         return True
-    hooks = [*_host_hooks(module, pl.LightningModule)]
-    for callback in trainer.callbacks:
-        hooks += _host_hooks(callback, pl.Callback)
-    return not _READERS.isdisjoint(attributes_read(hook for _, hook in hooks))
+    return not _READERS.isdisjoint(attributes_read(hook for _, hook in _hooks(trainer, module)))
 
 
 def hooks_between_steps(trainer: Any, module: pl.LightningModule) -> frozenset[str]:
     """Names of the hooks that the user wrote and that run on the host between two steps."""
-    hooks = [*_host_hooks(module, pl.LightningModule)]
-    for callback in trainer.callbacks:
-        hooks += _host_hooks(callback, pl.Callback)
-    written = {name for name, hook in hooks if not is_from_library(hook)}
+    written = {name for name, hook in _hooks(trainer, module) if not is_from_library(hook)}
     return frozenset(written - _BEFORE_OR_AFTER)
 
 
@@ -56,6 +50,13 @@ def overrides(owner: Any, name: str, base: type) -> bool:
     """
     method = getattr(owner, name, None)
     return getattr(method, "__func__", method) is not getattr(base, name, None)
+
+
+def _hooks(trainer: Any, module: pl.LightningModule) -> Iterator[tuple[str, Any]]:
+    """The host hooks of the module and of all callbacks."""
+    yield from _host_hooks(module, pl.LightningModule)
+    for callback in trainer.callbacks:
+        yield from _host_hooks(callback, pl.Callback)
 
 
 def _host_hooks(owner: Any, base: type) -> Iterator[tuple[str, Any]]:

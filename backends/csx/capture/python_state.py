@@ -33,7 +33,7 @@ from fulgurite.backends.patches import MISSING
 
 _DEEPEST, _LONGEST = 8, 1000  # containers within containers; elements that are looked into
 _LARGEST = 1 << 24  # bytes of an array that is copied
-NOTHING, ELEMENTS = "nothing", "elements"  # in the text of a ``Change``
+_NOTHING, _ELEMENTS = "nothing", "elements"  # in the text of a ``Change``
 _FUNCTIONS = (FunctionType, MethodType, functools.partial)
 _ELSEWHERE = (nn.Module, Optimizer, LRScheduler)  # whose state is compared elsewhere
 _PLAIN_OBJECTS = (SimpleNamespace, argparse.Namespace)
@@ -261,13 +261,13 @@ def _changes(kept: _Kept) -> Iterator[Change]:
     elif isinstance(before, set):
         for one in item ^ before:
             if is_scalar(one):
-                yield Change(kept.name, f"{len(before)} {ELEMENTS}", f"{len(item)}")
+                yield Change(kept.name, f"{len(before)} {_ELEMENTS}", f"{len(item)}")
                 return
     elif isinstance(before, list):
         if len(before) != len(item):
             last = item[-1] if item else MISSING
             if last is MISSING or is_scalar(last):
-                yield Change(kept.name, f"{len(before)} {ELEMENTS}", f"{len(item)}")
+                yield Change(kept.name, f"{len(before)} {_ELEMENTS}", f"{len(item)}")
         else:
             for i, (was, now) in enumerate(zip(before, item, strict=True)):
                 yield from _difference(f"{kept.name}[{i}]", was, now)
@@ -278,7 +278,7 @@ def _difference(name: str, was: Any, now: Any) -> Iterator[Change]:
     if was is now or not all(one is MISSING or is_scalar(one) for one in (was, now)):
         return
     if type(was) is not type(now) or repr(was) != repr(now):
-        yield Change(name, *(NOTHING if one is MISSING else repr(one) for one in (was, now)))
+        yield Change(name, *(_NOTHING if one is MISSING else repr(one) for one in (was, now)))
 
 
 def _refill_dict(item: dict[Any, Any], before: dict[Any, Any]) -> None:

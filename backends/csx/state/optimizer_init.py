@@ -170,10 +170,14 @@ def init_state(optimizer: Optimizer, line: UserLine | None = None) -> NewState |
         initial = _preinitialized(optimizer)
         line = UserLine.of_method(type(optimizer), "preinitialize") or line
     else:
-        initial, seen = _trial(optimizer, _known(optimizer), seed=1)
-        if not seen or not _equal(initial, _trial(optimizer, _known(optimizer), seed=2)[0]):
+        known = _known(optimizer)
+        first, second = (_trial(optimizer, known, seed) for seed in (1, 2))
+        initial, seen, _ = first
+        if not seen or not _equal(initial, second[0]):
             zeros = _zeros_like(initial)
-            of_gradient = not all(_begins_with(optimizer, zeros, seed) for seed in (1, 2))
+            _, _, after_1 = _trial(optimizer, {**known, **_copy(zeros)}, seed=1)
+            _, _, after_2 = _trial(optimizer, {**known, **_copy(zeros)}, seed=2)
+            of_gradient = not _equal([first[2], second[2]], [after_1, after_2])
             initial = initial if of_gradient else zeros
     for values in initial.values():
         _check(optimizer, values, line)
@@ -210,38 +214,33 @@ def _zeros_like(value: Any) -> Any:
     return {key: _zeros_like(item) for key, item in value.items()} if type(value) is dict else value
 
 
-def _begins_with(optimizer: Optimizer, state: dict[Any, Any], seed: int) -> bool:
-    """Whether the first update from this state does what it does from none, to the bit."""
-    given = {**_known(optimizer), **_copy(state)}
-    (_, _, alone), (_, _, beside) = (
-        _tried(optimizer, known, seed) for known in (_known(optimizer), given)
-    )
-    return _equal(alone, beside)
-
-
 def _check(optimizer: Optimizer, values: Any, line: UserLine | None) -> None:
-    name = type(optimizer).__name__
-    made_at = line
     for key, value in values.items() if isinstance(values, dict) else ():
-        line = _where_made(type(optimizer), key) or made_at
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            raise UnsupportedState(
-                f"{name} keeps state['{key}'] as a Python number ({value!r}); the program would"
-                " freeze it.",
-                line=line,
-                remedy=f"state['{key}'] = torch.tensor({float(value)!r}), changed in place",
-            )
-        if isinstance(value, (list, tuple, set)) and any(isinstance(v, Tensor) for v in value):
-            raise UnsupportedState(
-                f"{name} keeps tensors in a {type(value).__name__}, state['{key}'].",
-                line=line,
-                remedy=f"one key for each: state['{key}_0'], state['{key}_1'], ...",
-            )
-        if isinstance(value, Tensor):
-            device = next(p.device for group in optimizer.param_groups for p in group["params"])
-            _check_tensor(f"{name} keeps state['{key}']", value, device, line)
         if isinstance(value, dict):
             _check(optimizer, value, line)
+            continue
+        try:
+            _check_value(optimizer, key, value)
+        except UnsupportedState as error:
+            raise error.replaced(line=_where_made(type(optimizer), key) or line) from None
+
+
+def _check_value(optimizer: Optimizer, key: Any, value: Any) -> None:
+    name = type(optimizer).__name__
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        raise UnsupportedState(
+            f"{name} keeps state['{key}'] as a Python number ({value!r}); the program would"
+            " freeze it.",
+            remedy=f"state['{key}'] = torch.tensor({float(value)!r}), changed in place",
+        )
+    if isinstance(value, (list, tuple, set)) and any(isinstance(v, Tensor) for v in value):
+        raise UnsupportedState(
+            f"{name} keeps tensors in a {type(value).__name__}, state['{key}'].",
+            remedy=f"one key for each: state['{key}_0'], state['{key}_1'], ...",
+        )
+    if isinstance(value, Tensor):
+        device = next(p.device for group in optimizer.param_groups for p in group["params"])
+        _check_tensor(f"{name} keeps state['{key}']", value, device)
 
 
 def _where_made(kind: type, key: Any) -> UserLine | None:
@@ -263,7 +262,7 @@ def _where_made(kind: type, key: Any) -> UserLine | None:
     return None
 
 
-def _check_tensor(keeps: str, value: Tensor, device: torch.device, line: UserLine | None) -> None:
+def _check_tensor(keeps: str, value: Tensor, device: torch.device) -> None:
     """Refuse what no program can hold, before it fails in the middle of a trace."""
     found = {
         f"on the device {value.device}": value.device.type != device.type,
@@ -275,7 +274,6 @@ def _check_tensor(keeps: str, value: Tensor, device: torch.device, line: UserLin
             raise UnsupportedState(
                 f"{keeps} {how}; a program's state lies with the parameters, dense, in float32, a"
                 " 16-bit type or integers.",
-                line=line,
                 remedy="torch.zeros_like(p); for a count torch.zeros((), device=p.device)",
             )
 
@@ -292,17 +290,14 @@ def _equal(a: Any, b: Any) -> bool:
     return type(a) is type(b) and bool(a == b)
 
 
-def _trial(optimizer: Optimizer, known: dict[Any, Any], seed: int) -> tuple[dict[Any, Any], bool]:
-    """New states as they were when the optimizer's first step made them (``_States.initial``)."""
-    return _tried(optimizer, known, seed)[:2]
-
-
-def _tried(
+def _trial(
     optimizer: Optimizer, known: dict[Any, Any], seed: int
 ) -> tuple[dict[Any, Any], bool, list[Any]]:
-    """What ``_trial`` returns, and the parameters and all state after that step.
+    """A step of an optimizer whose state is ``known``; everything is put back.
 
-    Everything is put back.
+    Returns:
+        New states as they were when the step made them, and whether all were seen
+        (``_States.initial``); the parameters and all state after it.
     """
     everyone = [p for group in optimizer.param_groups for p in group["params"]]
     gradients = [p.grad for p in everyone]

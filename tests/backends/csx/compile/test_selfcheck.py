@@ -11,7 +11,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 import torch.nn.functional as F
-from broken_programs import BROKEN, Broken, Wrong
+from broken_programs import BROKEN, Broken, Call, Wrong
 from broken_programs import loaders as loaders_of_broken
 from harness import Run, assert_same_run, both, fit
 from models import SiluDropout
@@ -62,10 +62,10 @@ def loaders() -> tuple[Any, ...]:
 
 
 @pytest.fixture
-def fake_compiler(monkeypatch: pytest.MonkeyPatch) -> Callable[[Break | None], list[Graph]]:
-    """Instead of the compiler, one whose programs are right, and then broken."""
+def fake_compiler(monkeypatch: pytest.MonkeyPatch) -> Callable[[Wrong | None], None]:
+    """Instead of the compiler, one whose programs are right, and then made wrong."""
 
-    def install(broken: Break | None) -> list[Graph]:
+    def install(wrong: Wrong | None) -> None:
         graphs: list[Graph] = []
 
         def compiled(graph: Graph, folder: Path, *rest: Any) -> None:
@@ -74,22 +74,30 @@ def fake_compiler(monkeypatch: pytest.MonkeyPatch) -> Callable[[Break | None], l
             made.write(folder, (), {})
 
         def load(folder: Path) -> Any:
-            graph = graphs[-1]
+            graph, memory = graphs[-1], dict[str, Any]()
             run = host_fabric._one_by_one(graph)
 
             def call(inputs: list[Tensor]) -> Any:
-                outputs = [output.clone() for output in run(inputs)]
-                if broken is not None:
-                    broken(graph, inputs, outputs)
-                return outputs
+                outputs = lambda given: [one.clone() for one in run(given)]  # noqa: E731
+                return outputs(inputs) if wrong is None else wrong(graph, outputs, inputs, memory)
 
             return call
 
         monkeypatch.setattr(host_fabric, "_compile", compiled)
         monkeypatch.setattr(host_fabric, "load_program", load)
-        return graphs
 
     return install
+
+
+def spoiled(broken: Break) -> Wrong:
+    """Right, and then spoiled."""
+
+    def wrong(graph: Graph, run: Call, inputs: list[Tensor], memory: Any) -> list[Tensor]:
+        outputs = run(inputs)
+        broken(graph, inputs, outputs)
+        return outputs
+
+    return wrong
 
 
 def state(name: str, change: Callable[[Tensor], Any]) -> Break:
@@ -159,10 +167,10 @@ def run(tmp_path: Path, **options: Any) -> Run:
 @pytest.mark.numbers
 @pytest.mark.parametrize("what", WRONG)
 def test_a_wrong_program_is_told_with_its_line_and_not_used(
-    what: str, fake_compiler: Callable[[Break | None], Any], tmp_path: Path
+    what: str, fake_compiler: Callable[[Wrong | None], None], tmp_path: Path
 ) -> None:
     broken, words, line = WRONG[what]
-    fake_compiler(broken)
+    fake_compiler(None if broken is None else spoiled(broken))
     with pytest.warns(MiscompiledWarning) as warned:
         ours = run(tmp_path)
     [message] = [str(w.message) for w in warned if w.category is MiscompiledWarning]
@@ -184,9 +192,9 @@ def test_a_wrong_program_is_told_with_its_line_and_not_used(
 
 @pytest.mark.fits
 def test_the_report_is_an_artifact_where_a_folder_for_them_is_given(
-    fake_compiler: Callable[[Break | None], Any], tmp_path: Path
+    fake_compiler: Callable[[Wrong | None], None], tmp_path: Path
 ) -> None:
-    fake_compiler(WRONG["a NaN"][0])
+    fake_compiler(spoiled(WRONG["a NaN"][0]))
     with pytest.warns(MiscompiledWarning, match="miscompiled-"):
         run(tmp_path, artifact_dir=tmp_path / "artifacts")
     assert list((tmp_path / "artifacts").glob("miscompiled-*/program.py"))
@@ -194,7 +202,7 @@ def test_the_report_is_an_artifact_where_a_folder_for_them_is_given(
 
 @pytest.mark.fits
 def test_a_program_that_passed_is_not_checked_again_until_it_is_built_again(
-    fake_compiler: Callable[[Break | None], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake_compiler: Callable[[Wrong | None], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_compiler(None)
     checks: list[selfcheck.SelfCheck] = []
@@ -222,9 +230,9 @@ def test_a_program_that_passed_is_not_checked_again_until_it_is_built_again(
 
 @pytest.mark.fits
 def test_a_program_that_failed_is_checked_again(
-    fake_compiler: Callable[[Break | None], Any], tmp_path: Path
+    fake_compiler: Callable[[Wrong | None], None], tmp_path: Path
 ) -> None:
-    fake_compiler(WRONG["a NaN"][0])
+    fake_compiler(spoiled(WRONG["a NaN"][0]))
     for _ in range(2):
         with pytest.warns(MiscompiledWarning):
             run(tmp_path)
@@ -245,9 +253,9 @@ class Infinite(Normalized):
     "broken", [None, first_of(torch.bool, lambda mask: mask[3, 5].logical_not_())]
 )
 def test_nan_equals_nan(
-    broken: Break | None, fake_compiler: Callable[[Break | None], Any], tmp_path: Path
+    broken: Break | None, fake_compiler: Callable[[Wrong | None], None], tmp_path: Path
 ) -> None:
-    fake_compiler(broken)
+    fake_compiler(None if broken is None else spoiled(broken))
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         fit(
@@ -314,34 +322,6 @@ def test_what_came_from_the_background_is_checked_first_unless_it_was(
     assert call is compiled.value if marked == versions() else call[:3] == checked
 
 
-@pytest.fixture
-def wrong_compiler(monkeypatch: pytest.MonkeyPatch) -> Callable[[Wrong | None], None]:
-    """Instead of the compiler, one whose programs a function makes wrong."""
-
-    def install(wrong: Wrong | None) -> None:
-        graphs: list[Graph] = []
-
-        def compiled(graph: Graph, folder: Path, *rest: Any) -> None:
-            graphs.append(graph)
-            (folder / "program.py").write_text("text\n")
-            made.write(folder, (), {})
-
-        def load(folder: Path) -> Any:
-            graph, memory = graphs[-1], dict[str, Any]()
-            run = host_fabric._one_by_one(graph)
-
-            def call(inputs: list[Tensor]) -> Any:
-                outputs = lambda given: [one.clone() for one in run(given)]  # noqa: E731
-                return outputs(inputs) if wrong is None else wrong(graph, outputs, inputs, memory)
-
-            return call
-
-        monkeypatch.setattr(host_fabric, "_compile", compiled)
-        monkeypatch.setattr(host_fabric, "load_program", load)
-
-    return install
-
-
 EVERY_SIXTH = frozenset([*BROKEN][::6])
 
 
@@ -354,9 +334,9 @@ EVERY_SIXTH = frozenset([*BROKEN][::6])
     ],
 )
 def test_a_program_that_is_wrong_in_one_way_is_seen_within_eight_steps(
-    what: str | None, wrong_compiler: Callable[[Wrong | None], None], tmp_path: Path
+    what: str | None, fake_compiler: Callable[[Wrong | None], None], tmp_path: Path
 ) -> None:
-    wrong_compiler(None if what is None else BROKEN[what])
+    fake_compiler(None if what is None else BROKEN[what])
     backend = {"compile_dir": tmp_path / "programs"}
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
