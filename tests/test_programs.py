@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import harness
 import pytest
+import same_passes
 from programs import difference, every_program
+
+from fulgurite.backends.csx.graph.passes import looking
 
 CORE = (
     "vision.digit_convnet_onecycle",
@@ -27,5 +30,6 @@ PROGRAMS = [
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_gives_the_results_of_stock(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(harness, "defaults", {"background": False})  # a user's, but it waits
-    wrong = difference(name)
+    with looking(same_passes.compare):
+        wrong = difference(name)
     assert wrong is None, f"{wrong}\n  repeat: python tests/support/programs {name}"

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import fulgurite
 from fulgurite.backends.csx.compile.fabric import Loaded
 from fulgurite.backends.csx.compile.host_fabric import HostFabric
+from fulgurite.backends.csx.compile.made import Maker
 
 B, C, D, T = 6, 5, 4, 3
 REDUCTIONS = ("none", "mean", "sum")
@@ -242,3 +243,14 @@ def regions(losses: nn.ModuleList) -> Counter[str]:
     """The fused regions that losses ask for."""
     names = [type(loss).__name__ for loss in losses if getattr(loss, "use_autogen", False)]
     return Counter(f"{name} {way}" for name in names for way in ("forward", "backward"))
+
+
+def makers(loaded: Loaded) -> dict[str, set[Maker]]:
+    """Who made what computes each operation, by its name."""
+    assert loaded.graph is not None
+    nodes = list(loaded.graph.operations())
+    found: dict[str, set[Maker]] = {}
+    for call in loaded.made().calls:
+        for i in call.operations:
+            found.setdefault(str(nodes[i].target), set()).add(call.maker)
+    return found

@@ -21,6 +21,7 @@ from harness import Run, assert_same_run, fit, make_trainer
 from models import GAN, Classifier, Measured, convnet, loader, mlp, pictures
 
 from fulgurite.backends.csx.compile import background, host_fabric
+from fulgurite.backends.csx.compile.compilation import Compilation
 from fulgurite.backends.csx.compile.fabric import Call, Loaded
 from fulgurite.backends.csx.program import report, speed
 from fulgurite.backends.csx.program.speed import STRETCH_STEPS
@@ -265,7 +266,7 @@ def test_it_is_said_how_much_faster_compiled_code_is(
     said: list[tuple[int, str]] = []
     monkeypatch.setattr(report, "say", say)
     monkeypatch.setattr(speed, "STRETCH_S", 0)
-    monkeypatch.setattr(host_fabric, "_compile_into", lambda *given: None)
+    monkeypatch.setattr(Compilation, "in_background", lambda compilation: None)
     monkeypatch.setattr(host_fabric.HostFabric, "_settle", settle)
     compile_at(steps_before + 1)
     fit(

@@ -22,6 +22,7 @@ parallel_checks  indices that are checked in loops of several threads
 static_wrapper   the Python that the compiler writes around its kernels, made static
 light_imports    what that Python imports: not the compiler
 background       compiling beside the training, in a worker process
+compilation      a graph and its compiled code in the cache
 cache            compiled programs in a folder; fingerprint: the key of each
 entries          one of them, sealed; cache_folder: where they lie; upkeep: their names and locks,
                  and which of them are removed
@@ -29,6 +30,7 @@ compiler_log     a compiler that failed: a line for the screen, and a file with 
 failures         a step that fails while it runs: whose line, and why
 selfcheck        runs of a compiled graph beside the same graph run operation by operation;
                  differences: what is compared; sensitivity: how far rounding moves a graph's
-                 results; trust: what runs the graph meanwhile, and then
+                 results; trust: what runs the graph meanwhile, and then; narrowing: which of
+                 its kernels are wrong
 denormals        numbers next to zero, as zero; threads: how many compute a program
 """

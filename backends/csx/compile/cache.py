@@ -149,6 +149,12 @@ class CompileCache:
 
         return self._kept(look)
 
+    def marked(self, key: str) -> str | None:
+        """The mark of the entry of a key; its content is not looked at."""
+        with contextlib.suppress(FileNotFoundError):
+            return _mark_of(mark_file(self.folder, key), seal_of(self.folder / key))
+        return None
+
     def _kept(self, use: Callable[[], U]) -> U:
         """Use the folder; a temporary one where it takes no files any more."""
         while True:
@@ -212,10 +218,8 @@ class CompileCache:
 
     def _fetched(self, entry: Path, load: Callable[[Path], T], built: bool) -> Fetched[T]:
         sealed, mark = seal_of(entry), mark_file(self.folder, entry.name)
-        whole = mark.exists() and not is_odd(mark)
-        begins, _, text = mark.read_bytes().partition(b"\n") if whole else (b"", b"", b"")
-        marked = text.decode() if begins == sha256(sealed + text) else None
-        return Fetched(load(entry), built, marked, functools.partial(_put_mark, mark, sealed))
+        put = functools.partial(_put_mark, mark, sealed)
+        return Fetched(load(entry), built, _mark_of(mark, sealed), put)
 
     def _build(self, entry: Path, build: Callable[[Path], None]) -> None:
         """Build beside the entry and move it into place, under its exclusive lock."""
@@ -259,6 +263,12 @@ class CompileCache:
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> AbstractContextManager[None]:
         return locked_key(self.folder, key, how, waiting)
+
+
+def _mark_of(mark: Path, sealed: bytes) -> str | None:
+    whole = mark.exists() and not is_odd(mark)
+    begins, _, text = mark.read_bytes().partition(b"\n") if whole else (b"", b"", b"")
+    return text.decode() if begins == sha256(sealed + text) else None
 
 
 def _put_mark(mark: Path, sealed: bytes, text: str) -> None:

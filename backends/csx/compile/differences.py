@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from fulgurite.backends.csx.compile.fabric import Call
 from fulgurite.backends.csx.compile.sensitivity import Noisy
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_of
-from fulgurite.backends.csx.graph.graph import Graph
+from fulgurite.backends.csx.graph.graph import Graph, like
 from fulgurite.backends.csx.graph.op_schema import is_random, operation_name, written_nodes
 
 TOLERANCES = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
@@ -62,15 +63,24 @@ class Comparison:
 
     Args:
         graph: the graph.
-        run: runs something in the graph's place from a start.
 
     Attributes:
         values: the results and the written inputs, in the order of ``Trial.values``.
     """
 
-    def __init__(self, graph: Graph, run: Callable[[Any, Start], Trial]) -> None:
-        self._graph, self._run = graph, run
-        self.values = list(_values(graph, sorted(graph.written())))
+    def __init__(self, graph: Graph) -> None:
+        self._graph, self._written = graph, sorted(graph.written())
+        self.values = list(_values(graph, self._written))
+
+    def run(self, call: Call, start: Start) -> Trial:
+        """Run something in the graph's place from a start."""
+        copies = list(start.inputs)
+        for i in self._written:
+            copies[i] = like(copies[i]).copy_(copies[i])
+        torch.set_rng_state(start.random_state)
+        outputs = list(call(list(copies)))
+        values = [*outputs, *(copies[i] for i in self._written)]
+        return Trial(copies, outputs, values, torch.get_rng_state(), _shared(outputs, copies))
 
     def difference(self, tried: Trial, right: Trial, start: Start) -> Difference | None:
         for k, (a, b) in enumerate(zip(tried.values, right.values, strict=True)):
@@ -109,12 +119,16 @@ class Comparison:
                 break
             count = sum(slack.left for slack in apart.values())
             noisy = Noisy(self._graph.module, seed, scale=2 ** (seed // 8))
-            moved = self._run(lambda given, noisy=noisy: noisy.run(*given), start)
+            moved = self.run(_run_by(noisy), start)
             for k, slack in apart.items():
                 slack.widen(moved.values[k])
             apart = {k: slack for k, slack in apart.items() if slack.left}
             waited = 0 if sum(slack.left for slack in apart.values()) < count else waited + 1
         return apart
+
+
+def _run_by(noisy: Noisy) -> Call:
+    return lambda given: noisy.run(*given)
 
 
 class _Slack:
@@ -165,7 +179,7 @@ def _numbers(x: Tensor) -> Tensor:
     return torch.view_as_real(x).double() if x.is_complex() else x.double()
 
 
-def shared(outputs: list[Tensor], inputs: list[Tensor]) -> list[tuple[int, ...]]:
+def _shared(outputs: list[Tensor], inputs: list[Tensor]) -> list[tuple[int, ...]]:
     """For each output the positions of inputs, and of outputs before it, that are its memory."""
     pointers = [t.untyped_storage().data_ptr() if t.numel() else 0 for t in (*inputs, *outputs)]
     first = len(inputs)

@@ -38,14 +38,16 @@ _FOREIGN_PASSES = (  # a function's text is its address: what was made with one 
 )
 
 
-def program_key(graph: Graph, threads: int, policy: str = "medium") -> str:
+def program_key(
+    graph: Graph, threads: int, policy: str = "medium", library: frozenset[int] = frozenset()
+) -> str:
     """A SHA-256 in hexadecimal: equal for graphs that compile to the same code here and now.
 
     ``threads`` is how many compute it: the compiler writes their number into loops; ``policy`` is
-    the one of kernels.
+    the one of kernels, and ``library`` are the operations that are to have none of their own.
     """
     parts = [*environment(), *described_inputs(graph), *described_operations(graph.module)]
-    parts += [f"threads {threads}", f"policy {policy}"]
+    parts += [f"threads {threads}", f"policy {policy}", f"library {sorted(library)}"]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 

@@ -10,31 +10,31 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from time import perf_counter
 
 import torch
 from torch import Tensor
-from torch._inductor import config as inductor
 
-from fulgurite.backends.csx.compile import background, compiler_log, denormals, fused, made
+from fulgurite.backends.csx.compile import (
+    background,
+    compiler_log,
+    denormals,
+    fused,
+    toolchain,
+)
 from fulgurite.backends.csx.compile.background import Job, Meanwhile, queue
 from fulgurite.backends.csx.compile.cache import (
     REPORTS,
     CompileCache,
     Fetched,
     NothingKept,
-    UnfitEntry,
 )
 from fulgurite.backends.csx.compile.cache_folder import SharedFolder
+from fulgurite.backends.csx.compile.compilation import Compilation
 from fulgurite.backends.csx.compile.fabric import Call, Fabric, Loaded, Shown
 from fulgurite.backends.csx.compile.failures import explained
-from fulgurite.backends.csx.compile.fingerprint import described_inputs, program_key
-from fulgurite.backends.csx.compile.inductor import check_regions, compile_graph
-from fulgurite.backends.csx.compile.kept import Kept
-from fulgurite.backends.csx.compile.made import PROGRAM, one_by_one, tell_fallen
-from fulgurite.backends.csx.compile.program import load as load_program
+from fulgurite.backends.csx.compile.made import one_by_one, tell_fallen
 from fulgurite.backends.csx.compile.threads import (
     let_idle_threads_sleep,
     set_threads,
@@ -46,9 +46,8 @@ from fulgurite.backends.csx.compile.toolchain import (
     cpu_name,
     failures_told,
     nothing_compiled,
-    toolchain_missing,
 )
-from fulgurite.backends.csx.compile.trust import check_first
+from fulgurite.backends.csx.compile.trust import Trust
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.passes import INTERPRETER_PASSES, lower
@@ -93,22 +92,16 @@ class HostFabric(Fabric):
         try:
             if policy == "disabled" and not has_regions:
                 raise NoToolchain("autogen_policy='disabled'")
-            cache = self._cache  # which may be an error of the user's
+            self._cache  # noqa: B018  # which may be an error of the user's
             with failures_told():
-                key, kept = program_key(graph, threads, policy), Kept(cache, threads)
+                compilation = self._compilation(graph, threads)
                 if self.waits:
-                    found = cache.fetch(
-                        key,
-                        build=lambda folder: _build(graph, folder, kept, policy, shown),
-                        load=lambda folder: _load(graph, folder),
-                        waiting=lambda: shown("waiting for another process that compiles"),
-                    )
+                    found = compilation.fetch(shown)
                 else:
-                    there = cache.find(key, lambda folder: _load(graph, folder))
+                    there = compilation.find()
                     if there is None:
-                        if has_regions:
-                            check_regions(graph, kept)
-                        return self._load_later(graph, key, began, urgent, threads)
+                        compilation.check_regions()
+                        return self._load_later(graph, began, urgent, threads, compilation)
                     if urgent:
                         queue.hurry()
                     found = there
@@ -119,20 +112,13 @@ class HostFabric(Fabric):
             if self._backend.compile_only:
                 raise nothing_compiled(missing, why) from None
             return _interpreted(graph, began, why, threads)
-        alone = "its fused losses " if policy == "disabled" else ""
-        loaded = Loaded(
-            call=found.value,
-            compiled=True,
-            built=found.built,
-            seconds=perf_counter() - began,
-            how=f"{alone}{'compiled' if found.built else 'loaded from the cache'}",
-            graph=graph,
-            threads=threads,
-            made=functools.partial(made.read, self._cache.folder / key, graph),
-        )
-        tell_fallen(graph, self._cache.folder / key)
-        self._check_first(loaded, graph, found, key, lambda: _one_by_one(graph))
+        loaded = _compiled(graph, began, found, compilation, threads, policy)
+        tell_fallen(graph, compilation.folder)
+        self._trust(loaded, found, compilation, lambda: _one_by_one(graph)).begin()
         return loaded
+
+    def _compilation(self, graph: Graph, threads: int) -> Compilation:
+        return Compilation(graph, self._cache, threads, self._backend.policy)
 
     @property
     def waits(self) -> bool:
@@ -149,44 +135,48 @@ class HostFabric(Fabric):
         )
 
     def _load_later(
-        self, graph: Graph, key: str, began: float, urgent: bool, threads: int
+        self, graph: Graph, began: float, urgent: bool, threads: int, compilation: Compilation
     ) -> Loaded:
         """Run a graph operation by operation while it is compiled."""
-        missing = toolchain_missing(starts=False)  # the worker starts it
+        missing = toolchain.toolchain_missing(starts=False)  # the worker starts it
         if missing is not None:
             raise NoToolchain(missing)
         loaded = _interpreted(graph, began, "", threads)
         loaded.how, loaded.compiling = "running operation by operation while it compiles", True
-        loaded.call = self._meanwhile(loaded, loaded.call, graph, key, urgent)
+        loaded.call = self._meanwhile(loaded, loaded.call, compilation, urgent)
         return loaded
 
     def _meanwhile(
-        self, loaded: Loaded, reference: Call, graph: Graph, key: str, urgent: bool
+        self, loaded: Loaded, reference: Call, compilation: Compilation, urgent: bool
     ) -> Meanwhile:
-        kept = Kept(self._cache, loaded.threads)
-        compiles = functools.partial(
-            _compile_into, self._cache, graph, key, kept, self._backend.policy
-        )
-        job = queue.add(Job(name=(str(self._cache.folder), key), run=compiles, urgent=urgent))
+        """What runs a graph operation by operation until it is compiled."""
+        name = (str(self._cache.folder), compilation.key)
+        job = Job(name=name, run=compilation.in_background, urgent=urgent)
+        return self._until(job, loaded, reference)
+
+    def _until(self, job: Job, loaded: Loaded, reference: Call) -> Meanwhile:
+        """What runs a graph operation by operation until a job has ended."""
+        job, urgent = queue.add(job), job.urgent
         if urgent:
             queue.hurry()
-        settle = functools.partial(self._settle, loaded, reference, graph, key)
-        return Meanwhile(job, reference, settle)
+        return Meanwhile(job, reference, functools.partial(self._settle, loaded, reference))
 
-    def _settle(self, loaded: Loaded, reference: Call, graph: Graph, key: str, job: Job) -> Call:
+    def _settle(self, loaded: Loaded, reference: Call, job: Job) -> Call:
         """What runs from now on, since a job has ended."""
-        why, found = job.failure or "its compiled code is gone", None
+        why, found, graph = job.failure or "its compiled code is gone", None, loaded.graph
+        assert graph is not None
         try:
-            if job.full:
-                if job.name[0] == str(self._cache.folder):
-                    self._cache.leave(OSError(why))
-                loaded.call = self._meanwhile(loaded, reference, graph, key, urgent=True)
-                return loaded.call
-            if job.failure is None:
-                with failures_told():
-                    found = self._cache.find(key, lambda folder: _load(graph, folder))
+            if job.full and job.name[0] == str(self._cache.folder):
+                self._cache.leave(OSError(why))
+            with failures_told():
+                compilation = self._compilation(graph, loaded.threads)
+                found = None if job.failure is not None else compilation.find()
         except (NoToolchain, NothingKept, SharedFolder) as missing:
             why = _with_log(missing)
+        else:
+            if job.full:
+                loaded.call = self._meanwhile(loaded, reference, compilation, urgent=True)
+                return loaded.call
         loaded.compiling, loaded.seconds = False, job.seconds
         if found is None:
             why = compiler_log.with_log(why, job.log)
@@ -194,23 +184,40 @@ class HostFabric(Fabric):
             loaded.tell()
             return loaded.call
         loaded.call, loaded.compiled, loaded.how = found.value, True, "compiled"
-        loaded.made = functools.partial(made.read, self._cache.folder / key, graph)
-        tell_fallen(graph, self._cache.folder / key)
-        if not self._check_first(loaded, graph, found, key, lambda: reference):
+        loaded.made = compilation.made
+        tell_fallen(graph, compilation.folder)
+        if not self._trust(loaded, found, compilation, lambda: reference).begin():
             loaded.tell()
         return loaded.call
 
-    def _check_first(
-        self,
-        loaded: Loaded,
-        graph: Graph,
-        found: Fetched[Call],
-        key: str,
-        right: Callable[[], Call],
-    ) -> bool:
-        folder = self._cache.folder
-        reports = Path(self._backend.artifact_dir or folder / REPORTS)
-        return check_first(loaded, graph, found, right, folder / key, reports)
+    def _trust(
+        self, loaded: Loaded, found: Fetched[Call], compiled: Compilation, right: Callable[[], Call]
+    ) -> Trust:
+        """What checks compiled code. What is wrong is narrowed down once."""
+        narrow = functools.partial(self._narrow, loaded, found, compiled)
+        reports = Path(self._backend.artifact_dir or self._cache.folder / REPORTS)
+        return Trust(
+            loaded=loaded,
+            found=found,
+            reference=right,
+            program=compiled.folder,
+            reports=reports,
+            narrow=None if compiled.library else narrow,
+        )
+
+    def _narrow(
+        self, loaded: Loaded, found: Fetched[Call], compiled: Compilation, right: Call, report: Path
+    ) -> None:
+        """Look for the kernels that are wrong, and compile all others again."""
+        run = functools.partial(compiled.narrowed, found, right, report)
+        name = (str(self._cache.folder), compiled.key, "narrowed")
+        job = Job(name=name, run=run, urgent=True)
+        if self.waits:
+            job.failure, job.ended = run(), True
+            self._settle(loaded, right, job)
+        else:
+            loaded.compiling = True
+            loaded.call = self._until(job, loaded, right)
 
     def run(self, loaded: Loaded, inputs: list[Tensor]) -> Sequence[Tensor]:
         """Run a graph without gradients, with denormals as zero, with its number of threads."""
@@ -249,24 +256,6 @@ class HostFabric(Fabric):
                 timer.end()
 
 
-def _compile_into(
-    cache: CompileCache, graph: Graph, key: str, kept: Kept, policy: str
-) -> str | None:
-    """Compile a graph into the cache, in the background; returns why that failed, if it did."""
-    try:
-        with failures_told():
-            cache.fetch_here(
-                key,
-                build=lambda folder: _build(graph, folder, kept, policy, _unseen),
-                load=lambda folder: _load(graph, folder),
-            )
-    except NoToolchain as missing:
-        if isinstance(missing, CompilerFailed):
-            print(missing.printed)  # the worker's output is the log
-        return str(missing)
-    return None
-
-
 def _with_log(missing: Exception) -> str:
     """Why nothing is compiled, and which file has what the compiler printed."""
     printed = missing.printed if isinstance(missing, CompilerFailed) else ""
@@ -287,37 +276,26 @@ def _interpreted(graph: Graph, began: float, why: str, threads: int) -> Loaded:
     )
 
 
-def _build(graph: Graph, folder: Path, kept: Kept, policy: str, shown: Shown) -> None:
-    """Compile a graph into a folder, with what it expects as inputs."""
-    with inductor.patch({"cpp.threads": kept.threads}):
-        _compile(graph, folder, kept, policy, shown)
-    (folder / _INPUTS).write_text("\n".join(described_inputs(graph)))
-
-
-def _load(graph: Graph, folder: Path) -> Call:
-    """The program in a folder.
-
-    Raises:
-        UnfitEntry: it expects other inputs than the graph has, and would read or write beyond them.
-    """
-    if (folder / _INPUTS).read_text() != "\n".join(described_inputs(graph)):
-        raise UnfitEntry
-    if not (folder / PROGRAM).exists():  # only its fused regions are compiled
-        return fused.load(graph, folder)
-    return load_program(folder)
-
-
-def _compile(graph: Graph, folder: Path, kept: Kept, policy: str, shown: Shown) -> None:
-    missing = toolchain_missing()  # asked only here: to ask starts a process
-    if missing is not None:
-        raise NoToolchain(missing)
-    with shown("compiling"):
-        compile_graph(graph, folder, kept, policy)
-
-
-def _unseen(doing: str) -> AbstractContextManager[None]:
-    """Nobody looks at what a process beside the training does."""
-    return nullcontext()
+def _compiled(
+    graph: Graph,
+    began: float,
+    found: Fetched[Call],
+    compilation: Compilation,
+    threads: int,
+    policy: str,
+) -> Loaded:
+    """A graph that compiled code runs."""
+    alone = "its fused losses " if policy == "disabled" else ""
+    return Loaded(
+        call=found.value,
+        compiled=True,
+        built=found.built,
+        seconds=perf_counter() - began,
+        how=f"{alone}{'compiled' if found.built else 'loaded from the cache'}",
+        graph=graph,
+        threads=threads,
+        made=compilation.made,
+    )
 
 
 def _one_by_one(graph: Graph) -> Call:

@@ -12,7 +12,7 @@ import contextlib
 import functools
 import importlib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -25,6 +25,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fulgurite.backends.csx.compile import (
+    compiler_log,
     compiler_patches,
     fused,
     indices,
@@ -35,7 +36,7 @@ from fulgurite.backends.csx.compile import (
 )
 from fulgurite.backends.csx.compile.fused import Fused
 from fulgurite.backends.csx.compile.kept import Generated, Kept
-from fulgurite.backends.csx.compile.made import Fallen
+from fulgurite.backends.csx.compile.made import Fallen, How
 from fulgurite.backends.csx.compile.parts import (
     Call,
     Part,
@@ -47,6 +48,7 @@ from fulgurite.backends.csx.compile.parts import (
 from fulgurite.backends.csx.compile.processes import compilers
 from fulgurite.backends.csx.compile.scheduling import AT, Noted, PartCall, grouped
 from fulgurite.backends.csx.compile.translation_unit import Kernel
+from fulgurite.backends.csx.diagnostics.errors import UnfusedLoss
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.op_schema import is_mutable, is_view
 from fulgurite.backends.csx.graph.passes import COMPILER_PASSES, lower
@@ -79,7 +81,13 @@ AGGRESSIVE = {
 }
 
 
-def compile_graph(graph: Graph, folder: Path, kept: Kept, policy: str = "medium") -> None:
+def compile_graph(
+    graph: Graph,
+    folder: Path,
+    kept: Kept,
+    policy: str = "medium",
+    library: frozenset[int] = frozenset(),
+) -> None:
     """Compile a graph into an existing, empty folder.
 
     The graph is functional and decomposed already, so Inductor's inner item takes it: its outer
@@ -91,13 +99,14 @@ def compile_graph(graph: Graph, folder: Path, kept: Kept, policy: str = "medium"
         folder: where.
         kept: what earlier compilations left.
         policy: "disabled" (its fused regions alone), "medium" or "aggressive".
+        library: positions in ``graph.operations()`` that the library's kernels compute.
 
     Raises:
         CppCompileError: the C++ compiler failed, not on some of the kernels alone.
         UnfusedLoss: a fused region cannot be one kernel.
         Exception: whatever else fails in torch's compiler, or in our work on what it wrote.
     """
-    attempt = Attempt(graph, kept, policy)
+    attempt = Attempt(graph, kept, policy, library)
     with fx_lock:
         failed = _tried(attempt, folder, believed=True)
         if failed is None:
@@ -152,13 +161,15 @@ class Attempt:
     """A graph that is compiled, perhaps several times until no kernel fails.
 
     Args:
-        graph, kept, policy: as of ``compile_graph``.
+        graph, kept, policy, library: as of ``compile_graph``.
     """
 
-    def __init__(self, graph: Graph, kept: Kept, policy: str) -> None:
-        self._graph, self._kept, self._policy = graph, kept, policy
+    def __init__(
+        self, graph: Graph, kept: Kept, policy: str, library: frozenset[int] = frozenset()
+    ) -> None:
+        self._graph, self._kept, self._policy, self._spared = graph, kept, policy, library
         self._library: dict[str, frozenset[int]] = {}  # of parts: what has no generated kernel
-        self._fallen: list[Fallen] = []
+        self._fallen = [Fallen("", sorted(library), "", How.WRONG)] if library else []
         self._written: list[_Written] = []
 
     def regions(self) -> list[tuple[Fused, Generated]]:
@@ -177,6 +188,9 @@ class Attempt:
         numbers = [operations_of(part.module) for part in parts]  # before the compiler changes them
         calls = division.calls if division else [Call(0, (), (), numbers[0])]
         parts = [replace(part, policy=self._policy) for part in parts]
+        for call in (one for one in calls if isinstance(one, Call)):
+            own = (i for i, n in enumerate(call.operations) if n in self._spared)
+            self._give(parts[call.part].text, own)
         sources = [self._generate(part) for part in parts]
         generated = perf_counter()
         kernels = self._named(parts, numbers, sources)
@@ -205,8 +219,19 @@ class Attempt:
         made.write(folder, rows, {"compile": perf_counter() - began}, self._fallen)
 
     def _generate(self, part: Part) -> Generated:
-        library = self._library.get(part.text, frozenset())
-        return self._kept.part(replace(part, library=library), _generated, self._graph.mode)
+        part = replace(part, library=self._library.get(part.text, frozenset()))
+        try:
+            return self._kept.part(part, _generated, self._graph.mode)
+        except (OSError, UnfusedLoss):
+            raise
+        except Exception as error:  # anything, of a template that it tries
+            if part.policy != "aggressive":
+                raise
+            printed = f"error: {compiler_log.in_a_line(error)}"
+        numbers = [i for i in operations_of(part.module) if i >= 0]
+        medium = self._kept.part(replace(part, policy="medium"), _generated, self._graph.mode)
+        self._fallen.append(Fallen("", numbers, printed, How.TEMPLATE))
+        return medium
 
     def _named(
         self,
@@ -219,6 +244,10 @@ class Attempt:
         rows = zip(parts, numbers, sources, found, strict=True)
         self._written += [_Written(p.text, n, code.calls, names) for p, n, code, names in rows]
         return found
+
+    def _give(self, part: str, operations: Iterable[int]) -> None:
+        """Leave operations of a part to the library."""
+        self._library[part] = self._library.get(part, frozenset()).union(operations)
 
     def without_failing_kernels(self) -> bool:
         """Give operations back to the library whose kernels the C++ compiler fails on.
@@ -233,10 +262,10 @@ class Attempt:
             for call in one.calls:
                 kernel = one.kernels.get(call.kernel)
                 if kernel is not None and kernel.name in failing:
-                    before = self._library.get(one.text, frozenset())
-                    self._library[one.text] = before | frozenset(call.at)
+                    self._give(one.text, call.at)
                     operations = [one.operations[i] for i in call.at]
-                    self._fallen.append(Fallen(kernel.name, operations, failing[kernel.name]))
+                    printed = failing[kernel.name]
+                    self._fallen.append(Fallen(kernel.name, operations, printed, How.FAILED))
         return True
 
 

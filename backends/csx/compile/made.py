@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from enum import Enum
+from enum import Enum, StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ _FILE = "made.json"
 
 
 class KernelFailed(UserWarning):
-    """A generated kernel did not compile, and the library's kernels do its work."""
+    """A generated kernel did not compile, or was wrong, and others do its work."""
 
 
 class Maker(Enum):
@@ -56,19 +56,29 @@ class KernelCall:
     tuned: str = ""
 
 
+class How(StrEnum):
+    """How a generated kernel failed."""
+
+    FAILED = "failed"  # in the C++ compiler
+    WRONG = "wrong"  # it computed something else
+    TEMPLATE = "template"  # one that "aggressive" would have tried could not be generated
+
+
 @dataclass(frozen=True, slots=True)
 class Fallen:
-    """A generated kernel that the C++ compiler failed on.
+    """A generated kernel that is not used.
 
     Args:
-        kernel: its name.
+        kernel: its name, where it has one.
         operations: what it was to compute, as of ``KernelCall``.
         printed: what the compiler printed.
+        how: it failed.
     """
 
     kernel: str
     operations: list[int]
     printed: str
+    how: How
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +90,7 @@ class Made:
         sources: the C++ of the generated kernels, by name.
         program: the Python that calls them; empty where operations run one by one.
         seconds: what making it took, by phase (``generate``, ``compile``), when it was made.
-        fallen: kernels that the C++ compiler failed on, whose operations the library runs.
+        fallen: generated kernels that are not used.
     """
 
     calls: tuple[KernelCall, ...] = ()
@@ -164,26 +174,48 @@ def read(folder: Path, graph: Graph) -> Made:
         sources=told["sources"],
         program=program.read_text() if program.exists() else "",
         seconds=told["seconds"],
-        fallen=tuple(Fallen(**one) for one in told["fallen"]),
+        fallen=tuple(map(_fallen, told["fallen"])),
     )
 
 
 def tell_fallen(graph: Graph, folder: Path) -> None:
-    """Warn of kernels that the C++ compiler failed on, once for each program."""
+    """Warn of generated kernels that are not used, once for each program."""
     try:
         told = json.loads((folder / _FILE).read_text())
     except OSError:  # removed by another process since it was loaded
         return
-    for one in (Fallen(**row) for row in told["fallen"]):
+    for one in map(_fallen, told["fallen"]):
         every = [node for i, node in enumerate(graph.operations()) if i in one.operations]
         nodes = [node for node in every if not is_view(node.target)]
         line = line_of(nodes[0]) if nodes else None
         names = ", ".join(dict.fromkeys(str(node.target) for node in nodes[:4]))
         first = [*(text for text in one.printed.splitlines() if "error" in text), "it failed"][0]
-        why = f"The C++ compiler failed on the generated kernel {one.kernel} ({names}): {first}"
+        why, instead = _TOLD[one.how]
+        why = why.format(kernel=one.kernel, names=names, first=first.removeprefix("error: "))
         where = f" at {line}" if line else ""
         log = compiler_log.with_log(why, compiler_log.keep(one.printed))
-        rank_zero_warn(f"{log}. The library's kernels compute it{where}.", category=KernelFailed)
+        rank_zero_warn(f"{log}. {instead}{where}.", category=KernelFailed)
+
+
+def _fallen(row: dict[str, Any]) -> Fallen:
+    return Fallen(**{**row, "how": How(row["how"])})
+
+
+_TOLD = {
+    How.FAILED: (
+        "The C++ compiler failed on the generated kernel {kernel} ({names}): {first}",
+        "The library's kernels compute it",
+    ),
+    How.WRONG: (
+        "A generated kernel was wrong ({names})",
+        "The rest is compiled; the library's kernels compute this",
+    ),
+    How.TEMPLATE: (
+        "A kernel that autogen_policy='aggressive' tries could not be generated: {first}",
+        "Its part of the program is compiled as by 'default', beginning",
+    ),
+}
+"""What is said of them, and of what computes it instead, before a line of the user's."""
 
 
 def _with_others(graph: Graph, calls: Sequence[KernelCall]) -> list[KernelCall]:

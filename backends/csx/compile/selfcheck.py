@@ -34,13 +34,13 @@ from fulgurite.backends.csx.compile.differences import (
     Start,
     Trial,
     is_equal,
-    shared,
 )
 from fulgurite.backends.csx.compile.fabric import Call
+from fulgurite.backends.csx.compile.narrowing import START
 from fulgurite.backends.csx.compile.sensitivity import moved_away
 from fulgurite.backends.csx.diagnostics.errors import PUBLIC
 from fulgurite.backends.csx.diagnostics.user_lines import line_of
-from fulgurite.backends.csx.graph.graph import Graph, like
+from fulgurite.backends.csx.graph.graph import Graph
 
 _LATEST = 8  # steps, of which the last is compared again whatever state has not changed
 
@@ -60,7 +60,7 @@ class SelfCheck:
         compiled: its compiled form.
         reference: its operations one by one.
         settled: called with whether both agreed, and, once nothing is left to be compared, with
-            what was, in words; until then with "".
+            what was, in words, until then with ""; and where they did not, the report's folder.
         folder: where what a report needs may be kept.
         program: the folder of the compiled program; its Python is copied.
         once: whether one step is all that is compared.
@@ -74,7 +74,7 @@ class SelfCheck:
         graph: Graph,
         compiled: Call,
         reference: Call,
-        settled: Callable[[bool, str], None],
+        settled: Callable[[bool, str, Path | None], None],
         folder: Path,
         program: Path,
         once: bool = False,
@@ -82,8 +82,9 @@ class SelfCheck:
         self._graph, self._compiled, self._reference = graph, compiled, reference
         self._settled, self._folder, self._program = settled, folder, program
         self._written = sorted(graph.written())
-        self._compared = Comparison(graph, self._run)
+        self._compared = Comparison(graph)
         self._once, self._calls, self.trusted = once, 0, False
+        self._kept: Path | None = None  # the report
         self._done: list[str] = []
         self._newborn: dict[int, Tensor] = {}  # state as the first step found and left it
 
@@ -94,7 +95,7 @@ class SelfCheck:
             return self._compiled(inputs)
         start = Start(inputs, torch.get_rng_state())
         try:
-            right, tried = self._run(self._reference, start), self._tried(start)
+            right, tried = self._compared.run(self._reference, start), self._tried(start)
             difference = self._judged(tried, right, start)
             first = difference is None and self._calls == 1 and not self._once
             if first and isinstance(tried, Trial):
@@ -111,7 +112,7 @@ class SelfCheck:
         torch.set_rng_state(chosen.random_state)
         self.trusted = difference is None
         waits = self.trusted and first and bool(self._written)
-        self._settled(self.trusted, "" if waits else ", ".join(self._done))
+        self._settled(self.trusted, "" if waits else ", ".join(self._done), self._kept)
         return [self._own(output, chosen.inputs, inputs) for output in chosen.outputs]
 
     def _is_due(self, inputs: list[Tensor]) -> bool:
@@ -149,7 +150,7 @@ class SelfCheck:
         inputs = [*map(moved_away, start.inputs, kinds)]
         moved, results = Start(inputs, start.random_state), [*map(torch.clone, first.outputs)]
         try:
-            right = self._run(self._reference, moved)
+            right = self._compared.run(self._reference, moved)
         except (RuntimeError, IndexError, ValueError):
             return None  # an index made of a number, say
         tried = self._tried(moved)
@@ -165,18 +166,9 @@ class SelfCheck:
     def _tried(self, start: Start) -> Trial | Exception:
         """The compiled run; whatever it fails with, the step that is right is there already."""
         try:
-            return self._run(self._compiled, start)
+            return self._compared.run(self._compiled, start)
         except Exception as error:
             return error
-
-    def _run(self, call: Call, start: Start) -> Trial:
-        copies = list(start.inputs)
-        for i in self._written:
-            copies[i] = like(copies[i]).copy_(copies[i])
-        torch.set_rng_state(start.random_state)
-        outputs = list(call(list(copies)))
-        values = [*outputs, *(copies[i] for i in self._written)]
-        return Trial(copies, outputs, values, torch.get_rng_state(), shared(outputs, copies))
 
     def _own(self, output: Tensor, copies: list[Tensor], inputs: list[Tensor]) -> Tensor:
         """A result; one that is memory of a written input, of that input and not of its copy."""
@@ -194,8 +186,8 @@ class SelfCheck:
     ) -> Difference:
         """Warn of a difference, and return it."""
         try:
-            folder = self._write(difference, tried, right, start)
-            kept = f"What a report needs is in {folder}."
+            self._kept = self._write(difference, tried, right, start)
+            kept = f"What a report needs is in {self._kept}."
         except OSError as error:
             kept = f"What a report needs could not be kept ({error})."
         where = f"\n  at {difference.line}" if difference.line is not None else ""
@@ -203,7 +195,8 @@ class SelfCheck:
             where += f"\n      {difference.line.source}"
         warnings.warn(
             f"The compiled program {difference.how}: {difference.what}.{where}\n  The run goes on"
-            f" operation by operation, slower, with the right numbers. {kept}",
+            f" operation by operation, slower, with the right numbers, and compiled again once the"
+            f" kernel that is wrong is found. {kept}",
             MiscompiledWarning,
             stacklevel=2,
         )
@@ -222,9 +215,7 @@ class SelfCheck:
         )
         for source in self._program.glob("*.py"):
             shutil.copy(source, folder)
-        torch.save(
-            {"inputs": start.inputs, "random_state": start.random_state}, folder / "inputs.pt"
-        )
+        torch.save({"inputs": start.inputs, "random_state": start.random_state}, folder / START)
         for name, trial in (("compiled", tried), ("right", right)):
             if isinstance(trial, Exception):
                 said = "".join(traceback.format_exception(trial))

@@ -15,8 +15,8 @@ from settling import Settling
 from torch import Tensor
 
 from fulgurite.backends.csx.compile import (
+    compilation,
     compiler_log,
-    host_fabric,
     inductor,
     program,
     toolchain,
@@ -40,7 +40,7 @@ def _raise(error: Exception) -> Callable[..., Any]:
 
 def _compile_graph(error: Exception) -> Break:
     def spoil(patch: pytest.MonkeyPatch) -> str:
-        patch.setattr(host_fabric, "compile_graph", _raise(error))
+        patch.setattr(compilation, "compile_graph", _raise(error))
         said = [f": {line}" for line in str(error).splitlines()]
         return f"{type(error).__name__}{[*said, ''][0]} (test_failed_compiles.py:"
 
@@ -62,13 +62,13 @@ def _a_name_of_the_compiler(patch: pytest.MonkeyPatch) -> str:
 
 
 def _the_key(patch: pytest.MonkeyPatch) -> str:
-    patch.setattr(host_fabric, "program_key", _raise(AttributeError("no save_config_portable")))
+    patch.setattr(compilation, "program_key", _raise(AttributeError("no save_config_portable")))
     return "AttributeError: no save_config_portable"
 
 
 def _loading(patch: pytest.MonkeyPatch) -> str:
-    patch.setattr(host_fabric, "compile_graph", lambda graph, folder, *rest: _empty(folder))
-    patch.setattr(host_fabric, "load_program", _raise(ImportError("no empty_strided_cpu")))
+    patch.setattr(compilation, "compile_graph", lambda graph, folder, *rest: _empty(folder))
+    patch.setattr(compilation, "load_program", _raise(ImportError("no empty_strided_cpu")))
     return "ImportError: no empty_strided_cpu"
 
 
@@ -98,7 +98,6 @@ failures = pytest.mark.parametrize("spoil", FAILURES.values(), ids=FAILURES.keys
 def _logs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(toolchain, "toolchain_missing", lambda starts=True: None)
-    monkeypatch.setattr(host_fabric, "toolchain_missing", lambda starts=True: None)
 
 
 def trained(folder: Path, *, deterministic: bool = False, **backend: Any) -> Run:
@@ -211,8 +210,8 @@ def test_compiled_code_that_fails_in_its_first_step_is_not_used(
     def gone(inputs: list[Tensor]) -> list[Tensor]:
         raise NameError("name 'empty_strided_cpu' is not defined")
 
-    monkeypatch.setattr(host_fabric, "compile_graph", lambda graph, folder, *rest: _empty(folder))
-    monkeypatch.setattr(host_fabric, "load_program", lambda folder: gone)
+    monkeypatch.setattr(compilation, "compile_graph", lambda graph, folder, *rest: _empty(folder))
+    monkeypatch.setattr(compilation, "load_program", lambda folder: gone)
     with pytest.warns(MiscompiledWarning, match="failed, and its operations did not: NameError: "):
         run = trained(tmp_path)
     assert_same_run(run, fit(lambda: Classifier(mlp()), lambda: (loader(64),), static=False))

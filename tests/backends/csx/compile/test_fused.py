@@ -15,7 +15,7 @@ from loss_cases import loads
 from models import CLASSES, loader
 from torch import Tensor, nn
 
-from fulgurite.backends.csx.compile import host_fabric
+from fulgurite.backends.csx.compile import toolchain
 from fulgurite.backends.csx.compile.fabric import Loaded
 from fulgurite.backends.csx.compile.made import KernelCall, Maker
 from fulgurite.backends.csx.diagnostics.regions import fused_region
@@ -172,7 +172,7 @@ def test_without_a_compiler_a_region_is_an_error(
     policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     why = "no C++ compiler was found"
-    monkeypatch.setattr(host_fabric, "toolchain_missing", lambda starts=True: why)
+    monkeypatch.setattr(toolchain, "toolchain_missing", lambda starts=True: why)
     with pytest.raises(UnfusedLoss, match=rf"(?s){re.escape(why)}.*test_fused"):
         run(Fused, policy, compile_dir=tmp_path)
 

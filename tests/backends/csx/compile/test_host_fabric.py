@@ -21,7 +21,7 @@ from torch._inductor import config as inductor
 from torch._inductor.exc import CppCompileError, InductorError
 
 import fulgurite
-from fulgurite.backends.csx.compile import denormals, host_fabric, toolchain, vector_units
+from fulgurite.backends.csx.compile import compilation, denormals, toolchain, vector_units
 from fulgurite.backends.csx.compile import inductor as compiling
 from fulgurite.backends.csx.compile.fabric import Loaded
 from fulgurite.backends.csx.compile.toolchain import cpu_name, toolchain_missing
@@ -170,7 +170,7 @@ def test_one_flipped_bit_in_any_file_of_a_program_compiles_it_again(
             if path.name != "manifest":
                 shutil.copy(path, folder)
 
-    monkeypatch.setattr(host_fabric, "compile_graph", compile_graph)
+    monkeypatch.setattr(compilation, "compile_graph", compile_graph)
     names = {path.name for path in whole.iterdir()}
     told = {"program.py", "program.json", "made.json"}
     assert names == {"manifest", "inputs.txt", "kernels_0.so", *told}
@@ -195,10 +195,8 @@ def test_a_program_that_is_found_starts_no_process_and_needs_no_compiler(
 ) -> None:
     folder, losses = programs
     started: list[Any] = []
-    monkeypatch.setattr(
-        host_fabric, "toolchain_missing", lambda: pytest.fail("asked for a compiler")
-    )
-    monkeypatch.setattr(host_fabric, "compile_graph", lambda *args: pytest.fail("compiled"))
+    monkeypatch.setattr(toolchain, "toolchain_missing", lambda: pytest.fail("asked for a compiler"))
+    monkeypatch.setattr(compilation, "compile_graph", lambda *args: pytest.fail("compiled"))
     monkeypatch.setattr(subprocess, "Popen", lambda *args, **_: started.append(args))
     again, line = compiled(folder)
     assert "loaded from the cache" in line
@@ -397,7 +395,7 @@ def test_where_a_compiler_fails_the_program_runs_operation_by_operation_and_a_fi
     def fail(graph: Any, folder: Path, *rest: Any) -> None:
         raise InductorError(error, None)
 
-    monkeypatch.setattr(host_fabric, "compile_graph", fail)
+    monkeypatch.setattr(compilation, "compile_graph", fail)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     ours = fit(
         lambda: Classifier(mlp()),

@@ -13,15 +13,16 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from harness import Run, assert_same_run, fit
-from loss_cases import loads
+from loss_cases import loads, makers
 from models import CLASSES, loader
 from torch import Tensor, nn
 
-from fulgurite.backends.csx.compile import library, program
+from fulgurite.backends.csx.compile import inductor, library, program
 from fulgurite.backends.csx.compile.fabric import Loaded
 from fulgurite.backends.csx.compile.kept import Generated
 from fulgurite.backends.csx.compile.linking import Compiled
 from fulgurite.backends.csx.compile.made import KernelFailed, Made, Maker
+from fulgurite.backends.csx.compile.parts import Part
 from fulgurite.backends.csx.graph.op_schema import is_view, operation_name
 
 
@@ -51,17 +52,6 @@ def run(policy: str | None, **backend: Any) -> Run:
     """A fit; in stock Lightning where there is no policy."""
     static = policy is not None
     return fit(Gelu, lambda: (loader(64),), static=static, policy=policy, backend=backend)
-
-
-def makers(loaded: Loaded) -> dict[str, set[Maker]]:
-    """Who made what computes each operation, by its name."""
-    assert loaded.graph is not None
-    nodes = list(loaded.graph.operations())
-    found: dict[str, set[Maker]] = {}
-    for call in loaded.made().calls:
-        for i in call.operations:
-            found.setdefault(str(nodes[i].target), set()).add(call.maker)
-    return found
 
 
 @pytest.mark.fits
@@ -214,6 +204,27 @@ class Attention(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), 0.1)
+
+
+@pytest.mark.long
+@pytest.mark.numbers
+@pytest.mark.compiler
+def test_a_template_that_cannot_be_generated_is_told_and_the_rest_compiled(
+    loads: list[Loaded], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock = run(None)
+    generate = inductor._generated
+
+    def generated(part: Part, mode: Any) -> Generated:
+        if part.policy == "aggressive":
+            raise AssertionError
+        return generate(part, mode)
+
+    monkeypatch.setattr(inductor, "_generated", generated)
+    why = r"'aggressive' tries could not be generated: AssertionError \(test_made\.py:\d+\)"
+    with pytest.warns(KernelFailed, match=f"{why}.*test_made.py:"):
+        assert_same_run(run("aggressive", compile_dir=tmp_path), stock)
+    assert loads[-1].compiled
 
 
 @pytest.mark.long

@@ -20,7 +20,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fulgurite.backends.csx.capture import finished_trace
-from fulgurite.backends.csx.compile import compiler_patches, host_fabric, made, selfcheck, trust
+from fulgurite.backends.csx.compile import (
+    compilation,
+    compiler_patches,
+    host_fabric,
+    made,
+    selfcheck,
+    trust,
+)
 from fulgurite.backends.csx.compile.cache import Fetched
 from fulgurite.backends.csx.compile.fingerprint import versions
 from fulgurite.backends.csx.graph.graph import Graph
@@ -83,8 +90,8 @@ def fake_compiler(monkeypatch: pytest.MonkeyPatch) -> Callable[[Wrong | None], N
 
             return call
 
-        monkeypatch.setattr(host_fabric, "_compile", compiled)
-        monkeypatch.setattr(host_fabric, "load_program", load)
+        monkeypatch.setattr(compilation, "_compile", compiled)
+        monkeypatch.setattr(compilation, "load_program", load)
 
     return install
 
@@ -220,7 +227,7 @@ def test_a_program_that_passed_is_not_checked_again_until_it_is_built_again(
     [entry] = [path for path in (tmp_path / "programs").iterdir() if path.is_dir()]
     (entry / "program.py").write_text("damaged\n")  # and so built again: the same bytes
     monkeypatch.setattr(
-        host_fabric,
+        compilation,
         "_compile",
         lambda graph, folder, *rest: (folder / "program.py").write_text("new\n"),
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import same_passes
 import torch
 from document_idioms import PAGE, page
 from harness import assert_same_run, both, fit
@@ -17,6 +18,7 @@ from idioms.refused import Refused, refusals
 from together import Together, check_each, groups
 
 from fulgurite import TraceError
+from fulgurite.backends.csx.graph.passes import looking
 
 OPTIONS: dict[str, Any] = {"limit_train_batches": 4, "backend": {"audit": True}}
 
@@ -50,7 +52,8 @@ def as_stock(idioms: Sequence[Idiom]) -> None:
         parts: list[Any] = [idiom.make() for idiom in idioms]
         return parts[0] if len(parts) == 1 else Together(parts, optimizer)
 
-    ours, stock = both(make, lambda: (first.batches(),), **OPTIONS)
+    with looking(same_passes.compare):
+        ours, stock = both(make, lambda: (first.batches(),), **OPTIONS)
     assert len(stock.losses) == 4
     assert_same_run(ours, stock, first.noise, first.tolerance, 2 * first.tolerance)
 

@@ -17,7 +17,7 @@ from models import GAN, Classifier, Measured, loader, mlp
 from torch import Tensor
 
 import fulgurite
-from fulgurite.backends.csx.compile import host_fabric
+from fulgurite.backends.csx.compile import compilation, host_fabric, toolchain
 from fulgurite.backends.csx.compile.fabric import Loaded
 from fulgurite.backends.csx.compile.host_fabric import HostFabric
 from fulgurite.backends.csx.diagnostics.errors import ConditionalOnTensor, HostRead, InputChanged
@@ -55,10 +55,13 @@ def fake_compiler(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 @pytest.fixture
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing may be compiled, and no cache opened."""
-    for name in ("toolchain_missing", "CompileCache", "compile_graph"):
-        monkeypatch.setattr(
-            host_fabric, name, lambda *args, name=name: pytest.fail(f"asked for {name}")
-        )
+    asked = {
+        toolchain: "toolchain_missing",
+        host_fabric: "CompileCache",
+        compilation: "compile_graph",
+    }
+    for module, name in asked.items():
+        monkeypatch.setattr(module, name, lambda *args, name=name: pytest.fail(f"asked for {name}"))
 
 
 @pytest.fixture(params=["validate_only", "compile_only"])
@@ -418,7 +421,7 @@ def test_compile_only_without_compiling_is_an_error_with_the_remedy() -> None:
 def test_compile_only_without_a_compiler_is_an_error_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(host_fabric, "toolchain_missing", lambda: "no C++ compiler was found")
+    monkeypatch.setattr(toolchain, "toolchain_missing", lambda: "no C++ compiler was found")
     with pytest.raises(RuntimeError, match=r"no C\+\+ compiler was found.*validate_only=True"):
         make_trainer("compile_only").fit(Classifier(mlp()), loader(64))
 

@@ -1,0 +1,89 @@
+"""Each pass beside the graph before it, on random inputs: what both give and write is the same.
+
+Programs, compiled or not, begin with the same passes: the self-check cannot see what they do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fulgurite.backends.csx.graph.graph import Graph, Input, Kind, Role
+
+ROUNDS = {"to_cbfloat16"}  # other numbers are what it is for
+TOLERANCE = 1e-4  # of the largest element of each tensor: passes may round otherwise
+NOISE = 1e-6  # of gradients that are zero but for it
+
+
+class PassChanged(AssertionError):
+    """A pass made a graph that computes something else."""
+
+
+def compare(name: str, before: Graph, after: Graph) -> None:
+    """For ``passes.looking``.
+
+    Raises:
+        PassChanged: the graph gives or writes other values, dtypes or shapes.
+    """
+    if name in ROUNDS:
+        return
+    given = {key(item): random_input(item) for item in before.inputs}
+    try:
+        right = run(before, given)
+    except (IndexError, RuntimeError):  # an index that is none, in random integers
+        given = {at: x if x.is_floating_point() else x.zero_() for at, x in given.items()}
+        right = run(before, given)
+    found = run(after, given)
+    unread = {item.name for item in before.inputs if item.kind is Kind.GRADIENT and not item.kept}
+    for what in right if name != "prune" else right.keys() - (unread - found.keys()):
+        difference = apart(found[what], right[what]) if what in found else "is gone"
+        if difference:
+            raise PassChanged(f"{name}: {what} {difference}")
+
+
+def key(item: Input) -> tuple[Kind, int]:
+    """What an input is known by in the graphs of a step."""
+    return item.kind, item.index
+
+
+def random_input(item: Input) -> Tensor:
+    """Numbers next to one, of both signs where a model may have both; integers of 0 and 1."""
+    example = item.example
+    generator = torch.Generator().manual_seed(item.index)
+    x = torch.rand(example.shape, generator=generator) + 0.2
+    if item.role in (Role.PARAMETER, Role.BATCH):
+        x *= torch.randint(0, 2, example.shape, generator=generator) * 2 - 1
+    if item.kind is Kind.NUMBERS:
+        x *= 0.1
+    if item.zero:
+        x.zero_()
+    if not (example.dtype.is_floating_point or example.dtype.is_complex):
+        x = torch.randint(0, 2, example.shape, generator=generator)
+    made = torch.empty_strided(example.size(), example.stride(), dtype=example.dtype)
+    return made.copy_(x)
+
+
+def run(graph: Graph, given: dict[tuple[Kind, int], Tensor]) -> dict[str, Tensor]:
+    """What a graph gives and what is in its state then, by name."""
+    inputs = [given[key(item)].clone() for item in graph.inputs]
+    torch.manual_seed(1)
+    with torch.no_grad():
+        outputs: Any = graph.module(*inputs)
+    named = {f"result {i}": one for i, one in enumerate(outputs) if isinstance(one, Tensor)}
+    written = graph.written()
+    named |= {graph.inputs[i].name: inputs[i] for i in sorted(written)}
+    return {**named, "the random state": torch.get_rng_state()}
+
+
+def apart(found: Tensor, right: Tensor) -> str:
+    """How a value differs, in words; empty where it does not."""
+    if (found.dtype, found.shape) != (right.dtype, right.shape):
+        return f"is {found.dtype}{list(found.shape)}, not {right.dtype}{list(right.shape)}"
+    if not (right.dtype.is_floating_point or right.dtype.is_complex):
+        return "" if torch.equal(found, right) else "differs"
+    size = right.abs().nan_to_num(0.0, 0.0, 0.0)
+    most = NOISE + TOLERANCE * (size + float(size.max()) if size.numel() else size)
+    same = (found == right) | (found.isnan() & right.isnan()) | ((found - right).abs() <= most)
+    return "" if bool(same.all()) else f"differs by {float((found - right).abs().max()):.3g}"
