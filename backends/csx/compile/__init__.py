@@ -21,7 +21,8 @@ processes        the C++ compiler's; vector_units: what it can make for the proc
 parallel_checks  indices that are checked in loops of several threads
 static_wrapper   the Python that the compiler writes around its kernels, made static
 light_imports    what that Python imports: not the compiler
-background       compiling beside the training, in a worker process
+background       compiling beside the training, in a worker process; worker_pulse: whether that
+                 still works
 compilation      a graph and its compiled code in the cache
 cache            compiled programs in a folder; fingerprint: the key of each
 entries          one of them, sealed; cache_folder: where they lie; upkeep: their names and locks,

@@ -22,14 +22,17 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fcntl import LOCK_EX, flock
 from pathlib import Path
 from typing import NoReturn
 
 import torch
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from fulgurite.backends.csx.compile.compiler_log import PREFIX, keep
 from fulgurite.backends.csx.compile.fabric import Call
+from fulgurite.backends.csx.compile.worker_pulse import Pulse, end_session, let_go, sweep
 from fulgurite.backends.patches import fx_lock, trace_lock
 
 AVAILABLE = sys.platform == "linux"  # elsewhere a forked process may not use the system's libraries
@@ -55,6 +58,7 @@ class Job:
         full: whether that was because the folder takes no files.
         log: what the worker printed, where it failed.
         seconds: how long it took.
+        again: whether a worker was lost with it, and another one has it.
     """
 
     name: tuple[str, ...]
@@ -65,6 +69,7 @@ class Job:
     full: bool = False
     log: Path | None = None
     seconds: float = 0.0
+    again: bool = False
 
 
 class Queue:
@@ -105,11 +110,26 @@ class Queue:
             try:
                 if self._worker is not None and self._worker.has_ended():
                     self._worker = None
+                elif self._worker is not None and (why := self._worker.lost()):
+                    self._replace(self._worker, why)
                 may = bool(self._waiting) and (self._hurries or self._waiting[0].urgent)
                 if self._worker is None and may:
                     self._start()
             finally:
                 self._lock.release()
+
+    def _replace(self, worker: _Worker, why: str) -> None:
+        """End a worker that does nothing any more; what it was at is tried once more."""
+        worker.kill()
+        self._worker, left = None, [job for job in worker.jobs if not job.ended]
+        for job in left[:1]:
+            if job.again:
+                job.failure, job.ended = why, True
+            job.again = True
+        self._waiting[:0] = [job for job in left if not job.ended]
+        self._hurries = bool(self._waiting)
+        instead = "Another one takes its place" if self._waiting else "It is not replaced again"
+        rank_zero_warn(f"CSX: {why}. {instead}.")
 
     def _start(self) -> None:
         with contextlib.ExitStack() as held:
@@ -137,7 +157,10 @@ class _Worker:
 
     def __init__(self, jobs: list[Job]) -> None:
         self.jobs, self._read = jobs, b""
+        sweep(Path(tempfile.gettempdir()), PREFIX, _LOG)
         self._folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        log = os.open(self._folder / _LOG, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+        flock(log, LOCK_EX)  # as long as the worker lives
         self._results, write = os.pipe()
         os.set_blocking(self._results, False)
         parent = os.getpid()
@@ -145,8 +168,10 @@ class _Worker:
             warnings.simplefilter("ignore", DeprecationWarning)
             self._pid = os.fork()
         if self._pid == 0:
-            _work(jobs, write, self._folder, parent)
+            _work(jobs, write, log, self._folder, parent)
         os.close(write)
+        os.close(log)
+        self.lost = Pulse(self._pid).lost
 
     def has_ended(self) -> bool:
         """Whether all jobs ended; those that ended since are noted."""
@@ -167,8 +192,13 @@ class _Worker:
         until = time.monotonic() + GRACE_S
         while not self._is_gone() and time.monotonic() < until:
             time.sleep(0.01)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._pid, signal.SIGKILL)
+        self.kill()
+
+    def kill(self) -> None:
+        """End it, and what it started, at once."""
+        end_session(self._pid)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
         os.close(self._results)
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -196,15 +226,17 @@ class _Worker:
             return None
 
     def _is_gone(self) -> bool:
+        """Whether it has ended; its number stays its own until it is waited for."""
         try:
-            pid, _ = os.waitpid(self._pid, os.WNOHANG)
+            return os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:  # somebody else waited for it
             return True
-        return pid != 0
 
     def _waited(self) -> str:
-        """How the process ended, in words."""
+        """How the process ended, in words; what it started ends with it."""
         try:
+            os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)
+            end_session(self._pid)
             _, status = os.waitpid(self._pid, 0)
         except ChildProcessError:
             return "the compiling process ended"
@@ -218,13 +250,13 @@ class _Worker:
         return f"the compiling process was ended by {name}{memory}"
 
 
-def _work(jobs: list[Job], results: int, folder: Path, parent: int) -> NoReturn:
+def _work(jobs: list[Job], results: int, log_file: int, folder: Path, parent: int) -> NoReturn:
     """Be the worker. Nothing of what this process would do at its end is done here."""
     status = 1
     try:
-        with open(folder / _LOG, "w", buffering=1) as log:
+        with open(log_file, "w", buffering=1) as log:
             sys.stdout = sys.stderr = log
-            _settle_down(log.fileno(), folder, parent)
+            _settle_down(log_file, {log_file, results}, folder, parent)
             try:
                 for number, job in enumerate(jobs):
                     print(f"{time.strftime('%X')} compiling {' '.join(job.name)}")
@@ -253,13 +285,13 @@ def _outcome(job: Job) -> tuple[str | None, bool, float]:
     return failure, full, time.perf_counter() - began
 
 
-def _settle_down(log: int, folder: Path, parent: int) -> None:
-    """Let go of what is the parent's: its terminal, signals, priority, threads and memory."""
-    os.setpgid(0, 0)
+def _settle_down(log: int, kept: set[int], folder: Path, parent: int) -> None:
+    """Let go of what is the parent's: its terminal, files, signals, priority, threads, memory."""
+    os.setsid()
     os.nice(NICE)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for number, file in enumerate((nothing, log, log)):
-        os.dup2(file, number)
+    let_go(kept)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for one in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
         signal.signal(one, signal.SIG_DFL)
@@ -285,7 +317,7 @@ def _end_with(parent: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE_S)
     shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
-    os.killpg(0, signal.SIGKILL)
+    end_session(os.getpid())
 
 
 class Meanwhile:

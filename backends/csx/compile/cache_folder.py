@@ -10,7 +10,9 @@ import atexit
 import contextlib
 import fcntl
 import functools
+import grp
 import os
+import pwd
 import shutil
 import stat
 import tempfile
@@ -99,12 +101,40 @@ def refuse_shared(folder: Path) -> None:
     if not is_ours(folder):
         raise SharedFolder(f"{refused} others can write it. Type: chmod go-w '{folder}'")
     for parent in folder.parents:
-        mode = parent.stat().st_mode
-        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        found = parent.stat()
+        if found.st_uid not in _trusted():
             raise SharedFolder(
-                f"{refused} everybody can write {str(parent)!r}, where they could replace it."
-                f" Type: chmod o-w '{parent}', or give another folder."
+                f"{refused} {str(parent)!r}, where it could be replaced, belongs to another user"
+                f" ({found.st_uid}). Give a folder of your own."
             )
+        if found.st_mode & stat.S_ISVTX:
+            continue  # nobody can rename there what another owns
+        shared = found.st_mode & stat.S_IWGRP and not _is_alone_in(found.st_gid)
+        who = "o" * bool(found.st_mode & stat.S_IWOTH) or "g" * bool(shared)
+        if who:
+            many = "everybody" if who == "o" else f"the group {found.st_gid}"
+            raise SharedFolder(
+                f"{refused} {many} can write {str(parent)!r}, where they could replace it."
+                f" Type: chmod {who}-w '{parent}', or give another folder."
+            )
+
+
+def _trusted() -> set[int]:
+    """Users who could change any folder, and this one; in a container "/" may be nobody's."""
+    return {0, os.geteuid(), Path("/").stat().st_uid}
+
+
+def _is_alone_in(group: int) -> bool:
+    """Whether a group is nobody else's: many systems make one for each user."""
+    user = os.geteuid()
+    if group == 0:
+        return True
+    try:
+        members = grp.getgrgid(group).gr_mem
+    except KeyError:  # nobody is said to be in it
+        return group == os.getegid()
+    users = [one for one in pwd.getpwall() if one.pw_name in members or one.pw_gid == group]
+    return all(one.pw_uid == user for one in users)
 
 
 @functools.cache

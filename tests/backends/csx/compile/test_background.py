@@ -6,14 +6,16 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from fcntl import LOCK_EX, flock
 from pathlib import Path
 
 import pytest
 
-from fulgurite.backends.csx.compile import background
+from fulgurite.backends.csx.compile import background, worker_pulse
 from fulgurite.backends.csx.compile.background import Job, Queue
 from fulgurite.backends.patches import trace_lock
 
@@ -224,8 +226,9 @@ def test_ending_the_queue_ends_the_worker_and_what_it_started(queue: Queue, tmp_
 
 
 def background_sleep() -> subprocess.Popen[bytes]:
-    """Something that a job starts."""
-    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    """Something that a job starts, in a group of its own as a compiler is."""
+    code = "import time; time.sleep(60)"
+    return subprocess.Popen([sys.executable, "-c", code], process_group=0)
 
 
 def is_alive(pid: int) -> bool:
@@ -243,6 +246,137 @@ def wait_for_end(pid: int) -> None:
     while is_alive(pid):
         assert time.monotonic() < until, "a process is left"
         time.sleep(0.02)
+
+
+@pytest.mark.process
+def test_what_a_killed_worker_started_ends_within_two_seconds(queue: Queue, tmp_path: Path) -> None:
+    def run() -> None:
+        with background_sleep() as process:
+            (tmp_path / "pid").write_text(str(process.pid))
+            (tmp_path / "began").touch()
+            process.wait()
+
+    one = queue.add(job("a", run))
+    queue.poll()
+    wait_for(tmp_path / "began")
+    assert queue._worker is not None
+    os.kill(queue._worker._pid, signal.SIGKILL)
+    began = time.monotonic()
+    wait(queue, one)
+    wait_for_end(int((tmp_path / "pid").read_text()))
+    assert time.monotonic() - began < 2
+
+
+@pytest.mark.process
+def test_a_pipe_of_the_training_ends_when_the_training_closes_it(
+    queue: Queue, tmp_path: Path
+) -> None:
+    def run() -> None:
+        (tmp_path / "began").touch()
+        time.sleep(60)
+
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        queue.add(job("a", run))
+        queue.poll()
+        wait_for(tmp_path / "began")
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait(10)  # the worker has the other end no more
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_worker_that_does_nothing_is_replaced_once(
+    times: int, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_pulse, "IDLE_S", 0.5)
+    monkeypatch.setattr(worker_pulse, "LOOK_S", 0.2)
+
+    def run() -> None:
+        with open(tmp_path / "runs", "a") as file:
+            file.write("x")
+        if len((tmp_path / "runs").read_text()) <= times:
+            time.sleep(60)
+
+    one, other = queue.add(job("a", run)), queue.add(job("b", lambda: None))
+    with pytest.warns(UserWarning, match=r"has done nothing.*Another one takes its place") as told:
+        wait(queue, one, other)
+    assert len(told) == times
+    assert ("has done nothing for" in str(one.failure)) == (times == 2)
+    assert other.failure is None
+    assert len((tmp_path / "runs").read_text()) == 2
+
+
+@pytest.mark.process
+def test_a_worker_that_somebody_stops_is_replaced(
+    queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_pulse, "STOPPED_S", 0.5)
+    monkeypatch.setattr(worker_pulse, "LOOK_S", 0.1)
+
+    def run() -> None:
+        if not (tmp_path / "began").exists():
+            (tmp_path / "began").touch()
+            time.sleep(60)
+
+    one = queue.add(job("a", run))
+    queue.poll()
+    wait_for(tmp_path / "began")
+    assert queue._worker is not None
+    stopped = queue._worker._pid
+    os.kill(stopped, signal.SIGSTOP)
+    with pytest.warns(UserWarning, match=rf"{stopped} was stopped \(SIGSTOP\)\. Another one"):
+        wait(queue, one)
+    assert one.failure is None
+    assert not is_alive(stopped)
+
+
+@pytest.mark.process
+def test_a_worker_that_waits_for_a_lock_is_left_alone(
+    queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_pulse, "IDLE_S", 0.5)
+    monkeypatch.setattr(worker_pulse, "LOOK_S", 0.1)
+
+    def run() -> None:
+        (tmp_path / "began").touch()
+        with open(tmp_path / "lock") as file:
+            flock(file, LOCK_EX)
+
+    with open(tmp_path / "lock", "w") as file:
+        flock(file, LOCK_EX)
+        one = queue.add(job("a", run))
+        queue.poll()
+        wait_for(tmp_path / "began")
+        until = time.monotonic() + 2
+        while time.monotonic() < until:
+            queue.poll()
+            time.sleep(0.02)
+        assert not one.ended
+    wait(queue, one)
+    assert one.failure is None
+
+
+@pytest.mark.process
+def test_folders_that_dead_workers_left_are_removed_by_the_next(
+    queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dead, alive, other = (tmp_path / f"fulgurite-compile-{name}" for name in "abc")
+    for folder in (dead, alive, other):
+        folder.mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    for folder in (dead, alive, tmp_path / "elsewhere"):
+        (folder / "log.txt").touch()
+    (tmp_path / "fulgurite-compile-link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "fulgurite-compile-x.txt").touch()  # a log that is kept
+    with open(alive / "log.txt") as file:
+        flock(file, LOCK_EX)
+        wait(queue, queue.add(job("a", lambda: None)))
+    assert not dead.exists()
+    left = {path.name.removeprefix("fulgurite-compile-") for path in tmp_path.iterdir()}
+    assert left >= {"b", "c", "link", "x.txt", "elsewhere"}
+    assert (tmp_path / "elsewhere" / "log.txt").exists()
 
 
 @pytest.mark.long

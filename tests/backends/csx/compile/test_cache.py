@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import grp
 import hashlib
 import os
+import pwd
 import re
 import shutil
 import signal
@@ -14,6 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -456,6 +459,41 @@ def test_a_folder_inside_one_that_everybody_can_write_is_an_error(folder: Path) 
         CompileCache(folder)
     folder.parent.chmod(0o1777)  # as /tmp: nobody can rename what another owns
     CompileCache(folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders away")
+@pytest.mark.parametrize("above", [1, 2])
+def test_a_folder_under_one_of_another_user_is_an_error(above: int, folder: Path) -> None:
+    folder = folder / "x" / "y"
+    folder.mkdir(parents=True)
+    other = folder.parents[above - 1]
+    os.chown(other, 12345, -1)
+    with pytest.raises(PermissionError, match=f"{re.escape(repr(str(other)))}.*another user"):
+        CompileCache(folder)
+    os.chown(other, 0, -1)
+    CompileCache(folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders to any group")
+@pytest.mark.parametrize("members", [["ada", "eve"], ["eve"], ["ada"], []])
+def test_a_folder_under_one_that_a_group_may_write(
+    members: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is an error, unless the group is this user's alone."""
+    users = [
+        SimpleNamespace(pw_name="ada", pw_uid=os.geteuid(), pw_gid=0),
+        SimpleNamespace(pw_name="eve", pw_uid=4321, pw_gid=4321),
+    ]
+    monkeypatch.setattr(pwd, "getpwall", lambda: users)
+    monkeypatch.setattr(grp, "getgrgid", lambda group: SimpleNamespace(gr_mem=members))
+    folder.mkdir(mode=0o700)
+    folder.parent.chmod(0o770)
+    os.chown(folder.parent, -1, 777)
+    if "eve" not in members:
+        CompileCache(folder)
+        users[1].pw_gid = 777  # in it without being listed
+    with pytest.raises(PermissionError, match=re.escape(f"Type: chmod g-w '{folder.parent}'")):
+        CompileCache(folder)
 
 
 def test_another_users_folder_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

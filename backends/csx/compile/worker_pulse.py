@@ -1,0 +1,108 @@
+"""Whether the worker still works, and the end of all that it started.
+
+The worker leads a session of its own: compilers that it starts are in it, in process groups of
+their own, and stay in it when the worker is gone. Linux: what there is of a session is read off
+``/proc`` (proc(5)).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from fcntl import LOCK_EX, LOCK_NB, flock
+from pathlib import Path
+
+LOOK_S = 1.0  # how often it is looked at
+STOPPED_S = 2.0  # a batch system that stops and continues all processes is no reason
+IDLE_S = 120.0  # assumed: no compilation waits that long for a disk
+_PROC = Path("/proc")
+
+
+class Pulse:
+    """Looks whether a process still works.
+
+    Args:
+        session: its id, and that of the session that it leads.
+    """
+
+    def __init__(self, session: int) -> None:
+        self._session = session
+        self._looked = self._worked = self._ran = time.monotonic()
+        self._ticks = -1
+
+    def lost(self) -> str | None:
+        """Why nothing is to be expected of it any more, in words (50 ns where it is too early)."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_S:
+            return None
+        self._looked = now
+        rows = {pid: row for pid, row in _processes() if int(row[3]) == self._session}
+        if self._session in rows and rows[self._session][0] not in "Tt":
+            self._ran = now
+        ticks = sum(int(row[i]) for row in rows.values() for i in (11, 12, 13, 14))
+        if ticks != self._ticks or _waits_for_a_lock(rows):
+            self._ticks, self._worked = ticks, now
+        name = f"the compiling process {self._session}"
+        if now - self._ran > STOPPED_S:
+            return f"{name} was stopped (SIGSTOP)"
+        if now - self._worked > IDLE_S:
+            return f"{name} has done nothing for {IDLE_S:.0f} s"
+        return None
+
+
+def end_session(session: int) -> None:
+    """End all processes of a session at once; its leader must not have been waited for."""
+    for _ in range(2):  # what one of them started meanwhile, too
+        of = [pid for pid, row in _processes() if int(row[3]) == session]
+        for pid in sorted(of, key=lambda pid: pid == session):  # who may be this process
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _processes() -> Iterator[tuple[int, list[str]]]:
+    """All processes, with the fields of ``/proc/<pid>/stat`` from the state on."""
+    for entry in _PROC.iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):  # it has ended by now
+                yield int(entry.name), (entry / "stat").read_text().rpartition(")")[2].split()
+
+
+def _waits_for_a_lock(pids: dict[int, list[str]]) -> bool:
+    """Whether one of them waits for a lock: another run compiles the same program."""
+    try:
+        lines = (_PROC / "locks").read_text().splitlines()
+    except OSError:
+        return True  # nobody knows
+    waiting = (line.split() for line in lines if "->" in line)
+    return any(int(words[5]) in pids for words in waiting)
+
+
+def let_go(kept: set[int]) -> None:
+    """Let the null device take the place of each inherited file, but of those that are kept.
+
+    A pipe whose other end waits for its end of file then has it. The numbers stay in use: whatever
+    still holds one closes no other file.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number not in kept and number != null:
+            with contextlib.suppress(OSError):
+                os.dup2(null, number, inheritable=False)
+
+
+def sweep(folder: Path, prefix: str, lock: str) -> None:
+    """Remove what dead workers left in a folder: a living one has locked a file in its own."""
+    for left in folder.glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):
+            if left.is_symlink() or left.stat().st_uid != os.geteuid() or not left.is_dir():
+                continue
+            file = os.open(left / lock, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                flock(file, LOCK_EX | LOCK_NB)
+                shutil.rmtree(left, ignore_errors=True)
+            finally:
+                os.close(file)
