@@ -249,7 +249,7 @@ REQUIRED: dict[str, dict[str, str]] = {
         "patch": "backends/csx/capture/patch_table.py",
     },
     "torch._inductor": {
-        "config": "backends/csx/compile/fingerprint.py",
+        "config": "backends/csx/compile/compilation.py",
         "cpp_builder": "backends/csx/compile/toolchain.py",
     },
     "torch._inductor.config.cpp": {
@@ -257,7 +257,7 @@ REQUIRED: dict[str, dict[str, str]] = {
         "threads": "backends/csx/compile/threads.py",
     },
     "torch._inductor.config": {
-        "patch": "backends/csx/compile/host_fabric.py",
+        "patch": "backends/csx/graph/passes/functionalize.py",
     },
     "torch._inductor.cpp_builder": {
         "get_cpp_compiler": "backends/csx/compile/toolchain.py",

@@ -46,6 +46,7 @@ OPTIONS = {
     "background": True,
     "audit": True,
     "autogen_policy": "default",
+    "flush_denormals": True,
     "fabric": "auto",
     "max_programs": "auto",
     "execution": "pipeline",

@@ -43,6 +43,13 @@ class CheckpointError(RuntimeError):
         self.path, self.what = str(path), what
 
 
+def refuse_pipes(path: str | os.PathLike[str]) -> None:
+    """Raise CheckpointError where opening a path would wait for somebody to write into it."""
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        what = "is a pipe or a device, no file"
+        raise CheckpointError(os.fspath(path), what, "Copy what comes out of it into a file first.")
+
+
 ANOTHER = "Load another checkpoint, or copy this one again from where it is whole."
 
 
@@ -70,6 +77,7 @@ def check_file(path: str | Path, file: IO[bytes] | None = None) -> None:
         OSError: it cannot be read.
     """
     if file is None:
+        refuse_pipes(path)
         with open(path, "rb") as opened:
             return check_file(path, opened)
     n_bytes = file.seek(0, os.SEEK_END)

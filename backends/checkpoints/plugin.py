@@ -16,7 +16,7 @@ from lightning.pytorch.strategies.strategy import Strategy
 
 from fulgurite.backends.checkpoints.beside import Writer
 from fulgurite.backends.checkpoints.copying import Copy
-from fulgurite.backends.checkpoints.damage import check_file, check_lightning
+from fulgurite.backends.checkpoints.damage import check_file, check_lightning, refuse_pipes
 from fulgurite.backends.checkpoints.files import link, write
 from fulgurite.backends.patches import Change
 
@@ -69,6 +69,8 @@ class CheckpointFiles(TorchCheckpointIO):
             CheckpointError: it is damaged, or of another kind.
         """
         self.wait()
+        if is_local(path):
+            refuse_pipes(path)
         if not is_local(path) or not os.path.isfile(path):
             return super().load_checkpoint(os.fspath(path), map_location, weights_only)
         with open(path, "rb") as file:

@@ -88,6 +88,8 @@ class CSXBackend(Backend):
             first steps then round differently (docs/backends.md).
         audit: trace the step again now and then, and compare it with the program; takes at most 2 %
             of a run's time, besides once for each program (docs/steps.md).
+        flush_denormals: numbers next to zero (in float32 below 1.2e-38) are zero in programs, as on
+            an accelerator; False keeps them, as torch does, and is slower where there are many.
         autogen_policy: "disabled" runs the program operation by operation; "default", the same as
             "medium", generates fused kernels; "aggressive" generates products too, where that is
             faster (docs/autogen.md). "mild" is read as "medium".
@@ -115,6 +117,7 @@ class CSXBackend(Backend):
     retrace_every_iteration: bool = False
     background: bool = True
     audit: bool = True
+    flush_denormals: bool = True
     autogen_policy: str = field(default="default", metadata={"known": AUTOGEN_POLICIES})
     fabric: str = field(default="auto", metadata={"known": FABRIC_NAMES, "built": ("host",)})
     max_programs: int | str = "auto"

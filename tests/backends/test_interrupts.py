@@ -157,7 +157,7 @@ def test_ctrl_c_while_compiling_ends_the_compiler_and_leaves_no_half_program(
     process.send_signal(signal.SIGINT)
     _, said = process.communicate()
     assert process.returncode == -signal.SIGINT
-    assert said.rstrip(": \n").endswith("KeyboardInterrupt")
+    assert "KeyboardInterrupt" in said  # last; or Python says that the second cut the text short
     assert "During handling" not in said
     assert compilers(mark) == []
     assert [path.name for path in folder.iterdir() if path.name != "parts"] == []

@@ -14,6 +14,7 @@ from document_private_names import (
     AT_ONCE,
     COMPILED,
     LATE,
+    OF_TEMPLATES,
     PAGE,
     TABLE,
     Scan,
@@ -130,6 +131,8 @@ def test_what_compiling_needs_is_missed_by_the_line_of_a_program_that_runs_witho
             wrong.append(row)
             continue
         fell = said["how"].startswith("run operation by operation (torch's compiler failed: ")
+        if row["name"] in OF_TEMPLATES:  # gets as far as the C++ compiler, which fails there
+            last = "it fails"
         if not fell or last not in said["how"] or said["losses"] != pytest.approx(losses):
             wrong.append(row)
     assert wrong == []

@@ -486,6 +486,7 @@ class AFunction(Value):
 
 class ADefault(AFunction):
     def prepare(self) -> None:
+        twice.__defaults__ = (2.0,)
         self.function = twice
 
     def change(self) -> None:
@@ -637,12 +638,13 @@ class AGlobalArray(Value):
 class AModulesGlobal(Value):
     def prepare(self) -> None:
         self.space = sys.modules[__name__]
+        self.space.renamed = once  # type: ignore[attr-defined]
 
     def read(self) -> Any:
-        return self.space.once()
+        return self.space.renamed()
 
     def change(self) -> None:
-        self.space.once = twice  # type: ignore[attr-defined]
+        self.space.renamed = twice  # type: ignore[attr-defined]
 
 
 class TheEnvironment(Value):

@@ -53,6 +53,10 @@ GONE = {
     LATE: "`UnsupportedVersion` where it is used, before anything was trained",
     COMPILED: "programs run operation by operation",
 }
+OF_TEMPLATES = {
+    "torch._inductor.select_algorithm.PRINT_AUTOTUNE": "`aggressive` compiles as `default`",
+}
+"""What is asked for by ``autogen_policy="aggressive"`` alone, and what follows where it is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,7 +391,7 @@ def _names(found: Scan) -> Iterator[str]:
         for name in rows:
             uses = found.uses[name]
             files = sorted({file for kind in uses for file in uses[kind]})
-            gone = "; ".join(GONE[kind] for kind in kinds(uses))
+            gone = OF_TEMPLATES.get(name) or "; ".join(GONE[kind] for kind in kinds(uses))
             yield f"| `{name}` | {_listed(files)} | {gone} |"
         yield from ("",) if rows else ()
 

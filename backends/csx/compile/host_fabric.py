@@ -225,7 +225,7 @@ class HostFabric(Fabric):
         if timer is not None:
             timer.begin()
         gradients = torch.is_grad_enabled()
-        flushes = denormals.is_flushing()
+        stays = not self._backend.flush_denormals or denormals.is_flushing()
         own, mkl = torch.get_num_threads(), None
         threads = min(loaded.threads, own)
         flush, restore = denormals.switches(threads)
@@ -234,7 +234,7 @@ class HostFabric(Fabric):
             _set_grad_enabled(False)
             if threads != own:
                 mkl = set_threads(threads)
-            if not flushes:
+            if not stays:
                 flush()
             return loaded.call(inputs)
         except BaseException as error:  # Ctrl-C too
@@ -247,7 +247,7 @@ class HostFabric(Fabric):
             self.torn = torn or not untouched
             raise told from (None if told is not error else error.__cause__)
         finally:
-            if not flushes:
+            if not stays:
                 restore()
             if threads != own:
                 set_threads(own, mkl)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import threading
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from fulgurite.backends.checkpoints import plugin
+from fulgurite.backends.checkpoints.damage import CheckpointError, check_file
 from fulgurite.backends.checkpoints.plugin import CheckpointFiles
 
 
@@ -142,3 +144,10 @@ def test_a_copy_has_no_jobs(tmp_path: Path, slow: Slow) -> None:
         files.save_checkpoint({}, tmp_path / "a.ckpt")
     for other in (copy.deepcopy(files), pickle.loads(pickle.dumps(files))):
         assert not other.exists(tmp_path / "a.ckpt")
+
+
+@pytest.mark.parametrize("through", [CheckpointFiles().load_checkpoint, check_file])
+def test_a_pipe_is_an_error_and_no_wait(through: Any, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "last.ckpt")
+    with pytest.raises(CheckpointError, match="is a pipe or a device, no file"):
+        through(tmp_path / "last.ckpt")

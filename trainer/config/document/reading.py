@@ -91,6 +91,8 @@ def read(file: str | os.PathLike[str] | Mapping[str, Any]) -> Document:
         return Document(source="<dict>", data=_plain(file, "<dict>"))
     source = os.fspath(file)
     try:
+        if os.path.exists(source) and not os.path.isfile(source) and not os.path.isdir(source):
+            raise ValueError("it is a pipe or a device, no file, and might never end")
         with open(source, "rb") as stream:
             content = stream.read(MOST_BYTES + 1)
         return parse(_text(content), source)

@@ -363,6 +363,22 @@ def test_denormals_are_flushed_in_every_thread_while_programs_run_and_only_then(
 
 
 @pytest.mark.fits
+@pytest.mark.parametrize(
+    "policy", ["disabled", pytest.param("default", marks=pytest.mark.compiler)]
+)
+def test_denormals_stay_where_they_are_to(policy: str) -> None:
+    run = fit(
+        Denormal,
+        lambda: (loader(32),),
+        static=True,
+        policy=policy,
+        backend={"flush_denormals": False},
+    )
+    assert int((run.module.product == 1e-20 * 1e-22).sum()) == 1 << 22
+    assert count_denormals() == 1 << 22
+
+
+@pytest.mark.fits
 def test_a_process_that_flushes_itself_still_does_after() -> None:
     torch.set_flush_denormal(True)
     try:

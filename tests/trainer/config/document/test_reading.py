@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 import sys
 import time
 from pathlib import Path
@@ -250,3 +251,9 @@ def test_words_are_told_from_numbers() -> None:
 )
 def test_values_are_shown_short(value: Any, told: str) -> None:
     assert shown(value) == told
+
+
+def test_a_pipe_is_an_error_and_no_wait(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "params.yaml")
+    with pytest.raises(ParameterFileError, match="it is a pipe or a device, no file"):
+        read(tmp_path / "params.yaml")
