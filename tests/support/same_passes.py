@@ -68,13 +68,14 @@ def random_input(item: Input) -> Tensor:
 def run(graph: Graph, given: dict[tuple[Kind, int], Tensor]) -> dict[str, Tensor]:
     """What a graph gives and what is in its state then, by name."""
     inputs = [given[key(item)].clone() for item in graph.inputs]
-    torch.manual_seed(1)
-    with torch.no_grad():
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(1)
         outputs: Any = graph.module(*inputs)
+        drawn = torch.get_rng_state()
     named = {f"result {i}": one for i, one in enumerate(outputs) if isinstance(one, Tensor)}
     written = graph.written()
     named |= {graph.inputs[i].name: inputs[i] for i in sorted(written)}
-    return {**named, "the random state": torch.get_rng_state()}
+    return {**named, "the random state": drawn}
 
 
 def apart(found: Tensor, right: Tensor) -> str:

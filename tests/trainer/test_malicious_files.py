@@ -315,6 +315,28 @@ CODE: dict[str, dict[str, Any]] = {
     "a library": called("numpy.ctypeslib.load_library", {"libname": "evil", "loader_path": "."}),
     "a repository": called("torch.hub.load", {"repo_or_dir": ".", "model": "x", "source": "local"}),
 }
+DOORS: dict[str, dict[str, Any]] = {
+    "yaml": called("yaml.unsafe_load", {"stream": f"!!python/object/apply:os.system ['{TOUCH}']"}),
+    "a checkpoint": called(
+        "lightning.fabric.utilities.cloud_io._load",
+        {"path_or_url": "evil.pt", "weights_only": False},
+    ),
+    "a checkpoint of a module": called(
+        f"{MODULE}.Net.load_from_checkpoint", {"checkpoint_path": "evil.pt", "weights_only": False}
+    ),
+    "a command": called("torch.utils.collect_env.run", {"command": TOUCH}),
+    "processes": called("torch.distributed.run.main", {"args": ["--no-python", *TOUCH.split()]}),
+    "a source": called("torch.fx.graph_module._exec_with_source", {"src": PYTHON, "globals": {}}),
+    "kept code": called("torch._inductor.codecache.PyCodeCache.load", {"source_code": PYTHON}),
+    "an expression": called("sympy.sympify", {"a": PYTHON}),
+    "a measurement": called("numpy.testing.measure", {"code_str": PYTHON}),
+    "a file in memory": called("numpy.memmap", {"filename": MARKER, "shape": 4, "mode": "w+"}),
+    "a file in torch's memory": called(
+        "torch.from_file", {"filename": MARKER, "shared": True, "size": 4}
+    ),
+    "a text of numbers": called("numpy.savetxt", {"fname": MARKER, "X": [1.0]}),
+}
+"""What installed packages hold that acts, and no list of what is bad would have in full."""
 
 
 def net(**arguments: Any) -> dict[str, Any]:
@@ -374,7 +396,7 @@ PAIRS = [
     (where, code)
     for where in WHERE
     for code in (CODE if where in WHOLLY else ("os.system", "subprocess.Popen", "through a module"))
-]
+] + [(where, code) for where in ("model", "argument of any kind") for code in DOORS]
 
 
 @pytest.mark.usefixtures("pickled")
@@ -382,7 +404,7 @@ PAIRS = [
 def test_no_code_that_a_parameter_file_names_where_something_else_stands_runs(
     where: str, code: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Path("run.yaml").write_text(yaml.safe_dump(described(**WHERE[where](CODE[code]))))
+    Path("run.yaml").write_text(yaml.safe_dump(described(**WHERE[where]((CODE | DOORS)[code]))))
     for command in ("check", "fit"):
         status = cli.main([command, "run.yaml"])
         assert not Path(MARKER).exists()
@@ -403,18 +425,51 @@ def test_without_imports_pythons_own_is_refused_by_its_name(
     assert named in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["numpy.load", "numpy.lib._npyio_impl.load"])
+def listing(package: str, **changes: Any) -> None:
+    """Write a file that trusts a package."""
+    Path("run.yaml").write_text(yaml.safe_dump({"imports": [package], **described(**changes)}))
+
+
+@pytest.mark.parametrize(
+    "name", ["numpy.load", "numpy.lib._npyio_impl.load", "yaml.unsafe_load", "sympy.sympify"]
+)
 def test_functions_that_run_what_a_file_holds_are_named(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Path("run.yaml").write_text(yaml.safe_dump(described(**net(anything=called(name)))))
+    listing(name.partition(".")[0], **net(anything=called(name)))
     assert cli.main(["check", "run.yaml"]) == 1
     assert "runs what a file or an address holds" in capsys.readouterr().out
 
 
-def test_functions_beside_them_that_read_numbers_pass() -> None:
-    Path("run.yaml").write_text(yaml.safe_dump(described(**net(function="numpy.loadtxt"))))
+def test_packages_are_trusted_by_the_file_or_on_the_command_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    listing("numpy", **net(function="numpy.loadtxt"))
     assert cli.main(["check", "run.yaml"]) == 0
+    Path("run.yaml").write_text(yaml.safe_dump(described(**net(function="numpy.loadtxt"))))
+    assert cli.main(["check", "run.yaml"]) == 1
+    told = capsys.readouterr().out
+    assert "run.yaml:15:9: trainer.init.model.init_args.function: numpy.loadtxt is of the" in told
+    assert "or --set 'imports=[numpy]'" in told
+    assert cli.main(["check", "run.yaml", "--set", "imports=[numpy]"]) == 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "numpy.exp",
+        "numpy.random.default_rng",
+        f"{MODULE}.torch.utils.collect_env.run",
+        "torch.save",
+    ],
+)
+def test_what_is_of_another_package_is_of_it_through_a_module_of_ones_own_too(
+    name: str, folder: Path
+) -> None:
+    (folder / "passes_on.py").write_text("import numpy, torch.utils.collect_env")
+    name = name if name.startswith(MODULE) else f"passes_on.{name}"
+    Path("run.yaml").write_text(yaml.safe_dump(described(**net(anything=called(name)))))
+    assert cli.main(["check", "run.yaml"]) == 1
 
 
 @pytest.mark.fits

@@ -13,7 +13,9 @@ from fulgurite.config.document.reading import Document, read, with_environment, 
 from fulgurite.config.legacy.converting import convert, is_legacy
 from fulgurite.config.schema.init import Init
 from fulgurite.config.schema.schema import INIT, TOP, TRAINER
-from fulgurite.config.types.classes import Classes, module_of
+from fulgurite.config.types.classes import Classes
+from fulgurite.config.types.importing import module_of
+from fulgurite.config.types.makes import PYTHONS, is_pythons
 from fulgurite.config.types.shapes import Report
 
 
@@ -140,8 +142,8 @@ def _with_imports(document: Document, report: Report) -> Classes:
             text = f"expected the name of a module, as my.module; got {shown(name)}."
             report.problem(("imports", i), text)
             continue
-        if wrong := report.classes.not_allowed(name):
-            report.problem(("imports", i), wrong)
+        if is_pythons(name, report.classes.folder):
+            report.problem(("imports", i), f"{name} {PYTHONS}")
             continue
         report.imports.append(Problem(("imports", i), f"imports {name}"))
         if report.classes.imports:
@@ -150,7 +152,8 @@ def _with_imports(document: Document, report: Report) -> Classes:
             except ImportError as error:
                 near = report.classes.missing(name)
                 report.problem(("imports", i), f"cannot be imported: {error}.{near}")
-    return replace(report.classes, modules=tuple(modules), named_modules=bool(names))
+    packages = frozenset(name.partition(".")[0] for name in names if isinstance(name, str))
+    return replace(report.classes, modules=tuple(modules), packages=packages)
 
 
 def trainers(document: Document) -> list[tuple[Path, Any]]:

@@ -7,6 +7,7 @@ source_signatures   what those take
 categories          the kinds of class that a file names: optimizers, callbacks, ...
 loggers             which loggers are there by default
 makes               what a class or function makes, looked at before it is called
+importing           import paths: what they stand for, or why they stand for nothing
 classes             which class a name in a file stands for
 report              the problems and notes of a check
 signatures          the parameters of a class or function, by jsonargparse

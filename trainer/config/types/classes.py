@@ -29,7 +29,18 @@ from typing import Any
 from fulgurite.config.document.problems import Path, Problem, choices, nearest, shown, with_article
 from fulgurite.config.types.categories import CATEGORIES as CATEGORIES
 from fulgurite.config.types.categories import Category as Category
-from fulgurite.config.types.makes import PYTHONS, is_plain, is_pythons, refusal
+from fulgurite.config.types.importing import exists, imported
+from fulgurite.config.types.makes import (
+    KINDS,
+    PYTHONS,
+    imported_kinds,
+    is_beside,
+    is_plain,
+    is_pythons,
+    is_strange,
+    refusal,
+    strange,
+)
 from fulgurite.config.types.sources import LIBRARIES, Module, read
 
 
@@ -121,14 +132,14 @@ class Classes:
         modules: those that the file lists under ``imports``.
         imports: whether classes are imported; else the user's are only named, and those of
             libraries read from their source.
-        named_modules: with ``imports=False``, whether the file lists modules of the user's: a
-            short name that nobody knows may then be one of theirs.
+        packages: the first parts of what the file lists there. With ``imports=False``, a short
+            name that nobody knows may be one of theirs.
         folder: where the file lies; its modules can be named.
     """
 
     modules: tuple[ModuleType, ...] = ()
     imports: bool = True
-    named_modules: bool = False
+    packages: frozenset[str] = frozenset()
     folder: str | None = None
     _short: dict[tuple[Category, str | None], dict[str, Any]] = field(default_factory=dict)
 
@@ -191,11 +202,11 @@ class Classes:
             known = self.short_names(category, like=name.lower())
             exact = name if name in known else next(iter(known), None)
             if exact is None:
-                if not self.imports and (self.named_modules or not category.homes):
+                if not self.imports and (self.packages or not category.homes):
                     return None
                 raise LookupError(self._unknown(category, name))
             found = known[exact]
-        why = refusal(found, category)
+        why = self.refusal(found, category)
         if why:
             raise LookupError(f"{name} {why}")
         if not _fits(found, category):
@@ -223,7 +234,7 @@ class Classes:
                     # torchmetrics' deprecated classes have public names for private ones
                     names = (name, getattr(value, "__name__", "_"))
                     private = any(other.startswith("_") for other in names)
-                    if not private and _fits(value, category) and not refusal(value, category):
+                    if not private and _fits(value, category) and not self.refusal(value, category):
                         found.setdefault(name, value)
             self._short[key] = found
         return self._short[key]
@@ -248,15 +259,25 @@ class Classes:
         except LookupError as error:
             raise LookupError(f"{error}{self.missing(name)}") from None
 
+    def refusal(self, target: Any, category: Category) -> str:
+        """Why a class or function has no place in the file, if it has none (``makes``)."""
+        return refusal(target, category, self.packages, self._kinds)
+
+    def _kinds(self) -> tuple[type, ...]:
+        return imported_kinds() if self.imports else tuple(map(read, KINDS))
+
     def not_allowed(self, name: str) -> str:
-        """Why a path of Python's own library has no place in a file; nothing is imported."""
-        wrong = is_pythons(name, self.folder) and not is_plain(name)
-        return f"{name} {PYTHONS}" if wrong else ""
+        """Why an import path has no place in a file; nothing is imported."""
+        if is_pythons(name, self.folder):
+            return "" if is_plain(name) else f"{name} {PYTHONS}"
+        top = name.partition(".")[0]
+        own = is_beside(self.folder, top) or not is_strange(top, self.packages)
+        return "" if own else f"{name} {strange(top)}"
 
     def missing(self, name: str) -> str:
         """Where modules are looked for, if the first part of a name is none at all."""
         top = name.partition(".")[0]
-        if self.folder is None or top in sys.modules or _exists(top):
+        if self.folder is None or top in sys.modules or exists(top):
             return ""
         beside = [module.name for module in pkgutil.iter_modules([self.folder])]
         return f"{nearest(top, beside)} It is looked for beside the file, and where Python does."
@@ -277,63 +298,6 @@ def _home(name: str) -> ModuleType:
 
 def _names(home: Any) -> Iterable[str]:
     return home.names() if isinstance(home, Module) else getattr(home, "__all__", vars(home))
-
-
-def _exists(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
-
-
-def imported(name: str) -> Any:
-    """What an import path stands for: a class, a function, or one within a class.
-
-    Raises:
-        LookupError: it cannot be imported; the text says why.
-    """
-    parts = name.split(".")
-    if len(parts) < 2 or not all(part.isidentifier() for part in parts):
-        raise LookupError(f"{shown(name)} is no import path (my.module.Name).")
-    home, rest = _module_of(parts)
-    for i, part in enumerate(rest):
-        if not hasattr(home, part):
-            where = ".".join(parts[: len(parts) - len(rest) + i])
-            near = nearest(part, [other for other in vars(home) if not other.startswith("_")])
-            raise LookupError(f"{where} has no {part!r}.{near}")
-        home = getattr(home, part)
-    return home
-
-
-def _module_of(parts: list[str]) -> tuple[Any, list[str]]:
-    """The longest part of an import path that is a module, and what is left."""
-    for end in range(len(parts) - 1, 0, -1):
-        module = ".".join(parts[:end])
-        try:
-            return module_of(module), parts[end:]
-        except ModuleNotFoundError as error:
-            above = end > 1 and error.name is not None and f"{module}.".startswith(f"{error.name}.")
-            if not above:
-                raise LookupError(f"{'.'.join(parts)} cannot be imported: {error}.") from error
-        except ImportError as error:
-            raise LookupError(f"{'.'.join(parts)} cannot be imported: {error}.") from error
-    raise AssertionError
-
-
-def module_of(name: str) -> ModuleType:
-    """Import a module; what its own code raises becomes an ImportError that says so.
-
-    Raises:
-        ImportError: it cannot be imported.
-    """
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise
-    except Exception as error:  # a module of the user's may raise anything
-        line = inspect.trace()[-1]
-        at = "" if isinstance(error, SyntaxError) else f" ({line.filename}:{line.lineno})"
-        raise ImportError(f"{type(error).__name__}: {error}{at}") from error
 
 
 def _fits(value: Any, category: Category) -> bool:

@@ -1,27 +1,33 @@
 """What a class or function makes, as far as that is known before it is called.
 
 A file names code, and what it names is called. So a place looks at it first: a class must be one of
-the classes that the place asks for; a function must say that it returns one, or be somebody's own
-and say nothing. Of Python's own library only plain values can be made: no file needs
-``subprocess.run`` for a model.
+the classes that the place asks for; a function must say that it returns one, or be the user's own
+and say nothing. Whose code it is decides what else it can be:
+
+- the user's own, and packages that the file's ``imports`` lists: anything;
+- of torch, Lightning and their like: classes of the kinds that a run is made of, and what computes;
+- of Python's library: plain values; no file needs ``subprocess.run`` for a model;
+- of another installed package: nothing.
 """
 
 from __future__ import annotations
 
 import builtins
+import functools
+import importlib
 import importlib.util
 import inspect
 import sys
 import sysconfig
 import typing
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from typing import Any
 
 from fulgurite.config.document.problems import with_article
 from fulgurite.config.types.annotations import alternatives, class_of
 from fulgurite.config.types.categories import Category
+from fulgurite.config.types.sources import LIBRARIES
 
 PLAIN_NAMES = frozenset(
     (
@@ -41,9 +47,33 @@ PLAIN_NAMES = frozenset(
 PLAIN_MODULES = ("math", "statistics")
 """Modules of Python's library all of whose functions are such."""
 
+OF_RUNS = (*LIBRARIES, "torchvision")
+"""What a run is made of: a file names classes of ``KINDS`` of them, and what is in ``COMPUTES``."""
+
+KINDS = (
+    *("torch.nn.Module", "torch.optim.Optimizer", "torch.optim.lr_scheduler.LRScheduler"),
+    *("torch.utils.data.Dataset", "torch.utils.data.DataLoader", "torch.utils.data.Sampler"),
+    *("lightning.pytorch.LightningDataModule", "lightning.pytorch.Callback"),
+    *("lightning.pytorch.loggers.Logger", "lightning.pytorch.profilers.Profiler"),
+    *("lightning.pytorch.strategies.Strategy", "lightning.pytorch.accelerators.Accelerator"),
+    *("lightning.pytorch.plugins.precision.Precision", "lightning.fabric.plugins.CheckpointIO"),
+    *("lightning.fabric.plugins.ClusterEnvironment", "lightning.pytorch.plugins.LayerSync"),
+)
+
+COMPUTES = (
+    *("torch.nn", "torch._C._nn", "torch._C._linalg", "torch._C._special", "torch._C._fft"),
+    *("torch.functional", "torch.distributions", "torch.utils.data", "torchmetrics.functional"),
+    *("torchvision.transforms", "torchvision.ops", "torchvision.models", "fulgurite.nn"),
+    "fulgurite.optim",
+)
+"""Modules of them that hold and compute values."""
+
+_ACTS = frozenset(("from_file", "set_num_threads", "set_num_interop_threads", "manual_seed"))
+"""Functions of torch in C that do something else."""
+
 READS_CODE = (
     *("torch.hub", "torch.jit", "torch.package", "torch.serialization", "torch._ops"),
-    *("torch._classes", "torch.utils.cpp_extension", "torch.utils.model_zoo"),
+    *("torch._classes", "torch.utils.cpp_extension", "torch.utils.model_zoo", "yaml"),
     *("joblib", "cloudpickle", "dill", "numpy.ctypeslib", "numpy.f2py", "pandas.io.pickle"),
 )
 """Modules of torch and others that run or compile what a file or an address holds."""
@@ -51,34 +81,53 @@ READS_CODE = (
 READERS_OF_CODE = frozenset(
     (
         *("numpy.load", "numpy.lib.format.read_array", "numpy.lib.npyio.NpzFile"),
-        "pandas.read_pickle",
+        *("pandas.read_pickle", "sympy.core.sympify.sympify", "numpy.testing.measure"),
+        *("numpy.testing._private.utils.measure", "numpy.testing._private.utils.rundocs"),
     )
 )
 """Others that do, by the names that they say they have: their modules also read plain values."""
 
-_LIBRARIES = ("torch", "lightning", "torchmetrics")
-"""Libraries whose functions have to say what they return."""
+
+@functools.cache
+def imported_kinds() -> tuple[type, ...]:
+    """The classes of ``KINDS``."""
+    paths = (path.rpartition(".") for path in KINDS)
+    return tuple(getattr(importlib.import_module(home), name) for home, _, name in paths)
 
 
-def refusal(target: Any, category: Category) -> str:
+def refusal(
+    target: Any,
+    category: Category,
+    packages: Container[str] = (),
+    kinds: Callable[[], tuple[type, ...]] = imported_kinds,
+) -> str:
     """Why a class or function has no place in a file; nothing where it has, or nobody can know.
 
     Args:
-        target: the class or function; what else a module holds passes.
+        target: the class or function; what else a module holds passes if it cannot be called.
         category: what its place asks for.
+        packages: those that the file lists.
+        kinds: gives the classes of ``KINDS``.
     """
-    if not (inspect.isclass(target) or inspect.isroutine(target)):
+    known = inspect.isclass(target) or inspect.isroutine(target)
+    if not (known or callable(target)):
         return ""
     home = _home(target)
+    top, name = home.partition(".")[0], f"{home}.{getattr(target, '__qualname__', '')}"
     if is_pythons(home):
-        plain = is_plain(f"{home}.{target.__qualname__}")
+        plain = is_plain(name)
         return "" if plain and (category.anything or inspect.isclass(target)) else PYTHONS
-    reads = home.startswith(READS_CODE) and (category.anything or not inspect.isclass(target))
-    if reads or f"{home}.{target.__qualname__}" in READERS_OF_CODE:
+    reads = _is_in(home, READS_CODE) and (category.anything or not inspect.isclass(target))
+    if reads or name in READERS_OF_CODE:
         return (
             "runs what a file or an address holds, and nobody can know what that is. Write a"
             " function of your own around it."
         )
+    if top in OF_RUNS:
+        if category.anything:
+            return "" if known and _is_part(target, home, kinds) else PARTS
+    elif is_strange(top, packages):
+        return strange(top)
     if category.anything:
         return ""
     if inspect.isclass(target):
@@ -91,21 +140,72 @@ PYTHONS = (
     "is of Python's own library, of which a file names plain values alone (pathlib.Path,"
     " datetime.timedelta), and where a value is asked for. Write a function of your own around it."
 )
+PARTS = (
+    "is no part of a run: of torch, Lightning and torchmetrics a file names layers, datasets,"
+    " loaders, optimizers, schedulers, callbacks, loggers, metrics, plugins, and functions that"
+    " compute. Write a function of your own around it."
+)
 _NO_BATCHES = (
     "gives no batches: expected a Dataset, a DataLoader, a LightningDataModule, something to"
     " iterate over, or a function that returns one of them."
 )
 
 
+def strange(package: str) -> str:
+    """What to do with the code of a package that a file does not list."""
+    return (
+        f"is of the installed package {package}, which the file does not list. If you trust what"
+        f" it says of it: imports: [{package}] at the top, or --set 'imports=[{package}]'."
+    )
+
+
+def is_strange(top: str, packages: Container[str]) -> bool:
+    """Whether code is neither of the user's own folders, nor of a package that a file may name.
+
+    Args:
+        top: the package or module, which is not imported.
+        packages: those that the file lists.
+    """
+    if top in OF_RUNS or top in packages:
+        return False
+    module = sys.modules.get(top)
+    try:
+        spec = module.__spec__ if module is not None else importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return False
+    if spec is None:
+        return False
+    where = [spec.origin or "", *(spec.submodule_search_locations or ())]
+    return any(part in _INSTALLED for path in where for part in Path(path).parts)
+
+
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+def _is_part(target: Any, home: str, kinds: Callable[[], tuple[type, ...]]) -> bool:
+    """Whether something of ``OF_RUNS`` is what a run is made of, or computes."""
+    if home == "torch":
+        public = target.__name__ not in _ACTS
+        return public and (not inspect.isclass(target) or target.__name__ in ("device", "Size"))
+    if _is_in(home, COMPUTES):
+        return True
+    return inspect.isclass(target) and issubclass(target, kinds())
+
+
+def _is_in(module: str, modules: Iterable[str]) -> bool:
+    return any(module == one or module.startswith(f"{one}.") for one in modules)
+
+
 def _functions_refusal(target: Any, home: str, category: Category) -> str:
     """Why a function makes nothing that a place asks for."""
     batches, bases = category.batches, category.bases
-    fits = partial(_gives_batches, batches) if batches else partial(_is_one, bases)
+    check = _gives_batches if batches else _is_one
+    fits = functools.partial(check, batches or bases)
     said, a = _returns(target), with_article(category.title)
     if said is None:
-        silent = "return" not in getattr(target, "__annotations__", {})
-        wrong = silent and home.partition(".")[0] in _LIBRARIES
-        return f"does not say that it returns {a}." if wrong else ""
+        if home.partition(".")[0] not in OF_RUNS:
+            return ""
+        return f"does not say that it returns {a}. Write a function of your own around it."
     if any(map(fits, said)):
         return ""
     told = " or ".join(getattr(one, "__name__", str(one)) for one in said)
@@ -154,7 +254,7 @@ def is_pythons(module: str, folder: str | None = None) -> bool:
         folder: one whose modules may have the same names, and come first.
     """
     top = module.partition(".")[0]
-    if top not in sys.stdlib_module_names or _is_beside(folder, top):
+    if top not in sys.stdlib_module_names or is_beside(folder, top):
         return False
     file = getattr(sys.modules.get(top), "__file__", None)
     if top not in sys.modules:
@@ -163,7 +263,8 @@ def is_pythons(module: str, folder: str | None = None) -> bool:
     return file is None or Path(file).is_relative_to(sysconfig.get_path("stdlib"))
 
 
-def _is_beside(folder: str | None, top: str) -> bool:
+def is_beside(folder: str | None, top: str) -> bool:
+    """Whether a folder has a module of a name."""
     return folder is not None and (Path(folder, f"{top}.py").exists() or Path(folder, top).is_dir())
 
 

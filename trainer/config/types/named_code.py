@@ -14,7 +14,6 @@ from jsonargparse import Namespace
 
 from fulgurite.config.document.problems import Path, Problem
 from fulgurite.config.types.categories import ANY_CLASS
-from fulgurite.config.types.makes import refusal
 from fulgurite.config.types.report import Report
 
 
@@ -37,7 +36,7 @@ def wrong_objects(parsed: Any, report: Report) -> str:
     """What is wrong with the classes and functions that jsonargparse found in a value."""
     try:
         for target in _objects(parsed, report):
-            if why := refusal(target, ANY_CLASS):
+            if why := report.classes.refusal(target, ANY_CLASS):
                 return f"{getattr(target, '__name__', target)} {why}"
     except LookupError as error:  # a path that jsonargparse takes and a file cannot have
         return str(error)

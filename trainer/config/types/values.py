@@ -210,6 +210,9 @@ def _scalar(kinds: tuple[Any, ...], value: Any, path: Path, report: Report) -> A
     found = _by_jsonargparse(plain, value, path, tried) if plain else None
     if plain and not tried.problems:
         return found
+    if any(not problem.text.startswith("expected ") for problem in tried.problems):
+        report.merge(tried)  # code that no file names
+        return None
     if classes and isinstance(value, classes):
         return value
     tensor = report.classes.library("torch.Tensor") if classes else None

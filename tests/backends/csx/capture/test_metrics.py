@@ -44,6 +44,7 @@ def test_metrics_equal_stock_in_compiled_programs() -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_the_page_says_which_metrics_need_the_host() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run: python tests/tools/document_metrics.py"

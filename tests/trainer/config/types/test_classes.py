@@ -181,7 +181,7 @@ def test_without_imports_the_users_classes_are_only_named(package: Path) -> None
     assert classes.find("optimizer", "AdamW").__module__ == "fulgurite.optim.adam"
     with pytest.raises(LookupError, match="AdamW"):
         classes.find("optimizer", "AdmW")
-    with_modules = Classes(imports=False, named_modules=True)
+    with_modules = Classes(imports=False, packages=frozenset({"users"}))
     assert with_modules.find("optimizer", "MyOwn") is None
 
 
