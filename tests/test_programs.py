@@ -14,7 +14,6 @@ from fulgurite.backends.csx.graph.passes import looking
 
 CORE = (
     "vision.digit_convnet_onecycle",
-    "generative.dcgan_toggled_optimizers",
     "rl.double_dueling_dqn_soft_target",
     "text.byte_language_model_gru",
     "tabular.diabetes_regression",

@@ -1,9 +1,9 @@
 """Which tests run: those that need nothing, a core of the others, and a part drawn by the day.
 
-``make test`` is ``pytest --core --sample N --draw DAY``: what carries no marker of ``needs``; the
-core; and one in N of what is left. The core has something of each mechanism: of every test
-function that trains the first and the last row, of every one that compiles or starts a process the
-first, but for those that are ``long``. Without ``--core`` the sample is of all tests.
+``make test`` is ``pytest --core --sample N --draw DAY``: what carries no marker of ``needs`` and is
+not ``long``; the core; and one in N of what is left. The core has something of each mechanism: of
+every test function that trains the first and the last row, of every one that compiles or starts a
+process the first, but for those that are ``long``. Without ``--core`` the sample is of all tests.
 ``--passed=FILE`` is for a run that may be interrupted: what passed goes into the file with the
 commit, and what passed at this commit is not run again.
 """
@@ -83,9 +83,10 @@ class Selection:
         needed = needs_of(item)
         if item.nodeid in self.passed:
             return "passed"
-        if self.core and not needed:
+        long = item.get_closest_marker("long")
+        if self.core and not (needed or long):
             return "plain"
-        quick = not needed & LONG and not item.get_closest_marker("long")
+        quick = not (needed & LONG or long)
         stands = quick and (first or (last and needed <= TRAINS))
         if self.core and (stands or item.get_closest_marker("core")):
             return "core"

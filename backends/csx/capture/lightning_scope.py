@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from fulgurite.backends.csx.capture.trainer_writes import check_trainer
 from fulgurite.backends.csx.contract.constants import Source
 from fulgurite.backends.csx.diagnostics.errors import StateChanged
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, belongs_to_library, line_naming
+from fulgurite.backends.csx.state.optimizer_init import NewState
 from fulgurite.backends.csx.state.places import Place
 from fulgurite.backends.csx.state.snapshot import Snapshot
 from fulgurite.backends.schedules import program_schedulers
@@ -147,6 +149,13 @@ class LightningScope(Scope):
         names = ["training_step", *sorted(TRACED_HOOKS)] if self.trains else [self._step_name]
         owners = [self.module, *self.trainer.callbacks]  # type: ignore[attr-defined]
         return [getattr(one, name) for one in owners for name in names if hasattr(one, name)]
+
+    def make_optimizer_state(self) -> list[NewState]:
+        """Eagerly a step under manual optimization makes it, with its default dtype."""
+        automatic = self.module.automatic_optimization
+        plugin = self.trainer.precision_plugin
+        with contextlib.nullcontext() if automatic else plugin.forward_context():
+            return Scope.make_optimizer_state(self)  # super() is another class with slots
 
     def steps_done(self) -> int:
         """Lightning's ``global_step``."""

@@ -49,6 +49,7 @@ from fulgurite.backends.csx.diagnostics.user_lines import (
     record_lines,
     user_line,
 )
+from fulgurite.backends.csx.graph.dtypes import in_double
 from fulgurite.backends.csx.graph.graph import Kind, storage_of
 from fulgurite.backends.csx.hyperparams.slots import check_groups
 from fulgurite.backends.csx.hyperparams.torch_functions import forget_failed_reads
@@ -108,9 +109,9 @@ class Trace:
             self._set_data,
             OneNarrowType(scope.fp16_type),
             self.fixed,
+            in_double(scope.module),
         )
-        self.modules = list(scope.module.modules())
-        self.attributes = Attributes(scope.module)
+        self.modules, self.attributes = list(scope.module.modules()), Attributes(scope.module)
         self.changes = Changes(scope.module)
         self._replaced_data = ReplacedData()
         self.accumulators: dict[int, Accumulator] = {}

@@ -72,6 +72,7 @@ class Contract(TorchFunctionMode):
         move: ``tensor.data = value``.
         narrow: which 16-bit type the step may use.
         fixed: the values of buffers.
+        allows_double: whether the step may use float64: its model is in it.
 
     Attributes:
         refused: the first error; code that catches it must not make it unseen.
@@ -85,13 +86,14 @@ class Contract(TorchFunctionMode):
         move: Callable[[Tensor, Tensor], None],
         narrow: OneNarrowType,
         fixed: FixedBuffers,
+        allows_double: bool,
     ) -> None:
         super().__init__()
         self._line, self._names, self._known, self._move = line, names, known, move
         self._narrow, self._fixed, self._refusals = narrow, fixed, Refusals(line, names, known)
         self.refused: TraceError | None = None
         self._busy = False  # torch takes the mode away while it handles a call
-        self._allows_double = False
+        self._allows_double = allows_double
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _KNOWN_OF_FAKES:

@@ -181,9 +181,10 @@ RULES: dict[str, Rule] = {
     ),
     "double": Rule(
         errors.UnsupportedDtype,
-        "{what} is {dtype}, which CSX does not have. It has float32, one 16-bit type a run, and"
-        " integers.",
-        "float32: x.float(), dtype=torch.float32, and in the dataset",
+        "{what} is {dtype}, and the model's parameters are not. A program has float32, one 16-bit"
+        " type a run, and integers; or float64 throughout.",
+        "float32: x.float(), dtype=torch.float32, and in the dataset; for all of the model in"
+        " float64: Trainer(precision='64-true')",
     ),
     "second_narrow": Rule(
         errors.UnsupportedDtype,

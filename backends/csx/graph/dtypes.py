@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fulgurite.backends.patches import Patch
 from fulgurite.backends.torch_versions import CHECKED
@@ -29,8 +29,13 @@ OVERFLOW = 2.0**96  # from 2^32, the first power that is too large, to float32's
 
 
 def wide(dtype: torch.dtype) -> bool:
-    """Whether a dtype is one that the backend does not have."""
+    """Whether a dtype is one that a program has only if its model does."""
     return dtype is torch.float64 or dtype is torch.complex128
+
+
+def in_double(module: nn.Module) -> bool:
+    """Whether a model is in float64: then its step may compute in it."""
+    return any(wide(p.dtype) for p in module.parameters())
 
 
 def rounded(x: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 "32-true" is as the model has it. Under "*-mixed" torch's autocast is on while the step is traced,
 so its casts become operations of the program; weights and optimizer state stay float32. Under
-"bf16-true" all of them are bfloat16. Each plugin is Lightning's own with little more.
+"bf16-true" all of them are bfloat16, under "64-true" float64. Each plugin is Lightning's own with
+little more.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.types import Steppable
-from lightning.pytorch.plugins.precision import HalfPrecision, MixedPrecision, Precision
+from lightning.pytorch.plugins.precision import (
+    DoublePrecision,
+    HalfPrecision,
+    MixedPrecision,
+    Precision,
+)
 from lightning.pytorch.trainer.connectors.accelerator_connector import _AcceleratorConnector
 from torch import Tensor
 from torch.optim import Optimizer
@@ -97,7 +103,11 @@ class CSXHalfPrecision(CSXPrecision, HalfPrecision):
         super().__init__("bf16-true")
 
 
-_SUPPORTED = ("32-true", "bf16-mixed", "bf16-true", "16-mixed", "cb16-mixed")
+class CSXDoublePrecision(CSXPrecision, DoublePrecision):
+    """Lightning's "64-true": parameters, buffers, inputs and optimizer state in float64."""
+
+
+_SUPPORTED = ("32-true", "64-true", "bf16-mixed", "bf16-true", "16-mixed", "cb16-mixed")
 
 
 def csx_precision(plugin: Precision) -> CSXPrecision:
@@ -111,6 +121,8 @@ def csx_precision(plugin: Precision) -> CSXPrecision:
     kind = (type(plugin), str(plugin.precision))
     if kind == (Precision, "32-true"):
         return CSXPrecision()
+    if kind == (DoublePrecision, "64-true"):
+        return CSXDoublePrecision()
     if kind == (HalfPrecision, "bf16-true"):
         return CSXHalfPrecision()
     if kind == (MixedPrecision, "bf16-mixed"):

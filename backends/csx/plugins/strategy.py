@@ -68,11 +68,10 @@ class StaticGraph(ChecksStates):
 
     def __init__(self, backend: CSXBackend | None = None, **strategy_options: Any) -> None:
         refuse_replaced_precision()
-        live = current_backend()
         if backend is None:
+            live = current_backend()
             backend = live if isinstance(live, CSXBackend) else CSXBackend()
-        self.backend = backend
-        self.fabric = make_fabric(backend)
+        self.backend, self.fabric = backend, make_fabric(backend)
         self.data_position: dict[str, Any] = {}
         self.loader_generators: list[torch.Tensor] = []
         self.restored: dict[str, Any] | None = None
@@ -112,6 +111,7 @@ class StaticGraph(ChecksStates):
         install(self)
         if self.backend.only_builds:
             self._aside = offline.put_aside(model.trainer)
+        self.precision_plugin.convert_module(model)  # or a checkpoint's float64 would be rounded
 
     def setup(self, trainer: pl.Trainer) -> None:
         """Check what is asked for, install the loops, and make the training step's function."""

@@ -17,7 +17,7 @@ import contextlib
 import inspect
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -239,8 +239,8 @@ def _check_value(optimizer: Optimizer, key: Any, value: Any) -> None:
             remedy=f"one key for each: state['{key}_0'], state['{key}_1'], ...",
         )
     if isinstance(value, Tensor):
-        device = next(p.device for group in optimizer.param_groups for p in group["params"])
-        _check_tensor(f"{name} keeps state['{key}']", value, device)
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        _check_tensor(f"{name} keeps state['{key}']", value, params)
 
 
 def _where_made(kind: type, key: Any) -> UserLine | None:
@@ -262,12 +262,13 @@ def _where_made(kind: type, key: Any) -> UserLine | None:
     return None
 
 
-def _check_tensor(keeps: str, value: Tensor, device: torch.device) -> None:
+def _check_tensor(keeps: str, value: Tensor, params: Sequence[Tensor]) -> None:
     """Refuse what no program can hold, before it fails in the middle of a trace."""
+    double = any(wide(p.dtype) for p in params)
     found = {
-        f"on the device {value.device}": value.device.type != device.type,
+        f"on the device {value.device}": value.device.type != params[0].device.type,
         f"as a {value.layout} tensor": value.layout is not torch.strided,
-        f"in {value.dtype}": wide(value.dtype),
+        f"in {value.dtype}": wide(value.dtype) and not double,
     }
     for how, wrong in found.items():
         if wrong:

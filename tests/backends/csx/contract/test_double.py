@@ -71,5 +71,5 @@ def test_float64_that_is_moved_and_cast_is_as_eagerly(move: Any) -> None:
     ids=["product", "difference", "cast up", "sum"],
 )
 def test_float64_that_is_computed_is_an_error(compute: Any) -> None:
-    with pytest.raises(UnsupportedDtype, match="float64, which CSX does not have"):
+    with pytest.raises(UnsupportedDtype, match="float64, and the model"):
         fit(lambda: Casts(compute), loader, static=True)

@@ -1,4 +1,4 @@
-"""Under "bf16-mixed" and "bf16-true" CSX equals eager Lightning on the CPU of the same precision.
+"""In every precision CSX equals eager Lightning on the CPU of the same one.
 
 A bfloat16 has 8 significant bits: rounding one moves it by up to EPS / 2. What runs in which type,
 and where results are rounded, is eager's, so that optimizers under "bf16-true" are equal bit for
@@ -38,13 +38,17 @@ pytestmark = pytest.mark.numbers
 EPS = 2**-7  # between 1 and the next bfloat16
 MIXED: dict[str, float] = {}  # float32's: 1e-5; measured 2.5e-7
 MIXED_KERNELS = {"losses": EPS / 4, "weights": EPS}  # measured 1.2e-3, 3.6e-3
+DOUBLE = {"losses": 1e-13, "weights": 1e-11}  # measured 3e-16, 8e-12
 TRUE = {"losses": 2 * EPS, "weights": 4 * EPS}  # measured 1.4e-2, 2.4e-2
-PRECISIONS = ("bf16-mixed", "bf16-true")
+PRECISIONS = ("bf16-mixed", "bf16-true", "64-true")
+DTYPES = {"bf16-mixed": torch.float32, "bf16-true": torch.bfloat16, "64-true": torch.float64}
 TWENTY_STEPS = {"limit_train_batches": 20}
 
 
 def tolerance(precision: str, kernels: bool = False) -> dict[str, float]:
     """Of a run; ``kernels``: with one that rounds inside, such as attention."""
+    if precision == "64-true":
+        return DOUBLE
     return TRUE if precision == "bf16-true" else MIXED_KERNELS if kernels else MIXED
 
 
@@ -69,7 +73,7 @@ def test_mlp_with_dropout_equals_stock(precision: str) -> None:
     )
     assert len(ours.losses) == 50
     assert_same_run(ours, stock, **tolerance(precision))
-    assert_state_is(ours, torch.bfloat16 if precision == "bf16-true" else torch.float32)
+    assert_state_is(ours, DTYPES[precision])
     assert ours.outputs[0]["loss"].dtype is stock.outputs[0]["loss"].dtype
 
 
@@ -159,8 +163,9 @@ def test_test_and_predict_equal_stock(precision: Any) -> None:
         trainer = make_trainer(static, precision=precision)
         [tested] = trainer.test(module, loader(64), verbose=False)
         found.append((tested["test_loss"], trainer.predict(module, loader(64))))
+    logits_dtype = torch.float64 if precision == "64-true" else torch.bfloat16
     (loss, logits), (stock_loss, stock_logits) = found
-    assert logits[0].dtype is stock_logits[0].dtype is torch.bfloat16
+    assert logits[0].dtype is stock_logits[0].dtype is logits_dtype
     assert_close(loss, stock_loss, EPS)
     assert_close(logits, stock_logits, 0.0)
 
