@@ -372,7 +372,8 @@ REQUIRED: dict[str, dict[str, str]] = {
         "_upsample_nearest_exact1d": "backends/csx/graph/passes/decompositions.py",
     },
     "torch.optim.Optimizer": {
-        "_optimizer_step_post_hooks": "backends/csx/state/first_update.py",
+        "_optimizer_step_post_hooks": "backends/csx/state/optimizer_hooks.py",
+        "_optimizer_step_pre_hooks": "backends/csx/state/optimizer_hooks.py",
     },
     "torch.optim": {
         "_adafactor": "backends/csx/hyperparams/torch_optim.py",

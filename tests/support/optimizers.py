@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -148,4 +149,37 @@ class FirstGradient(Optimizer):
                     state["size"]["norm"].mul_(0.5).add_(d.norm())
                 state["count"] += 1
                 p.add_(state["buf"], alpha=-group["lr"] / 1.1)
+        return loss
+
+
+class AdaBelief(Optimizer):
+    """As published: the count is born in the group on the first step, and read as a number."""
+
+    def __init__(self, params: Any, lr: float = 1e-2, **options: Any) -> None:
+        super().__init__(params, {"lr": lr, "betas": (0.9, 0.999), **options})
+
+    def count(self, group: dict[str, Any]) -> Any:
+        if "step" in group:
+            group["step"] += 1
+        else:
+            group["step"] = 1
+        return group["step"]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = torch.enable_grad()(closure)() if closure is not None else None
+        for group in self.param_groups:
+            first, second = group["betas"]
+            step = self.count(group)
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if len(state) == 0:
+                    state["mean"], state["var"] = torch.zeros_like(p), torch.zeros_like(p)
+                state["mean"].mul_(first).add_(p.grad, alpha=1 - first)
+                apart = p.grad - state["mean"]
+                state["var"].mul_(second).addcmul_(apart, apart, value=1 - second)
+                size = (state["var"].sqrt() / math.sqrt(1 - second**step)).add_(1e-8)
+                p.addcdiv_(state["mean"], size, value=-group["lr"] / (1 - first**step))
         return loss

@@ -85,6 +85,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "_opt_called": ("torch.optim.lr_scheduler.LRScheduler",),
     "_optimizer_step": (_AUTOMATIC,),
     "_optimizer_step_post_hooks": (_OPTIMIZER,),
+    "_optimizer_step_pre_hooks": (_OPTIMIZER,),
     "_optimizers": (f"{_L}.strategies.Strategy",),
     "_overloadpacket": (_OVERLOAD,),
     "_parameters": (_NN,),

@@ -13,7 +13,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from fulgurite.backends.csx.capture.host_calls import HostCall
+from fulgurite.backends.csx.capture.host_calls import HostCall, NumberCall
 from fulgurite.backends.csx.capture.logs import Accumulator, LogCall
 from fulgurite.backends.csx.capture.outputs import Output, Outputs
 from fulgurite.backends.csx.capture.recording import (
@@ -92,6 +92,8 @@ def _describe_call(call: HostCall) -> str:
     """What is done on the host after a step, as far as two traces can be compared by it."""
     if isinstance(call, LogCall):
         return f"self.log of {call.key}"
+    if isinstance(call, NumberCall):
+        return f"param_groups['{call.key}'], which is set"
     return f"a {type(call).__name__}"
 
 

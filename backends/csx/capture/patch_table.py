@@ -34,7 +34,7 @@ from fulgurite.backends.csx.hyperparams.python_math import traced_math
 from fulgurite.backends.csx.hyperparams.rounding import fused_rounding
 from fulgurite.backends.csx.hyperparams.torch_optim import eager_updates, plain_library_code
 from fulgurite.backends.csx.state.fake_swap import traced_as_fakes
-from fulgurite.backends.csx.state.optimizer_init import plain_options
+from fulgurite.backends.csx.state.optimizer_trial import plain_options
 from fulgurite.backends.patches import Patch, applied
 
 

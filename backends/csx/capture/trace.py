@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from itertools import starmap
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import get_innermost_proxy_mode, make_fx
 
 from fulgurite.backends.csx.capture.batch_changes import BatchChanges, copied
-from fulgurite.backends.csx.capture.host_calls import record_host_calls
+from fulgurite.backends.csx.capture.host_calls import NumberCall, record_host_calls
 from fulgurite.backends.csx.capture.logs import Accumulator, LogCall
 from fulgurite.backends.csx.capture.metrics import metrics_in_step
 from fulgurite.backends.csx.capture.outputs import collected_outputs
@@ -51,7 +52,7 @@ from fulgurite.backends.csx.diagnostics.user_lines import (
 )
 from fulgurite.backends.csx.graph.dtypes import in_double
 from fulgurite.backends.csx.graph.graph import Kind, storage_of
-from fulgurite.backends.csx.hyperparams.slots import check_groups
+from fulgurite.backends.csx.hyperparams.slots import set_numbers
 from fulgurite.backends.csx.hyperparams.torch_functions import forget_failed_reads
 from fulgurite.backends.csx.state.first_update import first_updates
 from fulgurite.backends.csx.state.places import Place, SideEffects
@@ -218,7 +219,7 @@ class Trace:
         """Find what the step left behind, and undo it; returns the graph's results."""
         inputs, state, module = self.inputs, self.inputs.state, self.scope.module
         self.fixed.check()
-        check_groups(inputs.groups, self.scope.line_of("training_step"))
+        numbers = [*set_numbers(inputs.groups, self.scope.line_of("training_step"))]
         inputs.gradients.keep(cleared=self._clears_gradients)
         left = SideEffects()
         self.attributes.settle(left, self._is_constant)
@@ -232,7 +233,7 @@ class Trace:
         known |= sort_state(state, module, self._boundaries, left, self._line_of_change)
         collect_outputs(module, self.snapshot, known, left)
         self.new_places, self.rebound = left.new_places, left.rebound
-        calls = [*metric_calls(module, self.snapshot), *calls]
+        calls = [*starmap(NumberCall, numbers), *metric_calls(module, self.snapshot), *calls]
         for call in calls:
             if isinstance(call, LogCall):
                 self.accumulators |= call.reduce()

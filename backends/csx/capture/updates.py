@@ -15,7 +15,7 @@ from typing import Any
 from torch import fx
 from torch.optim import Optimizer
 
-from fulgurite.backends.csx.state.first_update import around_steps
+from fulgurite.backends.csx.state.optimizer_hooks import around_steps
 
 _OWN = ("torch", "fulgurite")
 """Packages of whose optimizers it is known that an update of no parameters is nothing."""

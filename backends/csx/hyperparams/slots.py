@@ -163,11 +163,18 @@ def install(
 
 
 class NotedGroup(dict[str, Any]):
-    """A param group while it is traced: it knows the user's line that set each key."""
+    """A param group while it is traced: it knows the user's line that set each key.
 
-    def __init__(self, group: dict[str, Any]) -> None:
+    Args:
+        group: as it is.
+        optimizer: whose group it is, and at which place.
+        place: in messages.
+    """
+
+    def __init__(self, group: dict[str, Any], optimizer: Optimizer, index: int, place: str) -> None:
         super().__init__(group)
-        self.installed = dict(group)
+        self.optimizer, self.index, self.place = optimizer, index, place
+        self.installed, self._computed = dict(group), set[str]()
         self.lines: dict[str, UserLine | None] = {}
         self.scheduled_at: UserLine | None = None  # where the step called a scheduler of the host
 
@@ -191,32 +198,56 @@ class NotedGroup(dict[str, Any]):
         """Set what a scheduler inside the program computes."""
         dict.__setitem__(self, key, number)
         self.installed[key] = number
+        self._computed.add(key)
 
     def changed(self) -> list[str]:
         """The keys that the step set to something else."""
         keys = {**self.installed, **self}
         return [k for k in keys if self.get(k) is not self.installed.get(k) and k != "params"]
 
+    def follows(self, key: str) -> bool:
+        """Whether a changed number was computed from those that the program is given."""
+        given, now = self.installed.get(key), self.get(key)
+        both = isinstance(given, TracedNumber) and isinstance(now, TracedNumber)
+        return both and key not in self._computed
 
-def check_groups(groups: list[NotedGroup], line: UserLine | None) -> None:
-    """Refuse a number that the step set.
+    def take_where(self, skipped: Tensor, before: dict[str, Any]) -> None:
+        """Let numbers that were set since be those from before, on steps that are skipped."""
+        for key, was in before.items():
+            now = self.get(key)
+            if now is not was and isinstance(now, TracedNumber) and isinstance(was, TracedNumber):
+                number = torch.where(skipped, was.tensor, now.tensor)
+                chosen = TracedNumber(now.value, number, now.guards, now.compute, now.text)
+                dict.__setitem__(self, key, chosen)
+
+
+def set_numbers(
+    groups: list[NotedGroup], line: UserLine | None
+) -> Iterator[tuple[NotedGroup, str, TracedNumber]]:
+    """The numbers that the step set, which the host is to set after every step.
 
     Args:
         groups: all of them, after the step.
         line: the user's that is to blame where none is known.
 
     Raises:
-        FrozenNumber: it would stay as it was set in the trace.
+        FrozenNumber: one would stay as it was set in the trace.
     """
     for group in groups:
         for key in group.changed():
+            if group.follows(key):
+                yield group, key, group[key]
+                continue
+            new = key not in group.installed
             raise FrozenNumber(
                 f"The step set param_groups['{key}'], which the host sets between steps: the"
                 " program would keep what it was set to.",
                 line=group.lines.get(key) or line,
-                remedy="a learning-rate scheduler, or the host between steps:\n"
+                remedy=f"a number from the start, in the defaults: dict(lr=lr, {key}=0)"
+                if new
+                else "a learning-rate scheduler, or the host between steps:\n"
                 "      def on_train_batch_start(self, batch, batch_idx):\n"
-                f"          self.trainer.optimizers[0].param_groups[0][{key!r}] = ...",
+                f"          self.trainer.{group.place}[{key!r}] = ...",
             )
 
 
@@ -224,7 +255,13 @@ def check_groups(groups: list[NotedGroup], line: UserLine | None) -> None:
 def noted_groups(optimizers: list[Optimizer]) -> Iterator[list[NotedGroup]]:
     """Let optimizers have noted param groups; afterwards theirs are as they were before."""
     before = [list(optimizer.param_groups) for optimizer in optimizers]
-    noted = [[NotedGroup(group) for group in groups] for groups in before]
+    noted = [
+        [
+            NotedGroup(group, optimizer, i, f"optimizers[{o}].param_groups[{i}]")
+            for i, group in enumerate(groups)
+        ]
+        for o, (optimizer, groups) in enumerate(zip(optimizers, before, strict=True))
+    ]
     try:
         for optimizer, groups in zip(optimizers, noted, strict=True):
             optimizer.param_groups[:] = groups

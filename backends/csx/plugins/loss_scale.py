@@ -113,8 +113,13 @@ class LossScale:
             self.unscale_(optimizer)
         trace = step_context.get().trace
         trace.updates.trace_whole()
-        with skipped_where(self._overflows[id(optimizer)], trace.inputs.state_tensors()):
-            return optimizer.step(**options)
+        skipped, before = self._overflows[id(optimizer)], [*map(dict, optimizer.param_groups)]
+        with skipped_where(skipped, trace.inputs.state_tensors()):
+            result = optimizer.step(**options)
+        noted: list[Any] = optimizer.param_groups
+        for group, numbers in zip(noted, before, strict=True):
+            group.take_where(skipped, numbers)
+        return result
 
     @torch.no_grad()
     def update(self) -> None:

@@ -19,6 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import user_line
+from fulgurite.backends.csx.state.optimizer_hooks import before_steps
 from fulgurite.backends.step_context import step_context
 
 _guarded: Any = WeakIdKeyDictionary()  # optimizers that refuse a step on the host
@@ -155,4 +156,4 @@ def refuse_useless_steps(optimizer: Optimizer) -> None:
                 remedy="call optimizer.step() in the traced function",
             )
 
-    optimizer.register_step_pre_hook(check)
+    before_steps(optimizer, check)

@@ -50,6 +50,7 @@ from fulgurite.backends.csx.program.audit import Budget
 from fulgurite.backends.csx.program.step_function import HostCode, StepFunction
 from fulgurite.backends.csx.program.summary import Program
 from fulgurite.backends.csx.state.first_update import hidden
+from fulgurite.backends.csx.state.optimizer_hooks import before_steps
 from fulgurite.backends.safe_load import naming_classes
 
 LOOPS = "fulgurite.loops:install"
@@ -166,7 +167,7 @@ class StaticGraph(ChecksStates):
         self.schedulers.check(self.lightning_module)
         refuse_exchange(trainer, self.schedulers.computed)
         for optimizer in self.optimizers:
-            self._hooks.callback(optimizer.register_step_pre_hook(refuse_host_step).remove)
+            self._hooks.callback(before_steps(optimizer, refuse_host_step).remove)
         self._hooks.callback(ZeroGradNoted(lambda: self.training).remove)
 
     def teardown(self) -> None:

@@ -8,6 +8,8 @@ storage            the tensors that modules and optimizers hold: which inputs of
 binding            the tensors that are in these places when a program runs
 snapshot           Python state, remembered and put back
 optimizer_init     the state of optimizers before the first step
+optimizer_trial    a step of one on trial: what it makes and does
+optimizer_hooks    what is called before and after its steps
 held_states        whether optimizers' state still is in the same dicts
 first_update       state that only the first gradient can make
 conditional_step   steps of an optimizer that may not count

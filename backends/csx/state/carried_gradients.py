@@ -18,7 +18,8 @@ from torch.optim import Optimizer
 
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
 from fulgurite.backends.csx.state.first_update import FLAG as UPDATED
-from fulgurite.backends.csx.state.first_update import DeferredState, around_steps
+from fulgurite.backends.csx.state.first_update import DeferredState
+from fulgurite.backends.csx.state.optimizer_hooks import around_steps
 from fulgurite.backends.csx.state.places import Place
 from fulgurite.backends.csx.state.storage import tensors_in
 

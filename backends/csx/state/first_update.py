@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
+from fulgurite.backends.csx.state.optimizer_hooks import around_steps
 from fulgurite.backends.csx.state.optimizer_init import NewState
 from fulgurite.backends.csx.state.places import Place
 from fulgurite.backends.csx.state.snapshot import remember
@@ -78,34 +79,6 @@ def first_updates(deferred: list[DeferredState]) -> Iterator[None]:
             both = _BothUpdates(optimizer, own)
             stack.enter_context(around_steps(optimizer, both.first, both.choose))
         yield
-
-
-@contextlib.contextmanager
-def around_steps(
-    optimizer: Optimizer, before: Callable[..., Any], after: Callable[..., None]
-) -> Iterator[None]:
-    """Call these around every step of an optimizer, within the hooks of users."""
-    depth = 0  # a step may call its parent class's, which has hooks too
-
-    def begin(optimizer: Any, args: Any, kwargs: Any) -> Any:
-        nonlocal depth
-        depth += 1
-        return before(optimizer, args, kwargs) if depth == 1 else None
-
-    def end(optimizer: Any, args: Any, kwargs: Any) -> None:
-        nonlocal depth
-        depth -= 1
-        if not depth:
-            after(optimizer, args, kwargs)
-
-    first, last = optimizer.register_step_pre_hook(begin), optimizer.register_step_post_hook(end)
-    hooks: Any = optimizer._optimizer_step_post_hooks  # an OrderedDict
-    hooks.move_to_end(last.id, last=False)
-    try:
-        yield
-    finally:
-        first.remove()
-        last.remove()
 
 
 class _BothUpdates:

@@ -13,11 +13,10 @@ it: first_update.py.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -29,65 +28,8 @@ from torch.optim import LBFGS, Optimizer, SparseAdam
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, belongs_to_library
 from fulgurite.backends.csx.graph.dtypes import wide
+from fulgurite.backends.csx.state.optimizer_trial import begin_counts, copied, equal, trial
 from fulgurite.backends.csx.state.places import StateTensor
-from fulgurite.backends.csx.state.snapshot import remember
-from fulgurite.backends.step_context import running
-
-
-class _InitialValues(dict[Any, Any]):
-    """A state dict that remembers each value as it was when its key was first set."""
-
-    def __init__(self, state: dict[Any, Any] | None = None) -> None:
-        super().__init__()
-        self.initial: dict[Any, Any] = {}
-        self.update(state or {})
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.initial.setdefault(key, _copy(value))
-        super().__setitem__(key, value)
-
-    def setdefault(self, key: Any, default: Any = None) -> Any:
-        if key not in self:
-            self[key] = default
-        return self[key]
-
-    def update(self, *others: Any, **values: Any) -> None:
-        for key, value in dict(*others, **values).items():
-            self[key] = value
-
-
-class _States(defaultdict[Any, Any]):
-    """``optimizer.state`` during a trial: what is made in it keeps its initial values."""
-
-    def __init__(self, states: dict[Any, Any]) -> None:
-        super().__init__(_InitialValues)
-        self.update(states)
-        self.given: dict[Any, Any] = {}
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.given.setdefault(key, _copy(value))
-        super().__setitem__(key, value)
-
-    def initial(self, known: dict[Any, Any]) -> tuple[dict[Any, Any], bool]:
-        """Initial values of new states, and whether all were seen; others are as they are now."""
-        values: dict[Any, Any] = {}
-        seen = True
-        for key, now in self.items():
-            if key in known:
-                continue
-            initial = now.initial if isinstance(now, _InitialValues) else self.given[key]
-            if isinstance(now, dict):
-                seen = seen and initial.keys() >= now.keys()
-                initial = {name: initial.get(name, value) for name, value in now.items()}
-            values[key] = initial
-        return values, seen
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    plain = type(value) in (dict, _InitialValues)
-    return {key: _copy(item) for key, item in value.items()} if plain else value
 
 
 def check_optimizer(optimizer: Optimizer, line: UserLine | None = None) -> None:
@@ -171,13 +113,13 @@ def init_state(optimizer: Optimizer, line: UserLine | None = None) -> NewState |
         line = UserLine.of_method(type(optimizer), "preinitialize") or line
     else:
         known = _known(optimizer)
-        first, second = (_trial(optimizer, known, seed) for seed in (1, 2))
-        initial, seen, _ = first
-        if not seen or not _equal(initial, second[0]):
+        first = begin_counts(optimizer, known, trial(optimizer, known, seed=1))
+        second = trial(optimizer, known, seed=2)
+        initial = first.initial
+        if not first.seen or not equal(initial, second.initial):
             zeros = _zeros_like(initial)
-            _, _, after_1 = _trial(optimizer, {**known, **_copy(zeros)}, seed=1)
-            _, _, after_2 = _trial(optimizer, {**known, **_copy(zeros)}, seed=2)
-            of_gradient = not _equal([first[2], second[2]], [after_1, after_2])
+            again = [trial(optimizer, {**known, **copied(zeros)}, seed) for seed in (1, 2)]
+            of_gradient = not equal([first.after, second.after], [one.after for one in again])
             initial = initial if of_gradient else zeros
     for values in initial.values():
         _check(optimizer, values, line)
@@ -277,66 +219,3 @@ def _check_tensor(keeps: str, value: Tensor, params: Sequence[Tensor]) -> None:
                 " 16-bit type or integers.",
                 remedy="torch.zeros_like(p); for a count torch.zeros((), device=p.device)",
             )
-
-
-def _equal(a: Any, b: Any) -> bool:
-    """Whether two states hold the same: tensors bit by bit, NaN equal to NaN."""
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        same = a.shape == b.shape and a.dtype == b.dtype
-        return same and bool(torch.eq(a, b).logical_or(a.ne(a) & b.ne(b)).all())
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-        return len(a) == len(b) and all(map(_equal, a, b))
-    return type(a) is type(b) and bool(a == b)
-
-
-def _trial(
-    optimizer: Optimizer, known: dict[Any, Any], seed: int
-) -> tuple[dict[Any, Any], bool, list[Any]]:
-    """A step of an optimizer whose state is ``known``; everything is put back.
-
-    Returns:
-        New states as they were when the step made them, and whether all were seen
-        (``_States.initial``); the parameters and all state after it.
-    """
-    everyone = [p for group in optimizer.param_groups for p in group["params"]]
-    gradients = [p.grad for p in everyone]
-    restore = remember(optimizer)
-    generator = torch.Generator().manual_seed(seed)
-    try:
-        for p in everyone:
-            made_up = torch.randn(p.shape, generator=generator)
-            p.grad = torch.empty_like(p).copy_(made_up).detach() if p.requires_grad else None
-        optimizer.state = states = _States(known)
-        step = inspect.unwrap(type(optimizer).step)  # without hooks and the schedulers' counter
-        alone = torch.random.fork_rng(devices=[])
-        with alone, running(initializes=True), torch.no_grad(), plain_options([optimizer]):
-            step(optimizer, closure=lambda: torch.zeros(()))
-        after = [*map(_copy, everyone), _copy(dict(states))]
-        return *states.initial(known), after
-    finally:
-        restore()
-        for p, gradient in zip(everyone, gradients, strict=True):
-            p.grad = gradient
-
-
-@contextlib.contextmanager
-def plain_options(optimizers: list[Optimizer]) -> Iterator[None]:
-    """Let torch's optimizers take their plain loop over parameters, on any device.
-
-    The fused and foreach variants compute the same, and do not trace; capturable ones insist on a
-    device that CSX does not look at.
-    """
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    flags = ("foreach", "fused", "capturable")
-    before = [(group, key, group[key]) for group in groups for key in flags if key in group]
-    try:
-        for group, key, value in before:
-            group[key] = False if value else value
-            if key == "foreach":
-                group[key] = False  # None chooses by device
-        yield
-    finally:
-        for group, key, value in before:
-            group[key] = value

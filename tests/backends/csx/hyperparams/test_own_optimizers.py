@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
-from harness import assert_close, both, fit
+from harness import Run, assert_close, assert_same_run, both, fit, make_trainer
 from models import Classifier, PerParameter, loader, mlp
-from optimizers import Moving, assert_equals_stock
+from optimizers import AdaBelief, Moving, assert_equals_stock
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -280,7 +282,6 @@ def test_the_line_that_keeps_a_number_is_named() -> None:
     ("optimizer", "message"),
     [
         (CountingSGD, r"keeps state\['step'\] as a Python number"),
-        (CountingGroup, r"set param_groups\['steps'\], which the host sets"),
         (EverySecond, r"EverySecond changed a Python number in its step \(EverySecond.calls"),
         (Flipping, r"Flipping changed a Python flag in its step"),
         (Listing, r"keeps tensors in a list, state\['history'\]"),
@@ -292,3 +293,118 @@ def test_the_line_that_keeps_a_number_is_named() -> None:
 def test_state_that_would_be_frozen_is_refused(optimizer: Any, message: str) -> None:
     with pytest.raises(UnsupportedState, match=message):
         fit(lambda: Classifier(mlp(), optimizer), lambda: (loader(),), static=True)
+
+
+class CountsByGet(AdaBelief):
+    def count(self, group: dict[str, Any]) -> Any:
+        group["step"] = group.get("step", 0) + 1
+        return group["step"]
+
+
+class CountsFromDefaults(AdaBelief):
+    """One that warms up: another program after the third step."""
+
+    def __init__(self, params: Any, lr: float = 1e-2) -> None:
+        super().__init__(params, lr, step=0, decayed=1.0)
+
+    def count(self, group: dict[str, Any]) -> Any:
+        group["step"] += 1
+        group["decayed"] *= 0.9
+        if group["step"] > 3:
+            group["lr"] *= group["decayed"]
+        return group["step"]
+
+
+@pytest.mark.parametrize("optimizer", [AdaBelief, CountsByGet, CountingGroup])
+def test_counts_in_groups_go_on(optimizer: Any) -> None:
+    ours, stock = both(
+        lambda: Classifier(mlp(), optimizer), lambda: (loader(96),), fresh=True, max_epochs=2
+    )
+    assert_same_run(ours, stock)
+    assert groups_of(ours) == groups_of(stock)
+
+
+def groups_of(run: Run) -> Any:
+    """The param groups after a run, as a checkpoint has them."""
+    return run.trainer.optimizers[0].state_dict()["param_groups"]
+
+
+@pytest.mark.compiler
+def test_counts_in_groups_go_on_in_compiled_programs() -> None:
+    ours, stock = both(
+        lambda: Classifier(mlp(), AdaBelief), lambda: (loader(),), policy="default", max_epochs=2
+    )
+    assert_same_run(ours, stock)
+
+
+def test_a_number_that_a_step_computes_from_numbers_is_the_next_steps() -> None:
+    module, auto = lambda: Classifier(mlp(), CountsFromDefaults), {"max_programs": "auto"}
+    ours = fit(module, lambda: (loader(),), static=True, backend=auto)
+    stock = fit(module, lambda: (loader(),), static=False)
+    assert_same_run(ours, stock)
+    assert groups_of(ours) == groups_of(stock)
+
+
+def test_counts_in_groups_resume(tmp_path: Path) -> None:
+    """From a checkpoint of ours and of Lightning's, in either."""
+
+    def run(static: bool, epochs: int, path: Path | None = None) -> pl.Trainer:
+        torch.manual_seed(0)
+        trainer = make_trainer(static, max_epochs=epochs)
+        trainer.fit(Classifier(mlp(), AdaBelief), loader(64), ckpt_path=path, weights_only=False)
+        return trainer
+
+    whole, path = run(False, 2), tmp_path / "half.ckpt"
+    for saves in (True, False):
+        run(saves, 1).save_checkpoint(path)
+        for resumed in (run(True, 2, path), run(False, 2, path)):
+            assert_close(resumed.model.state_dict(), whole.model.state_dict(), 1e-5)
+            assert resumed.optimizers[0].param_groups[0]["step"] == 8
+
+
+class BornElsewhere(AdaBelief):
+    """The first step is another one."""
+
+    def count(self, group: dict[str, Any]) -> Any:
+        if "step" not in group:
+            group["step"] = 7
+            return 1
+        group["step"] += 1
+        return group["step"]
+
+
+@pytest.mark.fits
+def test_a_first_step_that_is_another_one_is_refused_with_its_line() -> None:
+    with pytest.raises(UnsupportedState, match=r"The step set param_groups\['step'\]") as raised:
+        fit(lambda: Classifier(mlp(), BornElsewhere), lambda: (loader(),), static=True)
+    assert raised.value.line is not None
+    assert raised.value.line.function == "count"
+    assert "in the defaults: dict(lr=lr, step=0)" in str(raised.value)
+
+
+class WithoutInit(Optimizer):
+    """Sets what torch's ``__init__`` would, as some published ones do, and in its own way."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        self.defaults = {"lr": lr}
+        self.state: Any = defaultdict(dict)
+        self._optimizer_step_pre_hooks: Any = {}
+        self._optimizer_step_post_hooks: Any = {}
+        self.param_groups = [{"params": list(params), "lr": lr}]
+
+    def step(self, closure: Any = None) -> Any:
+        loss = closure()
+        with torch.no_grad():
+            for p in self.param_groups[0]["params"]:
+                average = self.state[p].setdefault("average", p.grad.clone())
+                p.sub_(average.lerp_(p.grad, 0.1) * self.param_groups[0]["lr"])
+        return loss
+
+
+def test_an_optimizer_may_leave_torchs_init_out() -> None:
+    ours, stock = (
+        fit(lambda: Classifier(mlp(), WithoutInit), lambda: (loader(160),), static=static)
+        for static in (True, False)
+    )
+    assert_close(ours.losses, stock.losses, 1e-5)
+    assert_close(ours.module.state_dict(), stock.module.state_dict(), 1e-5)

@@ -28,6 +28,7 @@ from models import (
     mlp,
     pictures,
 )
+from optimizers import AdaBelief
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.utils.data import DataLoader
@@ -443,3 +444,10 @@ def test_a_static_scale_is_not_replaced_by_that_of_a_checkpoint() -> None:
     static = LossScale(64.0, dynamic=False)
     static.load_state_dict(state)
     assert (static.get_scale(), static.skipped_steps) == (64.0, 3)
+
+
+def test_skipped_steps_do_not_count_in_groups() -> None:
+    ours, stock = both_scaled(classifier(AdaBelief), one_loader, **TWENTY_STEPS)
+    assert_same_run(ours, stock, **KERNELS)
+    counts = [run.trainer.optimizers[0].param_groups[0]["step"] for run in (ours, stock)]
+    assert counts[0] == counts[1] < 20
