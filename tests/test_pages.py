@@ -19,7 +19,14 @@ from fulgurite.backends import reset_backend
 TRAINER = fulgurite.Trainer
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = (
-    *("finetuning", "gans", "generative_models", "reinforcement_learning", "variable_lengths"),
+    *(
+        "finetuning",
+        "gans",
+        "generative_models",
+        "reinforcement_learning",
+        "variable_lengths",
+        "ctc",
+    ),
 )
 
 

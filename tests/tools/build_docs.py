@@ -25,7 +25,14 @@ SITE = ROOT / "site"
 
 NAV = {
     "How to": (
-        *("finetuning", "reinforcement_learning", "variable_lengths", "generative_models", "gans"),
+        *(
+            "finetuning",
+            "reinforcement_learning",
+            "variable_lengths",
+            "ctc",
+            "generative_models",
+            "gans",
+        ),
         *("metrics", "checkpoints", "notebooks"),
     ),
     "A step": ("steps", "idioms", "errors", "optimizers", "schedules", "precision", "cbfloat16"),

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fulgurite.backends.csx.contract.watched import watch, watch_object
 from fulgurite.backends.csx.diagnostics.errors import InputChanged, UnsupportedInput
-from fulgurite.backends.csx.diagnostics.user_lines import user_line
+from fulgurite.backends.csx.diagnostics.user_lines import UserLine, user_line
 from fulgurite.backends.csx.state.storage import dtype_and_shape
 
 CONSTANTS = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -73,7 +73,7 @@ class BatchSpec:
         self._kind = type(batch)
         children = self._tree.children() if self._kind in (tuple, list) else ()
         self._flat = bool(children) and all(child.is_leaf() for child in children)
-        self.read: set[int] = set()
+        self.read: dict[int, UserLine | None] = {}  # by what line
         self._tensors = [i for i, leaf in enumerate(self.leaves) if leaf.shape is not None]
         self._expected = [
             (i, leaf.shape, leaf.dtype, leaf.stride)
@@ -113,7 +113,7 @@ class BatchSpec:
 
     def _watch(self, i: int, leaf: Leaf) -> Any:
         def note() -> None:
-            self.read.add(i)
+            self.read.setdefault(i, user_line())
 
         def refuse() -> None:
             raise UnsupportedInput(
@@ -189,6 +189,7 @@ class BatchSpec:
                     else "make it a tensor (an index, a mask) in the dataset; to keep it"
                     " beside a result, return it from the step, to a hook such as"
                     " on_train_batch_end",
+                    line=self.read[i],
                 )
 
     def difference(self, batch: Any) -> str:

@@ -22,6 +22,9 @@ from fulgurite.backends.csx.contract.refusals import explained
 from fulgurite.backends.csx.contract.watched import values_where_refused
 from fulgurite.backends.csx.diagnostics.muted import muted
 
+_TABLES = 3
+"""How often a step is traced again for tables: one that it then still makes, it makes each time."""
+
 
 def capture(
     scope: Scope, run: Callable[[Any], Any], batch: Any, *, clears_gradients: bool = False
@@ -82,9 +85,12 @@ def _captured(scope: Scope, trace: Callable[[], FinishedTrace]) -> Captured:
             with restored(scope):
                 traced()
 
-        finished = traced()
+        finished, tables = traced(), 0
         finished.check_host()
-        while finished.trace.filled or finished.begins_with_other_gradients():
+        while finished.begins_with_other_gradients() or (
+            finished.trace.filled and tables < _TABLES
+        ):
+            tables += finished.trace.filled
             undo()
             finished = traced()
         if finished.trace.new_places:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.loops.optimization.automatic import ClosureResult
 
 from fulgurite.backends.csx.capture.discovery import discover
 from fulgurite.backends.csx.capture.host_reads import TRACED_HOOKS, overrides
@@ -176,5 +179,18 @@ class LightningScope(Scope):
     def line_now(self) -> UserLine | None:
         """Where the user wrote the hook that now runs."""
         hook = self.module._current_fx_name or ""
+        if hook == "optimizer_step" and _divides_the_loss():
+            return self.line_of(self._step_name)
         made_at = self.line_of("configure_optimizers") if hook == "optimizer_step" else None
         return made_at or self.line_of(hook) or self.line_of(self._step_name)
+
+
+def _divides_the_loss() -> bool:
+    """Whether Lightning works on the loss that the step returned; for it, that is the update."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not _LOSS:
+        frame = frame.f_back
+    return frame is not None
+
+
+_LOSS = ClosureResult.from_training_step_output.__func__.__code__  # type: ignore[attr-defined]

@@ -36,7 +36,7 @@ from fulgurite.backends.csx.contract.indices import at, without_known_masks, wit
 from fulgurite.backends.csx.contract.lists import note_lists
 from fulgurite.backends.csx.contract.overrides import STATIC_FORMS
 from fulgurite.backends.csx.contract.refusals import Refusals
-from fulgurite.backends.csx.contract.rules import BREAKING_CALLS, INITIALIZED, misuse
+from fulgurite.backends.csx.contract.rules import BREAKING_CALLS, misuse
 from fulgurite.backends.csx.contract.tensor_names import Names, function_name
 from fulgurite.backends.csx.contract.watched import all_unwatched
 from fulgurite.backends.csx.diagnostics.errors import TraceError
@@ -134,7 +134,7 @@ class Contract(TorchFunctionMode):
             values = [self._value(arg) if isinstance(arg, Tensor) else arg for arg in args]
             if values[0] is None and func in _READS:
                 values[0] = self._fixed.read(
-                    args[0], lambda: self._refusals.value_read(args[0], *broken, INITIALIZED)
+                    args[0], lambda: self._refusals.written_value_read(args[0], *broken)
                 )
             if not any(value is None for value in values):
                 with DisableTorchFunction(), _disable_current_modes():

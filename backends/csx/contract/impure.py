@@ -27,7 +27,31 @@ from fulgurite.backends.patches import Patch, patches_of
 _CLOCKS = ("time", "perf_counter", "monotonic", "process_time", "thread_time")
 _TEXTS = ("ctime", "localtime", "gmtime", "strftime")
 _TIME = "on_train_batch_start and on_train_batch_end, which run on the host, to take the time"
-_RANDOM = "torch.rand, torch.randint or torch.randperm, which draw anew on every step"
+_ANEW = ", which draw{} anew on every step"
+_RANDOM = "torch.rand, torch.randint or torch.randperm" + _ANEW.format("")
+_DRAWN = {
+    "beta": "torch.distributions.Beta(a, b).sample()",
+    "betavariate": "torch.distributions.Beta(a, b).sample()",
+    "dirichlet": "torch.distributions.Dirichlet(concentration).sample()",
+    "gamma": "torch.distributions.Gamma(shape, 1 / scale).sample()",
+    "gammavariate": "torch.distributions.Gamma(alpha, 1 / beta).sample()",
+    "exponential": "torch.empty(size).exponential_(1 / scale)",
+    "expovariate": "torch.empty(()).exponential_(rate)",
+    "normal": "mean + std * torch.randn(size)",
+    "randn": "torch.randn(size)",
+    "standard_normal": "torch.randn(size)",
+    "gauss": "mean + std * torch.randn(())",
+    "normalvariate": "mean + std * torch.randn(())",
+    "uniform": "torch.empty(size).uniform_(low, high)",
+    "binomial": "torch.bernoulli(torch.full(size, p))",
+    "poisson": "torch.poisson(torch.full(size, rate))",
+    "permutation": "x[torch.randperm(len(x))]",
+    "shuffle": "x[torch.randperm(len(x))]",
+    "sample": "x[torch.randperm(len(x))[:k]]",
+    "choice": "x[torch.randint(len(x), (k,))], with weights x[torch.multinomial(weights, k)]",
+    "choices": "x[torch.randint(len(x), (k,))], with weights x[torch.multinomial(weights, k)]",
+}
+"""What draws in a program as functions of Python's and NumPy's generators do."""
 _STATES = ("getstate", "setstate", "get_state", "set_state", "get_bit_generator")
 
 
@@ -47,7 +71,7 @@ def _warning(
 ) -> Iterator[Patch]:
     """Patches of an owner's functions, which messages call ``label`` and the function's name."""
     functions = {
-        name: _watched(getattr(owner, name), f"{label}.{name}()", remedy) for name in names
+        name: _watched(getattr(owner, name), f"{label}.{name}()", remedy, name) for name in names
     }
     why = "the program keeps the value that the first step got, so the user is warned"
     return patches_of(owner, functions, why=why, checked=checked)
@@ -62,8 +86,12 @@ def _methods_of(module: ModuleType, generator: object) -> list[str]:
     ]
 
 
-def _watched(original: Callable[..., Any], label: str, remedy: str) -> Callable[..., Any]:
+def _watched(
+    original: Callable[..., Any], label: str, remedy: str, name: str
+) -> Callable[..., Any]:
     draws = remedy == _RANDOM
+    if draws and name in _DRAWN:
+        remedy = _DRAWN[name] + _ANEW.format("s")
 
     @functools.wraps(original)
     def watched(*args: Any, **kwargs: Any) -> Any:

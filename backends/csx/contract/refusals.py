@@ -18,7 +18,14 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from fulgurite.backends.csx.contract.callers import line_of_torchmetrics, torch_frames
-from fulgurite.backends.csx.contract.rules import METRIC, RULES, choice, misuse
+from fulgurite.backends.csx.contract.rules import (
+    INITIALIZED,
+    METRIC,
+    POINTER,
+    RULES,
+    choice,
+    misuse,
+)
 from fulgurite.backends.csx.contract.scalar_arguments import (
     Misplaced,
     place_in_call,
@@ -60,10 +67,17 @@ class Refusals:
             return self._scalar(place)
         line, metric = self._line(), line_of_torchmetrics()
         if not remedy and RULES[rule].error is ConditionalOnTensor and line is not None:
-            remedy = choice(line.source)
+            remedy = choice(line.source, *(frame.f_code.co_name for frame in frames))
         if metric is not None:
             done, remedy = f"{done} inside torchmetrics ({metric})", METRIC
         return misuse(rule, line, remedy=remedy, tensor=self._names(tensor), done=done)
+
+    def written_value_read(self, tensor: Tensor, rule: str, done: str) -> TraceError:
+        """Python asked for the value of a buffer that the step writes, or of what comes of it."""
+        points = not tensor.is_floating_point() and tensor.dtype is not torch.bool
+        name = self._names(tensor)
+        pointer = POINTER.format(tensor=name if name.startswith("self.") else "self.ptr")
+        return self.value_read(tensor, rule, done, pointer if points else INITIALIZED)
 
     def dynamic_shape(self, func: Any, args: Any) -> TraceError:
         """The result of a function has as many elements as the values of its arguments say."""

@@ -42,6 +42,11 @@ _CHOSEN_BY = {
     "all": "torch.where(x.all(), a, b)",
 }
 """Functions of Python's that ask tensors for their truth, and what to write for them."""
+_TRUNCATED = (
+    "the same distribution without drawing again:\n"
+    "      lo, hi = (math.erf((bound - mean) / (std * 2**0.5)) for bound in (a, b))\n"
+    "      x.uniform_(lo, hi).erfinv_().mul_(std * 2**0.5).add_(mean)"
+)
 _ASSERT = (
     "torch.where for a choice; to look at values, a step closure:\n"
     "      @fulgurite.step_closure\n"
@@ -86,6 +91,15 @@ INITIALIZED = (
     "      with torch.no_grad():\n"
     "          model(x)  # or model.training_step(batch, 0)"
 )
+POINTER = (
+    "the step writes it too, so it changes. Leave it a tensor:\n"
+    "      rows = ({tensor} + torch.arange(n)) % K  # for the next n of a queue of K\n"
+    "      self.queue[rows] = new  # self.queue[:, rows] where they are columns\n"
+    "      {tensor}.copy_(({tensor} + n) % K)\n"
+    "      (torch.rand(k) * {tensor}).long()  # for torch.randint(0, {tensor}, (k,))\n"
+    "    and torch.where(condition, a, b) for a branch on it"
+)
+"""Where a buffer of integers says where something is, or how much of it."""
 _NO_VALUE = "{tensor} was {done}, but it has no value while the step is traced."
 
 RULES: dict[str, Rule] = {
@@ -298,8 +312,15 @@ def misuse(rule: str, line: UserLine | None, *, remedy: str = "", **found: str) 
     return row.error(row.text.format(**found), line=line, remedy=remedy)
 
 
-def choice(source: str) -> str:
-    """The remedy for a line that asks a tensor for its truth; empty where the rule's will do."""
+def choice(source: str, *torchs: str) -> str:
+    """The remedy for a line that asks a tensor for its truth; empty where the rule's will do.
+
+    Args:
+        source: the line.
+        torchs: names of torch's functions that it called, if it is one of them that asks.
+    """
+    if "trunc_normal_" in torchs:
+        return _TRUNCATED
     if re.search(r"\bassert", source):
         return _ASSERT
     if re.search(r"\bis_?(nan|finite|inf)\(", source):

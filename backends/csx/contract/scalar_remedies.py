@@ -111,7 +111,7 @@ SIZED = {
     "pack_padded_sequence": "the padded batch, and the output where each sequence ends:"
     " out[torch.arange(len(out)), lengths - 1]",
     "linalg_lstsq": "torch.linalg.pinv(a) @ b",
-    "ctc_loss": "a loss in tensor operations over the padded targets; torch's own sizes its table"
-    " by the longest target",
+    "ctc_loss": "the same loss in tensor operations over the padded targets, as in"
+    " docs/ctc.md; torch's own sizes its table by the longest target",
 }
 """Functions, or arguments of them, that make a shape: what to give them or to write instead."""

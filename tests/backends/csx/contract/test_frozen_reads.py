@@ -127,6 +127,10 @@ def numpys(module: Any, batch_idx: int) -> float:
     return 1.0 + np.random.randint(5, 6)
 
 
+def numpys_beta(module: Any, batch_idx: int) -> float:
+    return np.random.beta(0.4, 0.4)
+
+
 def numpys_by_name(module: Any, batch_idx: int) -> float:
     return 1.0 + rand(2).sum()
 
@@ -153,7 +157,13 @@ READS = [
     (nanoseconds, "time.monotonic_ns() was called", "", "Use on_train_batch_start"),
     (chance, "random.randint() was called", "3", DRAW),
     (chance_by_name, "random.random() was called", "0.", DRAW),
-    (own_generator, "random.Random.uniform() was called", "2.0", DRAW),
+    (own_generator, "random.Random.uniform() was called", "2.0", "Use torch.empty(size).uniform_("),
+    (
+        numpys_beta,
+        "numpy.random.beta() was called",
+        "0.",
+        "Use torch.distributions.Beta(a, b).sample()",
+    ),
     (numpys, "numpy.random.randint() was called", "5", DRAW),
     (numpys_by_name, "numpy.random.rand() was called", "a ndarray", DRAW),
     (numpys_new_generator, "numpy.random.default_rng() was called", "a Generator", DRAW),
