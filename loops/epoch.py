@@ -7,6 +7,7 @@ from collections import OrderedDict
 from time import perf_counter
 from typing import Any
 
+from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -123,10 +124,16 @@ class TrainingEpochLoop(_TrainingEpochLoop):
         super()._on_after_fetch()
 
     def _finish_batch(self, data_fetcher: _DataFetcher, moment: str) -> None:
-        """Do what was still to be done of the last batch when the checkpoint was written."""
+        """Do what was still to be done of the last batch when the checkpoint was written.
+
+        But for its row in the loggers: the run that wrote the checkpoint went on to write it.
+        """
         if moment == resuming.BATCH_END:
             self.batch_progress.increment_completed()
+            loggers = self.trainer.loggers
+            self.trainer.loggers = [DummyLogger() for _ in loggers]
             self._log()
+            self.trainer.loggers = loggers
         self._skip_next_val = moment == resuming.VALIDATION_END
         if moment != resuming.BATCH_DONE:
             self.on_advance_end(data_fetcher)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import subprocess
 import sys
@@ -9,13 +10,15 @@ import warnings
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging
+from harness import make_trainer
+from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint
+from lightning.pytorch.loggers.logger import DummyLogger
 from models import CLASSES, WithTotals, mlp, rows
 from resuming import Ended, Scenario, checkpoints, differences, run
 from torch import Tensor
@@ -335,6 +338,38 @@ def test_a_loader_that_became_shorter_ends_the_epoch_and_is_named(tmp_path: Path
     with pytest.warns(UserWarning, match="after 5 batches of an epoch, .* loader has 3"):
         rest = run(shorter, tmp_path / "rest", path=path)
     assert rest.trainer.current_epoch == 2
+
+
+class Rows(DummyLogger):
+    """The steps of the rows with a loss, in order."""
+
+    steps: ClassVar[list[int]] = []
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        if "loss_step" in metrics and step is not None:
+            self.steps.append(step)
+
+
+@pytest.mark.fits
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+@pytest.mark.parametrize("saver", [Checkpoint(steps=4), ModelCheckpoint(every_n_train_steps=4)])
+def test_the_row_of_the_step_that_was_saved_is_not_logged_again(
+    saver: pl.Callback, tmp_path: Path
+) -> None:
+    Rows.steps = []
+    for steps in (5, 9):
+        saved = sorted(tmp_path.rglob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
+        trainer = make_trainer(
+            True,
+            max_steps=steps,
+            log_every_n_steps=2,
+            logger=Rows(),
+            callbacks=[copy.deepcopy(saver)] if steps == 5 else [],
+            default_root_dir=str(tmp_path),
+            enable_checkpointing=steps == 5,
+        )
+        trainer.fit(Net(), train(), ckpt_path=[*saved, None][0], weights_only=False)
+    assert Rows.steps == [1, 3, 5, 7]
 
 
 @pytest.mark.fits
