@@ -80,6 +80,7 @@ _REFUSALS = (
     r"call reduce for unrecognized function (?P<name>.+)",
     r"Can only (?:create new object|build).* but got (?P<name>.+)",
     r"``(?P<name>[\w. ]+)`` must be imported to load",
+    r"(?P<name>Unsupported operand \d+)",
     r"with (?P<name>TorchScript archives) passed to",
     r"with files saved in the (?P<name>legacy \.tar format)",
 )
@@ -92,6 +93,9 @@ def _refused(error: BaseException | None, path: str | Path) -> list[str]:
         if isinstance(error, (pickle.UnpicklingError, RuntimeError)):
             said = (re.search(pattern, str(error)) for pattern in _REFUSALS)
             name = next((found["name"] for found in said if found), None)
+            if name is not None and name.startswith("Unsupported"):
+                number = name.rpartition(" ")[2]
+                return [f"a pickle of another protocol than torch.save's (instruction {number})"]
             if name is not None:
                 return _names_in(path) or [name]
         error = error.__cause__ or error.__context__

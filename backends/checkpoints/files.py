@@ -26,13 +26,15 @@ def write(checkpoint: Any, path: str | Path) -> None:
     """Write what ``torch.save`` writes; the file appears, or is replaced, when it is complete.
 
     Raises:
-        OSError: it cannot be written; ``path`` is what it was before, and no part is left.
+        OSError: it cannot be written; ``path`` is what it was before, and no part is left. Or
+            the folder cannot be flushed; ``path`` is the new file.
     """
     path = Path(path)
     with _named(path), part(path.parent) as file:
         _save(checkpoint, file)
         os.fsync(file.fileno())
         os.replace(str(file.name), path)
+    with _named(path, "the new one is there, and may be gone when the machine fails now"):
         _flush_folder(path.parent)
 
 
@@ -72,22 +74,23 @@ class _Sink:
 
 
 @contextlib.contextmanager
-def _named(path: Path) -> Iterator[None]:
+def _named(path: Path, holds: str = "") -> Iterator[None]:
     """Name a checkpoint that cannot be written, and say what holds."""
     try:
         yield
     except OSError as error:
         if error.errno is None:
             raise
-        before = (
-            "the file of that name is still the one before" if os.path.exists(path) else "no file"
+        is_there = os.path.exists(path)
+        before = "the file of that name is still the one before" if is_there else "no file"
+        why = f"({os.strerror(error.errno)})"
+        text = (
+            f"A checkpoint was written, but its folder could not be flushed to disk {why}: {holds}"
+            if holds
+            else f"A checkpoint could not be written {why}; {before} is left, and earlier"
+            " checkpoints are as they were. Free space, or give another model_dir"
         )
-        raise OSError(
-            error.errno,
-            f"A checkpoint could not be written ({os.strerror(error.errno)}); {before} is left,"
-            " and earlier checkpoints are as they were. Free space, or give another model_dir",
-            str(path),
-        ) from None
+        raise OSError(error.errno, text, str(path)) from None
 
 
 @contextlib.contextmanager

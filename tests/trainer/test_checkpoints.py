@@ -11,7 +11,7 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
-from harness import QUIET, csx
+from harness import QUIET, csx, make_trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from models import Classifier, loader, mlp, rows
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 import fulgurite
 from fulgurite.backends import reset_backend
 from fulgurite.backends.checkpoints.damage import CheckpointError
+from fulgurite.backends.safe_load import UnsafeCheckpoint
 
 pytestmark = pytest.mark.fits
 
@@ -280,3 +281,40 @@ def test_a_model_that_was_connected_by_hand_is_saved(tmp_path: Path) -> None:
     trainer.save_checkpoint(tmp_path / "only.ckpt")
     found = torch.load(tmp_path / "only.ckpt", weights_only=True)["state_dict"]
     assert all(torch.equal(value, found[name]) for name, value in module.state_dict().items())
+
+
+def written(tmp_path: Path, **changes: Any) -> Path:
+    """A checkpoint of two steps, with other things in it."""
+    trainer = make_trainer(True, max_steps=2)
+    trainer.fit(Classifier(mlp()), loader(64))
+    path = tmp_path / "changed.ckpt"
+    trainer.save_checkpoint(path)
+    torch.save({**torch.load(path, weights_only=False), **changes}, path)
+    return path
+
+
+def resumed(path: Path) -> pl.Trainer:
+    trainer = make_trainer(True, max_steps=4)
+    trainer.fit(Classifier(mlp()), loader(64), ckpt_path=path)
+    return trainer
+
+
+def test_states_of_optimizers_that_are_missing_are_told(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="has the state of 0 optimizers, and there are 1"):
+        resumed(written(tmp_path, optimizer_states=[]))
+
+
+@pytest.mark.filterwarnings("ignore:The loss became NaN")
+def test_weights_that_are_not_finite_are_told(tmp_path: Path) -> None:
+    weights = Classifier(mlp()).state_dict()
+    weights["net.0.bias"][1] = float("nan")
+    with pytest.warns(UserWarning, match=r"not finite, in net\.0\.bias\. .*CheckLoss"):
+        resumed(written(tmp_path, state_dict=weights))
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol 4")
+def test_another_protocol_of_pickles_is_told_in_our_words(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    torch.save(torch.load(path, weights_only=False), path, pickle_protocol=4)
+    with pytest.raises(UnsafeCheckpoint, match=r"a pickle of another protocol .*instruction 149"):
+        resumed(path)

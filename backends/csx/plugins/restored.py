@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning_utilities.core.rank_zero import rank_zero_info
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import nn
 from torch.optim import Optimizer
 
@@ -31,6 +31,11 @@ class ChecksStates(Strategy):
         module = self.lightning_module
         assert module is not None
         path, states = module.trainer.ckpt_path, checkpoint["optimizer_states"]
+        if len(states) < len(self.optimizers):
+            rank_zero_warn(
+                f"{path} has the state of {len(states)} optimizers, and there are"
+                f" {len(self.optimizers)}: the others begin anew, with new moments."
+            )
         check_optimizer_states(path, module, self.optimizers, states)
         super().load_optimizer_state_dict(checkpoint)
 
@@ -43,6 +48,7 @@ def restored_of(strategy: Strategy, path: str | Path, checkpoint: Any, key: str)
             has there is not what we put there.
     """
     check_lightning(path, checkpoint)
+    _tell_of_bad_weights(path, checkpoint)
     found, module = checkpoint.get(key), strategy.lightning_module
     trainer = None if module is None else module._trainer
     fits = trainer is None or trainer.state.fn == TrainerFn.FITTING
@@ -57,6 +63,24 @@ def restored_of(strategy: Strategy, path: str | Path, checkpoint: Any, key: str)
     )
     remedy = f"Load another checkpoint; or take {key!r} out of it, and it is one of Lightning's."
     raise CheckpointError(path, what, remedy)
+
+
+def _tell_of_bad_weights(path: str | Path, checkpoint: Any) -> None:
+    """Warn of weights that are not finite: whatever is computed with them is not, either."""
+    weights = checkpoint.get("state_dict")
+    bad = [
+        name
+        for name, value in (weights.items() if isinstance(weights, dict) else ())
+        if isinstance(value, torch.Tensor) and value.is_floating_point()
+        if not bool(value.isfinite().all())
+    ]
+    if bad:
+        others = f" and {len(bad) - 3} others" if len(bad) > 3 else ""
+        rank_zero_warn(
+            f"{path} holds numbers that are not finite, in {', '.join(bad[:3])}{others}. Load one"
+            " from before; callbacks=[fulgurite.callbacks.CheckLoss()] ends a run before it writes"
+            " such a one."
+        )
 
 
 def _is_position(found: Any) -> bool:

@@ -181,3 +181,19 @@ def test_a_link_leads_to_the_old_or_to_the_new(tmp_path: Path) -> None:
         assert value_of(tmp_path / "last.ckpt") == value
     write(weights(3), tmp_path / "last.ckpt")  # replaces the link, not what it leads to
     assert [value_of(tmp_path / f"{name}.ckpt") for name in ("1", "2", "last")] == [1, 2, 3]
+
+
+def test_a_folder_that_cannot_be_flushed_has_the_new_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.ckpt"
+    write({"a": 1}, path)
+
+    def fails(folder: Path) -> None:
+        raise OSError(errno.EIO, "no")
+
+    monkeypatch.setattr("fulgurite.backends.checkpoints.files._flush_folder", fails)
+    with pytest.raises(OSError, match="was written, but its folder could not be flushed") as told:
+        write({"a": 2}, path)
+    assert told.value.filename == str(path)
+    assert torch.load(path) == {"a": 2}
