@@ -412,6 +412,7 @@ def test_a_run_may_keep_its_own_weights(static: bool, tmp_path: Path) -> None:
     assert bool((own.net[0].weight == 0.5).all())
 
 
+@pytest.mark.filterwarnings("ignore:.*has no state of optimizers")
 def test_a_part_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     train(tmp_path, Checkpoint(), SaveCheckpointState(1))
     trainer = make_trainer(True, callbacks=[LoadCheckpointStates("model,optimizer")], max_epochs=1)

@@ -93,7 +93,7 @@ def test_a_run_draws_and_counts_as_without_the_look(lengths: list[int], wrapped:
         made.append(Lengths(lengths))
         return (ordered(Subset(made[-1], range(20)) if wrapped else made[-1]),)
 
-    ours, stock = both(Mean, loaders, **{**WAITS, "max_epochs": 2})
+    ours, stock = both(Mean, loaders, fresh=True, **{**WAITS, "max_epochs": 2})
     assert ours.losses == pytest.approx(stock.losses, rel=1e-6)
     assert (made[0].seen, made[0].asked) == (made[1].seen, made[1].asked)
 

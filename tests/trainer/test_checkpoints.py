@@ -300,7 +300,7 @@ def resumed(path: Path) -> pl.Trainer:
 
 
 def test_states_of_optimizers_that_are_missing_are_told(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="has the state of 0 optimizers, and there are 1"):
+    with pytest.warns(UserWarning, match="has no state of optimizers: they begin anew"):
         resumed(written(tmp_path, optimizer_states=[]))
 
 

@@ -31,11 +31,6 @@ class ChecksStates(Strategy):
         module = self.lightning_module
         assert module is not None
         path, states = module.trainer.ckpt_path, checkpoint["optimizer_states"]
-        if len(states) < len(self.optimizers):
-            rank_zero_warn(
-                f"{path} has the state of {len(states)} optimizers, and there are"
-                f" {len(self.optimizers)}: the others begin anew, with new moments."
-            )
         check_optimizer_states(path, module, self.optimizers, states)
         super().load_optimizer_state_dict(checkpoint)
 
@@ -52,6 +47,8 @@ def restored_of(strategy: Strategy, path: str | Path, checkpoint: Any, key: str)
     found, module = checkpoint.get(key), strategy.lightning_module
     trainer = None if module is None else module._trainer
     fits = trainer is None or trainer.state.fn == TrainerFn.FITTING
+    if fits and trainer is not None and checkpoint.get("optimizer_states") == []:
+        rank_zero_warn(f"{path} has no state of optimizers: they begin anew, without moments.")
     if found is None or not fits or _is_position(found):
         return found
     held = f"a {type(found).__name__}"
