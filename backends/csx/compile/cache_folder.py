@@ -94,29 +94,46 @@ def locked(folder: Path, how: int) -> Iterator[None]:
 
 
 def refuse_shared(folder: Path) -> None:
-    """Raise SharedFolder unless a folder is this user's alone to write."""
+    """Raise SharedFolder unless a folder without links is this user's alone to write.
+
+    Looked at from the root down, and never through a link: what lies in a folder that nobody else
+    can write is still there, and the same, when its code is loaded.
+    """
     refused = f"compile_dir={str(folder)!r} holds code that will be run, and"
-    if folder.stat().st_uid != os.geteuid():
+    for parent in reversed(folder.parents):
+        _refuse_shared_parent(parent, refused)
+    found = folder.lstat()
+    if found.st_uid != os.geteuid():
         raise SharedFolder(f"{refused} belongs to another user. Give a folder of your own.")
+    _refuse_link(folder, found, refused)
     if not is_ours(folder):
         raise SharedFolder(f"{refused} others can write it. Type: chmod go-w '{folder}'")
-    for parent in folder.parents:
-        found = parent.stat()
-        if found.st_uid not in _trusted():
-            raise SharedFolder(
-                f"{refused} {str(parent)!r}, where it could be replaced, belongs to another user"
-                f" ({found.st_uid}). Give a folder of your own."
-            )
-        if found.st_mode & stat.S_ISVTX:
-            continue  # nobody can rename there what another owns
-        shared = found.st_mode & stat.S_IWGRP and not _is_alone_in(found.st_gid)
-        who = "o" * bool(found.st_mode & stat.S_IWOTH) or "g" * bool(shared)
-        if who:
-            many = "everybody" if who == "o" else f"the group {found.st_gid}"
-            raise SharedFolder(
-                f"{refused} {many} can write {str(parent)!r}, where they could replace it."
-                f" Type: chmod {who}-w '{parent}', or give another folder."
-            )
+
+
+def _refuse_shared_parent(parent: Path, refused: str) -> None:
+    found = parent.lstat()
+    if found.st_uid not in _trusted():
+        raise SharedFolder(
+            f"{refused} {str(parent)!r}, where it could be replaced, belongs to another user"
+            f" ({found.st_uid}). Give a folder of your own."
+        )
+    _refuse_link(parent, found, refused)
+    if found.st_mode & stat.S_ISVTX:
+        return  # nobody can rename there what another owns
+    shared = found.st_mode & stat.S_IWGRP and not _is_alone_in(found.st_gid)
+    who = "o" * bool(found.st_mode & stat.S_IWOTH) or "g" * bool(shared)
+    if who:
+        many = "everybody" if who == "o" else f"the group {found.st_gid}"
+        raise SharedFolder(
+            f"{refused} {many} can write {str(parent)!r}, where they could replace it."
+            f" Type: chmod {who}-w '{parent}', or give another folder."
+        )
+
+
+def _refuse_link(path: Path, found: os.stat_result, refused: str) -> None:
+    """Links were followed when the folder was made: one that is there now took its place."""
+    if stat.S_ISLNK(found.st_mode):
+        raise SharedFolder(f"{refused} {str(path)!r} became a link. Give a folder of your own.")
 
 
 def _trusted() -> set[int]:

@@ -503,6 +503,20 @@ def test_another_users_folder_is_an_error(folder: Path, monkeypatch: pytest.Monk
         CompileCache(folder)
 
 
+@pytest.mark.parametrize("above", [False, True], ids=["the folder", "a folder above it"])
+def test_a_link_that_took_a_folders_place_is_an_error(
+    above: bool, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also where it points to a folder of this user's: it may point elsewhere a moment later."""
+    used = folder / "inner" if above else folder
+    programs = CompileCache(used)
+    real = folder.rename(tmp_path / "real")
+    folder.symlink_to(real)
+    monkeypatch.setattr(cache, "make", lambda found: found)  # it was looked at before
+    with pytest.raises(PermissionError, match=f"{re.escape(repr(str(folder)))} became a link"):
+        programs.fetch(KEY, build, load)
+
+
 # -- several processes -----------------------------------------------------------------------------
 
 PROCESS = """
