@@ -233,6 +233,7 @@ REQUIRED: dict[str, dict[str, str]] = {
     "torch._C": {
         "DisableTorchFunction": "backends/csx/capture/logs.py",
         "PyTorchFileReader": "backends/checkpoints/damage.py",
+        "_VariableFunctions": "trainer/config/types/makes.py",
         "_current_autograd_node": "backends/csx/diagnostics/user_lines.py",
         "_disabled_torch_function_impl": "backends/csx/state/dropped_gradient.py",
         "_get_mkldnn_enabled": "backends/csx/hyperparams/torch_optim.py",

@@ -408,3 +408,39 @@ def test_a_smaller_last_batch_counts_in_every_entry_point_of_one_trainer(
         return found
 
     assert values(static=True) == values(static=False)
+
+
+class InDouble(pl.LightningModule):
+    """float64 under the default precision: epochs' values are float64, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = (batch @ self.w - 1).square().mean()
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        self.log("most", loss, on_step=False, on_epoch=True, reduce_fx=max)
+        self.log("all", loss, on_step=False, on_epoch=True, reduce_fx="sum")
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val", (batch @ self.w - 1).square().mean())
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def doubles() -> tuple[Any, ...]:
+    x = torch.randn(14, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return DataLoader(x, batch_size=4), DataLoader(x, batch_size=4)
+
+
+def test_values_of_an_epoch_in_float64_stay_in_it() -> None:
+    ours, stock = both(InDouble, doubles, max_epochs=3, backend={"max_programs": 2})
+    wanted = stock.trainer.callback_metrics
+    assert {*wanted} == {"loss", "loss_step", "loss_epoch", "most", "all", "val"}
+    for name, value in wanted.items():
+        found = ours.trainer.callback_metrics[name]
+        assert (name, found.dtype) == (name, value.dtype)
+        assert float(found) == pytest.approx(float(value), rel=1e-14), name

@@ -321,7 +321,8 @@ trainer:
         loss: {class_path: users.losses.Focal}
         activation: users.gelu
     optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.1}}
-    callbacks: [{users.callbacks.Mine: {}}, CheckLoss]
+    callbacks: [{users.callbacks.Mine: {}}, LambdaCallback: {on_fit_start: users.begin}]
+    schedulers: [LambdaLR: {lr_lambda: users.rate}]
   fit:
     train_dataloader: {data_processor: users.data, collate_fn: users.collate}
 """
@@ -342,8 +343,10 @@ def test_check_without_imports_says_what_a_run_imports(
         f"9:9: {init}.model.init_args.activation: imports users.gelu, if that is taken for a path",
         f"10:17: {init}.optimizer.class_path: imports torch.optim.SGD",
         f"11:18: {init}.callbacks.0.users.callbacks.Mine: imports users.callbacks.Mine",
-        f"13:24: {fit}.data_processor: imports users.data",
-        f"13:52: {fit}.collate_fn: imports users.collate, if that is taken for a path",
+        f"11:62: {init}.callbacks.1.LambdaCallback.on_fit_start: imports users.begin",
+        f"12:29: {init}.schedulers.0.LambdaLR.lr_lambda: imports users.rate",
+        f"14:24: {fit}.data_processor: imports users.data",
+        f"14:52: {fit}.collate_fn: imports users.collate, if that is taken for a path",
         " no problems",
         cli.UNCHECKED,
     ]

@@ -334,6 +334,32 @@ DOORS: dict[str, dict[str, Any]] = {
     "a file in torch's memory": called(
         "torch.from_file", {"filename": MARKER, "shared": True, "size": 4}
     ),
+    "a graph's source": called(
+        "torch.fx.graph_module.reduce_graph_module",
+        {"import_block": "", "body": {"_code": f"{PYTHON}\ndef forward(self, x): return x\n"}},
+    ),
+    "a package of modules": called("torch.package.PackageImporter", {"file_or_buffer": "evil.pt"}),
+    "a pipe that decodes files": called(
+        "torch.utils.data.datapipes.iter.Mapper",
+        {
+            "fn": "torch.utils.data.datapipes.utils.decoder.basichandlers",
+            "datapipe": called("torch.utils.data.datapipes.iter.FileOpener", {"datapipe": ["a"]}),
+        },
+    ),
+    "a template": called(
+        "torch.utils.data.datapipes.gen_pyi.gen_from_template",
+        {"dir": ".", "template_name": "run.yaml", "output_name": MARKER, "replacements": []},
+    ),
+    "a caller of functions": called(
+        "torch.fx.experimental.proxy_tensor.get_isolated_graphmodule",
+        {"func": "torch.from_file", "args": [MARKER, True, 4], "kwargs": {}},
+    ),
+    "a module elsewhere": called(
+        "torch.distributed.nn.RemoteModule",
+        {"remote_device": "x/cpu", "module_cls": "torch.nn.ReLU"},
+    ),
+    "a worker's loop": called("torch.utils.data._utils.worker._worker_loop"),
+    "a program of torchscript": called("torch.import_ir_module", {"filename": "evil.pt"}),
     "a text of numbers": called("numpy.savetxt", {"fname": MARKER, "X": [1.0]}),
 }
 """What installed packages hold that acts, and no list of what is bad would have in full."""

@@ -26,6 +26,7 @@ from fulgurite.backends.csx.contract.watched import EPOCH, INDEX, holds_traced
 from fulgurite.backends.csx.graph.flops import products_of
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.passes import CBFLOAT16_PASSES, PASSES, lower
+from fulgurite.backends.csx.graph.passes.as_traced import as_traced
 from fulgurite.backends.csx.state.carried_gradients import Carried
 from fulgurite.backends.csx.state.places import Place
 from fulgurite.backends.patches import MISSING
@@ -126,8 +127,11 @@ class FinishedTrace:
         passes = CBFLOAT16_PASSES if scope.fp16_type == "cbfloat16" else PASSES
         traced = Graph(module=self.module, inputs=tuple(items), mode=inputs.mode)
         products = products_of(traced)
+        graph = lower(traced, passes)
+        if passes is PASSES:
+            graph = replace(graph, as_traced=as_traced(traced, graph))
         return Captured(
-            graph=lower(traced, passes),
+            graph=graph,
             sources=InputSources(
                 state=inputs.state,
                 gradients=inputs.gradients.handover,

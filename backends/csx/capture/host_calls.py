@@ -63,13 +63,14 @@ class NumberCall:
     """A number of a param group that the step computed from the numbers: the next step's."""
 
     def __init__(self, group: NotedGroup, key: str, number: TracedNumber) -> None:
-        self._optimizer, self._group, self.key = group.optimizer, group.index, key
+        self.sets = group.optimizer, group.index, key
         self._kind = int if isinstance(number, int) else float
         self.value: Any = number.tensor
 
     def __call__(self, value: Any) -> None:
         """Set it."""
-        self._optimizer.param_groups[self._group][self.key] = self._kind(value.item())
+        optimizer, group, key = self.sets
+        optimizer.param_groups[group][key] = self._kind(value.item())
 
 
 @dataclass(slots=True)

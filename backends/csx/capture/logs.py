@@ -68,14 +68,18 @@ class LogCall:
             return {}
         for name in ("value", "cumulated_batch_size"):
             _take_out_of_inference(vars(result), name)
-        found = {id(result.value): Accumulator(self, "value")}
+        dtype = torch.promote_types(result.value.dtype, value.dtype)
+        vars(result)["value"] = _in_dtype(result.value, dtype)
+        found = {id(result.value): Accumulator(self, "value", dtype)}
         if meta.is_mean_reduction:
             result.value.add_(value * self.batch_size)
             size = self.batch_size
             if not isinstance(size, Tensor):
                 size = torch.full((), size)  # traced: a number would be added right now
             result.cumulated_batch_size.add_(size)
-            found[id(result.cumulated_batch_size)] = Accumulator(self, "cumulated_batch_size")
+            found[id(result.cumulated_batch_size)] = Accumulator(
+                self, "cumulated_batch_size", result.cumulated_batch_size.dtype
+            )
         elif meta.is_sum_reduction:
             result.value.add_(value)
         else:
@@ -112,16 +116,26 @@ def _take_out_of_inference(attributes: dict[str, Any], name: str) -> None:
             attributes[name] = tensor.clone()
 
 
+def _in_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A tensor that is not traced, in another dtype: a sum of float64 is one, as in stock's."""
+    with _disable_current_modes():
+        return tensor.to(dtype)
+
+
 @dataclass(frozen=True, slots=True)
 class Accumulator:
     """A tensor of a result, as a source of the program's inputs (see ``constants.Source``)."""
 
     call: LogCall
     name: str
+    dtype: torch.dtype
 
     def now(self) -> Tensor:
-        """The tensor; Lightning puts another one there when an epoch begins."""
-        tensor: Tensor = vars(self.call.result)[self.name]
+        """The tensor; Lightning puts another one there when an epoch begins, in its own dtype."""
+        held = vars(self.call.result)
+        tensor: Tensor = held[self.name]
+        if tensor.dtype is not self.dtype:
+            tensor = held[self.name] = tensor.to(self.dtype)
         return tensor
 
 

@@ -33,6 +33,7 @@ from fulgurite.backends.csx.graph.dtypes import cbfloat16_facts
 from fulgurite.backends.csx.hyperparams.python_math import traced_math
 from fulgurite.backends.csx.hyperparams.rounding import fused_rounding
 from fulgurite.backends.csx.hyperparams.torch_optim import eager_updates, plain_library_code
+from fulgurite.backends.csx.hyperparams.updates import as_operations
 from fulgurite.backends.csx.state.fake_swap import traced_as_fakes
 from fulgurite.backends.csx.state.optimizer_trial import plain_options
 from fulgurite.backends.patches import Patch, applied
@@ -47,7 +48,9 @@ def patches(scope: Scope, line: Callable[[], UserLine | None], answers: Answers)
         answers: receives what the step reads of the trainer's state.
     """
     yield from static_metrics(scope.module)  # torchmetrics: no branches on values
-    yield from fused_rounding(scope.optimizers)  # torch.optim: 16-bit weights, as fused kernels
+    yield from as_operations(
+        fused_rounding(scope.optimizers)
+    )  # torch.optim: an update is one operation; 16-bit weights, as fused kernels
     yield from eager_updates(
         scope.optimizers
     )  # torch.optim and BatchNorm: counts and numbers that are traced

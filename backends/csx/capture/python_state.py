@@ -1,13 +1,14 @@
 """The Python state that a step's code can reach: put back after a second trace, and compared.
 
 Containers, objects of the user's, closures and the globals that the step's code names, numpy's
-arrays and generators. What is neither found nor put back: iterators, files, objects of other
-packages.
+arrays and generators, bytes. Iterators are found, and not put back; neither are files and objects
+of other packages.
 """
 
 from __future__ import annotations
 
 import argparse
+import array
 import functools
 import random
 import types
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from fulgurite.backends.csx.capture.contents import BYTES, Position, Slots, holds_the_same, place_of
 from fulgurite.backends.csx.contract.frozen_scalars import is_scalar
 from fulgurite.backends.csx.diagnostics.user_lines import LIBRARIES, belongs_to_library
 from fulgurite.backends.csx.state.places import Place
@@ -61,6 +63,7 @@ class Change:
     name: str
     before: str
     now: str
+    is_of_array: bool = False
 
     def __str__(self) -> str:
         return f"{self.name} was changed from {self.before} to {self.now}"
@@ -97,8 +100,7 @@ class PythonState:
     def changes(self) -> Iterator[Change]:
         """The Python values that are others now: a counter's, an element's."""
         for kept in self._kept.values():
-            if kept.told:
-                yield from _changes(kept)
+            yield from (one for one in _changes(kept) if kept.told or one.is_of_array)
 
     def traced(self, holds: Callable[[Any], bool]) -> Iterator[tuple[Place, Any, Any]]:
         """Places in dicts where there now is what ``holds`` says: (place, before, now)."""
@@ -145,8 +147,16 @@ class PythonState:
             self._keep(value, members, name, lambda: _refill(value, members))
         elif isinstance(value, np.ndarray):
             if value.nbytes <= _LARGEST and value.flags.writeable:
-                array = value.copy()
-                self._keep(value, None, name, lambda: np.copyto(value, array))
+                content = value.copy()
+                self._keep(value, content, name, lambda: np.copyto(value, content))
+        elif isinstance(value, (bytearray, array.array)):
+            here: Any = value
+            held = here[:]
+            self._keep(value, held, name, lambda: here.__setitem__(slice(None), held))
+        elif isinstance(value, memoryview):
+            self._look(value.obj, name, depth + 1)
+        elif (place := place_of(value)) is not None:
+            self._keep(value, Position(place), name, lambda: None)
         elif isinstance(value, (random.Random, np.random.Generator, np.random.RandomState)):
             self._keep(value, None, name, _random_state(value))
         elif isinstance(value, FunctionType):
@@ -172,7 +182,7 @@ class PythonState:
         slots = [s for kind in type(value).__mro__ for s in vars(kind).get("__slots__", ())]
         held = {s: getattr(value, s) for s in slots if hasattr(value, s)}
         if held and not isinstance(slots, str):
-            self._keep(value, None, name, lambda: _set_all(value, held))
+            self._keep(Slots(value), held, f"{name}.", lambda: _set_all(value, held))
             self._inside(((f"{name}.{key}", one) for key, one in held.items()), held, depth)
 
     def _function(self, function: FunctionType, name: str, depth: int) -> None:
@@ -258,6 +268,10 @@ def _changes(kept: _Kept) -> Iterator[Change]:
                 f"{kept.name}{key}" if of_attributes or not kept.name else f"{kept.name}[{key!r}]"
             )
             yield from _difference(name, before.get(key, MISSING), _value(item, key))
+    elif isinstance(before, BYTES):
+        yield from _difference(kept.name, before, item)
+    elif isinstance(before, Position) and place_of(item) != before.place:
+        yield Change(kept.name, "where it was", "a later element")
     elif isinstance(before, set):
         for one in item ^ before:
             if is_scalar(one):
@@ -274,11 +288,14 @@ def _changes(kept: _Kept) -> Iterator[Change]:
 
 
 def _difference(name: str, was: Any, now: Any) -> Iterator[Change]:
-    """A change of a Python scalar; NaN equals NaN."""
+    """A change of a Python scalar, an array or bytes; NaN equals NaN."""
+    if isinstance(was, BYTES) and type(was) is type(now) and not holds_the_same(was, now):
+        yield Change(name, "what it held", "other values", is_of_array=True)
     if was is now or not all(one is MISSING or is_scalar(one) for one in (was, now)):
         return
     if type(was) is not type(now) or repr(was) != repr(now):
-        yield Change(name, *(_NOTHING if one is MISSING else repr(one) for one in (was, now)))
+        before, after = (_NOTHING if one is MISSING else repr(one) for one in (was, now))
+        yield Change(name, before, after)
 
 
 def _refill_dict(item: dict[Any, Any], before: dict[Any, Any]) -> None:

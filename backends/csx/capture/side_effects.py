@@ -8,7 +8,7 @@ Python value that an optimizer changed, would be frozen: an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from operator import is_
 from typing import Any
 
@@ -18,6 +18,7 @@ from torchmetrics import Metric
 
 from fulgurite.backends.csx.capture.host_calls import MetricCall
 from fulgurite.backends.csx.capture.leaves import Inside
+from fulgurite.backends.csx.capture.step_inputs import StepInputs
 from fulgurite.backends.csx.contract.watched import holds_traced
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
@@ -43,7 +44,7 @@ IN_PLACE = "change it in place (tensor.copy_(...)), or untie it before fit"
 
 
 def sort_state(
-    state: Iterable[StateInput],
+    inputs: StepInputs,
     module: nn.Module,
     shared: set[int],
     effects: SideEffects,
@@ -52,9 +53,11 @@ def sort_state(
     """Deal with places of state that the step put another tensor into; returns all of them.
 
     The places of modules get a new tensor after every step, as eagerly, for host code may keep the
-    old one. Those of metrics and optimizers are written in place.
+    old one. Those of metrics and optimizers are written in place. What nobody read may change its
+    shape.
 
     Args:
+        inputs: of the program, with the state.
         module: its modules' attributes may be rebound.
         shared: memory that belongs to inputs of the program.
         effects: receives the places that are set after every step.
@@ -65,13 +68,16 @@ def sort_state(
     }
     known: set[Place] = set()
     writes: list[tuple[Tensor, Tensor]] = []
-    for held in [held for item in state for held in item.tensors]:
+    for held in [held for item in inputs.state for held in item.tensors]:
         known.update(held.places)
         now: list[Any] = [place.get() for place in held.places]
         if all(value is held.tensor for value in now):
             continue
-        _check_replacement(held, now, line)
-        if all(id(p.container) in own or isinstance(p.container, Inside) for p in held.places):
+        is_modules = all(
+            id(p.container) in own or isinstance(p.container, Inside) for p in held.places
+        )
+        _check_replacement(held, now, line, is_modules and not inputs.nodes[id(held.tensor)].users)
+        if is_modules:
             effects.rebound.append(held)
             effects.set_after(held.places, now[0])
         else:
@@ -84,7 +90,10 @@ def sort_state(
 
 
 def _check_replacement(
-    held: StateTensor, now: list[Any], line: Callable[[Place, Any], UserLine | None]
+    held: StateTensor,
+    now: list[Any],
+    line: Callable[[Place, Any], UserLine | None],
+    is_output: bool,
 ) -> None:
     value, name = now[0], held.places[0].name
     if any(other is not value for other in now):
@@ -101,11 +110,9 @@ def _check_replacement(
             line=line(held.places[0], value),
             remedy=EARLY,
         )
-    same = isinstance(value, Tensor) and (value.shape, value.dtype) == (
-        held.tensor.shape,
-        held.tensor.dtype,
-    )
-    if not same:
+    if not isinstance(value, Tensor) or (
+        (value.shape, value.dtype) != (held.tensor.shape, held.tensor.dtype) and not is_output
+    ):
         raise UnsupportedState(
             f"The step replaced {name}, {brief(held.tensor)}, by {brief(value)}. State keeps its"
             " shape and dtype.",

@@ -20,7 +20,7 @@ from fulgurite.backends.csx.capture.batch_spec import BatchSpec
 from fulgurite.backends.csx.capture.leaves import Trees
 from fulgurite.backends.csx.capture.recording import Recording
 from fulgurite.backends.csx.capture.scope import Scope
-from fulgurite.backends.csx.graph.graph import Input, Kind, Role
+from fulgurite.backends.csx.graph.graph import Input, Kind, Role, like
 from fulgurite.backends.csx.hyperparams.schedules import Scheduled, scheduler_places
 from fulgurite.backends.csx.hyperparams.slots import (
     NotedGroup,
@@ -103,7 +103,7 @@ class StepInputs:
     def _fake(self, tensor: Tensor) -> Tensor:
         """A fake of it; never one of inference mode, which torch's functions treat otherwise."""
         with torch.inference_mode(False):
-            real = tensor.clone() if tensor.is_inference() else tensor
+            real = like(tensor) if tensor.is_inference() else tensor
             return self.mode.from_tensor(real.detach(), static_shapes=True)
 
     def _made(self) -> Iterator[Input]:

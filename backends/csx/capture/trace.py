@@ -230,7 +230,7 @@ class Trace:
         known = TreeChanges(
             self._trees, state, left, self._is_constant, self._fallback_line, self._regrown
         ).collect()
-        known |= sort_state(state, module, self._boundaries, left, self._line_of_change)
+        known |= sort_state(inputs, module, self._boundaries, left, self._line_of_change)
         collect_outputs(module, self.snapshot, known, left)
         self.new_places, self.rebound = left.new_places, left.rebound
         calls = [*starmap(NumberCall, numbers), *metric_calls(module, self.snapshot), *calls]

@@ -13,7 +13,7 @@ from fulgurite.backends.csx.compile.fabric import Call
 from fulgurite.backends.csx.compile.sensitivity import Noisy
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_of
 from fulgurite.backends.csx.graph.graph import Graph, like
-from fulgurite.backends.csx.graph.op_schema import is_random, operation_name, written_nodes
+from fulgurite.backends.csx.graph.op_schema import is_random, is_view, operation_name, written_nodes
 
 TOLERANCES = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 """Allowed error of an element, relative to |element| + 0.1 * the largest one of its tensor."""
@@ -90,7 +90,7 @@ class Comparison:
                     f"{value.name} is {_layout(a)}, not {_layout(b)}", line_of(value.maker)
                 )
         for k, (ours, theirs) in enumerate(zip(tried.shared, right.shared, strict=True)):
-            if not set(ours) <= set(theirs):
+            if not set(ours) <= {*theirs, *self._one_value(k, len(start.inputs))}:
                 value = self.values[k]
                 return Difference(f"{value.name} is memory of another value", line_of(value.maker))
         apart = {
@@ -110,6 +110,15 @@ class Comparison:
             line = line_of(draws[0]) if draws else None
             return Difference("another number of random numbers was drawn", line)
         return None
+
+    def _one_value(self, k: int, inputs: int) -> Iterator[int]:
+        """Results before one that are copies or views of the same value, as ``_shared`` counts.
+
+        The step's own code had them in the same memory; the graph copies them, which nobody needs.
+        """
+        returned: Any = self._graph.module.graph.output_node().args[0]
+        own = _seen_in(returned[k])
+        return (inputs + i for i in range(k) if _seen_in(returned[i]) is own)
 
     def _unexplained(self, apart: dict[int, _Slack], start: Start) -> dict[int, _Slack]:
         """Those of the values apart that the graph's own rounding does not explain."""
@@ -220,6 +229,13 @@ def _values(graph: Graph, written: list[int]) -> Iterator[Value]:
         assert isinstance(copied, fx.Node)
         maker = _origin(copied)
         yield Value(graph.inputs[i].name, maker, positions[maker])
+
+
+def _seen_in(node: fx.Node) -> fx.Node:
+    """The operation whose result a value looks at, or is a copy of a look at."""
+    while is_view(node.target) or operation_name(node.target) == "clone":
+        [node] = node.all_input_nodes
+    return node
 
 
 def _origin(node: fx.Node) -> fx.Node:

@@ -51,6 +51,7 @@ from fulgurite.backends.csx.compile.trust import Trust
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.passes import INTERPRETER_PASSES, lower
+from fulgurite.backends.csx.graph.passes.hold import held_inputs
 
 _set_grad_enabled = torch._C._set_grad_enabled  # as a context manager it costs 2 µs (measured)
 
@@ -300,10 +301,24 @@ def _compiled(
 
 def _one_by_one(graph: Graph) -> Call:
     """A graph's operations by torch's own kernels; a graph of one output returns it bare."""
-    forward = lower(graph, INTERPRETER_PASSES).module
+    forward = (graph.as_traced or lower(graph, INTERPRETER_PASSES)).module
 
     def call(inputs: list[Tensor]) -> Sequence[Tensor]:
         outputs = forward(*inputs)
         return outputs if isinstance(outputs, (list, tuple)) else [outputs]
 
-    return call
+    held = None if graph.as_traced is None else held_inputs(graph)
+    return call if held is None else functools.partial(_holding, call, *held)
+
+
+def _holding(call: Call, guard: int, held: list[int], inputs: list[Tensor]) -> Sequence[Tensor]:
+    """Run a step as it was traced, and put its state back where the guard says that it was wrong.
+
+    ``guard`` and ``held`` are positions of inputs (see ``passes.hold``).
+    """
+    before = [inputs[i].clone() for i in held]
+    outputs = call(inputs)
+    if inputs[guard].item() < 0:
+        for i, state in zip(held, before, strict=True):
+            inputs[i].copy_(state)
+    return outputs

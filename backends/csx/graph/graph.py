@@ -57,6 +57,7 @@ class Graph:
     module: fx.GraphModule
     inputs: tuple[Input, ...]
     mode: FakeTensorMode
+    as_traced: Graph | None = None  # before any pass; None where that is another step
 
     def copied(self) -> fx.Graph:
         """The operations again, for a pass to change."""

@@ -8,5 +8,6 @@ schedules         those that schedulers compute inside the program
 traced_float      such a number while it is traced
 torch_functions   torch's functions on them; python_math: Python's
 rounding          where eager kernels round narrow floats
+updates           updates of torch's optimizers, one operation each
 torch_optim       torch's own optimizers in the form that traces
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -292,12 +292,14 @@ def unused_guards(
     used: frozenset[int],
     now: Numbers,
     optimizers: list[Optimizer],
+    set_by_step: Collection[tuple[Optimizer, int, str]],
 ) -> list[NumberGuard]:
     """Guards for numbers that no operation uses: they may have been read where nothing sees it.
 
     A C function that takes a float takes its value without asking it. (Rprop reads ``lr`` only for
     the making of its state.) None for groups of frozen parameters, which torch's and this package's
-    optimizers pass by.
+    optimizers pass by, and for what the step sets each time (an optimizer, a group, a key): those
+    are for others to read, as ``group["scheduled_lr"]`` of ScheduleFree.
     """
     return [
         NumberGuard(str(slot), operator.itemgetter(i), now[i])
@@ -305,6 +307,7 @@ def unused_guards(
         if i not in used
         and not (slot.key == "lr" and isinstance(optimizers[slot.optimizer], Rprop))
         and not _is_frozen(optimizers[slot.optimizer], slot.group)
+        and (optimizers[slot.optimizer], slot.group, slot.key) not in set_by_step
     ]
 
 

@@ -27,10 +27,11 @@ class EvaluationSteps:
         self._trainer: pl.Trainer | None = None
         self._module: pl.LightningModule | None = None
         self.steps: dict[tuple[str, int | None], StepFunction] = {}
+        self._to_check = set[StepFunction]()  # before they run
 
     def __getstate__(self) -> dict[str, Any]:
         """A copied or pickled Trainer has no steps yet."""
-        return {**vars(self), "steps": {}}
+        return {**vars(self), "steps": {}, "_to_check": set()}
 
     def begin(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Begin a run; steps of another module are forgotten."""
@@ -56,13 +57,19 @@ class EvaluationSteps:
             step = self._make(stage if loader is None else f"{stage} {loader}")
             self.steps[stage, loader] = step
 
+        if step in self._to_check:
+            self._to_check.discard(step)
+            step.check_state()
+
         def trace(batch: Any) -> Any:
             index = [frozen_index(index, stage) for index in rest[:1]]
             return run(batch, *index, *rest[1:])
 
         return step(batch, lambda: {STEP: trace}, batch_idx=rest[0] if rest else None)
 
-    def check_state(self) -> None:
-        """See that the model is still the one that was traced."""
-        for step in self.steps.values():
-            step.check_state()
+    def begin_loop(self) -> None:
+        """A loop begins: when it runs a step, see that the model is still the one that was traced.
+
+        Not before: hooks may put other weights in, an average's, and the next one takes them out.
+        """
+        self._to_check = set(self.steps.values())

@@ -212,19 +212,19 @@ class StaticGraph(ChecksStates):
         self.host_code.ends, self.host_code.last = ends, last
 
     def on_validation_start(self) -> None:
-        """See that the model is still the one that was traced."""
+        """Have the first step see that the model is still the one that was traced."""
         super().on_validation_start()
-        self._evaluation.check_state()
+        self._evaluation.begin_loop()
 
     def on_test_start(self) -> None:
-        """See that the model is still the one that was traced."""
+        """Have the first step see that the model is still the one that was traced."""
         super().on_test_start()
-        self._evaluation.check_state()
+        self._evaluation.begin_loop()
 
     def on_predict_start(self) -> None:
-        """See that the model is still the one that was traced."""
+        """Have the first step see that the model is still the one that was traced."""
         super().on_predict_start()
-        self._evaluation.check_state()
+        self._evaluation.begin_loop()
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None

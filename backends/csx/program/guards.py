@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from fulgurite.backends.csx.capture.captured import Captured
+from fulgurite.backends.csx.capture.host_calls import NumberCall
 from fulgurite.backends.csx.capture.scope import Scope
 from fulgurite.backends.csx.capture.trainer_state import hold
 from fulgurite.backends.csx.contract.frozen_scalars import Access, FrozenScalars
@@ -166,9 +167,11 @@ def _number_guards(captured: Sequence[Captured], scope: Scope) -> NumberGuards:
     now = read_numbers(slots, scope.optimizers)
     used = frozenset().union(*(used_numbers(one.graph) for one in captured))
     guards = [guard for one in captured for guard in one.assumptions.numbers]
+    calls = [call for one in captured for call in one.outputs.calls]
+    by_step = [call.sets for call in calls if isinstance(call, NumberCall)]
     return NumberGuards(
         slots=slots,
-        guards=(*guards, *unused_guards(slots, used, now, scope.optimizers)),
+        guards=(*guards, *unused_guards(slots, used, now, scope.optimizers, by_step)),
         computed=tuple(guard for guard in guards if of_computed(guard, now)),
     )
 

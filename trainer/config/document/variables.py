@@ -18,6 +18,9 @@ from fulgurite.config.document.problems import Path, dotted
 LEAST = 4
 """Characters of a value that is looked for in texts; a shorter one is found in every text."""
 
+LONG = 8
+"""Characters of a number that is looked for inside words too: a shorter one comes by chance."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Variables:
@@ -138,8 +141,9 @@ def _forms(value: Any) -> Iterator[str]:
 
 
 def _pattern(form: str) -> str:
-    """Finds a form; a number only where it is not part of a longer one."""
+    """Finds a form; a number only where it is not part of a longer one, a short one of a word."""
     if re.fullmatch(r"[-+\d._eE]+", form):
-        return rf"(?<![\w.]){re.escape(form)}(?![\w]|\.\d)"
+        inside = r"\w" if len(form) < LONG else r"\d"
+        return rf"(?<![{inside}.]){re.escape(form)}(?![{inside}]|\.\d)"
     cut = "".join(f"(?:{re.escape(character)}" for character in form[LEAST:60])
     return f"{re.escape(form)}|{re.escape(form[:LEAST])}{cut}{')?' * len(form[LEAST:60])}\\.\\.\\."

@@ -24,6 +24,8 @@ from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fulgurite.config.document.problems import with_article
 from fulgurite.config.types.annotations import alternatives, class_of
 from fulgurite.config.types.categories import Category
@@ -62,19 +64,28 @@ KINDS = (
 
 COMPUTES = (
     *("torch.nn", "torch._C._nn", "torch._C._linalg", "torch._C._special", "torch._C._fft"),
-    *("torch.functional", "torch.distributions", "torch.utils.data", "torchmetrics.functional"),
+    *("torch.functional", "torch.distributions", "torchmetrics.functional"),
+    *("torch.utils.data._utils.collate", "torch.utils.data.dataset"),
     *("torchvision.transforms", "torchvision.ops", "torchvision.models", "fulgurite.nn"),
     "fulgurite.optim",
 )
 """Modules of them that hold and compute values."""
+
+_TORCHS = ("device", "Size", "Generator", "dtype")
+"""Classes of torch itself."""
+
+_VariableFunctions: Any = torch._C._VariableFunctions
+"""Functions of tensors, of torch itself."""
 
 _ACTS = frozenset(("from_file", "set_num_threads", "set_num_interop_threads", "manual_seed"))
 """Functions of torch in C that do something else."""
 
 READS_CODE = (
     *("torch.hub", "torch.jit", "torch.package", "torch.serialization", "torch._ops"),
-    *("torch._classes", "torch.utils.cpp_extension", "torch.utils.model_zoo", "yaml"),
-    *("joblib", "cloudpickle", "dill", "numpy.ctypeslib", "numpy.f2py", "pandas.io.pickle"),
+    *("torch.fx", "torch.export", "torch.utils.data.datapipes", "torch.distributed.nn"),
+    *("torch.distributed.rpc", "torch._classes", "torch.utils.cpp_extension"),
+    *("torch.utils.model_zoo", "yaml", "joblib", "cloudpickle", "dill", "numpy.ctypeslib"),
+    *("numpy.f2py", "pandas.io.pickle"),
 )
 """Modules of torch and others that run or compile what a file or an address holds."""
 
@@ -117,15 +128,14 @@ def refusal(
     if is_pythons(home):
         plain = is_plain(name)
         return "" if plain and (category.anything or inspect.isclass(target)) else PYTHONS
-    reads = _is_in(home, READS_CODE) and (category.anything or not inspect.isclass(target))
-    if reads or name in READERS_OF_CODE:
+    if _is_in(home, READS_CODE) or name in READERS_OF_CODE:
         return (
             "runs what a file or an address holds, and nobody can know what that is. Write a"
             " function of your own around it."
         )
     if top in OF_RUNS:
-        if category.anything:
-            return "" if known and _is_part(target, home, kinds) else PARTS
+        if not known or not _is_part(target, home, kinds):
+            return PARTS
     elif is_strange(top, packages):
         return strange(top)
     if category.anything:
@@ -185,8 +195,11 @@ _INSTALLED = ("site-packages", "dist-packages")
 def _is_part(target: Any, home: str, kinds: Callable[[], tuple[type, ...]]) -> bool:
     """Whether something of ``OF_RUNS`` is what a run is made of, or computes."""
     if home == "torch":
-        public = target.__name__ not in _ACTS
-        return public and (not inspect.isclass(target) or target.__name__ in ("device", "Size"))
+        if inspect.isclass(target):
+            return target.__name__ in _TORCHS
+        return hasattr(_VariableFunctions, target.__name__) and target.__name__ not in _ACTS
+    if target.__qualname__.startswith("_"):
+        return False
     if _is_in(home, COMPUTES):
         return True
     return inspect.isclass(target) and issubclass(target, kinds())

@@ -209,6 +209,7 @@ def _scalar(kinds: tuple[Any, ...], value: Any, path: Path, report: Report) -> A
     tried = report.fork()
     found = _by_jsonargparse(plain, value, path, tried) if plain else None
     if plain and not tried.problems:
+        report.merge(tried)
         return found
     if any(not problem.text.startswith("expected ") for problem in tried.problems):
         report.merge(tried)  # code that no file names
@@ -265,7 +266,9 @@ def _by_jsonargparse(kinds: tuple[Any, ...], value: Any, path: Path, report: Rep
     unseen = is_code or any(class_paths(value, path)) or any(map(is_read, kinds))
     if unseen and not report.classes.imports:
         return value
-    parser = parser_of(kinds)
+    # a path may name the function itself, where one that makes a tensor is asked for
+    function = (abc.Callable,) if isinstance(value, str) and any(map(_is_callable, kinds)) else ()
+    parser = parser_of((*kinds, *function))
     try:
         parsed = parser.parse_object({"value": value})
     except (ArgumentError, OverflowError, RecursionError):
@@ -284,7 +287,11 @@ def _by_jsonargparse(kinds: tuple[Any, ...], value: Any, path: Path, report: Rep
 
 def _names_code(kind: Any) -> bool:
     """Whether a string of this type names something to import."""
-    return (typing.get_origin(kind) or kind) in (abc.Callable, type)
+    return _is_callable(kind) or (typing.get_origin(kind) or kind) is type
+
+
+def _is_callable(kind: Any) -> bool:
+    return (typing.get_origin(kind) or kind) is abc.Callable
 
 
 def _hint(kinds: tuple[Any, ...], value: Any) -> str:

@@ -3,6 +3,7 @@
 Pure functions Graph -> Graph, one a file, which ``lower`` runs in the order of ``PASSES``. To add a
 pass: its file, and its place in ``PASSES``; ``verify`` checks what it makes.
 
+write_updates_out  an optimizer's update is its operations again (updates)
 drop_renames    no operations that only rename
 functional_draws  random numbers are drawn into tensors of their own (draws)
 to_cbfloat16    in a cbfloat16 run alone: its results in float32, each rounded once
@@ -24,6 +25,8 @@ separate_regions  fused regions are kept apart from what is around them (regions
 and for those that run operation by operation, of ``INTERPRETER_PASSES``:
 
 use_kernels     what torch has a kernel for is one operation again (kernels)
+
+which is for steps that a pass makes another of; all others run as they were traced (as_traced).
 """
 
 from __future__ import annotations
@@ -45,8 +48,10 @@ from fulgurite.backends.csx.graph.passes.realize import realize_scalars
 from fulgurite.backends.csx.graph.passes.regions import separate_regions
 from fulgurite.backends.csx.graph.passes.rename import drop_renames
 from fulgurite.backends.csx.graph.passes.simplify import simplify
+from fulgurite.backends.csx.graph.passes.updates import write_updates_out
 
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
+    write_updates_out,
     drop_renames,
     functional_draws,
     functionalize,
@@ -56,7 +61,7 @@ PASSES: tuple[Callable[[Graph], Graph], ...] = (
     prune,
     hold_state,
 )
-CBFLOAT16_PASSES = (*PASSES[:2], to_cbfloat16, *PASSES[2:])
+CBFLOAT16_PASSES = (*PASSES[:3], to_cbfloat16, *PASSES[3:])
 COMPILER_PASSES: tuple[Callable[[Graph], Graph], ...] = (
     write_factors_out,
     cast_before_sums,

@@ -36,6 +36,10 @@ _LIKE: dict[object, tuple[OpOverload, Callable[..., tuple[Any, ...]]]] = {
 """Operations that torch computes by drawing into a new tensor: which draw, with what of their
 arguments."""
 
+_NORMALS = (_aten.normal.Tensor_Tensor, _aten.normal.Tensor_float, _aten.normal.float_Tensor)
+"""``torch.normal(mean, std)``: drawn with 0 and 1, multiplied, added, as torch's own kernel does.
+Left to the compiler it draws in the order of a deviation's strides where that was expanded."""
+
 NAMESPACE = "fulgurite"
 
 
@@ -72,13 +76,18 @@ _LIBRARIES: list[Any] = []  # they must outlive the call that makes them
 
 def functional_draws(graph: Graph) -> Graph:
     """Replace in-place draws, and draws like another tensor, by draws into tensors of their own."""
-    if not any(n.target in _LIKE or draws_in_place(n.target) for n in graph.operations()):
+    drawing_operations = {*_LIKE, *_NORMALS}
+    if not any(
+        n.target in drawing_operations or draws_in_place(n.target) for n in graph.operations()
+    ):
         return graph
     fresh = graph.copied()
     for node in list(fresh.nodes):
         if node.target in _LIKE:
             operation, arguments = _LIKE[node.target]
             _replace(node, _drawn(fresh, node, operation, arguments(*node.args)))
+        elif node.target in _NORMALS:
+            _replace(node, _normal(fresh, node))
         elif draws_in_place(node.target):
             target = node.args[0]
             given = tuple(node.args[1:]) + tuple(
@@ -118,6 +127,17 @@ def _drawn(
         new = graph.call_function(drawing(operation), (*layout, *arguments))
     new.meta = dict(node.meta)
     return new
+
+
+def _normal(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    mean, std = node.args[:2]
+    result = _drawn(graph, node, _aten.normal_.default, (0.0, 1.0))
+    for operation, operand in ((_aten.mul, std), (_aten.add, mean)):
+        overload = operation.Tensor if isinstance(operand, fx.Node) else operation.Scalar
+        with graph.inserting_before(node):
+            result = graph.call_function(overload, (result, operand))
+        result.meta = dict(node.meta)
+    return result
 
 
 def _is_untouched(target: fx.Node, before: fx.Node) -> bool:

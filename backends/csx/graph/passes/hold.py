@@ -25,10 +25,9 @@ def hold_state(graph: Graph) -> Graph:
     Sums and counts of an epoch's logged values, which are read from outside, are state too.
     Gradients between steps are written all the same, and numbers that the host keeps.
     """
-    kinds = (Kind.STATE, Kind.CONSTANT)
-    names = [item.name if item.kind in kinds else "" for item in graph.inputs]
-    if _GUARD not in names:
+    if not is_held(graph):
         return graph
+    names = _names(graph)
     fresh = graph.copied()
     states = list(fresh.find_nodes(op="placeholder"))
     writes = {node.args[0]: node for node in fresh.find_nodes(op="call_function", target=_COPY)}
@@ -59,6 +58,26 @@ def hold_state(graph: Graph) -> Graph:
         write.update_arg(1, held)
     fresh.lint()
     return graph.with_operations(fresh)
+
+
+def held_inputs(graph: Graph) -> tuple[int, list[int]] | None:
+    """The input that is the guard, and those that it holds; None where there is none."""
+    names = _names(graph)
+    if _GUARD not in names:
+        return None
+    guard, written = names.index(_GUARD), graph.written()
+    held = [i for i in sorted(written) if names[i] and not names[i].startswith(_NOT_HELD)]
+    return guard, [i for i in held if i != guard]
+
+
+def is_held(graph: Graph) -> bool:
+    """Whether a step has a guard."""
+    return _GUARD in _names(graph)
+
+
+def _names(graph: Graph) -> list[str]:
+    kinds = (Kind.STATE, Kind.CONSTANT)
+    return [item.name if item.kind in kinds else "" for item in graph.inputs]
 
 
 def _made(graph: Graph, like: fx.Node, operation: object, args: tuple[object, ...]) -> fx.Node:

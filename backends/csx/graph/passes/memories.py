@@ -127,6 +127,11 @@ def changed_by(node: fx.Node) -> list[fx.Node]:
     return [*written_nodes(node), *(arg for arg in untold if isinstance(arg, fx.Node))]
 
 
+def changes_untold(node: fx.Node) -> bool:
+    """Whether a node changes tensors of which its schema says nothing."""
+    return node.target in _STATISTICS
+
+
 @functools.cache
 def functional(operation: OpOverload) -> OpOverload | None:
     """The operation that returns what an in-place one makes of its first argument.

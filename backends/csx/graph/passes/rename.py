@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import fx
 
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.torch_versions import DETACHING
@@ -18,9 +19,13 @@ def drop_renames(graph: Graph) -> Graph:
     """Replace ``detach`` and its kin by what they rename; decompositions bring more of them."""
     if not any(node.target in RENAMES for node in graph.operations()):
         return graph
-    operations = graph.copied()
+    return graph.with_operations(without_renames(graph.copied()))
+
+
+def without_renames(operations: fx.Graph) -> fx.Graph:
+    """Operations, which are changed, with names left out."""
     for node in list(operations.nodes):
         if node.target in RENAMES:
             node.replace_all_uses_with(node.args[0])
             operations.erase_node(node)
-    return graph.with_operations(operations)
+    return operations

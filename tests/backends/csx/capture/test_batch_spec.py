@@ -319,3 +319,24 @@ def test_validate_test_and_predict_see_current_weights_in_eval_mode() -> None:
     again = torch.cat(trainer.predict(module, loader(32)))
     torch.testing.assert_close(again, module.net(rows(32).tensors[0]).detach())
     assert not torch.equal(got, again)
+
+
+class Flattens(Sum):
+    def validation_step(self, batch: Any) -> None:
+        self.log("flat", self.compute(batch) * self.weight)
+
+    predict_step = Sum.training_step
+
+
+@pytest.mark.parametrize("batch", [slice(0, 5), slice(None, None, 8)])
+def test_parts_of_a_tensor_are_batches_in_inference_mode(batch: slice) -> None:
+    """As in a language model's windows: they do not lie one element after another."""
+    table = torch.arange(160.0).view(4, 40)
+    weights = torch.arange(20.0)
+    batches = DataLoader([table[:, batch], table.flip(1)[:, batch]], batch_size=None)
+    module = Flattens(lambda x: (x.flatten() * weights).sum())
+    wanted = [float((one.flatten() * weights).sum()) for one in batches]
+    trainer = make_trainer(True)
+    assert [float(one) for one in trainer.predict(module, batches)] == wanted
+    [found] = trainer.validate(module, batches, verbose=False)
+    assert found["flat"] == pytest.approx(sum(wanted) / 2)

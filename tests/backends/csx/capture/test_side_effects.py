@@ -388,3 +388,35 @@ def test_after_fit_an_optimizer_is_the_user_s_again() -> None:
     nn.functional.cross_entropy(run.module.net(torch.ones(1, 8)), torch.zeros(1).long()).backward()
     run.trainer.optimizers[0].step()
     assert not torch.equal(run.module.net[0].weight, before)
+
+
+@pytest.mark.parametrize("before", ["nothing", "None", "zeros", "a buffer"])
+def test_what_nobody_reads_may_change_its_shape(before: str) -> None:
+    """As where the last batch is smaller."""
+
+    class KeepsLast(Rows):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[tuple[int, float]] = []
+            if before == "None":
+                self.last: Any = None
+            elif before == "zeros":
+                self.last = torch.zeros(16, CLASSES)
+            elif before == "a buffer":
+                self.register_buffer("last", torch.zeros(16, CLASSES), persistent=False)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            logits = self.net(batch[0])
+            self.last = logits.detach()
+            return nn.functional.cross_entropy(logits, batch[1])
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            self.seen.append((len(self.last), float(self.last.sum())))
+
+    options: dict[str, Any] = {"max_epochs": 2, "fresh": True}
+    ours, stock = both(
+        KeepsLast, lambda: (loader(40),), backend={"max_programs": "auto"}, **options
+    )
+    assert_same_run(ours, stock)
+    assert [rows for rows, _ in stock.module.seen] == [16, 16, 8] * 2
+    assert_close(ours.module.seen, stock.module.seen, 1e-4)

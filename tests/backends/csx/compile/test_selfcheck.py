@@ -284,6 +284,36 @@ def test_no_alarm_where_a_gradient_is_rounding_noise(precision: Any) -> None:
     assert ours.trainer.strategy.fabric is not None
 
 
+class LogsParts(pl.LightningModule):
+    """Results that are one memory in the step's own code: elements of a tensor, a value twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.automatic_optimization = nn.Linear(6, 3), False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        losses = (self.net(batch[0]) - 1).abs().mean(0)
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(losses.mean())
+        optimizer.step()
+        self.log("loss", losses.mean(), on_step=True, on_epoch=True)
+        for k in range(3):
+            self.log(f"loss_{k}", losses[k])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+@pytest.mark.numbers
+@pytest.mark.compiler
+def test_no_alarm_where_results_are_parts_of_one_value() -> None:
+    ours, stock = both(LogsParts, loaders, policy="default")
+    assert_same_run(ours, stock)
+    [entry] = ours.trainer.strategy.training.executables()
+    assert entry.loaded.how == "compiled"
+
+
 def batch_of_64() -> tuple[Any, ...]:
     generator = torch.Generator().manual_seed(1)
     x, y = (torch.randn(128, n, generator=generator) for n in (12, 1))

@@ -49,6 +49,7 @@ def functions(x: Tensor) -> Tensor:
     out = out + torch.bernoulli(x.detach().sigmoid()) * x + torch.bernoulli(x.detach(), 0.3) * x
     out = out + torch.normal(x, 0.5) + torch.normal(0.0, x.detach().abs() + 0.1)
     out = out + torch.normal(0.0, 1.0, (8, 16)) + torch.normal(x, x.detach().abs() + 0.1)
+    out = out + torch.normal(x.detach(), torch.ones(16).expand(8, 16)) * x
     out = out + torch.randint_like(x, 3) + torch.randint_like(x.t(), 1, 3).t()
     return out + torch.rand(8, 16) * x + torch.randn(8, 16) + torch.randint(0, 3, (8, 16)) * x
 

@@ -408,3 +408,38 @@ def test_an_optimizer_may_leave_torchs_init_out() -> None:
     )
     assert_close(ours.losses, stock.losses, 1e-5)
     assert_close(ours.module.state_dict(), stock.module.state_dict(), 1e-5)
+
+
+class Averaging(Optimizer):
+    """Polyak's average, and numbers in the groups that are for others to read."""
+
+    def __init__(self, params: Any, lr: float = 0.05) -> None:
+        super().__init__(params, {"lr": lr, "k": 0, "scheduled_lr": 0.0, "lr_max": -1.0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        for group in self.param_groups:
+            group["k"] += 1
+            group["scheduled_lr"] = lr = group["lr"] / group["k"] ** 0.5
+            group["lr_max"] = max(lr, group["lr_max"])
+            for p in group["params"]:
+                state = self.state[p]
+                if "average" not in state:
+                    state["average"] = torch.zeros_like(p)
+                p.add_(p.grad, alpha=-lr)
+                state["average"].lerp_(p, weight=1 / group["k"])
+                p.lerp_(state["average"], weight=0.1)
+        return loss
+
+
+def test_weights_of_averages_and_numbers_that_are_only_set() -> None:
+    """``lerp`` has two formulas, below a weight of a half and above: both are programs."""
+    options: dict[str, Any] = {"max_epochs": 2, "fresh": True}
+    backend = {"max_programs": "auto", "audit": True}
+    ours, stock = both(
+        lambda: Classifier(mlp(), Averaging), lambda: (loader(),), backend=backend, **options
+    )
+    assert_same_run(ours, stock)
+    for name in ("k", "scheduled_lr", "lr_max"):
+        assert_close(groups_of(ours)[0][name], groups_of(stock)[0][name], 1e-12)

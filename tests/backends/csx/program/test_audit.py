@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import copy
 import dataclasses
 import inspect
+import itertools
 import logging
 import sys
 import types
@@ -313,6 +315,88 @@ def test_a_counter_warns_once_with_its_line(kind: type[Counts]) -> None:
     assert [warning.lineno] == marked(kind.count)
     box = run.module.box
     assert len(vars(box) if kind is AnObjects else box) == 1  # audits are undone
+
+
+class InAnArray(Counts):
+    def make(self) -> Any:
+        return np.zeros(1, int)
+
+    def count(self) -> None:
+        self.box[0] += 1  # here
+
+
+class AnArrayAnew(InAnArray):
+    def count(self) -> None:
+        self.box = self.box + 1  # here
+
+
+class Bytes(InAnArray):
+    def make(self) -> Any:
+        return bytearray(1)
+
+
+class SeenBytes(InAnArray):
+    def make(self) -> Any:
+        return memoryview(bytearray(1))
+
+
+class Machines(InAnArray):
+    def make(self) -> Any:
+        return array.array("i", [0])
+
+
+class Slotted:
+    __slots__ = ("n",)
+
+    def __init__(self) -> None:
+        self.n = 0
+
+
+class InSlots(AnObjects):
+    def make(self) -> Any:
+        return Slotted()
+
+    def count(self) -> None:
+        self.box.n += 1  # here
+
+
+class Iterated(Counts):
+    def make(self) -> Any:
+        return itertools.count()
+
+    def count(self) -> None:
+        next(self.box)  # here
+
+
+class Cycled(Iterated):
+    def make(self) -> Any:
+        return itertools.cycle([1, 2, 3])
+
+
+class Zipped(Iterated):
+    def make(self) -> Any:
+        return zip(itertools.count(), iter(range(99)), strict=False)
+
+
+class Generated(Iterated):
+    def make(self) -> Any:
+        n = 0
+        while True:
+            n += 1
+            yield n
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(InAnArray, AnArrayAnew, Bytes, SeenBytes, Machines),
+        *(InSlots, Iterated, Cycled, Zipped, Generated),
+    ],
+)
+def test_what_is_no_container_is_told_too(kind: type[Counts]) -> None:
+    _, [warning] = warnings_of(kind)
+    assert "self.box" in str(warning.message)
+    assert "in the run it happens once" in str(warning.message)
 
 
 class Counting(pl.Callback):

@@ -8,7 +8,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from harness import fit
+from harness import assert_same_run, both, fit
 from models import loader, mlp
 from torch import Tensor, nn
 
@@ -83,3 +83,46 @@ def test_data_of_a_parameter_that_shares_nothing_may_be_replaced() -> None:
         for ours in (True, False)
     ]
     assert runs[0].losses == pytest.approx(runs[1].losses, rel=1e-5)
+
+
+class SwapsAverages(pl.LightningModule):
+    """Averaged weights for validation, put in and taken out by the data of parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.seen = mlp(), list[float]()
+        self.averages = {name: p.detach().clone() for name, p in self.named_parameters()}
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val", self.training_step(batch, batch_idx))
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        for name, p in self.named_parameters():
+            self.averages[name].mul_(0.9).add_(p.detach(), alpha=0.1)
+
+    def on_validation_epoch_start(self) -> None:
+        self.own = {name: p.data for name, p in self.named_parameters()}
+        for name, p in self.named_parameters():
+            p.data = self.averages[name]
+
+    def on_validation_epoch_end(self) -> None:
+        for name, p in self.named_parameters():
+            p.data = self.own[name]
+        self.seen.append(float(self.trainer.callback_metrics["val"]))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize("sanity", [0, 2])
+def test_averages_in_the_place_of_weights_while_validation_runs(sanity: int) -> None:
+    loaders = lambda: (loader(), loader())  # noqa: E731
+    options: dict[str, Any] = {"max_epochs": 3, "num_sanity_val_steps": sanity, "fresh": True}
+    ours, stock = both(SwapsAverages, loaders, **options)
+    assert_same_run(ours, stock)
+    assert len(stock.module.seen) == 3 + bool(sanity)
+    assert ours.module.seen == pytest.approx(stock.module.seen, rel=1e-5)

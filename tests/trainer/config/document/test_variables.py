@@ -120,3 +120,12 @@ def test_an_error_and_what_it_came_from_hide_values() -> None:
     assert str(error) == "[Errno 2] No such file: '/${PASSWORD}/a'"
     assert error.__notes__ == ["with ${PASSWORD}"]
     assert error.__cause__.args == ("${PASSWORD}", 3)
+
+
+@pytest.mark.parametrize("around", ["{}x", "k_{}", "n{}"])
+def test_a_long_number_is_hidden_inside_a_word(
+    around: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LONG", "4815162342")
+    made = document("a: ${LONG}\n")
+    assert made.variables.hidden(around.format("4815162342")) == around.format("${LONG}")

@@ -80,6 +80,11 @@ class Sizes:
         (Color, "RED", Color.RED),
         (type[nn.Module], "torch.nn.GELU", nn.GELU),
         (Callable[[Any], Any], "torch.nn.functional.relu", nn.functional.relu),
+        (
+            Callable[[torch.Tensor], torch.Tensor] | None,
+            "torch.nn.functional.relu",
+            nn.functional.relu,
+        ),
         ("Unresolved", 3, 3),
     ],
 )

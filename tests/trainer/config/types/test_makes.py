@@ -13,6 +13,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from torch import nn
+from torch.fx.graph_module import reduce_graph_module
 from torch.utils.data import DataLoader, Dataset
 
 from fulgurite.config.types.categories import ANY_CLASS
@@ -67,7 +68,8 @@ def test_what_may_make_what_is_asked_for_passes(category: str, target: Any) -> N
         ("model", tensor, "returns Tensor, which is not a model."),
         ("model", nothing, "returns NoneType, which is not a model."),
         ("model", torch.stack, "does not say that it returns a model."),
-        ("model", pl.LightningModule.load_from_checkpoint, "does not say that it returns a model"),
+        ("model", pl.LightningModule.load_from_checkpoint, "is no part of a run"),
+        ("model", reduce_graph_module, "runs what"),
         ("model", torch.hub.load, "runs what a file or an address holds"),
         ("model", subprocess.run, "is of Python's own library"),
         ("model", eval, "is of Python's own library"),
