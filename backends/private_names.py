@@ -379,11 +379,17 @@ REQUIRED: dict[str, dict[str, str]] = {
     "torch.optim": {
         "_adafactor": "backends/csx/hyperparams/torch_optim.py",
     },
+    "torch.optim.adadelta": {
+        "_single_tensor_adadelta": "backends/csx/hyperparams/updates.py",
+    },
     "torch.optim.adagrad": {
         "_single_tensor_adagrad": "backends/csx/hyperparams/rounding.py",
     },
     "torch.optim.adam": {
         "_single_tensor_adam": "backends/csx/hyperparams/rounding.py",
+    },
+    "torch.optim.adamax": {
+        "_single_tensor_adamax": "backends/csx/hyperparams/updates.py",
     },
     "torch.optim.asgd": {
         "_get_capturable_supported_devices": "backends/csx/hyperparams/torch_optim.py",
@@ -395,12 +401,18 @@ REQUIRED: dict[str, dict[str, str]] = {
         "get_last_lr": "backends/csx/contract/frozen_reads.py",
         "step": "backends/csx/capture/host_calls.py",
     },
+    "torch.optim.nadam": {
+        "_single_tensor_nadam": "backends/csx/hyperparams/updates.py",
+    },
     "torch.optim.optimizer": {
         "_get_value": "backends/csx/hyperparams/torch_optim.py",
     },
     "torch.optim.radam": {
         "_get_capturable_supported_devices": "backends/csx/hyperparams/torch_optim.py",
         "_single_tensor_radam": "backends/csx/hyperparams/torch_optim.py",
+    },
+    "torch.optim.rmsprop": {
+        "_single_tensor_rmsprop": "backends/csx/hyperparams/updates.py",
     },
     "torch.optim.sgd": {
         "_single_tensor_sgd": "backends/csx/hyperparams/rounding.py",

@@ -214,6 +214,10 @@ STANDS_FOR: dict[tuple[str, str], tuple[str, ...]] = {
     (f"{_CSX}/hyperparams/rounding.py", "owner"): tuple(
         f"torch.optim.{name}._single_tensor_{name}" for name in ("adagrad", "adam", "sgd")
     ),
+    (f"{_CSX}/hyperparams/updates.py", "owner"): tuple(
+        f"torch.optim.{name}._single_tensor_{name}"
+        for name in ("rmsprop", "adamax", "nadam", "adadelta")
+    ),
     (f"{_CSX}/hyperparams/torch_optim.py", "module"): (
         "torch.optim.asgd._get_capturable_supported_devices",
         "torch.optim.asgd._single_tensor_asgd",

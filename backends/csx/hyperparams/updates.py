@@ -16,11 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import get_innermost_proxy_mode
+from torch.optim import adadelta, adamax, nadam, rmsprop
 
 from fulgurite.backends.csx.graph.dtypes import NARROW
 from fulgurite.backends.csx.graph.update import FORMULAS, UPDATE, Formula, How
 from fulgurite.backends.csx.hyperparams.traced_float import is_traced, tensor_or_value
-from fulgurite.backends.patches import Patch
+from fulgurite.backends.patches import Patch, patches_of
+from fulgurite.backends.torch_versions import CHECKED
 
 _GRADIENTS = "grads"
 _PREFIX = "_single_tensor_"
@@ -29,9 +31,24 @@ _NOT = ("capturable", "differentiable", "has_complex", "has_sparse_grad")
 """Options with which an update is traced as it is."""
 
 
+_FORMULAS = (rmsprop, adamax, nadam, adadelta)
+"""Modules of torch's optimizers whose formulas are as they are, besides those that are given."""
+
+
 def as_operations(patches: Iterable[Patch]) -> Iterator[Patch]:
-    """Patches of torch's formulas, with each update as one operation where it can be."""
-    for patch in patches:
+    """Patches of torch's formulas, with each update as one operation where it can be.
+
+    Args:
+        patches: of formulas that have other reasons to be another one.
+    """
+    why = "traced for each parameter, updates are half of a trace and of a step one by one"
+    more = ((owner, f"{_PREFIX}{owner.__name__.rpartition('.')[2]}") for owner in _FORMULAS)
+    plain = (
+        patch
+        for owner, name in more
+        for patch in patches_of(owner, {name: getattr(owner, name)}, why=why, checked=CHECKED)
+    )
+    for patch in (*patches, *plain):
         name = patch.name.removeprefix(_PREFIX)
         formula = _as_operation(patch.replacement, patch.owner.__name__, name)
         yield replace(patch, replacement=formula)
