@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,9 @@ from torch import Tensor, fx
 
 FORMULAS = "formulas"
 """In the ``meta`` of an update's node: the ``Formula`` of each of its parameters."""
+
+
+_PORTION = 1 << 20  # bytes of gradients: of 2^16 to 2^40 the fastest (48 tensors of 64 K, measured)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +77,26 @@ def run(
         how: the text of a ``How``.
     """
     said, count = How.of(how), len(gradients)
-    values = [number.item() for number in numbers]
-    lists = {name: list(state[i * count : (i + 1) * count]) for i, name in enumerate(said.lists)}
-    options = {name: _meant(value, values) for name, value in said.options.items()}
-    _function(said)(grads=list(gradients), **lists, **options)
+    values, update = [number.item() for number in numbers], _function(said)
+    lists = {"grads": gradients} | {
+        name: state[i * count : (i + 1) * count] for i, name in enumerate(said.lists)
+    }
+    for some in _portions(gradients):
+        options = {name: _meant(value, values) for name, value in said.options.items()}
+        update(**{name: list(tensors[some]) for name, tensors in lists.items()}, **options)
+
+
+def _portions(tensors: Sequence[Tensor]) -> Iterator[slice]:
+    """Stretches of tensors that are small together: what is made of them at once stays in a cache,
+    and takes little memory.
+    """
+    first, size = 0, 0
+    for i, tensor in enumerate(tensors):
+        size += tensor.nbytes
+        if size > _PORTION and i > first:
+            yield slice(first, i)
+            first, size = i, tensor.nbytes
+    yield slice(first, len(tensors))
 
 
 def _meant(value: Any, numbers: list[float]) -> Any:

@@ -23,6 +23,7 @@ from torch.optim import (
     RMSprop,
 )
 
+from fulgurite.backends.csx.graph import update
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.update import UPDATE
 
@@ -128,3 +129,10 @@ def test_groups_are_updates_of_their_own_and_numbers_may_change() -> None:
     assert updates_in(graph.as_traced) == 2
     assert ours.losses == stock.losses
     assert torch.equal(ours.module.scale, stock.module.scale)
+
+
+@pytest.mark.parametrize("portion", [1, 20_000])
+def test_portions_of_an_update_are_the_whole(portion: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(update, "_PORTION", portion)
+    ours, stock = both(lambda: Classifier(mlp(), AdamW), lambda: (loader(96),), fresh=True)
+    assert ours.losses == stock.losses
