@@ -5,12 +5,14 @@ Programs, compiled or not, begin with the same passes: the self-check cannot see
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fulgurite.backends.csx.graph.graph import Graph, Input, Kind, Role
+from fulgurite.backends.csx.graph.update import FORMULAS, UPDATE, Formula
 
 ROUNDS = {"to_cbfloat16"}  # other numbers are what it is for
 TOLERANCE = 1e-4  # of the largest element of each tensor: passes may round otherwise
@@ -30,6 +32,8 @@ def compare(name: str, before: Graph, after: Graph) -> None:
     if name in ROUNDS:
         return
     given = {key(item): random_input(item) for item in before.inputs}
+    for k in unused_numbers(before):
+        given[Kind.NUMBERS, 0][k] = 0.0
     try:
         right = run(before, given)
     except (IndexError, RuntimeError):  # an index that is none, in random integers
@@ -41,6 +45,17 @@ def compare(name: str, before: Graph, after: Graph) -> None:
         difference = apart(found[what], right[what]) if what in found else "is gone"
         if difference:
             raise PassChanged(f"{name}: {what} {difference}")
+
+
+def unused_numbers(graph: Graph) -> Iterator[int]:
+    """Numbers that updates do not use: they were zero when the step was traced."""
+    for update in graph.module.graph.find_nodes(op="call_function", target=UPDATE):
+        formula: Formula = update.meta[FORMULAS][0]
+        numbers: Any = update.args[2]
+        operands = [*formula.graph.find_nodes(op="placeholder")]
+        for number, operand in zip(numbers, operands[len(operands) - len(numbers) :], strict=True):
+            if not operand.users:
+                yield number.args[2]  # of select(numbers, 0, k)
 
 
 def key(item: Input) -> tuple[Kind, int]:

@@ -15,7 +15,8 @@ from torch import Tensor, fx
 
 from fulgurite.backends.csx.diagnostics.user_lines import line_of
 from fulgurite.backends.csx.graph.graph import Graph, Kind
-from fulgurite.backends.csx.graph.op_schema import operation_name, written_nodes
+from fulgurite.backends.csx.graph.op_schema import operation_name
+from fulgurite.backends.csx.graph.passes.as_traced import changed_before, changed_early
 from fulgurite.backends.csx.graph.rerun import on_copies
 
 _TABLES = {"embedding": (0, 1, 0), "nll_loss_forward": (0, 1, 1), "nll_loss2d_forward": (0, 1, 1)}
@@ -43,7 +44,9 @@ def explained(
         error: what it raised.
         compiled: whether compiled code ran, whose order of writes is not that of the operations.
     """
-    finder = _Finder(graph.module)
+    written = graph.written()
+    ran = graph if compiled or graph.as_traced is None else graph.as_traced
+    finder = _Finder(ran.module)
     with on_copies(graph, inputs) as copies:
         try:
             finder.run(*copies)
@@ -51,10 +54,10 @@ def explained(
             why = found
         else:
             error.add_note("Operation by operation the same step does not fail.")
-            return error, not graph.written()
-    node = finder.node
+            return error, not written
+    node, graph = finder.node, ran
     assert node is not None
-    untouched = not graph.written() or (not compiled and not _writes_before(graph, node))
+    untouched = not written or (not compiled and not _writes_before(graph, node))
     holds = UNCHANGED if untouched else PERHAPS
     line = line_of(node)
     where = "" if line is None else f"\n  at {line}\n      {line.source}"
@@ -78,13 +81,8 @@ class _Finder(fx.Interpreter):
 
 
 def _writes_before(graph: Graph, failed: fx.Node) -> bool:
-    inputs = set(graph.placeholders())
-    for node in graph.operations():
-        if node is failed:
-            return False
-        if not inputs.isdisjoint(written_nodes(node)):
-            return True
-    return True
+    """Whether operations before one changed inputs, and whoever ran them does not put them back."""
+    return not changed_before(graph, failed) <= {*changed_early(graph)}
 
 
 def _out_of_range(

@@ -51,6 +51,7 @@ from fulgurite.backends.csx.compile.trust import Trust
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.passes import INTERPRETER_PASSES, lower
+from fulgurite.backends.csx.graph.passes.as_traced import changed_early
 from fulgurite.backends.csx.graph.passes.hold import held_inputs
 
 _set_grad_enabled = torch._C._set_grad_enabled  # as a context manager it costs 2 µs (measured)
@@ -303,8 +304,16 @@ def _one_by_one(graph: Graph) -> Call:
     """A graph's operations by torch's own kernels; a graph of one output returns it bare."""
     forward = (graph.as_traced or lower(graph, INTERPRETER_PASSES)).module
 
+    early = [] if graph.as_traced is None else changed_early(graph.as_traced)
+
     def call(inputs: list[Tensor]) -> Sequence[Tensor]:
-        outputs = forward(*inputs)
+        before = [inputs[i].clone() for i in early]
+        try:
+            outputs = forward(*inputs)
+        except (RuntimeError, IndexError):
+            for i, state in zip(early, before, strict=True):
+                inputs[i].copy_(state)
+            raise
         return outputs if isinstance(outputs, (list, tuple)) else [outputs]
 
     held = None if graph.as_traced is None else held_inputs(graph)

@@ -49,13 +49,13 @@ class Noted:
 
     def of(self, graph: Graph) -> list[Pass]:
         """The passes that led to a graph, and those that ran on it after that."""
-        made = [i for i, one in enumerate(self.passes) if one.after is graph]
+        made = [i for i, one in enumerate(self.passes) if one.after.module is graph.module]
         if not made:
             return []
         led: list[Pass] = []
         wanted = graph
         for one in reversed(self.passes[: made[-1] + 1]):
-            if one.after is wanted:
+            if one.after.module is wanted.module:
                 led, wanted = [one, *led], one.before
         later = self.passes[made[-1] + 1 :]
         return led + [one for one in later if one.before.inputs is graph.inputs]

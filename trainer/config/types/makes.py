@@ -24,8 +24,6 @@ from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fulgurite.config.document.problems import with_article
 from fulgurite.config.types.annotations import alternatives, class_of
 from fulgurite.config.types.categories import Category
@@ -73,9 +71,6 @@ COMPUTES = (
 
 _TORCHS = ("device", "Size", "Generator", "dtype")
 """Classes of torch itself."""
-
-_VariableFunctions: Any = torch._C._VariableFunctions
-"""Functions of tensors, of torch itself."""
 
 _ACTS = frozenset(("from_file", "set_num_threads", "set_num_interop_threads", "manual_seed"))
 """Functions of torch in C that do something else."""
@@ -197,7 +192,8 @@ def _is_part(target: Any, home: str, kinds: Callable[[], tuple[type, ...]]) -> b
     if home == "torch":
         if inspect.isclass(target):
             return target.__name__ in _TORCHS
-        return hasattr(_VariableFunctions, target.__name__) and target.__name__ not in _ACTS
+        of_tensors = sys.modules["torch"]._C._VariableFunctions
+        return hasattr(of_tensors, target.__name__) and target.__name__ not in _ACTS
     if target.__qualname__.startswith("_"):
         return False
     if _is_in(home, COMPUTES):

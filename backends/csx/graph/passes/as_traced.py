@@ -6,13 +6,15 @@ times as long (measured, torch 2.13: ConvNet, TransformerEncoder, LSTM, GPT).
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import torch
 from torch import fx
 
 from fulgurite.backends.csx.graph.graph import Graph, Kind
-from fulgurite.backends.csx.graph.passes.memories import changes_untold
+from fulgurite.backends.csx.graph.op_schema import operation_name
+from fulgurite.backends.csx.graph.passes.memories import changed_by, changes_untold, storages_of
 from fulgurite.backends.csx.graph.passes.rename import without_renames
 
 
@@ -55,3 +57,41 @@ def _leave_out_writes(graph: fx.Graph, gradient: fx.Node) -> None:
 
 def _eliminate_dead(graph: fx.Graph) -> None:
     graph.eliminate_dead_code(lambda node: node.is_impure() or changes_untold(node))
+
+
+def changed_before(graph: Graph, last: fx.Node) -> set[int]:
+    """Positions of the inputs that operations before one change in place, also by views."""
+    nodes = itertools.takewhile(lambda node: node is not last, graph.operations())
+    changed = {
+        storage for node in nodes for one in changed_by(node) for storage in storages_of(one)
+    }
+    inputs = enumerate(graph.placeholders())
+    return {i for i, node in inputs if not changed.isdisjoint(storages_of(node))}
+
+
+def changed_early(graph: Graph) -> list[int]:
+    """Positions of the inputs that are changed before an operation that may yet find an index out
+    of range, or a matrix without a factor: statistics of norms, counts.
+    """
+    mays = [node for node in graph.operations() if _may_fail(operation_name(node.target))]
+    return sorted(changed_before(graph, mays[-1])) if mays else []
+
+
+def _may_fail(name: str) -> bool:
+    return name in _LOOKS_UP or name.startswith(_MAY_FAIL)
+
+
+_LOOKS_UP = ("embedding", "nll_loss_forward", "nll_loss2d_forward", "index", "index_put")
+_MAY_FAIL = (
+    *(
+        "gather",
+        "scatter",
+        "index_select",
+        "index_add",
+        "index_copy",
+        "index_fill",
+        "embedding_bag",
+    ),
+    *("linalg_", "cholesky", "multinomial", "take", "bincount"),
+)
+"""Begin the names of other operations that fail for values."""

@@ -301,6 +301,7 @@ def test_passes_are_pure(monkeypatch: pytest.MonkeyPatch, precision: str) -> Non
     monkeypatch.setattr(finished_trace, "lower", watched)
     fit(lambda: Classifier(mlp()), lambda: (loader(16),), static=True, precision=precision)
     assert [name for name, _, _ in seen] == [
+        "write_updates_out",
         "drop_renames",
         "functional_draws",
         *(["to_cbfloat16"] if precision == "cb16-mixed" else []),

@@ -105,15 +105,15 @@ def test_artifact_dir_receives_the_graph_after_each_pass(tmp_path: Path) -> None
     )
     files = sorted((tmp_path / "training_passes").iterdir())
     assert [file.name for file in files] == [
-        "01_drop_renames.txt",
-        "02_functional_draws.txt",
-        "03_functionalize.txt",
-        "04_drop_renames.txt",
-        "05_fold_zeros.txt",
-        "06_simplify.txt",
-        "07_prune.txt",
-        "08_hold_state.txt",
-        "09_use_kernels.txt",
+        "01_write_updates_out.txt",
+        "02_drop_renames.txt",
+        "03_functional_draws.txt",
+        "04_functionalize.txt",
+        "05_drop_renames.txt",
+        "06_fold_zeros.txt",
+        "07_simplify.txt",
+        "08_prune.txt",
+        "09_hold_state.txt",
     ]
     assert "in training_step" in files[-1].read_text()
     assert "aten.addmm" in files[-1].read_text()
