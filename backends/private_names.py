@@ -230,6 +230,15 @@ REQUIRED: dict[str, dict[str, str]] = {
     "torch.UntypedStorage": {
         "_cdata": "backends/checkpoints/copying.py",
     },
+    "torch": {
+        "_C": "backends/checkpoints/damage.py",
+        "_is_all_true": "backends/csx/hyperparams/torch_optim.py",
+        "any": "backends/csx/contract/overrides.py",
+        "finfo": "backends/csx/graph/dtypes.py",
+        "manual_seed": "backends/csx/contract/refusals.py",
+        "seed": "backends/csx/contract/refusals.py",
+        "set_rng_state": "backends/csx/contract/refusals.py",
+    },
     "torch._C": {
         "DisableTorchFunction": "backends/csx/capture/logs.py",
         "PyTorchFileReader": "backends/checkpoints/damage.py",
@@ -266,14 +275,6 @@ REQUIRED: dict[str, dict[str, str]] = {
     "torch._inductor.exc": {
         "CppCompileError": "backends/csx/compile/compiler_log.py",
         "InvalidCxxCompiler": "backends/csx/compile/toolchain.py",
-    },
-    "torch": {
-        "_is_all_true": "backends/csx/hyperparams/torch_optim.py",
-        "any": "backends/csx/contract/overrides.py",
-        "finfo": "backends/csx/graph/dtypes.py",
-        "manual_seed": "backends/csx/contract/refusals.py",
-        "seed": "backends/csx/contract/refusals.py",
-        "set_rng_state": "backends/csx/contract/refusals.py",
     },
     "torch._ops": {
         "HigherOrderOperator": "backends/csx/compile/fingerprint.py",

@@ -144,7 +144,7 @@ def rows(name: str, compiled: bool) -> Iterator[measured_memory.Measured]:
     policy = "default" if compiled else "disabled"
     backend = fulgurite.backend("CSX", background=False, audit=False, autogen_policy=policy)
     trainer = fulgurite.Trainer(
-        backend=backend, max_epochs=9, limit_train_batches=4, max_steps=8, **QUIET, **options
+        backend=backend, max_epochs=9, limit_train_batches=4, max_steps=16, **QUIET, **options
     )
     loader = DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
     yield from measured_memory.measured(lambda: trainer.fit(make(), loader))

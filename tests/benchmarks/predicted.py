@@ -60,7 +60,7 @@ def line(model: models.Model, policy: str, steps: int, machine: Machine, calls: 
     batches = [list(batch) for batch in model.batches]
     executable._fabric.timer = clock = Clock()
     measured_s = min(_round(step, batches, clock, max(2, steps // ROUNDS)) for _ in range(ROUNDS))
-    graph, made = executable.graph, executable.loaded.made()
+    graph, made = executable.loaded.runs, executable.loaded.made()
     seconds = predicted_s(graph, made, machine)
     how = "compiled" if executable.loaded.compiled else "operation by operation"
     found = (

@@ -247,8 +247,8 @@ def regions(losses: nn.ModuleList) -> Counter[str]:
 
 def makers(loaded: Loaded) -> dict[str, set[Maker]]:
     """Who made what computes each operation, by its name."""
-    assert loaded.graph is not None
-    nodes = list(loaded.graph.operations())
+    assert loaded.runs is not None
+    nodes = list(loaded.runs.operations())
     found: dict[str, set[Maker]] = {}
     for call in loaded.made().calls:
         for i in call.operations:

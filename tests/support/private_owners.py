@@ -23,6 +23,8 @@ _ATEN = "torch.ops.aten"
 _OVERLOAD, _METRIC = "torch._ops.OpOverload", "torchmetrics.Metric"
 
 OWNERS: dict[str, tuple[str, ...]] = {
+    "_C": ("torch",),
+    "_VariableFunctions": ("torch._C",),
     "_accelerator_connector": (_TRAINER,),
     "_accelerator_flag": (f"{_CONNECTOR}.accelerator_connector._AcceleratorConnector",),
     "_active_loop": (_TRAINER,),

@@ -17,7 +17,9 @@ HEAD = f"""# The kernel library
 A wafer has a library of hand-written kernels. An operation of a program is one of them, or is
 generated for the program, or runs on the host; `autogen_policy` says which
 ([autogen](autogen.md)). Here the library are torch's kernels for the CPU, for {len(LIBRARY)}
-operations of decomposed graphs: `mish`, for one, is `exp`, `log1p`, `tanh` and a product there.
+operations, of decomposed graphs above all: `mish`, for one, is `exp`, `log1p`, `tanh` and a product
+there. A step that is not compiled runs as it was traced: `mish` is one operation of torch's there,
+and on the host's path.
 
 It lacks, among what models use: `acos`, `asin`, `atan`, `atan2`, `tan`, `sinh`, `cosh` and their
 inverses, `erfinv`, `lgamma`, `digamma`, `polygamma`, `exp2`, `log2`, `log10`, `hypot`, `prod`,

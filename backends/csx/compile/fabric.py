@@ -47,6 +47,12 @@ class Loaded:
     made: Callable[[], Made] = Made
     check_again: Callable[[], None] | None = None
 
+    @property
+    def runs(self) -> Graph | None:
+        """The graph whose operations ``made`` counts: not compiled, it runs as it was traced."""
+        graph = self.graph
+        return graph if graph is None or self.compiled else graph.as_traced or graph
+
     def tell(self) -> None:
         """Tell whoever wants to know, once, what runs the graph from now on."""
         if self.told is not None:

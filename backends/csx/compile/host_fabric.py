@@ -274,7 +274,7 @@ def _interpreted(graph: Graph, began: float, why: str, threads: int) -> Loaded:
         how=f"run operation by operation ({why})",
         graph=graph,
         threads=threads,
-        made=lambda: one_by_one(graph),
+        made=lambda: one_by_one(graph.as_traced or graph),
     )
 
 

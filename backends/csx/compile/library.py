@@ -143,6 +143,8 @@ TensorAdvancedIndexing.cpp
 TensorShape.cpp
     cat cat_out_cpu
     stack stack
+    _unsafe_view _unsafe_view
+    slice_backward slice_backward
 Fill.cpp
     fill fill
 Copy.cpp
@@ -156,7 +158,10 @@ TensorFactories.cpp
     empty empty_cpu
     empty_like empty_like
     full_like full_like
+    zeros zeros_symint
     zeros_like zeros_like
+    ones ones
+    ones_like ones_like
 DilatedMaxPool2d.cpp
     max_pool2d_with_indices max_pool2d_with_indices_out_cpu
     max_pool2d_with_indices_backward max_pool2d_with_indices_backward_out_cpu

@@ -66,8 +66,8 @@ class Trust:
         loaded = self.loaded
         if not agreed:
             loaded.call, loaded.compiled, loaded.check_again = reference, False, None
-            assert loaded.graph is not None
-            loaded.made = functools.partial(one_by_one, loaded.graph)
+            assert loaded.runs is not None
+            loaded.made = functools.partial(one_by_one, loaded.runs)
             loaded.how = "run operation by operation (compiled, it was wrong)"
             self.found.mark(WRONG)
             if self.narrow is not None and report is not None:

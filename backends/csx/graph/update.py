@@ -81,12 +81,12 @@ def run(
     lists = {"grads": gradients} | {
         name: state[i * count : (i + 1) * count] for i, name in enumerate(said.lists)
     }
-    for some in _portions(gradients):
+    for some in portions(gradients):
         options = {name: _meant(value, values) for name, value in said.options.items()}
         update(**{name: list(tensors[some]) for name, tensors in lists.items()}, **options)
 
 
-def _portions(tensors: Sequence[Tensor]) -> Iterator[slice]:
+def portions(tensors: Sequence[Tensor]) -> Iterator[slice]:
     """Stretches of tensors that are small together: what is made of them at once stays in a cache,
     and takes little memory.
     """

@@ -90,7 +90,8 @@ def program_data(built: Built) -> Data:
 
 
 def _entry(entry: BuiltEntry, built: Built) -> Data:
-    graph, loaded = entry.graph, entry.loaded
+    loaded = entry.loaded
+    graph = entry.graph if loaded is None or loaded.runs is None else loaded.runs
     made = None if loaded is None else loaded.made()
     threads = 1 if loaded is None else loaded.threads
     cost = costs(graph, made, entry.products, threads, built.batch_size)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
@@ -21,8 +21,7 @@ from torch import fx
 
 from fulgurite.backends.csx.compile.made import Made
 from fulgurite.backends.csx.graph.graph import Graph, Role
-from fulgurite.backends.csx.graph.op_schema import is_view
-from fulgurite.backends.csx.graph.passes import INTERPRETER_PASSES
+from fulgurite.backends.csx.graph.passes.as_traced import changed_early
 from fulgurite.backends.csx.report.statements import Walk
 from fulgurite.backends.csx.report.values import Value, Values, is_backward, module_name
 from fulgurite.backends.csx.report.workspace import workspace_bytes
@@ -137,29 +136,12 @@ def _compiled(graph: Graph, made: Made) -> _Found:
 
 
 def _one_by_one(graph: Graph, made: Made) -> _Found:
-    """A value is freed when it was read last. The graph that runs has operations of its own."""
-    run = graph
-    for one in INTERPRETER_PASSES:
-        run = one(run)
-    operations: list[list[int]] = [[] for _ in made.calls]
-    for i, number in _numbers(graph, run, made):
-        operations[number].append(i)
-    both = zip(made.calls, operations, strict=True)
-    values = Values(run, [replace(call, operations=tuple(found)) for call, found in both])
+    """A value is freed when it was read last; what ``changed_early`` tells is copied before."""
+    values = Values(graph, made.calls)
     lives = list(_lives(values, held=True))
-    return _points(values.operations, _alive(lives, len(made.calls)), lives), lives, 0
-
-
-def _numbers(graph: Graph, run: Graph, made: Made) -> Iterator[tuple[int, int]]:
-    """The position of each operation that runs, and its call: passes replace what they change."""
-    calls = {i: number for number, call in enumerate(made.calls) for i in call.operations}
-    kept = {node.name for node in run.operations()}
-    computing = [(node.name, calls[i]) for i, node in enumerate(graph.operations()) if i in calls]
-    by_name = dict(computing)
-    replaced = iter([number for name, number in computing if name not in kept])
-    for i, node in enumerate(run.operations()):
-        if not is_view(node.target):
-            yield i, by_name[node.name] if node.name in by_name else next(replaced)
+    copied = sum(graph.inputs[i].example.nbytes for i in changed_early(graph))
+    alive = [copied + size for size in _alive(lives, len(made.calls))]
+    return _points(values.operations, alive, lives), lives, 0
 
 
 def _points(

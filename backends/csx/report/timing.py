@@ -12,6 +12,7 @@ from fulgurite.backends.csx.compile.made import KernelCall, Made, Maker
 from fulgurite.backends.csx.graph.flops import flops_of
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.op_schema import is_view, operation_name
+from fulgurite.backends.csx.graph.update import FORMULAS
 from fulgurite.backends.csx.report.machine import Machine
 from fulgurite.backends.csx.report.measured import NARROW, Measured
 from fulgurite.backends.csx.report.traffic import traffic
@@ -22,7 +23,19 @@ _LIKE = {
 }
 _LIKE_IN_TORCH = {
     "where": ("where", "le", "lt", "ge", "gt", "eq", "ne", "masked_fill", "gather", "scatter"),
-    "var_mean": ("var_mean", "var", "std", "amax", "amin", "max", "min", "argmax", "cumsum"),
+    "var_mean": (
+        "var_mean",
+        "native_batch_norm",
+        "native_layer_norm",
+        "var",
+        "std",
+        "amax",
+        "amin",
+        "max",
+        "min",
+        "argmax",
+        "cumsum",
+    ),
     "max_pool": ("max_pool2d_with_indices", "_low_memory_max_pool_with_offsets", "sort", "topk"),
 }
 """Operations by the function that is measured and whose elements take as long as theirs (assumed):
@@ -58,7 +71,7 @@ def predicted_s(graph: Graph, made: Made, machine: Machine) -> list[float]:
             seconds = max(flops / machine.flops_per_s, moved_bytes / machine.bytes_per_s)
         else:
             work_s = _work_s(operations, call.maker, measured)
-            called_s = _called_s(call, operations if made.program else [], measured)
+            called_s = _called_s(call, operations, bool(made.program), measured)
             seconds = called_s + max(work_s, measured.memory.seconds(moved_bytes))
         found.append(seconds)
     if measured is not None and found and not made.program:
@@ -77,12 +90,17 @@ def _owners(nodes: list[fx.Node], made: Made) -> dict[fx.Node, int]:
     return found
 
 
-def _called_s(call: KernelCall, compiled: list[fx.Node], measured: Measured) -> float:
-    """Being called; ``compiled`` are its operations where a compiled program calls it."""
+def _called_s(
+    call: KernelCall, operations: list[fx.Node], compiled: bool, measured: Measured
+) -> float:
+    """Being called; of an optimizer's formula on lists an operation takes half (measured)."""
     if call.maker is Maker.GENERATED:
         return measured.generated_s
-    into_memory = any(operation_name(node.target) in _INTO_MEMORY for node in compiled)
-    return measured.library_s if into_memory else measured.operation_s
+    if compiled and any(operation_name(node.target) in _INTO_MEMORY for node in operations):
+        return measured.library_s
+    formulas = [one for node in operations for one in node.meta.get(FORMULAS, ())]
+    inside: float = sum(node.op == "call_function" for one in formulas for node in one.graph.nodes)
+    return max(1, inside / 2) * measured.operation_s
 
 
 def _work_s(operations: list[fx.Node], maker: Maker, measured: Measured) -> float:

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fulgurite.backends.csx.graph.update import UPDATE, portions
+
 _aten = torch.ops.aten
 
 
@@ -34,6 +36,9 @@ def _of(node: fx.Node) -> int:
         y, x, w = map(_tensor, args[:3])
         stride, padding = args[4], args[5]
         needed = _bytes(y) + _bytes(x)
+    elif node.target is UPDATE:
+        gradients = [_tensor(one) for one in args[1]]
+        return max(sum(map(_bytes, gradients[some])) for some in portions(gradients))
     else:
         return 0
     plain = (*w.shape[2:], *stride) == (1,) * (w.dim() - 2 + len(stride)) and not any(padding)

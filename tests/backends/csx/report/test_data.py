@@ -100,8 +100,8 @@ def test_passes_tell_what_they_changed(report: dict[str, Any]) -> None:
     for name in ("accumulate", "step"):
         entry = entry_of(report, name=name)
         names = [one["name"] for one in entry["passes"]]
-        assert names[0] == "drop_renames"
-        assert names[-1] == "use_kernels"
+        assert names[0] == "write_updates_out"
+        assert names[-1] == "hold_state"
         for before, after in zip(entry["passes"], entry["passes"][1:], strict=False):
             assert before["after"] == after["before"]
         for one in entry["passes"]:
