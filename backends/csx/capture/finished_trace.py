@@ -25,8 +25,8 @@ from fulgurite.backends.csx.contract.frozen_reads import warn_of_frozen_reads
 from fulgurite.backends.csx.contract.watched import EPOCH, INDEX, holds_traced
 from fulgurite.backends.csx.graph.flops import products_of
 from fulgurite.backends.csx.graph.graph import Graph
-from fulgurite.backends.csx.graph.passes import CBFLOAT16_PASSES, PASSES, lower
-from fulgurite.backends.csx.graph.passes.as_traced import as_traced
+from fulgurite.backends.csx.graph.passes import CBFLOAT16_PASSES, lower
+from fulgurite.backends.csx.graph.passes.as_traced import lowered
 from fulgurite.backends.csx.state.carried_gradients import Carried
 from fulgurite.backends.csx.state.places import Place
 from fulgurite.backends.patches import MISSING
@@ -124,12 +124,10 @@ class FinishedTrace:
         sources = self._sources(constants)
         inputs.add_constants(constants)
         items = inputs.gradients.marked(inputs.items)
-        passes = CBFLOAT16_PASSES if scope.fp16_type == "cbfloat16" else PASSES
         traced = Graph(module=self.module, inputs=tuple(items), mode=inputs.mode)
         products = products_of(traced)
-        graph = lower(traced, passes)
-        if passes is PASSES:
-            graph = replace(graph, as_traced=as_traced(traced, graph))
+        narrow = scope.fp16_type == "cbfloat16"
+        graph = lower(traced, CBFLOAT16_PASSES) if narrow else lowered(traced)
         return Captured(
             graph=graph,
             sources=InputSources(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -62,15 +63,16 @@ class Comparison:
     """What a graph gives, to be compared.
 
     Args:
-        graph: the graph.
-
-    Attributes:
-        values: the results and the written inputs, in the order of ``Trial.values``.
+        graph: the graph; its operations are looked at where something differs.
     """
 
     def __init__(self, graph: Graph) -> None:
         self._graph, self._written = graph, sorted(graph.written())
-        self.values = list(_values(graph, self._written))
+
+    @functools.cached_property
+    def values(self) -> list[Value]:
+        """The results and the written inputs, in the order of ``Trial.values``."""
+        return list(_values(self._graph, self._written))
 
     def run(self, call: Call, start: Start) -> Trial:
         """Run something in the graph's place from a start."""
@@ -90,7 +92,8 @@ class Comparison:
                     f"{value.name} is {_layout(a)}, not {_layout(b)}", line_of(value.maker)
                 )
         for k, (ours, theirs) in enumerate(zip(tried.shared, right.shared, strict=True)):
-            if not set(ours) <= {*theirs, *self._one_value(k, len(start.inputs))}:
+            more = set(ours) - set(theirs)
+            if more and not more <= {*self._one_value(k, len(start.inputs))}:
                 value = self.values[k]
                 return Difference(f"{value.name} is memory of another value", line_of(value.maker))
         apart = {
@@ -224,7 +227,7 @@ def _values(graph: Graph, written: list[int]) -> Iterator[Value]:
     placeholders = graph.placeholders()
     for i in written:
         state = placeholders[i]
-        last = [user for user in state.users if state in written_nodes(user)][-1]
+        last = [state, *(user for user in state.users if state in written_nodes(user))][-1]
         copied = last.args[1] if last.target is torch.ops.aten.copy_.default else last
         assert isinstance(copied, fx.Node)
         maker = _origin(copied)

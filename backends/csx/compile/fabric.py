@@ -51,7 +51,7 @@ class Loaded:
     def runs(self) -> Graph | None:
         """The graph whose operations ``made`` counts: not compiled, it runs as it was traced."""
         graph = self.graph
-        return graph if graph is None or self.compiled else graph.as_traced or graph
+        return graph if graph is None or self.compiled else graph.runs
 
     def tell(self) -> None:
         """Tell whoever wants to know, once, what runs the graph from now on."""

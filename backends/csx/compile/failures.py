@@ -45,7 +45,7 @@ def explained(
         compiled: whether compiled code ran, whose order of writes is not that of the operations.
     """
     written = graph.written()
-    ran = graph if compiled or graph.as_traced is None else graph.as_traced
+    ran = graph if compiled else graph.runs
     finder = _Finder(ran.module)
     with on_copies(graph, inputs) as copies:
         try:

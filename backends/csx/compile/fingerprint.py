@@ -13,7 +13,7 @@ import platform
 import secrets
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
@@ -25,7 +25,9 @@ from torch._inductor import config as inductor
 from torch._ops import HigherOrderOperator, OpOverload
 
 from fulgurite.backends.csx.diagnostics.regions import region_of
-from fulgurite.backends.csx.graph.graph import Graph
+from fulgurite.backends.csx.graph.graph import Graph, Later
+from fulgurite.backends.csx.graph.passes.hold import held_inputs
+from fulgurite.backends.csx.graph.update import FORMULAS
 
 _MAKE_CODE = ("graph", "compile")
 _PLAIN = (
@@ -46,7 +48,7 @@ def program_key(
     ``threads`` is how many compute it: the compiler writes their number into loops; ``policy`` is
     the one of kernels, and ``library`` are the operations that are to have none of their own.
     """
-    parts = [*environment(), *described_inputs(graph), *described_operations(graph.module)]
+    parts = [*environment(), *described_inputs(graph), *_described(graph)]
     parts += [f"threads {threads}", f"policy {policy}", f"library {sorted(library)}"]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
@@ -77,17 +79,33 @@ def described_inputs(graph: Graph) -> Iterator[str]:
         yield f"input {item.kind.value} {layout(item.example)}"
 
 
+def _described(graph: Graph) -> Iterator[str]:
+    """What the compiler is given; or of what it is to be made, where no pass has run yet."""
+    if not isinstance(graph, Later):
+        yield from described_operations(graph.module)
+        return
+    yield f"before passes, held {held_inputs(graph)}"
+    yield from described_operations(graph.runs.module)
+    for node in graph.runs.operations():
+        for formula in node.meta.get(FORMULAS, ()):
+            yield from _lines(formula.graph.nodes)
+
+
 def described_operations(module: fx.GraphModule) -> Iterator[str]:
     """The operations of a graph, a line each: equal texts mean the same operations."""
+    return _lines(module.graph.nodes, module)
+
+
+def _lines(nodes: Iterable[fx.Node], module: fx.GraphModule | None = None) -> Iterator[str]:
     numbers: dict[fx.Node, str] = {}
-    for i, node in enumerate(module.graph.nodes):
+    for i, node in enumerate(nodes):
         target = "" if node.op in ("placeholder", "output") else target_of(module, node)
         arguments = text_of((node.args, node.kwargs), numbers) if node.op != "placeholder" else ""
         numbers[node], region = f"%{i}", region_of(node)
         yield f"%{i} {node.op} {target} {arguments}" + f" in {region}" * (region is not None)
 
 
-def target_of(module: fx.GraphModule, node: fx.Node) -> str:
+def target_of(module: fx.GraphModule | None, node: fx.Node) -> str:
     """What a node of a module calls, or the value that it stands for, as text."""
     if node.op != "get_attr":
         return text_of(node.target, {})

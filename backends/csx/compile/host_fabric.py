@@ -88,9 +88,9 @@ class HostFabric(Fabric):
         threads = threads_for(graph)
         if threads > 1:
             let_idle_threads_sleep()
-        if next(graph.operations(), None) is None:
+        if next(graph.runs.operations(), None) is None:
             return _interpreted(graph, began, "it computes nothing", threads)
-        has_regions, policy = fused.has_regions(graph), self._backend.policy
+        has_regions, policy = fused.has_regions(graph.runs), self._backend.policy
         try:
             if policy == "disabled" and not has_regions:
                 raise NoToolchain("autogen_policy='disabled'")
@@ -274,7 +274,7 @@ def _interpreted(graph: Graph, began: float, why: str, threads: int) -> Loaded:
         how=f"run operation by operation ({why})",
         graph=graph,
         threads=threads,
-        made=lambda: one_by_one(graph.as_traced or graph),
+        made=lambda: one_by_one(graph.runs),
     )
 
 

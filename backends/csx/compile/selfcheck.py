@@ -154,8 +154,9 @@ class SelfCheck:
         except (RuntimeError, IndexError, ValueError):
             return None  # an index made of a number, say
         tried = self._tried(moved)
-        for value, now, was in zip(self._compared.values, first.outputs, results, strict=False):
+        for k, (now, was) in enumerate(zip(first.outputs, results, strict=True)):
             if not is_equal(now, was):
+                value = self._compared.values[k]
                 what = f"{value.name} is what the next step computes there"
                 return self._report(Difference(what, line_of(value.maker)), tried, right, moved)
         difference = self._judged(tried, right, moved)

@@ -71,7 +71,7 @@ def threads_for(graph: Graph) -> int:
 
 def _works(graph: Graph) -> Iterator[int]:
     """The work of each operation, in floating-point operations."""
-    for node in graph.operations():
+    for node in graph.runs.operations():
         name = operation_name(node.target)
         if name and (is_mutable(node.target) or not is_alias(node.target)):
             touched = (_numel(one.meta.get("val")) for one in (node, *node.all_input_nodes))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from enum import Enum
 
 import torch
@@ -14,6 +14,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from fulgurite.backends.csx.diagnostics.user_lines import line_of
 from fulgurite.backends.csx.graph.op_schema import written_nodes
+from fulgurite.backends.csx.graph.update import is_used
 
 
 class Kind(Enum):
@@ -59,6 +60,11 @@ class Graph:
     mode: FakeTensorMode
     as_traced: Graph | None = None  # before any pass; None where that is another step
 
+    @property
+    def runs(self) -> Graph:
+        """What runs where nothing is compiled."""
+        return self.as_traced or self
+
     def copied(self) -> fx.Graph:
         """The operations again, for a pass to change."""
         return copy.deepcopy(self.module.graph)
@@ -69,7 +75,8 @@ class Graph:
         Their Python code is made when somebody asks for it: 0.06 s for 2,400 operations, which most
         passes would spend in vain (measured, torch 2.13).
         """
-        return replace(self, module=_LazyGraphModule(self.module, operations))
+        module = _LazyGraphModule(self.module, operations)
+        return Graph(module=module, inputs=self.inputs, mode=self.mode)
 
     def placeholders(self) -> list[fx.Node]:
         """The nodes of the inputs, in order."""
@@ -90,13 +97,51 @@ class Graph:
         return frozenset(i for i, node in enumerate(self.placeholders()) if node in changed)
 
 
+class Later(Graph):
+    """A graph whose operations are made of another's when somebody looks at them first.
+
+    What trains seldom does: a step runs as it was traced until it is compiled, and another process
+    compiles it.
+
+    Args:
+        traced: the step as it was traced.
+        written: the positions of the inputs that it updates in place.
+        make: makes the operations; called once.
+    """
+
+    __slots__ = ("_make", "_written")
+    _make: Callable[[], fx.GraphModule]
+    _written: frozenset[int]
+
+    def __init__(
+        self, traced: Graph, written: frozenset[int], make: Callable[[], fx.GraphModule]
+    ) -> None:
+        known = {"inputs": traced.inputs, "mode": traced.mode, "as_traced": traced}
+        for name, value in {**known, "_make": make, "_written": written}.items():
+            object.__setattr__(self, name, value)
+
+    def __getattr__(self, name: str) -> fx.GraphModule:
+        """The module, when it is looked at first."""
+        if name != "module":
+            raise AttributeError(name)
+        module = self._make()
+        object.__setattr__(self, name, module)
+        return module
+
+    def written(self) -> frozenset[int]:
+        """Positions of the inputs that the graph updates in place."""
+        return self._written
+
+
 def used_numbers(graph: Graph) -> set[int]:
     """Positions in the vector of numbers that operations use."""
     used = set()
-    for item, node in zip(graph.inputs, graph.placeholders(), strict=True):
-        if item.kind is Kind.NUMBERS:
-            used = {user.args[2] for user in node.users if len(user.args) > 2}
-    return used  # type: ignore[return-value]  # select(numbers, dim, index)
+    for item, node in zip(graph.inputs, graph.runs.placeholders(), strict=True):
+        for user in node.users if item.kind is Kind.NUMBERS else ():
+            # select(numbers, dim, index)
+            if len(user.args) > 2 and any(is_used(user, reader) for reader in user.users):
+                used.add(user.args[2])
+    return used  # type: ignore[return-value]
 
 
 def like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:

@@ -99,6 +99,19 @@ def portions(tensors: Sequence[Tensor]) -> Iterator[slice]:
     yield slice(first, len(tensors))
 
 
+def is_used(number: fx.Node, reader: fx.Node) -> bool:
+    """Whether an operation that takes a number uses it: a formula was traced with its value.
+
+    ``if weight_decay != 0`` of a formula that was traced with 0 uses none.
+    """
+    if reader.target is not UPDATE:
+        return True
+    numbers: Any = reader.args[2]
+    places = [i - len(numbers) for i, one in enumerate(numbers) if one is number]
+    operands = [[*one.graph.find_nodes(op="placeholder")] for one in reader.meta[FORMULAS]]
+    return any(given[i].users for given in operands for i in places)
+
+
 def _meant(value: Any, numbers: list[float]) -> Any:
     if not isinstance(value, list):
         return value

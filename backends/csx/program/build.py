@@ -192,6 +192,6 @@ def _cost(began: float, captured_s: float, loads: Collection[Loaded]) -> Cost:
 def _without_values(captured: dict[str, Captured], batch: Any) -> Any:
     """The result of a step that is not run."""
     [*_, last] = captured.values()
-    nodes = pytree.tree_leaves(last.graph.module.graph.output_node().args[0])
+    nodes = pytree.tree_leaves(last.graph.runs.module.graph.output_node().args[0])
     passed = passed_on(last.outputs.passed, batch, batch, {INDEX: 0, EPOCH: 0})
     return result_of(last.outputs)([*[valueless(node.meta["val"]) for node in nodes], *passed])

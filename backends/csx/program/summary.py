@@ -53,8 +53,8 @@ class EntryPoint:
 
     @property
     def operations(self) -> int:
-        """How many operations it has."""
-        return sum(1 for _ in self.graph.operations())
+        """How many operations it has, as it was traced."""
+        return sum(1 for _ in self.graph.runs.operations())
 
 
 @dataclass(slots=True, kw_only=True)
@@ -137,7 +137,7 @@ def make_program(stage: str, captured: Mapping[str, Captured]) -> Program:
                 placement=Placement.REPLICATED,
                 written=i in written or (before is not None and before.written),
             )
-        outputs = len(one.graph.module.graph.output_node().args[0])  # type: ignore[arg-type]
+        outputs = len(one.graph.runs.module.graph.output_node().args[0])  # type: ignore[arg-type]
         entries.append(
             EntryPoint(
                 name=name,

@@ -86,6 +86,11 @@ def lower(graph: Graph, passes: tuple[Callable[[Graph], Graph], ...] = PASSES) -
     return graph
 
 
+def are_looked_at() -> bool:
+    """Whether somebody wants to see the passes that run."""
+    return bool(_looks)
+
+
 @contextlib.contextmanager
 def looking(look: Look) -> Iterator[None]:
     """While it lasts, show ``look`` each pass that ran."""

@@ -6,23 +6,60 @@ times as long (measured, torch 2.13: ConvNet, TransformerEncoder, LSTM, GPT).
 
 from __future__ import annotations
 
+import functools
 import itertools
+from collections.abc import Container, Iterable
 from dataclasses import replace
 
 import torch
 from torch import fx
 
-from fulgurite.backends.csx.graph.graph import Graph, Kind
+from fulgurite.backends.csx.diagnostics.regions import region_of
+from fulgurite.backends.csx.graph.graph import Graph, Kind, Later
 from fulgurite.backends.csx.graph.op_schema import operation_name
+from fulgurite.backends.csx.graph.passes import PASSES, are_looked_at, lower
 from fulgurite.backends.csx.graph.passes.memories import changed_by, changes_untold, storages_of
+from fulgurite.backends.csx.graph.passes.prune import with_inputs
 from fulgurite.backends.csx.graph.passes.rename import without_renames
+from fulgurite.backends.patches import tracing
 
 
-def as_traced(traced: Graph, lowered: Graph) -> Graph | None:
-    """The step before the passes that made ``lowered`` of it, with the inputs of that.
+def lowered(traced: Graph) -> Graph:
+    """A step after ``PASSES``; where they can, they run when somebody looks at its operations.
 
-    None where a pass left out an input that it reads. Where state is held (``hold``), whoever runs
-    it has to do that.
+    What becomes of gradients between steps they decide, and where a fused loss cannot be a kernel
+    that is an error of the build: with either they run at once.
+    """
+    runs = None if any(map(region_of, traced.operations())) else _without_unread(traced)
+    if runs is not None:
+        later = Later(runs, _written(runs), functools.partial(_lower_later, runs))
+        if are_looked_at():
+            later.module  # noqa: B018  # whoever looks does it while a program is built
+        return later
+    graph = lower(traced, PASSES)
+    return replace(graph, as_traced=_without_unread(traced, {id(item) for item in graph.inputs}))
+
+
+def _lower_later(runs: Graph) -> fx.GraphModule:
+    def take_inputs(graph: Graph) -> Graph:
+        return with_inputs(graph, runs.inputs)
+
+    with tracing(), torch.inference_mode(False):
+        graph = lower(runs, PASSES)
+        if len(graph.inputs) < len(runs.inputs):
+            graph = lower(graph, (take_inputs,))
+    return graph.module
+
+
+def _without_unread(traced: Graph, kept: Container[int] | None = None) -> Graph | None:
+    """A step without the inputs that nothing reads, and what they alone are for.
+
+    Where state is held (``hold``), whoever runs it has to do that.
+
+    Args:
+        traced: the step.
+        kept: the ids of the inputs that it is to have; without, all that it reads. None comes back
+            where it reads others, and without ``kept`` where it reads gradients between steps.
     """
     fresh = traced.copied()
     for node in reversed(list(fresh.nodes)):
@@ -33,18 +70,22 @@ def as_traced(traced: Graph, lowered: Graph) -> Graph | None:
     )
     if not in_place_views:
         without_renames(fresh)
-    kept = {id(item) for item in lowered.inputs}
-    for item, node in zip(traced.inputs, list(fresh.find_nodes(op="placeholder")), strict=True):
-        if id(item) in kept:
-            continue
-        if item.kind is Kind.GRADIENT:
+    given = list(zip(traced.inputs, fresh.find_nodes(op="placeholder"), strict=True))
+    for item, node in given:
+        if item.kind is Kind.GRADIENT and not (item.kept if kept is None else id(item) in kept):
             _leave_out_writes(fresh, node)
-        _eliminate_dead(fresh)
-        if node.users:
-            return None
-        fresh.erase_node(node)
     _eliminate_dead(fresh)
-    return replace(traced.with_operations(fresh), inputs=lowered.inputs)
+    inputs = []
+    for item, node in given:
+        wanted = item.kind is not Kind.GRADIENT if kept is None else id(item) in kept
+        if node.users and not wanted:
+            return None
+        if node.users or (wanted and kept is not None):
+            inputs.append(item)
+        else:
+            fresh.erase_node(node)
+    runs = traced.with_operations(fresh)
+    return replace(runs, inputs=tuple(inputs))
 
 
 def _leave_out_writes(graph: fx.Graph, gradient: fx.Node) -> None:
@@ -61,7 +102,14 @@ def _eliminate_dead(graph: fx.Graph) -> None:
 
 def changed_before(graph: Graph, last: fx.Node) -> set[int]:
     """Positions of the inputs that operations before one change in place, also by views."""
-    nodes = itertools.takewhile(lambda node: node is not last, graph.operations())
+    return _changed(graph, itertools.takewhile(lambda node: node is not last, graph.operations()))
+
+
+def _written(graph: Graph) -> frozenset[int]:
+    return frozenset(_changed(graph, graph.operations()))
+
+
+def _changed(graph: Graph, nodes: Iterable[fx.Node]) -> set[int]:
     changed = {
         storage for node in nodes for one in changed_by(node) for storage in storages_of(one)
     }

@@ -15,7 +15,6 @@ not as plain as this, torch functionalizes the graph as a whole.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -60,7 +59,7 @@ def _traced(graph: Graph, run: Any, table: dict[Any, Any]) -> Graph:
         module = make_fx(
             run, decomposition_table=table, tracing_mode="fake", _allow_non_fake_inputs=True
         )(*examples)
-    return replace(graph, module=module)
+    return Graph(module=module, inputs=graph.inputs, mode=graph.mode)
 
 
 def _rewritten(graph: Graph, memories: dict[fx.Node, int], table: dict[Any, Any]) -> Any:

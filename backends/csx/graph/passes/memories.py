@@ -23,6 +23,8 @@ from fulgurite.backends.csx.graph.op_schema import (
 _aten: Any = torch.ops.aten
 _STATISTICS: dict[Any, tuple[int, int]] = {_aten.native_batch_norm.default: (3, 4)}
 """Operations that change arguments of which their schema says nothing, and their positions."""
+_IS_TRAINING = 5
+"""Position of the argument without which they change nothing."""
 
 
 def with_new_views(graph: Graph) -> Graph:
@@ -123,13 +125,13 @@ def is_plain(graph: Graph, memories: dict[fx.Node, int]) -> bool:
 
 def changed_by(node: fx.Node) -> list[fx.Node]:
     """The nodes whose tensors a node changes in place, told or not."""
-    untold = [node.args[i] for i in _STATISTICS.get(node.target, ())]
+    untold = [node.args[i] for i in _STATISTICS[node.target]] if changes_untold(node) else []
     return [*written_nodes(node), *(arg for arg in untold if isinstance(arg, fx.Node))]
 
 
 def changes_untold(node: fx.Node) -> bool:
     """Whether a node changes tensors of which its schema says nothing."""
-    return node.target in _STATISTICS
+    return node.target in _STATISTICS and node.args[_IS_TRAINING] is not False
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from fulgurite.backends.csx.graph.graph import Graph, Kind
+from fulgurite.backends.csx.graph.graph import Graph, Input, Kind
 from fulgurite.backends.csx.graph.op_schema import written_nodes
 
 
@@ -27,6 +27,21 @@ def prune(graph: Graph) -> Graph:
             fresh.erase_node(node)
     fresh.eliminate_dead_code()
     return replace(graph.with_operations(fresh), inputs=tuple(kept))
+
+
+def with_inputs(graph: Graph, inputs: tuple[Input, ...]) -> Graph:
+    """The same operations with inputs that they do not read among those that they do, in order."""
+    fresh, known = fx.Graph(), dict(zip(map(id, graph.inputs), graph.placeholders(), strict=True))
+    new: dict[fx.Node, fx.Node] = {}
+    for i, item in enumerate(inputs):
+        taken = fresh.placeholder(f"input_{i}")
+        taken.meta["val"] = item.example
+        if id(item) in known:
+            taken.meta = dict(known[id(item)].meta)
+            new[known[id(item)]] = taken
+    output = fresh.graph_copy(graph.module.graph, new)
+    fresh.output(output)
+    return replace(graph.with_operations(fresh), inputs=inputs)
 
 
 def _overwrites(user: fx.Node, node: fx.Node) -> bool:

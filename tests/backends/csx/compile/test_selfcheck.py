@@ -19,7 +19,6 @@ from settling import KEY, Settling
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fulgurite.backends.csx.capture import finished_trace
 from fulgurite.backends.csx.compile import (
     compilation,
     compiler_patches,
@@ -31,6 +30,7 @@ from fulgurite.backends.csx.compile import (
 from fulgurite.backends.csx.compile.cache import Fetched
 from fulgurite.backends.csx.compile.fingerprint import versions
 from fulgurite.backends.csx.graph.graph import Graph
+from fulgurite.backends.csx.graph.passes import as_traced
 from fulgurite.backends.csx.graph.passes.draws import functional_draws
 from fulgurite.backends.torch_versions import LOSES_ORDER
 from fulgurite.errors import MiscompiledWarning
@@ -327,8 +327,8 @@ def test_the_compilers_own_bug(
     ordered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With draws as the compiler has them: the order that it loses is kept, or else found out."""
-    passes = tuple(one for one in finished_trace.PASSES if one is not functional_draws)
-    monkeypatch.setattr(finished_trace, "PASSES", passes)
+    passes = tuple(one for one in as_traced.PASSES if one is not functional_draws)
+    monkeypatch.setattr(as_traced, "PASSES", passes)
     if not ordered:
         monkeypatch.setattr(compiler_patches, "order_after_writes", lambda: ())
     with warnings.catch_warnings(record=True) as warned:
