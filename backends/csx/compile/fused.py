@@ -48,7 +48,7 @@ class Fused:
 
 def has_regions(graph: Graph) -> bool:
     """Whether a graph has fused regions."""
-    return any(region_of(node) is not None for node in graph.operations())
+    return any(region_of(node) is not None for node in graph.runs.operations())
 
 
 def taken_out(graph: Graph) -> tuple[fx.GraphModule, list[Fused]]:

@@ -90,7 +90,7 @@ class HostFabric(Fabric):
             let_idle_threads_sleep()
         if next(graph.runs.operations(), None) is None:
             return _interpreted(graph, began, "it computes nothing", threads)
-        has_regions, policy = fused.has_regions(graph.runs), self._backend.policy
+        has_regions, policy = fused.has_regions(graph), self._backend.policy
         try:
             if policy == "disabled" and not has_regions:
                 raise NoToolchain("autogen_policy='disabled'")
