@@ -242,6 +242,7 @@ REQUIRED: dict[str, dict[str, str]] = {
     "torch._C": {
         "DisableTorchFunction": "backends/csx/capture/logs.py",
         "PyTorchFileReader": "backends/checkpoints/damage.py",
+        "_DisableAutocast": "backends/csx/graph/passes/as_traced.py",
         "_VariableFunctions": "trainer/config/types/makes.py",
         "_current_autograd_node": "backends/csx/diagnostics/user_lines.py",
         "_disabled_torch_function_impl": "backends/csx/state/dropped_gradient.py",

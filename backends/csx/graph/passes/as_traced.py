@@ -44,7 +44,7 @@ def _lower_later(runs: Graph) -> fx.GraphModule:
     def take_inputs(graph: Graph) -> Graph:
         return with_inputs(graph, runs.inputs)
 
-    with tracing(), torch.inference_mode(False), torch.autocast("cpu", enabled=False):
+    with tracing(), torch.inference_mode(False), torch._C._DisableAutocast():
         graph = lower(runs, PASSES)
         if len(graph.inputs) < len(runs.inputs):
             graph = lower(graph, (take_inputs,))

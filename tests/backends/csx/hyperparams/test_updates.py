@@ -46,6 +46,9 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
 }
 
 
+AS_TRACED: dict[str, Any] = {"policy": "disabled"}  # where the suite runs compiled, too
+
+
 class Reads(Classifier):
     """Keeps gradients after the update, which must leave them as they are."""
 
@@ -75,7 +78,9 @@ def updates_in(graph: Graph | None) -> int:
 @pytest.mark.parametrize("reads", [False, True])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_it_is_torchs_to_the_bit(optimizer: Callable[..., Optimizer], reads: bool) -> None:
-    ours, stock = both(lambda: Reads(optimizer, reads), lambda: (loader(96),), fresh=True)
+    ours, stock = both(
+        lambda: Reads(optimizer, reads), lambda: (loader(96),), fresh=True, policy="disabled"
+    )
     [graph] = graphs_of(ours)
     assert (updates_in(graph.as_traced), updates_in(graph)) == (1, 0)
     assert ours.losses == stock.losses
@@ -124,7 +129,7 @@ def test_groups_are_updates_of_their_own_and_numbers_may_change() -> None:
             ]
             return AdamW(groups, lr=0.01)
 
-    ours, stock = both(Scaled, lambda: (loader(96),), fresh=True)
+    ours, stock = both(Scaled, lambda: (loader(96),), fresh=True, **AS_TRACED)
     [graph] = graphs_of(ours)
     assert updates_in(graph.as_traced) == 2
     assert ours.losses == stock.losses
@@ -134,5 +139,7 @@ def test_groups_are_updates_of_their_own_and_numbers_may_change() -> None:
 @pytest.mark.parametrize("portion", [1, 20_000])
 def test_portions_of_an_update_are_the_whole(portion: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(update, "_PORTION", portion)
-    ours, stock = both(lambda: Classifier(mlp(), AdamW), lambda: (loader(96),), fresh=True)
+    ours, stock = both(
+        lambda: Classifier(mlp(), AdamW), lambda: (loader(96),), fresh=True, policy="disabled"
+    )
     assert ours.losses == stock.losses
