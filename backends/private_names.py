@@ -242,15 +242,19 @@ REQUIRED: dict[str, dict[str, str]] = {
     "torch._C": {
         "DisableTorchFunction": "backends/csx/capture/logs.py",
         "PyTorchFileReader": "backends/checkpoints/damage.py",
+        "_AutoDispatchBelowAutograd": "backends/csx/graph/lstm.py",
         "_DisableAutocast": "backends/csx/graph/passes/as_traced.py",
         "_VariableFunctions": "trainer/config/types/makes.py",
         "_current_autograd_node": "backends/csx/diagnostics/user_lines.py",
         "_disabled_torch_function_impl": "backends/csx/state/dropped_gradient.py",
-        "_get_mkldnn_enabled": "backends/csx/hyperparams/torch_optim.py",
+        "_get_mkldnn_enabled": "backends/csx/contract/overrides.py",
         "_jit_get_schemas_for_operator": "backends/csx/contract/scalar_arguments.py",
         "_set_grad_enabled": "backends/csx/compile/host_fabric.py",
         "_set_mkldnn_enabled": "backends/csx/hyperparams/torch_optim.py",
         "_swap_tensor_impl": "backends/csx/state/fake_swap.py",
+    },
+    "torch._C._functorch": {
+        "maybe_current_level": "backends/csx/contract/overrides.py",
     },
     "torch._dynamo": {
         "OptimizedModule": "trainer/function.py",

@@ -10,12 +10,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from needs import watch
-from recorded import recorded
+from recorded import place, recorded
 from torch import Tensor
 
 import fulgurite
@@ -72,11 +73,12 @@ class Stock:
 
     Args:
         fit: fits it.
+        place: where they are kept.
     """
 
-    def __init__(self, fit: Callable[[], Run]) -> None:
+    def __init__(self, fit: Callable[[], Run], place: Path | None) -> None:
         self._fit = fit
-        self.compared: Compared = recorded(lambda: self.run.compared)
+        self.compared: Compared = recorded(lambda: self.run.compared, place)
         self.losses, self.metrics = self.compared.losses, self.compared.metrics
         self.final = self.compared.final
 
@@ -185,11 +187,12 @@ def both(
             module or a callback did outside of both.
         options: of ``fit``.
     """
+    kept = place()
     ours = fit(make, loaders, static=True, **options)
     options = {k: v for k, v in options.items() if k not in ("policy", "backend")}
     stock = functools.partial(fit, make, loaders, static=False, **options)
     watch.stock += 1
-    return ours, stock() if fresh else Stock(stock)
+    return ours, stock() if fresh else Stock(stock, kept)
 
 
 def assert_close(got: Any, wanted: Any, tolerance: float = 1e-5, where: str = "") -> None:

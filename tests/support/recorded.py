@@ -16,7 +16,7 @@ import os
 import pickle
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +36,37 @@ STOCK_RUNS_TOO = (fulgurite.callbacks, fulgurite.nn, fulgurite.optim)
 again = False
 """Whether results are made again (``--record``)."""
 
-_asked: Counter[str] = Counter()
+_asked: Counter[tuple[str, ...]] = Counter()
+_rows: tuple[str, ...] = ()
 
 
-def recorded(make: Callable[[], Any]) -> Any:
-    """What ``make`` returned when this row was last fitted with this torch; else what it returns.
+@contextlib.contextmanager
+def of_rows(names: tuple[str, ...]) -> Iterator[None]:
+    """While it lasts, what is recorded is of these rows of a test, not of all of it."""
+    global _rows
+    before, _rows = _rows, names
+    try:
+        yield
+    finally:
+        _rows = before
 
-    Outside a test, and where a result cannot be pickled, it is made each time.
+
+def place() -> Path | None:
+    """Where the result of a test's next stock run is kept; None outside a test.
+
+    Who trains beside stock asks first: a run that fails must not move those after it.
     """
     test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
-    if not test:
+    return _file(test) if test else None
+
+
+def recorded(make: Callable[[], Any], file: Path | None) -> Any:
+    """What ``make`` returned when this row was last fitted with this torch; else what it returns.
+
+    Without a place, and where a result cannot be pickled, it is made each time.
+    """
+    if file is None:
         return make()
-    file = _file(test)
     if file.exists() and not again:
         os.utime(file)
         return torch.load(file, weights_only=False)
@@ -58,10 +77,10 @@ def recorded(make: Callable[[], Any]) -> Any:
 
 
 def _file(test: str) -> Path:
-    """Where the result of a test's next stock run is kept."""
-    _asked[test] += 1
+    _asked[test, *_rows] += 1
     own = TESTS / test.partition("::")[0].removeprefix("tests/")
-    row = test, _asked[test], _source(own), _source(TESTS / "support"), _surroundings()
+    sources = _source(own), _source(TESTS / "support")
+    row = test, _rows, _asked[test, *_rows], *sources, _surroundings()
     return FOLDER / f"{hashlib.sha256(repr(row).encode()).hexdigest()}.pt"
 
 

@@ -9,7 +9,7 @@ each a line of JSON is printed: the name, what came of it, what was said, and th
 ``FOLDER`` receives compile caches. Three ways of use, by what is to come of a name that is gone:
 
 at once   the package is imported, by each of its doors
-late      a step is traced, a parameter file's values are checked
+late      the values of a parameter file are checked
 compiled  a fit that waits for its program; the C++ compiler is one that fails, so that nobody waits
 """
 
@@ -225,17 +225,12 @@ def way(name: str, kind: str, folder: Path) -> Callable[[], str]:
     if kind == "at once":
         return imported
     if kind == "late":
-        return checked if name.startswith("jsonargparse") else disabled(folder)
+        return checked
     if name.endswith(_LOADING):
         return lambda: trained(folder / "compiled")
     policy = "aggressive" if name.endswith(_TUNED) else "default"
     empty = Path(tempfile.mkdtemp(dir=folder))
     return lambda: trained(empty, fused=name.endswith(_FUSED), autogen_policy=policy)
-
-
-def disabled(folder: Path) -> Callable[[], str]:
-    """A fit that compiles nothing."""
-    return lambda: trained(folder, autogen_policy="disabled")
 
 
 def used(use: Callable[[], str]) -> str:

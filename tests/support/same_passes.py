@@ -31,7 +31,7 @@ def compare(name: str, before: Graph, after: Graph) -> None:
     """
     if name in ROUNDS:
         return
-    given = {key(item): random_input(item) for item in before.inputs}
+    given = {key(item): random_input(item) for item in (*before.inputs, *after.inputs)}
     for k in unused_numbers(before):
         given[Kind.NUMBERS, 0][k] = 0.0
     try:

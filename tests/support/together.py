@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import lightning.pytorch as pl
 import torch
+from recorded import of_rows
 from torch import Tensor, nn
 
 T = TypeVar("T")
@@ -38,7 +39,8 @@ def check_each(
         name: of a row, for the error.
     """
     try:
-        check(rows)
+        with of_rows(tuple(map(name, rows))):
+            check(rows)
     except Exception as error:  # whatever a row does wrong; it is raised again with its name
         failures = [] if len(rows) == 1 else _of_halves(rows, check, name)
         if failures:

@@ -28,7 +28,8 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "private_names.md"
 TABLE = ROOT / "backends" / "private_names.py"
 ROOMS = ("backends", "callbacks", "loops", "trainer")
-COMPILER = "backends/csx/compile/"
+COMPILER = ("backends/csx/compile/", "backends/csx/graph/passes/decompositions.py")
+"""Where what is made for the compiler is made."""
 OUTSIDE = ("host_fabric.py", "threads.py", "toolchain.py", "background.py")
 """Files of the compiler's room whose functions do not run below ``failures_told`` alone."""
 
@@ -206,14 +207,15 @@ class _File:
 
     def _kind(self, node: ast.AST) -> str:
         """What happens where a name is gone that is used here."""
+        below = self._file.startswith(COMPILER) and not self._file.endswith(OUTSIDE)
+        if below and (self._function(node) is not None or self._file.endswith("lowerings.py")):
+            return COMPILED
         above: ast.AST | None = node
         while above is not None:
             if isinstance(above, ast.Try) and "UnsupportedVersion" in ast.dump(above):
                 return LATE
             above = self._parents.get(above)
-        below = self._file.startswith(COMPILER) and not self._file.endswith(OUTSIDE)
-        late = self._function(node) is not None or self._file.endswith("lowerings.py")
-        return COMPILED if below and late else AT_ONCE
+        return AT_ONCE
 
     def _function(self, node: ast.AST) -> ast.FunctionDef | None:
         above = self._parents.get(node)
@@ -336,7 +338,7 @@ in a line at the first program, and each name is one of three kinds:
   once (2 ms). Where a name is gone, that ends with `fulgurite.errors.UnsupportedVersion`, an
   `ImportError`, which says which name, what needs it, the version that is installed and those that
   were tested. So it is for the devices "CPU" and "GPU" too.
-- A few are asked for where they are first used, for their modules take time to import. It is the
+- What reads the classes of parameter files is asked for where one is first read. It is the
   same error, before anything was trained.
 - Without what only compiling needs, programs run
   [operation by operation](backends.md#compiling-that-fails), and their line says what is gone.

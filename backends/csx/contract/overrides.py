@@ -14,6 +14,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from fulgurite.backends.csx.graph.lstm import lstm
 from fulgurite.backends.csx.hyperparams.torch_optim import without_mkldnn
 from fulgurite.backends.patches import applied, patches_of
 from fulgurite.backends.torch_versions import CHECKED
@@ -55,9 +56,23 @@ def _stacked(args: Any, kwargs: Any) -> Any:
     return built(data).to(**options).requires_grad_(kwargs.get("requires_grad", False))
 
 
-def _plain_lstm(args: Any, kwargs: Any) -> Any:
+def _lstm(args: Any, kwargs: Any) -> Any:
+    """``torch.lstm``: a layer is one operation where oneDNN computes it, else its steps."""
+    if _is_of_onednn(*args, **kwargs):
+        return lstm(*args, **kwargs)
     with without_mkldnn():
         return torch.lstm(*args, **kwargs)
+
+
+def _is_of_onednn(x: Tensor, states: Any, *others: Any) -> bool:
+    """Whether oneDNN would compute: float32, no packed sequence, no projection, no functorch."""
+    if isinstance(states, Tensor) or x.dtype is not torch.float32 or not x.numel():
+        return False
+    plain = (
+        not torch.is_autocast_enabled(x.device.type)
+        and not torch._C._functorch.maybe_current_level()
+    )
+    return plain and states[0].shape == states[1].shape and torch._C._get_mkldnn_enabled()
 
 
 def _gaussian_nll(args: Any, kwargs: Any) -> Any:
@@ -115,7 +130,7 @@ STATIC_FORMS: dict[Any, Callable[[Any, Any], Any]] = {
     torch.bincount: _static_bincount,
     Tensor.bincount: _static_bincount,
     torch.tensor: _stacked,
-    torch.lstm: _plain_lstm,
+    torch.lstm: _lstm,
     Tensor.__deepcopy__: _copied,
     Tensor.random_: _random_from_zero,
     nn.functional.gaussian_nll_loss: _gaussian_nll,

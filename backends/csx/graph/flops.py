@@ -16,7 +16,11 @@ from torch.utils.flop_counter import flop_registry
 
 from fulgurite.backends.csx.diagnostics.user_lines import line_of, module_of, split_backward
 from fulgurite.backends.csx.graph.graph import Graph
+from fulgurite.backends.csx.graph.lstm import LAYER, LAYER_BACKWARD, flops_of_layer
 from fulgurite.backends.torch_versions import FORMULAS_OF_OTHERS
+
+_LAYERS = {LAYER: (0, 1), LAYER_BACKWARD: (3, 2)}
+"""An LSTM's layer: where its input stands, and how often its products are computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +62,10 @@ def products_of(graph: Graph) -> tuple[Product, ...]:
 def flops_of(node: fx.Node) -> int | None:
     """The floating-point operations of an operation; None of one that is no product."""
     packet: Any = getattr(node.target, "overloadpacket", node.target)
+    if node.target in _LAYERS:
+        at, times = _LAYERS[node.target]
+        operands: Any = node.args[at : at + 3]
+        return times * flops_of_layer(*(one.meta["val"] for one in operands))
     formula = flop_registry.get(packet) or flop_registry.get(FORMULAS_OF_OTHERS.get(packet))
     if formula is None:
         return None

@@ -22,7 +22,7 @@ import torch
 from harness import make_trainer
 from needs import watch
 from programs.compared import DIFFERENT, REFUSED, WARNED, first_difference
-from recorded import recorded
+from recorded import place, recorded
 
 from fulgurite import FrozenValueWarning
 from fulgurite.backends import reset_backend
@@ -82,7 +82,7 @@ def difference(name: str) -> str | None:
             return None
         return f"no {REFUSED[name].__name__}"
     watch.stock += 1
-    stock = recorded(lambda: results(program, static=False))
+    stock = recorded(lambda: results(program, static=False), place())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         ours = results(program, static=True)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
+from fulgurite.backends.csx.graph.lstm import WRITTEN_OUT
 from fulgurite.backends.csx.graph.op_schema import is_random
 from fulgurite.backends.patches import applied, patches_of
 from fulgurite.backends.supported import UnsupportedVersion
@@ -28,7 +29,7 @@ def decompositions() -> dict[Any, Any]:
         table[operation] = _with_full_statistics(table[operation])
     for operation in _LAID_OUT:
         table[operation] = _in_eager_layout(table[operation])
-    return table
+    return table | WRITTEN_OUT
 
 
 def _compilers_table() -> dict[Any, Any]:
