@@ -8,8 +8,8 @@ precision on every device), ``csx`` (the static-graph backend), ``closures``, ``
 ``gradient_norm`` (what a step may call on every device), ``schedules`` (schedulers that a program
 computes), ``step_context`` (what runs now, which they ask), ``checkpoints`` (files that are whole,
 on every device), ``safe_load`` (what is read runs nothing), ``interrupts`` (Ctrl-C while something
-is put back), ``garbage`` (Python's collector while a step is traced). Importing this package
-registers strategy and accelerator "csx" with Lightning, so that
+is put back), ``garbage`` (Python's collector while a step is traced), ``heap`` (what a step frees).
+Importing this package registers strategy and accelerator "csx" with Lightning, so that
 ``lightning.Trainer(strategy="csx")`` works too.
 """
 
