@@ -39,6 +39,4 @@ def freed_memory_kept() -> Iterator[None]:
     try:
         yield
     finally:
-        set_limit(
-            _TRIM_THRESHOLD, 2 * _LARGEST
-        )  # as glibc where such were freed
+        set_limit(_TRIM_THRESHOLD, 2 * _LARGEST)  # as glibc where such were freed

@@ -23,6 +23,7 @@ import torch
 import torch._dynamo.config
 
 from fulgurite.backends.csx.capture.host_calls import static_metrics
+from fulgurite.backends.csx.capture.layouts import laid_out_by_kernels
 from fulgurite.backends.csx.capture.scope import Scope
 from fulgurite.backends.csx.capture.trainer_state import Answers, noted_answers
 from fulgurite.backends.csx.contract.frozen_reads import frozen_reads, warn_of_frozen_reads
@@ -54,6 +55,7 @@ def patches(scope: Scope, line: Callable[[], UserLine | None], answers: Answers)
     yield from eager_updates(
         scope.optimizers
     )  # torch.optim and BatchNorm: counts and numbers that are traced
+    yield from laid_out_by_kernels()  # torch.fx: where results lie
     yield from traced_as_fakes()  # torch.fx: fakes in the place of state
     yield from plain_library_code()  # torch, logging: what only pays eagerly, or prints
     yield from refused_calls(line)  # torch: functions whose use is an error

@@ -124,16 +124,21 @@ class Comparison:
         return (inputs + i for i in range(k) if _seen_in(returned[i]) is own)
 
     def _unexplained(self, apart: dict[int, _Slack], start: Start) -> dict[int, _Slack]:
-        """Those of the values apart that the graph's own rounding does not explain."""
+        """Those of the values apart that the graph's own rounding does not explain.
+
+        How far that moves a value is seen in the operations after all passes: beside what they
+        themselves give, for ``right`` is of the step as it was traced, which passes may change.
+        """
         waited = 0
+        unmoved = self.run(lambda given: self._graph.module(*given), start) if apart else None
         for seed in range(_DRAWS):
-            if not apart or waited == _PATIENCE:
+            if unmoved is None or not apart or waited == _PATIENCE:
                 break
             count = sum(slack.left for slack in apart.values())
             noisy = Noisy(self._graph.module, seed, scale=2 ** (seed // 8))
             moved = self.run(_run_by(noisy), start)
             for k, slack in apart.items():
-                slack.widen(moved.values[k])
+                slack.widen(moved.values[k], unmoved.values[k])
             apart = {k: slack for k, slack in apart.items() if slack.left}
             waited = 0 if sum(slack.left for slack in apart.values()) < count else waited + 1
         return apart
@@ -160,12 +165,12 @@ class _Slack:
         """How many elements are apart."""
         return 0 if self._apart is None else int(self._apart.sum())
 
-    def widen(self, moved: Tensor) -> None:
+    def widen(self, moved: Tensor, unmoved: Tensor) -> None:
         """Take in what another rounding made of the value."""
-        moves = (_numbers(moved) - self._b).abs()
-        moves = moves.nan_to_num(nan=torch.inf)  # finite here and not there
-        moves = moves.masked_fill(~self._b.isfinite() & (_numbers(moved) == self._b), 0.0)
-        moves = moves.masked_fill(self._b.isnan() & _numbers(moved).isnan(), 0.0)
+        a, b = _numbers(moved), _numbers(unmoved)
+        moves = (a - b).abs().nan_to_num(nan=torch.inf)  # finite here and not there
+        moves = moves.masked_fill(~b.isfinite() & (a == b), 0.0)
+        moves = moves.masked_fill(b.isnan() & a.isnan(), 0.0)
         self._moved = moves if self._moved is None else torch.maximum(self._moved, moves)
         self._compare()
 

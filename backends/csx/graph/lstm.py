@@ -151,7 +151,11 @@ def _run(
     reverse: bool,
     keeps: bool,
 ) -> Any:
-    """oneDNN's layer, which keeps something only where gradients are on."""
+    """oneDNN's layer, which keeps something only where gradients are on.
+
+    It takes operands as if they lay in order, which is not so for all that do while it is traced.
+    """
+    x, h, c = x.contiguous(), h.contiguous(), c.contiguous()
     with torch.set_grad_enabled(keeps), torch._C._AutoDispatchBelowAutograd():
         weights = of_x, of_h, *_biases(of_x, bias_x, bias_h)
         has_biases = bias_x is not None
@@ -179,6 +183,7 @@ def _run_backward(
     reverse: bool,
 ) -> Any:
     weights = of_x, of_h, *_biases(of_x, bias_x, bias_h)
+    x, first_h, first_c = x.contiguous(), first_h.contiguous(), first_c.contiguous()
     given = x, *weights, first_h, first_c, outputs, last_h, last_c, to_outputs, to_h, to_c
     has_biases = bias_x is not None
     how: Any = reverse, _LSTM, first_h.shape[1], 1, has_biases, True, False, [], False

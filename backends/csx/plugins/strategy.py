@@ -70,9 +70,8 @@ class StaticGraph(ChecksStates):
 
     def __init__(self, backend: CSXBackend | None = None, **strategy_options: Any) -> None:
         refuse_replaced_precision()
-        if backend is None:
-            live = current_backend()
-            backend = live if isinstance(live, CSXBackend) else CSXBackend()
+        live = current_backend()
+        backend = backend or (live if isinstance(live, CSXBackend) else CSXBackend())
         self.backend, self.fabric = backend, make_fabric(backend)
         self.data_position: dict[str, Any] = {}
         self.loader_generators: list[torch.Tensor] = []
@@ -81,7 +80,7 @@ class StaticGraph(ChecksStates):
         self.training: StepFunction | None = None  # the step, once a fit has begun
         self._evaluation = EvaluationSteps(self._step_function)
         self.host_code, self.audit_budget = HostCode(), Budget()
-        self._hooks = contextlib.ExitStack()  # of the optimizers, taken away by closing it
+        self._hooks = contextlib.ExitStack()  # taken away by closing it
         self._aside = contextlib.ExitStack()  # what a run that only builds puts back
         self.schedulers = RunSchedulers()
         self.keeps_gradients = False  # in p.grad between steps: the host reads them

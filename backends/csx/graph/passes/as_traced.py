@@ -54,6 +54,9 @@ def _lower_later(runs: Graph) -> fx.GraphModule:
 def _without_unread(traced: Graph, kept: Container[int] | None = None) -> Graph | None:
     """A step without the inputs that nothing reads, and what they alone are for.
 
+    A view is a ``reshape``, which copies where it must: where operands lie turned, 35 operations
+    lay out their results otherwise than torch says while a step is traced, batch norm among them
+    (the CPU's kernels beside ``FakeTensor``, torch 2.13), and a ``view`` would be an error then.
     Where state is held (``hold``), whoever runs it has to do that.
 
     Args:
@@ -65,6 +68,8 @@ def _without_unread(traced: Graph, kept: Container[int] | None = None) -> Graph 
     for node in reversed(list(fresh.nodes)):
         if getattr(node.target, "namespace", "") == "profiler":
             fresh.erase_node(node)
+        elif node.target is torch.ops.aten.view.default:
+            node.target = torch.ops.aten.reshape.default
     in_place_views = any(
         torch.Tag.inplace_view in getattr(node.target, "tags", ()) for node in fresh.nodes
     )

@@ -87,6 +87,7 @@ def _with_full_statistics(decomposition: Callable[..., Any]) -> Callable[..., An
 
 _LAID_OUT = (
     torch.ops.aten.cat.default,
+    torch.ops.aten.native_batch_norm.default,
     torch.ops.aten.upsample_nearest1d.default,
     torch.ops.aten._upsample_nearest_exact1d.default,
 )
@@ -109,6 +110,8 @@ def _in_eager_layout(decomposition: Callable[..., Any]) -> Callable[..., Any]:
             suggest_memory_format(one) for one in (x if isinstance(x, (list, tuple)) else [x])
         }
         [layout] = formats if len(formats) == 1 else [torch.contiguous_format]
+        if isinstance(made, tuple):
+            return made[0].contiguous(memory_format=layout), *made[1:]
         return made.contiguous(memory_format=layout)
 
     return decomposed

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from broken_programs import BROKEN, Broken, Call, Wrong
 from broken_programs import loaders as loaders_of_broken
+from graphs import graph_of
 from harness import Run, assert_same_run, both, fit
 from models import SiluDropout
 from settling import KEY, Settling
@@ -394,3 +395,21 @@ def test_a_program_that_is_wrong_in_one_way_is_seen_within_eight_steps(
         if what is None
         else [["wrong"]]
     )
+
+
+def test_a_pass_that_is_wrong_is_seen(tmp_path: Path) -> None:
+    """Rounding is measured in the operations after all passes: it excuses nothing of theirs."""
+    traced = graph_of(lambda a: (a * 2.0).sum(), torch.rand(8))
+    wrong = graph_of(lambda a: (a * 3.0).sum(), torch.rand(8))
+    settled: list[bool] = []
+    check = selfcheck.SelfCheck(
+        wrong,
+        lambda inputs: list(wrong.module(*inputs)),
+        lambda inputs: list(traced.module(*inputs)),
+        lambda passed, *_: settled.append(passed),
+        tmp_path,
+        tmp_path,
+    )
+    with pytest.warns(MiscompiledWarning, match="what the step returns"):
+        [result] = check([torch.ones(8)])
+    assert (float(result), settled) == (16.0, [False])

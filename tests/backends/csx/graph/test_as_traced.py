@@ -10,7 +10,7 @@ import pytest
 import torch
 from graphs import graph_of, operations
 from harness import assert_same_run, both, fit
-from models import Classifier, convnet, loader, mlp, pictures
+from models import CLASSES, Classifier, convnet, loader, mlp, pictures
 from torch import Tensor, nn
 
 from fulgurite.backends.csx.compile.fingerprint import program_key
@@ -144,3 +144,30 @@ def test_what_a_formula_was_traced_with_is_in_the_key() -> None:
 
     keys = [key(), key(weight_decay=0.1), key(momentum=0.5), key(momentum=0.5, dampening=0.1)]
     assert len({*keys, key()}) == 4, [*itertools.combinations(keys, 2)]
+
+
+class Turned(Classifier):
+    """A batch norm of what lies turned, whose kernel lays out its result in order.
+
+    While a step is traced, it lies as its operand does: a reshape is then a view, which a write
+    goes through; in stock Lightning it is a copy.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, CLASSES))
+        self.norm = nn.BatchNorm1d(4)
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        x, y = batch
+        normed = self.norm(x.view(len(x), 2, 4).transpose(1, 2))
+        rows = normed.transpose(1, 2).reshape(-1, 4)
+        rows.mul_(2.0)
+        logits = self.net(rows).view(len(x), 2, -1).sum(1)
+        return nn.functional.cross_entropy(logits, y) + normed.square().mean()
+
+
+@pytest.mark.numbers
+@pytest.mark.compiler
+@pytest.mark.parametrize("policy", ["disabled", "default"])
+def test_what_lies_otherwise_than_traced_is_copied_as_in_stock(policy: str) -> None:
+    assert_same_run(*both(Turned, lambda: (loader(96),), policy=policy))
