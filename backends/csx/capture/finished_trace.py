@@ -26,7 +26,7 @@ from fulgurite.backends.csx.contract.watched import EPOCH, INDEX, holds_traced
 from fulgurite.backends.csx.graph.flops import products_of
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.passes import CBFLOAT16_PASSES, lower
-from fulgurite.backends.csx.graph.passes.as_traced import lowered
+from fulgurite.backends.csx.graph.passes.as_traced import let_views_copy, lowered
 from fulgurite.backends.csx.state.carried_gradients import Carried
 from fulgurite.backends.csx.state.places import Place
 from fulgurite.backends.patches import MISSING
@@ -124,7 +124,7 @@ class FinishedTrace:
         sources = self._sources(constants)
         inputs.add_constants(constants)
         items = inputs.gradients.marked(inputs.items)
-        traced = Graph(module=self.module, inputs=tuple(items), mode=inputs.mode)
+        traced = let_views_copy(Graph(module=self.module, inputs=tuple(items), mode=inputs.mode))
         products = products_of(traced)
         narrow = scope.fp16_type == "cbfloat16"
         graph = lower(traced, CBFLOAT16_PASSES) if narrow else lowered(traced)

@@ -96,6 +96,18 @@ def _copied(args: Any, kwargs: Any) -> Any:
     return copied
 
 
+def _affine_grid(args: Any, kwargs: Any) -> Any:
+    """``F.affine_grid`` under autocast, whose kernel multiplies in the 16-bit type then."""
+    given = dict(zip(("theta", "size", "align_corners"), args, strict=False)) | kwargs
+    theta, size, corners = given["theta"], given["size"], bool(given.get("align_corners"))
+    if not torch.is_autocast_enabled(theta.device.type):
+        return NotImplemented
+    same = torch.eye(*theta.shape[1:]).expand(1, -1, -1)
+    points = torch.affine_grid_generator(same, [1, *size[1:]], corners).flatten(1, -2)
+    points = nn.functional.pad(points, (0, 1), value=1.0).expand(len(theta), -1, -1)
+    return torch.bmm(points, theta.transpose(1, 2)).view(len(theta), *size[2:], -1)
+
+
 def _random_from_zero(args: Any, kwargs: Any) -> Any:
     """``x.random_(low, high)``: the overload of both is called ``from``, no name in code."""
     given = {**dict(zip(("self", "from", "to"), args, strict=False)), **kwargs}
@@ -133,6 +145,7 @@ STATIC_FORMS: dict[Any, Callable[[Any, Any], Any]] = {
     torch.lstm: _lstm,
     Tensor.__deepcopy__: _copied,
     Tensor.random_: _random_from_zero,
+    **dict.fromkeys((torch.affine_grid_generator, nn.functional.affine_grid), _affine_grid),
     nn.functional.gaussian_nll_loss: _gaussian_nll,
     **dict.fromkeys((torch.cov, Tensor.cov), _covariance),
     **dict.fromkeys((torch.corrcoef, Tensor.corrcoef), _correlation),

@@ -24,6 +24,19 @@ from fulgurite.backends.csx.graph.passes.rename import without_renames
 from fulgurite.backends.patches import tracing
 
 
+def let_views_copy(traced: Graph) -> Graph:
+    """Make each view of a traced step a ``reshape``, which copies where it must; in place.
+
+    Its result has the same numbers. Where operands lie turned, results lie otherwise than traced in
+    decompositions of 35 operations, batch norm among them, and in kernels that ``capture.layouts``
+    does not know: a ``view`` would be an error there.
+    """
+    for node in traced.operations():
+        if node.target is torch.ops.aten.view.default:
+            node.target = torch.ops.aten.reshape.default
+    return traced
+
+
 def lowered(traced: Graph) -> Graph:
     """A step after ``PASSES``; where they can, they run when somebody looks at its operations.
 
@@ -54,9 +67,6 @@ def _lower_later(runs: Graph) -> fx.GraphModule:
 def _without_unread(traced: Graph, kept: Container[int] | None = None) -> Graph | None:
     """A step without the inputs that nothing reads, and what they alone are for.
 
-    A view is a ``reshape``, which copies where it must: where operands lie turned, 35 operations
-    lay out their results otherwise than torch says while a step is traced, batch norm among them
-    (the CPU's kernels beside ``FakeTensor``, torch 2.13), and a ``view`` would be an error then.
     Where state is held (``hold``), whoever runs it has to do that.
 
     Args:
@@ -68,8 +78,6 @@ def _without_unread(traced: Graph, kept: Container[int] | None = None) -> Graph 
     for node in reversed(list(fresh.nodes)):
         if getattr(node.target, "namespace", "") == "profiler":
             fresh.erase_node(node)
-        elif node.target is torch.ops.aten.view.default:
-            node.target = torch.ops.aten.reshape.default
     in_place_views = any(
         torch.Tag.inplace_view in getattr(node.target, "tags", ()) for node in fresh.nodes
     )

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from harness import assert_same_run, both
+from models import Classifier, loader
+from torch import Tensor, nn
 from torch.nn import functional
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "precision.md"
@@ -109,3 +111,19 @@ def test_everything_else_keeps_the_type_of_its_input(name: str) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         given = [ELSEWHERE[name](SQUARE.to(one)).dtype for one in (torch.float32, torch.bfloat16)]
     assert given == [torch.float32, torch.bfloat16]
+
+
+class Grids(Classifier):
+    """Its loss is of a grid, whose points are products."""
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        theta = self.net(batch[0]).view(-1, 2, 3)
+        grid = functional.affine_grid(theta, [len(theta), 1, 3, 5], align_corners=False)
+        assert grid.dtype is torch.bfloat16
+        return grid.float().square().mean()
+
+
+@pytest.mark.numbers
+def test_a_grids_points_are_16_bit_products() -> None:
+    runs = both(lambda: Grids(nn.Linear(8, 6)), lambda: (loader(96),), precision="bf16-mixed")
+    assert_same_run(*runs)
