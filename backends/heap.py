@@ -8,10 +8,9 @@ ms; compiled 0 or 5,000, from run to run, as the heap lay; with this 0 (measured
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Callable
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
 _LARGEST = 32 * 2**20  # of a block in the heap: glibc takes no more
@@ -19,24 +18,32 @@ _ALL = 2**31 - 1  # of a C int
 _OF_THE_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_")
 
 
-@contextlib.contextmanager
-def freed_memory_kept() -> Iterator[None]:
-    """Keep up to 2 GB of what is freed while the block runs; then give back all but 64 MB.
+def keep_freed_memory() -> Callable[[], None]:
+    """Keep up to 2 GB of what is freed, until the returned function gives back all but 64 MB.
 
     Blocks of more than 32 MB are mapped one by one, as ever. Where the user has set glibc's limits,
     and where the C library is another, nothing changes.
     """
     limits = os.environ.get("GLIBC_TUNABLES", "")
+    if "malloc" in limits or any(one in os.environ for one in _OF_THE_USER):
+        return _nothing
+    if not _limit(_MMAP_THRESHOLD, _LARGEST):
+        return _nothing
+    _limit(_TRIM_THRESHOLD, _ALL)
+    return _give_back
+
+
+def _nothing() -> None:
+    """Where nothing was changed."""
+
+
+def _give_back() -> None:
+    _limit(_TRIM_THRESHOLD, 2 * _LARGEST)  # as glibc where such were freed
+
+
+def _limit(which: int, size: int) -> bool:
+    """Set a limit of glibc's heap; whether the C library has it."""
     try:
-        set_limit = ctypes.CDLL(None).mallopt
+        return bool(ctypes.CDLL(None).mallopt(which, size))
     except AttributeError:  # not glibc
-        set_limit = None
-    if set_limit is None or "malloc" in limits or any(one in os.environ for one in _OF_THE_USER):
-        yield
-        return
-    set_limit(_MMAP_THRESHOLD, _LARGEST)
-    set_limit(_TRIM_THRESHOLD, _ALL)
-    try:
-        yield
-    finally:
-        set_limit(_TRIM_THRESHOLD, 2 * _LARGEST)  # as glibc where such were freed
+        return False

@@ -51,7 +51,7 @@ from fulgurite.backends.csx.program.step_function import HostCode, StepFunction
 from fulgurite.backends.csx.program.summary import Program
 from fulgurite.backends.csx.state.first_update import hidden
 from fulgurite.backends.csx.state.optimizer_hooks import before_steps
-from fulgurite.backends.heap import freed_memory_kept
+from fulgurite.backends.heap import keep_freed_memory
 from fulgurite.backends.safe_load import naming_classes
 
 LOOPS = "fulgurite.loops:install"
@@ -124,7 +124,7 @@ class StaticGraph(ChecksStates):
         pkgutil.resolve_name(LOOPS)(trainer)
         self.host_code.hooks = hooks_between_steps(trainer, module)
         self._evaluation.begin(trainer, module)
-        self._hooks.enter_context(freed_memory_kept())
+        self._hooks.callback(keep_freed_memory())
         if trainer.ckpt_path is None or trainer.state.fn != TrainerFn.FITTING:
             self.restored = None
         super().setup(trainer)
