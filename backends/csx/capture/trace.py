@@ -31,6 +31,7 @@ from fulgurite.backends.csx.capture.trees import (
     check_ties,
     order_of,
 )
+from fulgurite.backends.csx.capture.undo import flat_weights_kept
 from fulgurite.backends.csx.capture.updates import Updates
 from fulgurite.backends.csx.contract.attributes import Attributes
 from fulgurite.backends.csx.contract.changes import Changes
@@ -208,6 +209,7 @@ class Trace:
             self.changes.watched(boundary),
             self.attributes.watched(boundary),
             self._constants,
+            flat_weights_kept(self.modules),
         ):
             yield
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+
+from torch import nn
 
 from fulgurite.backends.csx.capture.python_state import PythonState
 from fulgurite.backends.csx.capture.scope import Scope
@@ -48,6 +50,27 @@ def restored(scope: Scope) -> Iterator[None]:
         yield
     finally:
         before.restore()
+
+
+@contextlib.contextmanager
+def flat_weights_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Put back what recurrent layers listed anew: they hold their weights a second time.
+
+    Each call lists them again where one is another object than in the last call, which
+    ``functional_call`` and ``weight_norm`` make it: after a step that is none of ours to repeat.
+    """
+    before = [
+        (one, one._flat_weights, list(one._flat_weights), one._flat_weight_refs)
+        for one in modules
+        if isinstance(one, nn.RNNBase)
+    ]
+    try:
+        yield
+    finally:
+        for layer, weights, content, references in before:
+            if layer._flat_weight_refs is not references:
+                weights[:] = content
+                vars(layer).update(_flat_weights=weights, _flat_weight_refs=references)
 
 
 @contextlib.contextmanager

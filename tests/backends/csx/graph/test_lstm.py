@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import both
+from harness import assert_same_run, both
 from idioms.layers import Sequences
 from models import loader
 from torch import Tensor, nn
@@ -113,3 +113,46 @@ def test_a_fit_has_the_numbers_of_stock_to_the_bit() -> None:
     targets = [node.target for node in program.graph.runs.operations()]
     assert (targets.count(LAYER), targets.count(LAYER_BACKWARD)) == (4, 4)
     assert ours.losses == stock.losses
+
+
+class Dropped(nn.Module):
+    """An LSTM whose weights of the recurrence lose some of their values in every call."""
+
+    def __init__(self, inner: nn.LSTM) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Any:
+        weight = nn.functional.dropout(self.inner.weight_hh_l0, 0.3, self.training)
+        return torch.func.functional_call(self.inner, {"weight_hh_l0": weight}, (x,))
+
+
+OF_THE_STEP: dict[str, Callable[[nn.LSTM], nn.Module]] = {
+    "functional_call": Dropped,
+    "weight_norm": lambda layer: nn.utils.weight_norm(layer, "weight_hh_l0"),
+    "parametrizations": lambda layer: nn.utils.parametrizations.weight_norm(layer, "weight_hh_l0"),
+}
+
+
+@pytest.mark.fits
+@pytest.mark.numbers
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
+@pytest.mark.parametrize("norm", OF_THE_STEP.values(), ids=OF_THE_STEP)
+def test_weights_that_the_step_makes_are_lists_of_each_call(
+    norm: Callable[[nn.LSTM], nn.Module],
+) -> None:
+    """The layer lists its weights anew then; the next trace listed none, and was another one."""
+
+    class Looks(Sequences):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("loss", nn.functional.cross_entropy(self(batch[0]), batch[1]))
+
+        def on_train_batch_end(self, *_: Any) -> None: ...
+
+    ours, stock = both(
+        lambda: Looks(norm(nn.LSTM(2, 6, batch_first=True)), 6),
+        lambda: (loader(48), loader(48)),
+        max_epochs=3,
+        backend={"audit": True},
+    )
+    assert_same_run(ours, stock)
