@@ -114,8 +114,7 @@ class Trace:
             in_double(scope.module),
         )
         self.modules, self.attributes = list(scope.module.modules()), Attributes(scope.module)
-        self.changes = Changes(scope.module)
-        self._replaced_data = ReplacedData()
+        self.changes, self._replaced_data = Changes(scope.module), ReplacedData()
         self.accumulators: dict[int, Accumulator] = {}
         self.answers: Answers = {}
 
