@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from fulgurite.backends.csx.capture.batch_spec import BatchSpec
 from fulgurite.backends.csx.capture.leaves import Trees
@@ -142,7 +143,7 @@ class StepInputs:
         ``tracker`` tells the node of each tensor; schedules compute under ``in_double``.
         """
         before = [dict(group) for group in self._scope.groups()]
-        swapped = self._fakes_of_state(self.of_kind(Kind.STATE, tensors))
+        swapped = self._fakes_of_state(self.of_kind(Kind.STATE, tensors), tracker)
         try:
             for tensor, fake in swapped:
                 fake.__class__ = StateFakeTensor
@@ -167,12 +168,15 @@ class StepInputs:
                 if isinstance(tensor, FakeTensor):
                     swap(tensor, fake)
 
-    def _fakes_of_state(self, bases: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """Each tensor of the state, and its fake."""
+    def _fakes_of_state(self, bases: list[Tensor], tracker: Any) -> list[tuple[Tensor, Tensor]]:
+        """Each tensor of the state, and its fake, which the graph takes for what it is made of."""
         fakes = []
         for item, base in zip(self.state, bases, strict=True):
             for i, held in enumerate(item.tensors):
-                fake = fake_for(held.tensor, item.view(base, i))
+                value = item.view(base, i)
+                with disable_proxy_modes_tracing(), torch._C.DisableTorchFunction():
+                    fake = fake_for(held.tensor, value)
+                tracker[fake] = tracker[value]
                 self.gradients.watch(held.tensor, fake)
                 fakes.append((held.tensor, fake))
         return fakes

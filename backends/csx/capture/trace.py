@@ -133,7 +133,7 @@ class Trace:
         try:
             with contextlib.ExitStack() as stack:
                 self._prepare(stack)
-                graph = make_fx(self._step, tracing_mode="fake", _allow_non_fake_inputs=True)(
+                graph = make_fx(self._step, tracing_mode="real")(
                     *[item.example for item in self.inputs.items]
                 )
                 settle(self.scope.line_now())

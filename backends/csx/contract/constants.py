@@ -32,6 +32,7 @@ from fulgurite.backends.csx.graph.op_schema import (
 from fulgurite.backends.csx.hyperparams.torch_optim import TRACEABLE
 from fulgurite.backends.csx.state.storage import Layout, member
 
+_DEVICE = torch.ops.prim.device.default
 LARGEST = 1 << 22  # elements; larger constants are not followed (assumed: none is looked at)
 
 
@@ -66,6 +67,8 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return None if value.untyped_storage()._cdata in self._spoiled else value
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device  # what autograd asks more often than for all that follows
         func = TRACEABLE.get(func, func)
         args, kwargs = with_explicit_dtype(func, args, kwargs or {})
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
