@@ -265,7 +265,8 @@ REQUIRED: dict[str, dict[str, str]] = {
     },
     "torch._inductor": {
         "config": "backends/csx/compile/compilation.py",
-        "cpp_builder": "backends/csx/compile/toolchain.py",
+        "cpp_builder": "backends/csx/compile/headers.py",
+        "cpu_vec_isa": "backends/csx/compile/headers.py",
     },
     "torch._inductor.config.cpp": {
         "cxx": "backends/csx/compile/toolchain.py",
@@ -275,7 +276,13 @@ REQUIRED: dict[str, dict[str, str]] = {
         "patch": "backends/csx/graph/passes/functionalize.py",
     },
     "torch._inductor.cpp_builder": {
+        "CppBuilder": "backends/csx/compile/headers.py",
+        "CppTorchOptions": "backends/csx/compile/headers.py",
         "get_cpp_compiler": "backends/csx/compile/toolchain.py",
+        "is_gcc": "backends/csx/compile/headers.py",
+    },
+    "torch._inductor.cpu_vec_isa": {
+        "pick_vec_isa": "backends/csx/compile/headers.py",
     },
     "torch._inductor.exc": {
         "CppCompileError": "backends/csx/compile/compiler_log.py",
@@ -354,6 +361,10 @@ REQUIRED: dict[str, dict[str, str]] = {
         "add_module": "backends/csx/contract/changes.py",
         "register_buffer": "backends/csx/contract/changes.py",
         "register_parameter": "backends/csx/contract/changes.py",
+    },
+    "torch.nn.RNNBase": {
+        "_flat_weight_refs": "backends/csx/capture/undo.py",
+        "_flat_weights": "backends/csx/capture/undo.py",
     },
     "torch.nn.modules.batchnorm": {
         "_BatchNorm": "backends/csx/plugins/refusals.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -25,6 +26,8 @@ from cutting import cutting
 from selection import MARKS, Passed, Selection, is_drawn, needs_of
 
 from fulgurite.backends import reset_backend
+from fulgurite.backends.csx.compile.cache_folder import users_folder
+from fulgurite.backends.csx.compile.headers import Headers
 from fulgurite.backends.csx.compile.toolchain import CompilerFailed, toolchain_missing
 from fulgurite.backends.csx.graph.passes import looking
 from fulgurite.backends.csx.graph.verify import verify
@@ -61,6 +64,20 @@ def cache_folder(
         folder = tmp_path_factory.getbasetemp()
         own = "PYTEST_XDIST_WORKER" in os.environ
         monkeypatch.setenv("XDG_CACHE_HOME", str(folder.parent if own else folder))
+
+
+@pytest.fixture(autouse=True)
+def header(request: pytest.FixtureRequest, cache_folder: None) -> None:
+    """Torch's header is read once for the session: 1.3 s less for each program that is compiled."""
+    if request.node.get_closest_marker("compiler") is not None:
+        _read_header(users_folder())
+
+
+@functools.cache
+def _read_header(folder: Path) -> None:
+    if toolchain_missing() is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        Headers(folder).keep()
 
 
 @pytest.fixture(autouse=True)

@@ -52,6 +52,8 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "_extract_batch_size": (f"{_RESULTS}._ResultCollection",),
     "_fabric": (_MODULE,),
     "_first_loop_iter": (_LOGGERS,),
+    "_flat_weight_refs": ("torch.nn.RNNBase",),
+    "_flat_weights": ("torch.nn.RNNBase",),
     "_forward_cache": (_METRIC,),
     "_forward_hooks": (_NN,),
     "_forward_pre_hooks": (_NN,),

@@ -12,15 +12,16 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from fulgurite.backends.csx.compile import headers, kept
 from fulgurite.backends.csx.compile.cache import REPORTS, CompileCache, limit_bytes
 from fulgurite.backends.csx.compile.cache_folder import users_folder
-from fulgurite.backends.csx.compile.kept import FOLDER as PARTS
-from fulgurite.backends.csx.compile.kept import SHARE
 from fulgurite.backends.csx.compile.upkeep import Entry, begun_in, entries_in
 from fulgurite.callbacks.count_params import human
 
 _DAY_S = 86400
 _KEY_SHOWN = 12
+_SHARES = {"": 1, kept.FOLDER: kept.SHARE, headers.FOLDER: headers.SHARE}
+"""The folders of a cache, by their names in it; each may take one in so many bytes of the limit."""
 
 
 class NoCache(ValueError):
@@ -29,28 +30,32 @@ class NoCache(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a cache holds: programs, and the generated code of their parts."""
+    """What a cache holds: programs, the generated code of their parts, and torch's header, read."""
 
     programs: list[Entry]
     parts: list[Entry]
+    headers: list[Entry]
 
     def without(self, others: Contents) -> Contents:
         """What is in this one alone."""
-        keys = {entry.key for entry in (*others.programs, *others.parts)}
-        return Contents(
-            [entry for entry in self.programs if entry.key not in keys],
-            [entry for entry in self.parts if entry.key not in keys],
-        )
+        keys = {entry.key for entry in (*others.programs, *others.parts, *others.headers)}
+        mine = (self.programs, self.parts, self.headers)
+        return Contents(*([entry for entry in held if entry.key not in keys] for held in mine))
+
+    def __bool__(self) -> bool:
+        return bool(self.programs or self.parts or self.headers)
 
     def __str__(self) -> str:
-        told = _counted(self.programs, "program")
-        return f"{told}, and the code of {_counted(self.parts, 'part')}" if self.parts else told
+        told = [_counted(self.programs, "program")]
+        told += [f"the code of {_counted(self.parts, 'part')}"] * bool(self.parts)
+        told += [_counted(self.headers, "header")] * bool(self.headers)
+        return ", and ".join(told)
 
 
 def contents(folder: Path) -> Contents:
     """What the cache in a folder holds."""
-    entries = [entries_in(one) for one in _folders(folder)]
-    return Contents(entries[0], entries[1] if len(entries) > 1 else [])
+    inside = _folders(folder)
+    return Contents(*(entries_in(inside[name]) if name in inside else [] for name in _SHARES))
 
 
 def show(given: str | None) -> int:
@@ -112,7 +117,7 @@ def clear(given: str | None) -> int:
         return 0
     failed = _evict(folder, 0, math.inf)
     left = contents(folder)
-    if not failed and (left.programs or left.parts or any(map(begun_in, _folders(folder)))):
+    if not failed and (left or any(map(begun_in, _folders(folder).values()))):
         print("What other processes build or load at this moment stays.")
     reports = folder / REPORTS
     if reports.is_dir():
@@ -121,10 +126,10 @@ def clear(given: str | None) -> int:
 
 
 def _evict(folder: Path, limit: int | None, before: float) -> int:
-    """Remove from programs and parts, and say what; returns the exit status."""
+    """Remove what a cache holds, and say what; returns the exit status."""
     held, failed = contents(folder), []
-    for i, one in enumerate(_folders(folder)):
-        share = SHARE if i else 1
+    for name, one in _folders(folder).items():
+        share = _SHARES[name]
         cache = CompileCache(one, share=share)
         try:
             cache.evict(None if limit is None else limit // share, before)
@@ -136,10 +141,10 @@ def _evict(folder: Path, limit: int | None, before: float) -> int:
     return int(bool(failed))
 
 
-def _folders(folder: Path) -> list[Path]:
-    """Of programs and, where there is one, of parts; never one that a link leads to."""
-    parts = folder / PARTS
-    return [folder, parts] if parts.is_dir() and not parts.is_symlink() else [folder]
+def _folders(folder: Path) -> dict[str, Path]:
+    """Of programs and, where they are there, the others; never one that a link leads to."""
+    found = {name: folder / name for name in _SHARES}
+    return {n: one for n, one in found.items() if not n or (one.is_dir() and not one.is_symlink())}
 
 
 def cache_at(given: str | None) -> Path | None:
@@ -158,8 +163,8 @@ def cache_at(given: str | None) -> Path | None:
     if not folder.is_dir():
         raise NoCache(f"{told} is a file. Give the folder that runs have as compile_dir.")
     held = contents(folder)
-    others = {path.name for path in folder.iterdir()} - {PARTS, REPORTS}
-    if others and not (held.programs or held.parts or begun_in(folder)):
+    others = {path.name for path in folder.iterdir()} - {*_SHARES, REPORTS}
+    if others and not (held or begun_in(folder)):
         raise NoCache(
             f"{told} is no compile cache: no program is in it, but {min(others)!r} is. Nothing was"
             " touched. Give the folder that runs have as compile_dir."

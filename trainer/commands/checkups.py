@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch._inductor.exc import CppCompileError
 
 from fulgurite.backends.csx.compile import toolchain, vector_units
 from fulgurite.backends.csx.compile.cache import CompileCache
 from fulgurite.backends.csx.compile.cache_folder import users_folder
+from fulgurite.backends.csx.compile.headers import Headers
 from fulgurite.backends.patches import applied
 from fulgurite.backends.supported import TESTED
 from fulgurite.callbacks.count_params import human
@@ -64,6 +66,20 @@ def compiler(folder: Path) -> Finding:
         f" as compile_dir. If the compiler itself fails: {install}"
     )
     return Finding("compiler", f"{version}, but what it makes cannot be loaded: {fails}", remedy)
+
+
+def header(found: CompileCache | None) -> Finding:
+    """Torch's header, read once and kept where programs are."""
+    if found is None:
+        return Finding("header", "not kept, for there is no cache")
+    try:
+        kept = Headers(found.folder).keep()
+    except (CppCompileError, OSError) as error:
+        return Finding("header", f"not kept: {error}")
+    if kept is None:
+        return Finding("header", "not kept, which takes g++")
+    size = human(kept.stat().st_size)
+    return Finding("header", f"torch's is kept as the compiler read it: {size}, for every program")
 
 
 def processor() -> Finding:

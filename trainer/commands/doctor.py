@@ -27,6 +27,7 @@ def doctor(compile_dir: str | None = None) -> int:
     if cannot_compile:
         _tell(Finding("self-test", "not run, for nothing can be compiled"))
     else:
+        _tell(checkups.header(cache))
         print("  ...  a small training is compiled, some 10 s", flush=True)
         outcome = _tested(cache)
         wrong.append(_tell(checkups.tested(outcome)))

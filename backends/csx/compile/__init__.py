@@ -16,7 +16,8 @@ parts            a large graph cut where it comes again; line: its operations in
                  what comes again in it; linking: the parts' code, as one
 made             what runs a graph: its kernels, and which operations each computes
 program          a compiled program as files; kept: what earlier ones left that it can use
-translation_unit kernels as C++ source; kernel_modules: as machine code, by the C++ compiler
+translation_unit kernels as C++ source; kernel_modules: as machine code, by the C++ compiler;
+                 headers: torch's, as that has read it
 processes        the C++ compiler's; vector_units: what it can make for the processor
 parallel_checks  indices that are checked in loops of several threads
 static_wrapper   the Python that the compiler writes around its kernels, made static

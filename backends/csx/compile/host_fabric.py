@@ -34,6 +34,7 @@ from fulgurite.backends.csx.compile.cache_folder import SharedFolder
 from fulgurite.backends.csx.compile.compilation import Compilation
 from fulgurite.backends.csx.compile.fabric import Call, Fabric, Loaded, Shown
 from fulgurite.backends.csx.compile.failures import explained
+from fulgurite.backends.csx.compile.headers import Headers
 from fulgurite.backends.csx.compile.made import one_by_one, tell_fallen
 from fulgurite.backends.csx.compile.threads import (
     let_idle_threads_sleep,
@@ -154,7 +155,10 @@ class HostFabric(Fabric):
         """What runs a graph operation by operation until it is compiled."""
         name = (str(self._cache.folder), compilation.key)
         job = Job(name=name, run=compilation.in_background, urgent=urgent)
-        return self._until(job, loaded, reference)
+        call = self._until(job, loaded, reference)
+        header = Headers(self._cache.folder).in_background
+        queue.add(Job(name=(name[0], "torch's header"), run=header, urgent=False))
+        return call
 
     def _until(self, job: Job, loaded: Loaded, reference: Call) -> Meanwhile:
         """What runs a graph operation by operation until a job has ended."""

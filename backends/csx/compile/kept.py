@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fulgurite.backends.csx.compile.cache import CompileCache
 from fulgurite.backends.csx.compile.entries import is_whole
 from fulgurite.backends.csx.compile.fingerprint import environment
+from fulgurite.backends.csx.compile.headers import Headers
 from fulgurite.backends.csx.compile.kernel_modules import module_file
 from fulgurite.backends.csx.compile.parts import Part
 from fulgurite.backends.csx.compile.scheduling import PartCall
@@ -55,6 +56,11 @@ class Kept:
     def __init__(self, programs: CompileCache, threads: int) -> None:
         self._programs, self.threads = programs, threads
         self._environment = "\n".join([*environment(), f"threads {threads}"])
+
+    @property
+    def headers(self) -> Headers:
+        """Torch's header, where it was read before."""
+        return Headers(self._programs.folder)
 
     def part(
         self,

@@ -1,7 +1,6 @@
 """Kernels as machine code: the C++ compiler makes extension modules of them, which are loaded here.
 
-The flags are those with which Inductor compiles each kernel by itself, so numbers are the same; its
-precompiled header is not used, which takes longer to make than two translation units.
+The flags are those with which Inductor compiles each kernel by itself, so numbers are the same.
 """
 
 from __future__ import annotations
@@ -16,39 +15,40 @@ from pathlib import Path
 import torch
 from torch._inductor.exc import CppCompileError
 
+from fulgurite.backends.csx.compile.headers import Headers, options
 from fulgurite.backends.csx.compile.processes import compilers
 from fulgurite.backends.csx.compile.translation_unit import MODULE, Kernel, divided, source_of
 
-_NO_WARNINGS = "-w"  # of torch's header: thousands of lines that nobody reads
 
-
-def build(kernels: Sequence[Kernel], folder: Path, first: int = 0) -> list[list[str]]:
+def build(
+    kernels: Sequence[Kernel], folder: Path, first: int = 0, headers: Headers | None = None
+) -> list[list[str]]:
     """Compile kernels into modules in a folder; returns the names of each module's kernels.
 
     Args:
         kernels: what to compile.
         folder: where.
         first: the number of the first module.
+        headers: has torch's header, if it was read before.
 
     Raises:
         CppCompileError: the compiler failed, or made what cannot be loaded.
         UnknownKernel: a kernel is not of the form that is known.
     """
     from torch._inductor.async_compile import get_compile_threads
-    from torch._inductor.cpp_builder import CppBuilder, CppTorchOptions
-    from torch._inductor.cpu_vec_isa import pick_vec_isa
+    from torch._inductor.cpp_builder import CppBuilder
 
     if not kernels:
         return []
     units = divided(kernels, get_compile_threads())
     names = [[kernel.name for kernel in unit] for unit in units]
-    options = CppTorchOptions(vec_isa=pick_vec_isa(), extra_flags=[_NO_WARNINGS])
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
+        flags = options() if headers is None else headers.lend(Path(scratch))
         commands = []
         for i, unit in enumerate(units):
             source = Path(scratch, f"{MODULE}_{i}.cpp")
             source.write_text(source_of(unit))
-            builder = CppBuilder(f"{MODULE}_{i}", source.name, options)
+            builder = CppBuilder(f"{MODULE}_{i}", source.name, flags)
             commands.append(builder.get_command_line())
         # the compilers end first: else an exception would wait in the pool for them
         with ThreadPoolExecutor(len(units)) as pool, compilers() as running:

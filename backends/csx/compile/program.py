@@ -59,7 +59,7 @@ def write(folder: Path, parts: Sequence[Generated], division: Division | None, k
     modules = kept.lend({kernel.name for kernel in kernels}, folder)
     lent = {name for names in modules for name in names}
     new = [kernel for kernel in kernels if kernel.name not in lent]
-    modules += kernel_modules.build(new, folder, first=len(modules))
+    modules += kernel_modules.build(new, folder, len(modules), kept.headers)
     if program.constants:
         torch.save(program.constants, folder / _CONSTANTS)
     source = with_light_imports(make_static(program.wrapper))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import re
 import sys
 from dataclasses import replace
@@ -15,6 +17,7 @@ import torch
 from fulgurite import cli
 from fulgurite.backends.csx.compile import toolchain
 from fulgurite.backends.csx.compile.cache import CompileCache
+from fulgurite.backends.csx.compile.headers import Headers
 from fulgurite.commands import checkups, doctor, self_test
 from fulgurite.commands.self_test import Outcome, OutOfTime
 
@@ -29,6 +32,7 @@ def healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toolchain, "toolchain_missing", lambda: None)
     monkeypatch.setattr(toolchain, "compiler_version", lambda: "g++ 12.2.0")
     monkeypatch.setattr(toolchain, "loading_fails", lambda folder: None)
+    monkeypatch.setattr(Headers, "keep", lambda headers: None)
     monkeypatch.setattr(doctor, "self_test", lambda folder: GOOD)
     monkeypatch.setattr(checkups, "cores", torch.get_num_threads)
 
@@ -49,14 +53,29 @@ def test_a_machine_that_compiles_is_well_and_its_cache_as_it_was(
     lines = told(capsys)
     assert re.findall(r"^ +(ok|MEND) +([\w-]+) ", lines, re.MULTILINE) == [
         ("ok", name)
-        for name in ("versions", "processor", "threads", "cache", "compiler", "self-test")
+        for name in (
+            *("versions", "processor", "threads", "cache"),
+            *("compiler", "header", "self-test"),
+        )
     ]
     assert f"torch {version('torch')}, " in lines
     assert "what it makes can be loaded" in lines
     assert re.search(r"AdamW: compiled, ready after .* s; losses equal Lightning's within", lines)
     assert re.search(r"this program  █+ +\d+ µs a step", lines)
     assert lines.endswith("All is well.\n")
-    assert list((tmp_path / "programs").iterdir()) == []
+    assert [path.name for path in (tmp_path / "programs").iterdir()] == ["headers"]
+
+
+@pytest.mark.usefixtures("healthy")
+def test_a_header_that_cannot_be_kept_is_told_and_no_more(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(headers: Headers) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Headers, "keep", fail)
+    assert cli.main(["doctor", "--compile-dir", str(tmp_path)]) == 0
+    assert "header     not kept: [Errno 28] No space left on device\n" in told(capsys)
 
 
 @pytest.mark.usefixtures("healthy")
