@@ -43,6 +43,7 @@ REQUIRED: dict[str, dict[str, str]] = {
         "_accelerator_connector": "backends/csx/plugins/refusals.py",
         "_active_loop": "backends/csx/capture/logs.py",
         "_detect_anomaly": "loops/__init__.py",
+        "_evaluation_loop": "backends/csx/program/payback.py",
         "_logger_connector": "backends/csx/capture/lightning_scope.py",
         "_results": "backends/csx/capture/logs.py",
         "_signal_connector": "callbacks/stopping.py",

@@ -49,6 +49,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "_detect_anomaly": (_TRAINER,),
     "_early_exit": (f"{_L}.callbacks.LearningRateFinder",),
     "_enable_compute_groups": ("torchmetrics.MetricCollection",),
+    "_evaluation_loop": (_TRAINER,),
     "_extract_batch_size": (f"{_RESULTS}._ResultCollection",),
     "_fabric": (_MODULE,),
     "_first_loop_iter": (_LOGGERS,),

@@ -47,5 +47,5 @@ class Settling:
 
     def settle(self) -> Any:
         """What runs from now on."""
-        job = Job(name=("", ""), run=lambda: None, urgent=True, ended=True)
+        job = Job(name=("", ""), run=lambda: None, ended=True)
         return self.fabric._settle(self.loaded, self.reference, job)

@@ -31,14 +31,19 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from fulgurite.backends.csx.compile.compiler_log import PREFIX, keep
-from fulgurite.backends.csx.compile.fabric import Call
-from fulgurite.backends.csx.compile.worker_pulse import Pulse, end_session, let_go, sweep
+from fulgurite.backends.csx.compile.fabric import NOW, Call, Wanted
+from fulgurite.backends.csx.compile.worker_pulse import (
+    GRACE_S,
+    Pulse,
+    end_session,
+    end_with,
+    let_go,
+    sweep,
+)
 from fulgurite.backends.patches import fx_lock, trace_lock
 
 AVAILABLE = sys.platform == "linux"  # elsewhere a forked process may not use the system's libraries
 NICE = 3  # assumed: about half as much of a core as the training
-GRACE_S = 3.0  # for the worker to end its C++ compilers and remove its files
-_LOOK_S = 0.5  # how often the worker looks whether its parent lives
 _LOG = "log.txt"
 _STOPPED = 128 + signal.SIGTERM  # the exit status of a worker that somebody stopped
 
@@ -50,7 +55,7 @@ class Job:
     Args:
         name: the same for the same thing: it is compiled once.
         run: compiles it, in the worker; returns why it cannot, or None.
-        urgent: whether its program runs now; others wait for the first one that does.
+        wanted: when it is to begin.
 
     Attributes:
         ended: whether it is known what came of it.
@@ -63,7 +68,7 @@ class Job:
 
     name: tuple[str, ...]
     run: Callable[[], str | None]
-    urgent: bool
+    wanted: Wanted = NOW
     ended: bool = False
     failure: str | None = None
     full: bool = False
@@ -91,9 +96,10 @@ class Queue:
             under_way = self._waiting + (self._worker.jobs if self._worker else [])
             for other in under_way:
                 if other.name == job.name and not other.ended:
+                    other.wanted = job.wanted  # by this run, which goes on
                     return other
             self._waiting.append(job)
-            self._waiting.sort(key=lambda one: not one.urgent)
+            self._waiting.sort(key=lambda one: not one.wanted.urgent)
         return job
 
     def hurry(self) -> None:
@@ -105,15 +111,14 @@ class Queue:
             self._hurries = bool(self._waiting)
 
     def poll(self) -> None:
-        """Note what has ended, and start the worker where something urgent waits (1 µs)."""
+        """Note what has ended, and start the worker where something urgent waits (4 µs)."""
         if self._lock.acquire(blocking=False):  # else another thread does it
             try:
                 if self._worker is not None and self._worker.has_ended():
                     self._worker = None
                 elif self._worker is not None and (why := self._worker.lost()):
                     self._replace(self._worker, why)
-                may = bool(self._waiting) and (self._hurries or self._waiting[0].urgent)
-                if self._worker is None and may:
+                if self._worker is None and self._waiting:
                     self._start()
             finally:
                 self._lock.release()
@@ -132,12 +137,18 @@ class Queue:
         rank_zero_warn(f"CSX: {why}. {instead}.")
 
     def _start(self) -> None:
+        """Start the worker, where something that waits may begin."""
+        may = self._hurries or self._waiting[0].wanted.urgent
+        jobs = [job for job in self._waiting if may and job.wanted.worth()]
+        if not jobs:
+            return
         with contextlib.ExitStack() as held:
             for lock in (fx_lock, trace_lock):  # what they guard is whole in the worker then
                 if not lock.acquire(blocking=False):
                     return
                 held.callback(lock.release)
-            jobs, self._waiting, self._hurries = self._waiting, [], False
+            self._waiting = [job for job in self._waiting if job not in jobs]
+            self._hurries = False
             try:
                 self._worker = _Worker(jobs)
             except OSError as error:  # no memory, no process, no place for temporary files
@@ -303,21 +314,11 @@ def _settle_down(log: int, kept: set[int], folder: Path, parent: int) -> None:
     if compiler is not None:
         compiler.AsyncCompile.pool.cache_clear()  # its threads were not forked
     torch.set_num_threads(1)  # torch's threads were not forked either
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    threading.Thread(target=end_with, args=(parent,), daemon=True).start()
 
 
 def _leave(number: int, frame: object) -> NoReturn:
     raise SystemExit  # ends the C++ compilers on its way, and removes what is half written
-
-
-def _end_with(parent: int) -> None:
-    """End this process when its parent is gone."""
-    while os.getppid() == parent:
-        time.sleep(_LOOK_S)
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(GRACE_S)
-    shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
-    end_session(os.getpid())
 
 
 class Meanwhile:

@@ -60,6 +60,23 @@ class Loaded:
             self.told = None
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """When something is compiled in the background.
+
+    Args:
+        urgent: whether it runs more than now: it is compiled before others, which wait for the
+            first one that does.
+        worth: whether compiling it may begin; asked again and again until it does.
+    """
+
+    urgent: bool = True
+    worth: Callable[[], bool] = lambda: True
+
+
+NOW = Wanted()
+
+
 class Timer(Protocol):
     """Whoever wants to know how long programs run."""
 
@@ -97,13 +114,13 @@ class Fabric(Protocol):
     def describe(self, graphs: Sequence[Graph]) -> str:
         """What runs these graphs, in words, for every line that says what ran where."""
 
-    def load(self, graph: Graph, shown: Shown, urgent: bool = True) -> Loaded:
+    def load(self, graph: Graph, shown: Shown, wanted: Wanted = NOW) -> Loaded:
         """Make a graph runnable.
 
         Args:
             graph: the graph.
             shown: entered with what is done ("compiling") where that may take long.
-            urgent: whether it runs more than now: in the background it is compiled before others.
+            wanted: when it is compiled, where that is done in the background.
 
         Raises:
             RuntimeError: ``compile_only`` on a machine that cannot compile.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import shlex
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -18,11 +19,13 @@ from torch._inductor.cpp_builder import CppBuilder, CppTorchOptions, is_gcc
 from torch._inductor.cpu_vec_isa import pick_vec_isa
 from torch._inductor.exc import CppCompileError
 
+from fulgurite.backends.csx.compile.background import Job
 from fulgurite.backends.csx.compile.cache import CompileCache
+from fulgurite.backends.csx.compile.fabric import Wanted
 from fulgurite.backends.csx.compile.processes import compilers
 from fulgurite.backends.csx.compile.toolchain import compiler_version
 
-FOLDER = "headers"
+FOLDER, HEADER = "headers", "torch's header"
 SHARE = 8  # of the bytes that programs may take, headers may take one in so many more
 _HEADER = "torch/csrc/inductor/cpp_prefix.h"
 _NAME, _READ = "prefix.h", "prefix.h.gch"
@@ -92,6 +95,12 @@ class Headers:
                 return None
             _checked[name] = there.value
         return _checked[name]
+
+
+def header_job(programs: Path, wanted: Wanted) -> Job:
+    """What lets the worker keep the header, when it has compiled what was wanted."""
+    later = replace(wanted, urgent=False)
+    return Job(name=(str(programs), HEADER), run=Headers(programs).in_background, wanted=later)
 
 
 def _command() -> str:

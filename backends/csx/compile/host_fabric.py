@@ -32,9 +32,9 @@ from fulgurite.backends.csx.compile.cache import (
 )
 from fulgurite.backends.csx.compile.cache_folder import SharedFolder
 from fulgurite.backends.csx.compile.compilation import Compilation
-from fulgurite.backends.csx.compile.fabric import Call, Fabric, Loaded, Shown
+from fulgurite.backends.csx.compile.fabric import NOW, Call, Fabric, Loaded, Shown, Wanted
 from fulgurite.backends.csx.compile.failures import explained
-from fulgurite.backends.csx.compile.headers import Headers
+from fulgurite.backends.csx.compile.headers import header_job
 from fulgurite.backends.csx.compile.made import one_by_one, tell_fallen
 from fulgurite.backends.csx.compile.threads import (
     let_idle_threads_sleep,
@@ -83,7 +83,7 @@ class HostFabric(Fabric):
         numbers = " or ".join(map(str, threads))
         return f"host fabric ({cpu_name()}, {numbers} thread{'s' * (threads[-1] > 1)})"
 
-    def load(self, graph: Graph, shown: Shown, urgent: bool = True) -> Loaded:
+    def load(self, graph: Graph, shown: Shown, wanted: Wanted = NOW) -> Loaded:
         """Find a graph compiled in the cache or compile it, else run it operation by operation."""
         began = perf_counter()
         threads = threads_for(graph)
@@ -104,8 +104,9 @@ class HostFabric(Fabric):
                     there = compilation.find()
                     if there is None:
                         compilation.check_regions()
-                        return self._load_later(graph, began, urgent, threads, compilation)
-                    if urgent:
+                        later = _interpreted(graph, began, "", threads)
+                        return self._load_later(later, compilation, wanted)
+                    if wanted.urgent:
                         queue.hurry()
                     found = there
         except (NoToolchain, NothingKept) as missing:
@@ -137,33 +138,29 @@ class HostFabric(Fabric):
             or torch.are_deterministic_algorithms_enabled()
         )
 
-    def _load_later(
-        self, graph: Graph, began: float, urgent: bool, threads: int, compilation: Compilation
-    ) -> Loaded:
+    def _load_later(self, loaded: Loaded, compilation: Compilation, wanted: Wanted) -> Loaded:
         """Run a graph operation by operation while it is compiled."""
         missing = toolchain.toolchain_missing(starts=False)  # the worker starts it
         if missing is not None:
             raise NoToolchain(missing)
-        loaded = _interpreted(graph, began, "", threads)
-        loaded.how, loaded.compiling = "running operation by operation while it compiles", True
-        loaded.call = self._meanwhile(loaded, loaded.call, compilation, urgent)
+        loaded.how, loaded.compiling = "running operation by operation until it is compiled", True
+        loaded.call = self._meanwhile(loaded, loaded.call, compilation, wanted)
         return loaded
 
     def _meanwhile(
-        self, loaded: Loaded, reference: Call, compilation: Compilation, urgent: bool
+        self, loaded: Loaded, reference: Call, compilation: Compilation, wanted: Wanted = NOW
     ) -> Meanwhile:
         """What runs a graph operation by operation until it is compiled."""
         name = (str(self._cache.folder), compilation.key)
-        job = Job(name=name, run=compilation.in_background, urgent=urgent)
+        job = Job(name=name, run=compilation.in_background, wanted=wanted)
         call = self._until(job, loaded, reference)
-        header = Headers(self._cache.folder).in_background
-        queue.add(Job(name=(name[0], "torch's header"), run=header, urgent=False))
+        queue.add(header_job(self._cache.folder, wanted))
         return call
 
     def _until(self, job: Job, loaded: Loaded, reference: Call) -> Meanwhile:
         """What runs a graph operation by operation until a job has ended."""
-        job, urgent = queue.add(job), job.urgent
-        if urgent:
+        job, wanted = queue.add(job), job.wanted
+        if wanted.urgent:
             queue.hurry()
         return Meanwhile(job, reference, functools.partial(self._settle, loaded, reference))
 
@@ -181,7 +178,7 @@ class HostFabric(Fabric):
             why = _with_log(missing)
         else:
             if job.full:
-                loaded.call = self._meanwhile(loaded, reference, compilation, urgent=True)
+                loaded.call = self._meanwhile(loaded, reference, compilation)
                 return loaded.call
         loaded.compiling, loaded.seconds = False, job.seconds
         if found is None:
@@ -217,7 +214,7 @@ class HostFabric(Fabric):
         """Look for the kernels that are wrong, and compile all others again."""
         run = functools.partial(compiled.narrowed, found, right, report)
         name = (str(self._cache.folder), compiled.key, "narrowed")
-        job = Job(name=name, run=run, urgent=True)
+        job = Job(name=name, run=run)
         if self.waits:
             job.failure, job.ended = run(), True
             self._settle(loaded, right, job)

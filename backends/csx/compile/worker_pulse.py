@@ -11,14 +11,17 @@ import contextlib
 import os
 import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 
+GRACE_S = 3.0  # for the worker to end its C++ compilers and remove its files
 LOOK_S = 1.0  # how often it is looked at
 STOPPED_S = 2.0  # a batch system that stops and continues all processes is no reason
 IDLE_S = 120.0  # assumed: no compilation waits that long for a disk
+_PARENT_S = 0.5  # how often the worker looks whether its parent lives
 _PROC = Path("/proc")
 
 
@@ -106,3 +109,13 @@ def sweep(folder: Path, prefix: str, lock: str) -> None:
                 shutil.rmtree(left, ignore_errors=True)
             finally:
                 os.close(file)
+
+
+def end_with(parent: int) -> None:
+    """End this process when its parent is gone."""
+    while os.getppid() == parent:
+        time.sleep(_PARENT_S)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GRACE_S)
+    shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
+    end_session(os.getpid())

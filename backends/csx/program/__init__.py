@@ -16,6 +16,7 @@ summary         a program as plain data
 speed           how long steps take, before compiled code took over and since
 report          what was built, in a line and as files; waiting: what is being built
 profiling       rows of a step in the Trainer's profiler
+payback         whether compiling a program can pay in what is left of a run
 fit_table       what a fit took, as a table at its end
 offline         runs that build programs and do nothing else
 """

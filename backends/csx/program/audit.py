@@ -62,6 +62,7 @@ class Budget:
 
     Attributes:
         began: when the run began, by ``time.perf_counter``.
+        building_s: how long its programs took to build.
     """
 
     def __init__(self) -> None:
@@ -69,11 +70,15 @@ class Budget:
 
     def begin(self) -> None:
         """Begin a run."""
-        self.began, self._spent = perf_counter(), 0.0
+        self.began, self.building_s, self._spent = perf_counter(), 0.0, 0.0
 
     def allows(self, seconds: float) -> bool:
         """Whether an audit that takes so long would leave all of them under their share."""
         return self._spent + seconds <= SHARE * (perf_counter() - self.began)
+
+    def unlike_s(self) -> float:
+        """How much of the run's time went into building programs and audits."""
+        return self.building_s + self._spent
 
     def spend(self, seconds: float) -> None:
         """Note what an audit took."""

@@ -16,15 +16,17 @@ from fulgurite.backends.csx.capture.captured import Captured
 from fulgurite.backends.csx.capture.outputs import passed_on, result_of
 from fulgurite.backends.csx.capture.scope import Scope
 from fulgurite.backends.csx.capture.undo import undone_on_failure
-from fulgurite.backends.csx.compile.fabric import Fabric, Loaded
+from fulgurite.backends.csx.compile.fabric import Fabric, Loaded, Wanted
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.contract.leaks import valueless
 from fulgurite.backends.csx.contract.watched import EPOCH, INDEX
 from fulgurite.backends.csx.diagnostics.errors import StateChanged
+from fulgurite.backends.csx.program.audit import Budget
 from fulgurite.backends.csx.program.executable import Executable
 from fulgurite.backends.csx.program.guards import Conditions, Guards, mode_of
 from fulgurite.backends.csx.program.offline import BuiltOnly
 from fulgurite.backends.csx.program.param_groups import ParamGroups
+from fulgurite.backends.csx.program.payback import Payback
 from fulgurite.backends.csx.program.profiling import CAPTURE, COMPILE, profiled, profiler_of
 from fulgurite.backends.csx.program.report import announce, noted_while_building, say_compiled
 from fulgurite.backends.csx.program.speed import Gain, Speed
@@ -60,6 +62,7 @@ class Builder:
     backend: CSXBackend
     fabric: Fabric
     speed: Speed  # of its steps
+    budget: Budget  # of the run's audits
     programs: list[Program] = field(default_factory=list)  # descriptions of those built so far
     gradients: dict[str, Tensor] = field(default_factory=dict)  # buffers that all of them share
 
@@ -105,8 +108,10 @@ class Builder:
                 )
             program, captured_s = make_program(self.stage, captured), perf_counter() - began
             load = profiled(profiler, COMPILE, self._load)
-            loads = {} if self.backend.validate_only else load(program, captured)
-            cost = _cost(began, captured_s, loads.values())
+            payback = Payback(scope.trainer, captured_s, self.budget.unlike_s)
+            loads = {} if self.backend.validate_only else load(program, captured, payback)
+            cost = _cost(began, captured_s, loads.values(), payback)
+            self.budget.building_s += cost.waited_s
             program = replace(program, cost=cost, reason=reason)
             self.programs.append(program)
             announce(scope.trainer, self.fabric, self.backend, program, [*loads.values()], noted)
@@ -166,19 +171,21 @@ class Builder:
             if load.compiling:
                 load.told = told
 
-    def _load(self, program: Program, captured: dict[str, Captured]) -> dict[str, Loaded]:
+    def _load(
+        self, program: Program, captured: dict[str, Captured], worth: Callable[[], bool]
+    ) -> dict[str, Loaded]:
         what = f"the {self.stage} program, {program.operations} operations"
         trainer = self.scope.trainer
-        urgent = trainer is None or not trainer.sanity_checking
+        wanted = Wanted(trainer is None or not trainer.sanity_checking, worth)
         return {
             name: self.fabric.load(
-                one.graph, lambda doing: shown(trainer, f"{doing} {what}"), urgent=urgent
+                one.graph, lambda doing: shown(trainer, f"{doing} {what}"), wanted
             )
             for name, one in captured.items()
         }
 
 
-def _cost(began: float, captured_s: float, loads: Collection[Loaded]) -> Cost:
+def _cost(began: float, captured_s: float, loads: Collection[Loaded], payback: Payback) -> Cost:
     """What a program took that is built now."""
     return Cost(
         began=began,
@@ -186,6 +193,7 @@ def _cost(began: float, captured_s: float, loads: Collection[Loaded]) -> Cost:
         compiled_s=sum(load.seconds for load in loads if load.built),
         loaded_s=sum(load.seconds for load in loads if load.compiled and not load.built),
         waited_s=perf_counter() - began,
+        payback=payback,
     )
 
 

@@ -91,9 +91,16 @@ def _programs(fit: Fit) -> list[Row]:
         ("peak memory", mib, "MiB: of the process since it began, resident"),
     ]
     if fit.compiling:
-        cure = "by then: compile_only=True does it for all runs"
-        rows.append(("not compiled", str(fit.compiling), cure))
+        rows.append(("not compiled", str(fit.compiling), _why_not(fit)))
     return rows + _gained(fit)
+
+
+def _why_not(fit: Fit) -> str:
+    asked = [cost.payback for cost in fit.training if cost.payback is not None]
+    if any(one.pays for one in asked):
+        return "by then: compile_only=True does it for all runs"
+    least_s = min(one.least_s for one in asked)
+    return f"in so short a run, for it takes {least_s:,.1f} s at least"
 
 
 def _gained(fit: Fit) -> list[Row]:

@@ -76,12 +76,13 @@ class StepFunction:
         host_code: HostCode | None = None,
         budget: Budget | None = None,
     ) -> None:
-        self.stage, self.runs, self.speed = stage, 0, Speed()
+        self.stage, self.runs, self.speed = stage, 0, (speed := Speed())
+        budget = budget or Budget()
         self._host_code, self._compared_at = host_code or HostCode(), -1  # runs when compared last
         self._scope, self._backend = scope, backend
-        self._audits = Audits(stage, scope, budget or Budget())
+        self._audits = Audits(stage, scope, budget)
         builder = self._builder = Builder(
-            stage=stage, scope=scope, backend=backend, fabric=fabric, speed=self.speed
+            stage=stage, scope=scope, backend=backend, fabric=fabric, speed=speed, budget=budget
         )
         chosen = self._selection = Selection(stage, scope, backend.max_programs, builder.gradients)
         self.programs, self.executables = builder.programs, chosen.executables

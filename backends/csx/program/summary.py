@@ -15,6 +15,7 @@ from fulgurite.backends.csx.capture.batch_spec import Leaf
 from fulgurite.backends.csx.capture.captured import Captured
 from fulgurite.backends.csx.graph.flops import Product
 from fulgurite.backends.csx.graph.graph import Graph, Kind
+from fulgurite.backends.csx.program.payback import Payback
 from fulgurite.backends.csx.program.speed import Gain
 from fulgurite.backends.csx.state.storage import Layout
 
@@ -63,7 +64,7 @@ class Cost:
 
     Where it was compiled in the background: ``taken_over`` is the number of the stage's step, from
     1, that compiled code was the first to do, and ``gain`` is known some steps after it, where
-    there were enough before.
+    there were enough before. ``payback`` says whether compiling may begin there.
     """
 
     began: float
@@ -73,6 +74,7 @@ class Cost:
     waited_s: float  # by the step that needed it
     taken_over: int = 0
     gain: Gain | None = None
+    payback: Payback | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

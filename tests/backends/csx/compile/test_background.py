@@ -17,6 +17,7 @@ import pytest
 
 from fulgurite.backends.csx.compile import background, worker_pulse
 from fulgurite.backends.csx.compile.background import Job, Queue
+from fulgurite.backends.csx.compile.fabric import Wanted
 from fulgurite.backends.patches import trace_lock
 
 pytestmark = pytest.mark.skipif(not background.AVAILABLE, reason="workers are forked on Linux")
@@ -32,7 +33,7 @@ def queue() -> Iterator[Queue]:
 
 def job(name: str, run: Callable[[], str | None], urgent: bool = True) -> Job:
     """A job."""
-    return Job(name=(name,), run=run, urgent=urgent)
+    return Job(name=(name,), run=run, wanted=Wanted(urgent))
 
 
 def wait(queue: Queue, *jobs: Job, most_s: float = 60.0) -> None:
@@ -391,7 +392,7 @@ def test_a_worker_ends_with_its_parent(how: signal.Signals, tmp_path: Path) -> N
         f"    pathlib.Path({str(tmp_path / 'part')!r}).write_text(str(os.getpid()))\n"
         f"    os.rename({str(tmp_path / 'part')!r}, {str(tmp_path / 'pid')!r})\n"
         "    time.sleep(60)\n"
-        "queue.add(Job(name=('a',), run=run, urgent=True))\n"
+        "queue.add(Job(name=('a',), run=run))\n"
         "queue.poll()\n"
         "time.sleep(60)\n"
     )

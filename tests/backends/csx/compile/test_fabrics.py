@@ -43,7 +43,7 @@ class StubFabric:
     def describe(self, graphs: Sequence[Graph]) -> str:
         return "stub fabric"
 
-    def load(self, graph: Graph, shown: Any, urgent: bool = True) -> Loaded:
+    def load(self, graph: Graph, shown: Any, *how: Any) -> Loaded:
         self.loads.append(graph)
 
         def call(inputs: list[Tensor]) -> Any:

@@ -18,6 +18,7 @@ from fulgurite.backends.csx.compile.headers import Headers
 from fulgurite.backends.csx.compile.kernel_modules import build, load
 from fulgurite.backends.csx.compile.processes import compilers
 from fulgurite.backends.csx.compile.translation_unit import Kernel
+from fulgurite.backends.csx.program import payback
 from fulgurite.commands import cache
 
 pytestmark = pytest.mark.compiler
@@ -97,8 +98,9 @@ def test_another_compiler_gets_none(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.fits
 @pytest.mark.process
 def test_the_worker_keeps_it_when_it_has_compiled_what_waits(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(payback, "TIMES", 0.0)
     options = {"background": True, "compile_dir": str(tmp_path), "autogen_policy": "default"}
     fit(lambda: Classifier(mlp()), lambda: (loader(),), static=True, backend=options)
     until = time.monotonic() + 120

@@ -49,9 +49,9 @@ class Compiled:
             self.generated += 1
             return generate(part, mode)
 
-        def built(kernels: Sequence[Kernel], folder: Path, first: int = 0) -> list[list[str]]:
+        def built(kernels: Sequence[Kernel], *where: Any) -> list[list[str]]:
             self.kernels += len(kernels)
-            return build(kernels, folder, first)
+            return build(kernels, *where)
 
         monkeypatch.setattr(inductor, "_generated", counted)
         monkeypatch.setattr(kernel_modules, "build", built)

@@ -43,7 +43,7 @@ def fake_compiler(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Every graph that is loaded: as if it had been compiled in a second."""
     loaded: list[Any] = []
 
-    def load(self: HostFabric, graph: Any, shown: Any, urgent: bool) -> Loaded:
+    def load(self: HostFabric, graph: Any, shown: Any, *how: Any) -> Loaded:
         loaded.append(graph)
         call: Any = lambda inputs: pytest.fail("a program was run")  # noqa: E731
         return Loaded(call=call, compiled=True, built=True, seconds=1.0, how="compiled")

@@ -1,0 +1,79 @@
+"""Whether compiling a program can pay: what is left of its run, beside what compiling takes.
+
+A program that is compiled when its run has ended has helped nobody, and took a core meanwhile.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from time import perf_counter
+
+import lightning.pytorch as pl
+from lightning.pytorch.trainer.states import TrainerFn
+
+TIMES = 12.0
+"""Compiling takes so many times as long as capturing, at least: 12 to 45 times (measured)."""
+
+_FEW = 2  # batches, by which one knows how long they take
+
+
+class Payback:
+    """Says whether compiling a program pays; once it did, it does.
+
+    Args:
+        trainer: whose run it is part of; None: of one whose end nobody knows.
+        captured_s: how long the program took to capture.
+        unlike_s: how much of the run's time went where it will not again: building, audits.
+
+    Attributes:
+        pays: what was said last.
+        least_s: how long compiling takes at least.
+    """
+
+    def __init__(
+        self, trainer: pl.Trainer | None, captured_s: float, unlike_s: Callable[[], float]
+    ) -> None:
+        self._trainer, self.least_s, self._unlike_s = trainer, TIMES * captured_s, unlike_s
+        self.pays = False
+        self._first: tuple[float, float] | None = None  # when, and batches done by then
+
+    def __call__(self) -> bool:
+        """Whether compiling may begin; asked at each step until it has (3 µs)."""
+        self.pays = self.pays or self._left_s() >= self.least_s
+        return self.pays
+
+    def _left_s(self) -> float:
+        """Seconds that are left, as batches went since this was asked first; 0 until known."""
+        done, left = (0.0, math.inf) if self._trainer is None else _batches(self._trainer)
+        if left == math.inf:
+            return left
+        now = perf_counter() - self._unlike_s()
+        if self._first is None:
+            self._first = now, done
+        began, before = self._first
+        return 0.0 if done < before + _FEW else left * (now - began) / (done - before)
+
+
+def _batches(trainer: pl.Trainer) -> tuple[float, float]:
+    """How many batches a run has done, and how many are left; the latter infinite if unknown."""
+    if trainer.state.fn == TrainerFn.PREDICTING:
+        done = trainer.predict_loop.batch_progress.total.ready
+        return done, math.fsum(trainer.num_predict_batches) - done
+    if trainer.state.fn != TrainerFn.FITTING:
+        tests = trainer.state.fn == TrainerFn.TESTING
+        done = trainer._evaluation_loop.batch_progress.total.ready
+        return done, math.fsum(
+            trainer.num_test_batches if tests else trainer.num_val_batches
+        ) - done
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    done, left = progress.total.ready, math.inf
+    if trainer.max_steps >= 0:
+        each: float = trainer.accumulate_grad_batches
+        if not trainer.lightning_module.automatic_optimization:
+            each = done / max(1, trainer.global_step)  # steps are the optimizers'
+        left = (trainer.max_steps - trainer.global_step) * each
+    if trainer.max_epochs is not None and trainer.max_epochs >= 0:
+        epochs = trainer.max_epochs - trainer.current_epoch
+        left = min(left, epochs * trainer.num_training_batches - progress.current.ready)
+    return done, left

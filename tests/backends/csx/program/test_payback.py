@@ -1,0 +1,170 @@
+"""Compiling begins where what is left of a run is longer than it takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+from harness import fit, make_trainer
+from models import GAN, Classifier, loader, mlp
+
+from fulgurite.backends.csx.compile import background
+from fulgurite.backends.csx.program import payback, report
+from fulgurite.backends.csx.program.payback import Payback
+
+pytestmark = pytest.mark.skipif(not background.AVAILABLE, reason="waits elsewhere")
+
+
+class Clock:
+    """Seconds and batches as a test says them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, left: float = 10.0) -> None:
+        self.now, self.done, self.left, self.unlike_s = 100.0, 5.0, left, 0.0
+        monkeypatch.setattr(payback, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(payback, "_batches", lambda trainer: (self.done, self.left))
+
+    def payback(self, least_s: float) -> Payback:
+        trainer: Any = object()
+        return Payback(trainer, least_s / payback.TIMES, lambda: self.unlike_s)
+
+    def step(self, seconds: float, unlike_s: float = 0.0) -> None:
+        self.now += seconds + unlike_s
+        self.unlike_s += unlike_s
+        self.done += 1
+        self.left -= 1
+
+
+def test_it_is_known_when_some_batches_were_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    asked = clock.payback(least_s=3.9)
+    answers = [asked()]
+    for _ in range(2):
+        clock.step(0.5)
+        answers.append(asked())
+    assert answers == [False, False, True]  # 8 batches of 0.5 s
+    clock.left = 0.0
+    assert asked()  # it has begun
+
+
+def test_programs_that_are_built_and_audits_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    asked = clock.payback(least_s=4.1)
+    for _ in range(5):
+        assert not asked()
+        clock.step(0.5, unlike_s=7.0)
+    clock.step(10.0)  # a validation
+    assert asked()
+
+
+def test_a_run_without_an_end_pays_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Clock(monkeypatch, left=math.inf).payback(least_s=100.0)()
+    assert Payback(None, 100.0, lambda: 0.0)()
+
+
+class Counts(pl.Callback):
+    """What was said to be left at the end of each batch."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[float, float]] = []
+
+    def _note(self, trainer: pl.Trainer, *_: Any) -> None:
+        self.told.append(payback._batches(trainer))
+
+    on_train_batch_end = on_test_batch_end = on_predict_batch_end = _note
+
+    def on_validation_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        if not trainer.training:
+            self._note(trainer)
+
+
+RUNS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "epochs": (Classifier, {"max_epochs": 3}),
+    "steps": (Classifier, {"max_epochs": -1, "max_steps": 10}),
+    "steps before epochs": (Classifier, {"max_epochs": 4, "max_steps": 5}),
+    "accumulated": (Classifier, {"max_epochs": 9, "max_steps": 5, "accumulate_grad_batches": 2}),
+    "several optimizers": (GAN, {"max_epochs": 9, "max_steps": 12}),
+}
+
+
+@pytest.mark.fits
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_what_is_left_of_a_fit(run: tuple[Any, dict[str, Any]]) -> None:
+    make, options = run
+    counts = Counts()
+    net = (lambda: make(mlp())) if make is Classifier else make
+    fit(net, lambda: (loader(64),), static=True, callbacks=(counts,), **options)
+    done = range(1, len(counts.told) + 1)
+    assert [told[0] for told in counts.told] == list(done)
+    window = options.get("accumulate_grad_batches", 1)
+    for one, (_, left) in zip(done, counts.told, strict=True):
+        assert left == pytest.approx(len(counts.told) - one, abs=window - 0.5)
+
+
+@pytest.mark.fits
+@pytest.mark.parametrize("kind", ["validate", "test", "predict"])
+def test_what_is_left_of_an_evaluation(kind: str) -> None:
+    counts = Counts()
+    trainer = make_trainer(True, callbacks=[counts])
+    getattr(trainer, kind)(Evaluated(), loader(64))
+    assert counts.told == [(one, 4.0 - one) for one in range(1, 5)]
+
+
+class Evaluated(Classifier):
+    def __init__(self) -> None:
+        super().__init__(mlp())
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("loss", self.net(batch[0]).sum())
+
+    validation_step = test_step
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.net(batch[0])
+
+
+@pytest.fixture
+def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The jobs of workers that were started, none of which does them."""
+    started: list[Any] = []
+
+    class Idle:
+        def __init__(self, jobs: list[background.Job]) -> None:
+            self.jobs = jobs
+            started.append([job.name[-1] for job in jobs])
+
+        def has_ended(self) -> bool:
+            return False
+
+        def lost(self) -> str | None:
+            return None
+
+        def end(self) -> None: ...
+
+    monkeypatch.setattr(background, "_Worker", Idle)
+    yield started
+    background.queue.begin()
+
+
+@pytest.mark.fits
+@pytest.mark.parametrize("pays", [False, True])
+def test_the_worker_is_started_where_it_pays(
+    pays: bool, workers: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(report, "say", lambda trainer, line: said.append(line))
+    monkeypatch.setattr(payback, "TIMES", 0.0 if pays else 1e6)
+    fit(
+        Evaluated,
+        lambda: (loader(64), loader(32)),
+        static=True,
+        policy="default",
+        backend={"compile_dir": str(tmp_path), "background": True, "audit": True},
+        max_epochs=2,
+    )
+    assert len(workers) == int(pays)
+    [told] = [line for line in said[-1].splitlines() if "not compiled" in line]
+    assert told.endswith("by then: compile_only=True does it for all runs") is pays
+    assert ("1 in so short a run, for it takes" in told) is not pays
