@@ -7,14 +7,16 @@ one.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 DEVICES = ("CSX", "CPU", "GPU")
 
 _live: Backend | None = None
+_only_compiling = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +31,36 @@ class Backend:
 
     def __post_init__(self) -> None:
         check_backend_type(self.backend_type)
+        if _only_compiling:
+            self._compile_only()
         self._validate()
         global _live
         _live = self
 
     def _validate(self) -> None:
         """Check the options and what the machine must have; nothing is claimed if this raises."""
+
+    def _compile_only(self) -> None:
+        """Build the programs of runs, and train nothing.
+
+        Raises:
+            RuntimeError: there are no programs, and runs would train.
+        """
+        raise RuntimeError(
+            f"Nothing is compiled on {self.backend_type}: the run would train. What compiles is"
+            ' Trainer(device="CSX").'
+        )
+
+
+@contextlib.contextmanager
+def only_compiling() -> Iterator[None]:
+    """Let backends that are made in the block build the programs of runs, and train nothing."""
+    global _only_compiling
+    before, _only_compiling = _only_compiling, True
+    try:
+        yield
+    finally:
+        _only_compiling = before
 
 
 def check_backend_type(backend_type: str) -> None:

@@ -125,6 +125,9 @@ class CSXBackend(Backend):
     max_resident_bytes: int | None = field(default=None, metadata={"built": ()})
     cluster_config: CSConfig | Mapping[str, Any] | None = None
 
+    def _compile_only(self) -> None:
+        object.__setattr__(self, "compile_only", not self.validate_only)
+
     def _validate(self) -> None:
         if self.autogen_policy == "mild":
             rank_zero_warn('autogen_policy="mild" is no more: it is read as "medium".')

@@ -1,4 +1,4 @@
-"""What may be typed after ``fulgurite cache``, ``doctor``, ``report`` and ``diff``."""
+"""What may be typed after ``fulgurite cache``, ``compile``, ``doctor``, ``report``, ``diff``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import re
 from typing import Any
 
-COMMANDS = ("doctor", "cache", "report", "diff")
+COMMANDS = ("doctor", "cache", "compile", "report", "diff")
 CACHE = {
     "list": "what is compiled already, and how large and old it is",
     "prune": "remove what was used longest ago, past the cache's limit or the one given",
@@ -48,6 +48,17 @@ def add_commands(commands: Any, add_debug: Any) -> None:
             )
         add_debug(kind)
         _add_compile_dir(kind)
+    compiles = commands.add_parser(
+        "compile",
+        help="compile what a script trains, and train nothing",
+        description="Compile what a script trains, and train nothing: its next run is compiled"
+        " from the first step on. For a parameter file: fulgurite fit FILE --compile_only.",
+    )
+    add_debug(compiles)
+    compiles.add_argument("script", metavar="SCRIPT.py")
+    compiles.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="...", help="the script's own arguments"
+    )
     add_debug(doctor)
     _add_compile_dir(doctor)
     of = "the artifact_dir of a run, or its report.json"
@@ -74,6 +85,10 @@ def run_command(options: argparse.Namespace) -> int:
         from fulgurite.commands.doctor import doctor
 
         return doctor(options.compile_dir)
+    if options.command == "compile":
+        from fulgurite.commands.compiling import compile_script
+
+        return compile_script(options.script, options.arguments)
     if options.command in ("report", "diff"):
         from fulgurite.commands.report import diff, report
 
