@@ -1,4 +1,4 @@
-"""``fulgurite compile``: a script runs with backends that compile its programs and train nothing."""
+"""``fulgurite compile``: a script runs with backends that build its programs and train nothing."""
 
 from __future__ import annotations
 

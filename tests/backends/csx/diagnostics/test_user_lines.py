@@ -16,6 +16,7 @@ from fulgurite.backends.csx.diagnostics.errors import (
 
 BUFFER = 'self.register_buffer("seen", torch.zeros(0, dtype=torch.int64))'
 TENSOR = "self.seen = torch.zeros(2)"
+READ = "self.seen.sum()"  # what nobody reads is a result, of whatever shape
 HOOK = "def on_train_batch_start(self, batch, i):\n    if i == 2:\n        {}  # <-"
 IN_THE_STEP = {
     "grows": Code(init=BUFFER, step="self.seen = torch.cat([self.seen, y])  # <-"),
@@ -24,10 +25,15 @@ IN_THE_STEP = {
         step="self.keep(loss.detach())",
         hooks="def keep(self, x):\n    self.seen = torch.cat([self.seen, x[None]])  # <-",
     ),
-    "set by setattr": Code(init=TENSOR, step="setattr(self, 'seen', out.detach())  # <-"),
-    "registered again": Code(init=BUFFER, step="self.register_buffer('seen', y[:3])  # <-"),
-    "of a layer": Code(init="self.net.seen = torch.ones(2)", step="self.net.seen = out  # <-"),
-    "another dtype": Code(init=TENSOR, step="self.seen = out[0, :2].half()  # <-"),
+    "set by setattr": Code(init=TENSOR, step=f"{READ}; setattr(self, 'seen', out.detach())  # <-"),
+    "registered again": Code(
+        init=BUFFER, step=f"{READ}; self.register_buffer('seen', y[:3])  # <-"
+    ),
+    "of a layer": Code(
+        init="self.net.seen = torch.ones(2)",
+        step="self.net.seen.sum(); self.net.seen = out  # <-",
+    ),
+    "another dtype": Code(init=TENSOR, step=f"{READ}; self.seen = out[0, :2].half()  # <-"),
     "weight norm": Code(step="torch.nn.utils.weight_norm(self.net)  # <-"),
     "parametrized": Code(step="torch.nn.utils.parametrizations.weight_norm(self.net)  # <-"),
     "a module": Code(step="self.net = nn.Linear(8, 4)  # <-"),
