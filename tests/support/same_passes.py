@@ -60,6 +60,8 @@ def unused_numbers(graph: Graph) -> Iterator[int]:
         operands = [*formula.graph.find_nodes(op="placeholder")]
         for number, operand in zip(numbers, operands[len(operands) - len(numbers) :], strict=True):
             if not operand.users:
+                while number.target is not torch.ops.aten.select.int:  # made float32
+                    [number] = number.all_input_nodes
                 yield number.args[2]  # of select(numbers, 0, k)
 
 
