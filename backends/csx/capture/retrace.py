@@ -16,6 +16,7 @@ from fulgurite.backends.csx.capture.finished_trace import FinishedTrace
 from fulgurite.backends.csx.capture.recording import Recording
 from fulgurite.backends.csx.capture.scope import Scope
 from fulgurite.backends.csx.capture.trace import Trace
+from fulgurite.backends.csx.capture.trees import Grown
 from fulgurite.backends.csx.capture.undo import undone_on_failure
 from fulgurite.backends.csx.contract.refusals import explained
 from fulgurite.backends.csx.contract.watched import values_where_refused
@@ -71,6 +72,8 @@ def as_first_traced(first: Recording) -> Iterator[None]:
     found = [(place, place.get(MISSING)) for place, _ in places]
     states = [(state, dict(state)) for state, _ in first.states]
     lists = [(one, list(one)) for one, _ in first.lists]
+    grown = (one.container for one in first.outputs.lists if type(one.container) is Grown)
+    begun = [place for one in grown if (place := one.begin()) is not None]
     try:
         for place, value in places:
             place.put(value)
@@ -82,6 +85,8 @@ def as_first_traced(first: Recording) -> Iterator[None]:
     finally:
         for place, value in found:
             place.put(value)
+        for place in reversed(begun):
+            place.put(MISSING)
         for one, content in lists:
             one[:] = content
         for state, now in states:

@@ -54,6 +54,15 @@ class Grown:
     def __getitem__(self, key: Any) -> Grown:
         return self
 
+    def begin(self) -> Place | None:
+        """Make it where there is none; returns the place that was empty, of it or above it."""
+        paths = [self._path[:i] for i in range(len(self._path) + 1)]
+        empty = next((path for path in paths if path not in self._inside), None)
+        if empty is None:
+            return None
+        Grown.extend(self, [])
+        return self._inside.place(empty)
+
     def extend(self, values: list[Any]) -> None:
         """Put these at its end."""
         held = self.place.get(MISSING)

@@ -281,7 +281,7 @@ def test_a_list_that_the_host_took_away_begins_again(does: Any) -> None:
     kept = []
     for static in (True, False):
         module = Clears(does)
-        make_trainer(static, max_epochs=3).fit(module, loader())
+        make_trainer(static, backend={"audit": True}, max_epochs=3).fit(module, loader())
         kept.append(module.epochs)
     assert kept[0] == kept[1]
     assert len(kept[0]) == 3
