@@ -20,7 +20,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from fcntl import LOCK_EX, flock
 from pathlib import Path
@@ -28,10 +28,9 @@ from typing import NoReturn
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
-from torch import Tensor
 
 from fulgurite.backends.csx.compile.compiler_log import PREFIX, keep
-from fulgurite.backends.csx.compile.fabric import NOW, Call, Wanted
+from fulgurite.backends.csx.compile.fabric import NOW, Wanted
 from fulgurite.backends.csx.compile.worker_pulse import (
     GRACE_S,
     Pulse,
@@ -56,6 +55,8 @@ class Job:
         name: the same for the same thing: it is compiled once.
         run: compiles it, in the worker; returns why it cannot, or None.
         wanted: when it is to begin.
+        fixed: the share of what it compiles that stays as it is (see ``Wanted.worth``); None until
+            that is known: it is not begun before.
 
     Attributes:
         ended: whether it is known what came of it.
@@ -69,12 +70,17 @@ class Job:
     name: tuple[str, ...]
     run: Callable[[], str | None]
     wanted: Wanted = NOW
+    fixed: float | None = 0.0
     ended: bool = False
     failure: str | None = None
     full: bool = False
     log: Path | None = None
     seconds: float = 0.0
     again: bool = False
+
+    def is_worth(self) -> bool:
+        """Whether compiling it may begin."""
+        return self.fixed is not None and self.wanted.worth(self.fixed)
 
 
 class Queue:
@@ -139,7 +145,7 @@ class Queue:
     def _start(self) -> None:
         """Start the worker, where something that waits may begin."""
         may = self._hurries or self._waiting[0].wanted.urgent
-        jobs = [job for job in self._waiting if may and job.wanted.worth()]
+        jobs = [job for job in self._waiting if may and job.is_worth()]
         if not jobs:
             return
         with contextlib.ExitStack() as held:
@@ -148,7 +154,7 @@ class Queue:
                     return
                 held.callback(lock.release)
             self._waiting = [job for job in self._waiting if job not in jobs]
-            self._hurries = False
+            self._hurries = bool(self._waiting)  # by what is not worth it yet
             try:
                 self._worker = _Worker(jobs)
             except OSError as error:  # no memory, no process, no place for temporary files
@@ -319,26 +325,6 @@ def _settle_down(log: int, kept: set[int], folder: Path, parent: int) -> None:
 
 def _leave(number: int, frame: object) -> NoReturn:
     raise SystemExit  # ends the C++ compilers on its way, and removes what is half written
-
-
-class Meanwhile:
-    """A graph that runs operation by operation until its compilation has ended.
-
-    Args:
-        job: compiles it.
-        reference: its operations one by one.
-        settle: called when the job has ended; returns what to call from then on.
-    """
-
-    def __init__(self, job: Job, reference: Call, settle: Callable[[Job], Call]) -> None:
-        self._job, self._reference, self._settle = job, reference, settle
-
-    def __call__(self, inputs: list[Tensor]) -> Sequence[Tensor]:
-        """Run it once."""
-        queue.poll()
-        if self._job.ended:
-            return self._settle(self._job)(inputs)
-        return self._reference(inputs)
 
 
 queue = Queue()

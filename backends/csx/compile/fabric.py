@@ -67,11 +67,12 @@ class Wanted:
     Args:
         urgent: whether it runs more than now: it is compiled before others, which wait for the
             first one that does.
-        worth: whether compiling it may begin; asked again and again until it does.
+        worth: whether compiling it may begin, if this share of a run (0 to 1) stays as it is,
+            since compiled code calls the same library; asked again and again until it does.
     """
 
     urgent: bool = True
-    worth: Callable[[], bool] = lambda: True
+    worth: Callable[[float], bool] = lambda fixed: True
 
 
 NOW = Wanted()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -97,9 +96,12 @@ class Headers:
         return _checked[name]
 
 
-def header_job(programs: Path, wanted: Wanted) -> Job:
-    """What lets the worker keep the header, when it has compiled what was wanted."""
-    later = replace(wanted, urgent=False)
+def header_job(programs: Path, program: Job) -> Job:
+    """What lets the worker keep the header, when it has compiled what was wanted.
+
+    It begins only where compiling a program does: for the sake of the next ones.
+    """
+    later = Wanted(urgent=False, worth=lambda fixed: program.is_worth())
     return Job(name=(str(programs), HEADER), run=Headers(programs).in_background, wanted=later)
 
 

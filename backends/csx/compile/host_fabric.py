@@ -23,7 +23,7 @@ from fulgurite.backends.csx.compile import (
     fused,
     toolchain,
 )
-from fulgurite.backends.csx.compile.background import Job, Meanwhile, queue
+from fulgurite.backends.csx.compile.background import Job, queue
 from fulgurite.backends.csx.compile.cache import (
     REPORTS,
     CompileCache,
@@ -36,6 +36,7 @@ from fulgurite.backends.csx.compile.fabric import NOW, Call, Fabric, Loaded, Sho
 from fulgurite.backends.csx.compile.failures import explained
 from fulgurite.backends.csx.compile.headers import header_job
 from fulgurite.backends.csx.compile.made import one_by_one, tell_fallen
+from fulgurite.backends.csx.compile.meanwhile import Meanwhile
 from fulgurite.backends.csx.compile.threads import (
     let_idle_threads_sleep,
     set_threads,
@@ -152,9 +153,9 @@ class HostFabric(Fabric):
     ) -> Meanwhile:
         """What runs a graph operation by operation until it is compiled."""
         name = (str(self._cache.folder), compilation.key)
-        job = Job(name=name, run=compilation.in_background, wanted=wanted)
+        job = Job(name=name, run=compilation.in_background, wanted=wanted, fixed=None)
         call = self._until(job, loaded, reference)
-        queue.add(header_job(self._cache.folder, wanted))
+        queue.add(header_job(self._cache.folder, call.job))
         return call
 
     def _until(self, job: Job, loaded: Loaded, reference: Call) -> Meanwhile:

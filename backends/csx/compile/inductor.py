@@ -309,7 +309,7 @@ def _generated(part: Part, mode: FakeTensorMode) -> Generated:
             *noted.patches(),
         )
         with compiler_patches.files_of_this_process_alone(), applied(patches):
-            compiler_patches.keep_draws_as_they_are()
+            compiler_patches.call_as_traced()
             compiled: Any = compile_fx_inner(
                 part.module, list(part.examples), cudagraphs=BoxedBool(False), is_inference=True
             )

@@ -66,11 +66,20 @@ def flops_of(node: fx.Node) -> int | None:
         at, times = _LAYERS[node.target]
         operands: Any = node.args[at : at + 3]
         return times * flops_of_layer(*(one.meta["val"] for one in operands))
-    formula = flop_registry.get(packet) or flop_registry.get(FORMULAS_OF_OTHERS.get(packet))
+    formula = _formula(packet)
     if formula is None:
         return None
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: arg.meta.get("val", arg))
     return int(formula(*args, **kwargs, out_val=node.meta["val"]))
+
+
+def is_product(target: Any) -> bool:
+    """Whether an operation calls a library that multiplies matrices, and does little else."""
+    return target in _LAYERS or _formula(getattr(target, "overloadpacket", target)) is not None
+
+
+def _formula(packet: Any) -> Any:
+    return flop_registry.get(packet) or flop_registry.get(FORMULAS_OF_OTHERS.get(packet))
 
 
 def by_module(products: Iterable[Product]) -> dict[str, int]:

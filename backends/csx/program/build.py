@@ -172,7 +172,7 @@ class Builder:
                 load.told = told
 
     def _load(
-        self, program: Program, captured: dict[str, Captured], worth: Callable[[], bool]
+        self, program: Program, captured: dict[str, Captured], worth: Callable[[float], bool]
     ) -> dict[str, Loaded]:
         what = f"the {self.stage} program, {program.operations} operations"
         trainer = self.scope.trainer

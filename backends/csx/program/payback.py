@@ -1,6 +1,7 @@
 """Whether compiling a program can pay: what is left of its run, beside what compiling takes.
 
-A program that is compiled when its run has ended has helped nobody, and took a core meanwhile.
+A program that is compiled when its run has ended has helped nobody, and took a core meanwhile. So
+has one whose time is nearly all in calls of a library that compiled code makes too.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 TIMES = 12.0
 """Compiling takes so many times as long as capturing, at least: 12 to 45 times (measured)."""
+
+NEARLY_ALL = 0.95
+"""The share of a step from which on what can become faster is too little."""
 
 _FEW = 2  # batches, by which one knows how long they take
 
@@ -29,18 +33,25 @@ class Payback:
     Attributes:
         pays: what was said last.
         least_s: how long compiling takes at least.
+        fixed: the share of a run that stays as it is, as it was given last.
     """
 
     def __init__(
         self, trainer: pl.Trainer | None, captured_s: float, unlike_s: Callable[[], float]
     ) -> None:
         self._trainer, self.least_s, self._unlike_s = trainer, TIMES * captured_s, unlike_s
-        self.pays = False
+        self.pays, self.fixed = False, 0.0
         self._first: tuple[float, float] | None = None  # when, and batches done by then
 
-    def __call__(self) -> bool:
-        """Whether compiling may begin; asked at each step until it has (3 µs)."""
-        self.pays = self.pays or self._left_s() >= self.least_s
+    def __call__(self, fixed: float) -> bool:
+        """Whether compiling may begin; asked at each step until it has (3 µs).
+
+        Args:
+            fixed: the share of a run (0 to 1) that stays as it is.
+        """
+        self.fixed = fixed
+        if not self.pays and fixed < NEARLY_ALL:
+            self.pays = (1 - fixed) * self._left_s() >= self.least_s
         return self.pays
 
     def _left_s(self) -> float:

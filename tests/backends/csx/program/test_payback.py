@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
+import torch
 from harness import fit, make_trainer
 from models import GAN, Classifier, loader, mlp
 
@@ -40,28 +42,45 @@ class Clock:
 def test_it_is_known_when_some_batches_were_done(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     asked = clock.payback(least_s=3.9)
-    answers = [asked()]
+    answers = [asked(0.0)]
     for _ in range(2):
         clock.step(0.5)
-        answers.append(asked())
+        answers.append(asked(0.0))
     assert answers == [False, False, True]  # 8 batches of 0.5 s
     clock.left = 0.0
-    assert asked()  # it has begun
+    assert asked(0.0)  # it has begun
 
 
 def test_programs_that_are_built_and_audits_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     asked = clock.payback(least_s=4.1)
     for _ in range(5):
-        assert not asked()
+        assert not asked(0.0)
         clock.step(0.5, unlike_s=7.0)
     clock.step(10.0)  # a validation
-    assert asked()
+    assert asked(0.0)
 
 
 def test_a_run_without_an_end_pays_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Clock(monkeypatch, left=math.inf).payback(least_s=100.0)()
-    assert Payback(None, 100.0, lambda: 0.0)()
+    assert Clock(monkeypatch, left=math.inf).payback(least_s=100.0)(0.0)
+    assert Payback(None, 100.0, lambda: 0.0)(0.0)
+
+
+def test_what_cannot_become_faster_never_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Clock(monkeypatch, left=math.inf).payback(least_s=0.0)
+    assert not asked(0.96)
+    assert asked(0.94)
+
+
+def test_only_what_can_become_faster_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    asked = clock.payback(least_s=2.0)
+    clock.left = 6.0
+    for _ in range(3):
+        assert not asked(0.5)  # half of at most 2.5 s
+        clock.step(0.5)
+    clock.left = 8.0
+    assert asked(0.5)
 
 
 class Counts(pl.Callback):
@@ -168,3 +187,36 @@ def test_the_worker_is_started_where_it_pays(
     [told] = [line for line in said[-1].splitlines() if "not compiled" in line]
     assert told.endswith("by then: compile_only=True does it for all runs") is pays
     assert ("1 in so short a run, for it takes" in told) is not pays
+
+
+class Wide(Classifier):
+    """Its step is one product of large matrices, and little else."""
+
+    def __init__(self) -> None:
+        super().__init__(mlp())
+        self.register_buffer("large", torch.randn(1200, 1200))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        large = self.large * batch[0][0, 0]
+        return super().training_step(batch, batch_idx) + 1e-9 * (large @ large @ large).mean()
+
+
+@pytest.mark.fits
+def test_a_step_of_products_alone_is_not_compiled(
+    workers: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(report, "say", lambda trainer, line: said.append(line))
+    monkeypatch.setattr(payback, "TIMES", 0.0)
+    monkeypatch.setattr(payback, "NEARLY_ALL", 0.5)  # a busy machine's share is less than its own
+    fit(
+        Wide,
+        lambda: (loader(256),),
+        static=True,
+        policy="default",
+        backend={"compile_dir": str(tmp_path), "background": True, "audit": True},
+        max_epochs=1,
+    )
+    assert not workers
+    [told] = [line for line in said[-1].splitlines() if "not compiled" in line]
+    assert re.search(r"1 nothing to gain: \d+% of a step is in products of matrices$", told)
