@@ -79,12 +79,14 @@ class MetricCall:
 
     metric: Metric
     updates: int
+    anew: bool  # the step resets it first
     value: Any = None
 
     def __call__(self, value: Any) -> None:
         """Count."""
         attributes = vars(self.metric)  # past nn.Module.__setattr__, 3 µs a step (measured)
-        attributes["_update_count"] += self.updates
+        before = 0 if self.anew else attributes["_update_count"]
+        attributes["_update_count"] = before + self.updates
         attributes["_computed"] = None
 
 

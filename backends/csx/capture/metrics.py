@@ -110,8 +110,10 @@ def metrics_in_step(
     graph: fx.Graph,
     contract: Contract,
     line: Callable[[], UserLine | None],
-) -> Iterator[None]:
+) -> Iterator[set[int]]:
     """While the block runs, metrics do on the host what no program can do.
+
+    Yields the identities of those that the step has reset.
 
     Args:
         root: the module that has them.
@@ -122,7 +124,7 @@ def metrics_in_step(
     """
     metrics = _Metrics(calls, graph, contract, line)
     with applied(metrics.patches(root)):
-        yield
+        yield metrics.emptied
     calls[:] = [call for call in calls if not isinstance(call, BatchValueCall) or call.wanted]
 
 
@@ -137,7 +139,7 @@ class _Metrics:
         self._calls, self._graph, self._contract, self._line = calls, graph, contract, line
         self._trying = False
         self._late: set[int] = set()  # identities of metrics that the host updates
-        self._emptied: set[int] = set()  # and of those that the step has reset
+        self.emptied: set[int] = set()  # and of those that the step has reset
 
     def patches(self, root: nn.Module) -> Iterator[Patch]:
         """Patches of all metrics, and of those of ``root``."""
@@ -219,8 +221,8 @@ class _Metrics:
             if id(metric) in self._late or isinstance(metric, Running):
                 why = "no static program can update this metric: the host does it after the step"
             elif name == "reset":
-                self._emptied.add(id(metric))
-            elif grows and id(metric) not in self._emptied:
+                self.emptied.add(id(metric))
+            elif grows and id(metric) not in self.emptied:
                 why = "it keeps all batches, which are more in every step"
             try:
                 if not why:

@@ -8,7 +8,7 @@ Python value that an optimizer changed, would be frozen: an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from operator import is_
 from typing import Any
 
@@ -186,13 +186,16 @@ def collect_outputs(
                 place.put(before.get(key, MISSING))
 
 
-def metric_calls(module: nn.Module, snapshot: Snapshot) -> Iterator[MetricCall]:
-    """The Python side of each metric's updates."""
+def metric_calls(
+    module: nn.Module, snapshot: Snapshot, emptied: Collection[int]
+) -> Iterator[MetricCall]:
+    """The Python side of each metric's updates; ``emptied``: whose identity, the step resets."""
     for metric in module.modules():
         if isinstance(metric, Metric):
             before = snapshot.before(vars(metric))["_update_count"]
-            if metric._update_count != before:
-                yield MetricCall(metric, metric._update_count - before)
+            anew = id(metric) in emptied
+            if anew or metric._update_count != before:
+                yield MetricCall(metric, metric._update_count - (0 if anew else before), anew)
                 metric._update_count = before
 
 

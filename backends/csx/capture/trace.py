@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import starmap
 from typing import Any
 
@@ -183,7 +183,7 @@ class Trace:
                 record_host_calls(scope.trainer, scope.schedulers) as calls,
                 metrics_in_step(
                     scope.module, calls, tracer.graph, self._contract, self._fallback_line
-                ),
+                ) as emptied,
                 torch.set_grad_enabled(scope.trains),
                 self._watched(tracer.graph),
             ):
@@ -193,7 +193,7 @@ class Trace:
                 calls.insert(0, changes)
             self.last = next(reversed(tracer.graph.nodes))
             with torch.no_grad():
-                return self._collect(result, calls)
+                return self._collect(result, calls, emptied)
 
     @contextlib.contextmanager
     def _watched(self, graph: fx.Graph) -> Iterator[None]:
@@ -216,7 +216,7 @@ class Trace:
         found = self._names.tracker.get(tensor)
         return None if found is None else found.proxy.node
 
-    def _collect(self, result: Any, calls: list[Any]) -> list[Tensor]:
+    def _collect(self, result: Any, calls: list[Any], emptied: Collection[int]) -> list[Tensor]:
         """Find what the step left behind, and undo it; returns the graph's results."""
         inputs, state, module = self.inputs, self.inputs.state, self.scope.module
         self.fixed.check()
@@ -234,7 +234,11 @@ class Trace:
         known |= sort_state(inputs, module, self._boundaries, left, self._line_of_change)
         collect_outputs(module, self.snapshot, known, left)
         self.new_places, self.rebound = left.new_places, left.rebound
-        calls = [*starmap(NumberCall, numbers), *metric_calls(module, self.snapshot), *calls]
+        calls = [
+            *starmap(NumberCall, numbers),
+            *metric_calls(module, self.snapshot, emptied),
+            *calls,
+        ]
         for call in calls:
             if isinstance(call, LogCall):
                 self.accumulators |= call.reduce()

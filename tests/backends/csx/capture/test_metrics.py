@@ -221,7 +221,12 @@ def test_a_metric_that_the_step_resets_may_keep_all_batches() -> None:
         self.metric.update(p)
         self.log("metric", self.metric.compute().std())
 
-    assert_same_run(*both(lambda: Measured(CatMetric(), anew), lambda: (loader(48, 8),)))
+    audited = {"audit": True}
+    ours, stock = both(
+        lambda: Measured(CatMetric(), anew), lambda: (loader(48, 8),), fresh=True, backend=audited
+    )
+    assert_same_run(ours, stock)
+    assert ours.module.metric._update_count == stock.module.metric._update_count == 1
 
 
 @pytest.mark.fits

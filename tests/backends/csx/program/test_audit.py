@@ -709,3 +709,14 @@ def test_a_step_that_is_no_longer_static_is_its_own_error() -> None:
     with pytest.raises(TraceError, match=r"between step 4 and step 5") as caught:
         fit(Branching, lambda: (batches(),), static=True)
     assert [caught.value.line.line] == marked(Branching)
+
+
+class Grows(Changing):
+    """A hook adds a module that no step uses."""
+
+    def change(self) -> None:
+        self.copy = nn.Linear(8, 4)
+
+
+def test_a_module_that_a_hook_adds_is_no_change_of_the_step() -> None:
+    assert len(fit(Grows, lambda: (batches(),), static=True).losses) == BATCHES
