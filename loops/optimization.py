@@ -84,8 +84,10 @@ class AutomaticOptimization(_AutomaticOptimization):
         )
         with _Uncounted(self.optim_progress), frozen_hook_arguments(self.trainer.lightning_module):
             if steps:
-                self._optimizer_step(batch_idx, closure)
-                strategy_of(self.trainer).schedulers.step()
+                strategy = strategy_of(self.trainer)
+                with strategy.stepping():
+                    self._optimizer_step(batch_idx, closure)
+                strategy.schedulers.step()
             else:
                 with _block_parallel_sync_behavior(self.trainer.strategy, block=True):
                     closure()
@@ -122,7 +124,8 @@ class ManualOptimization(_ManualOptimization):
             before = self.optim_step_progress.total.completed
             with _Uncounted(self.optim_step_progress), self._backwards() as losses:
                 arguments = traced_arguments({**kwargs, "batch": batch}, by_hand=True)
-                output = super(ManualOptimization, self).run(arguments)
+                with strategy_of(self.trainer).stepping():
+                    output = super(ManualOptimization, self).run(arguments)
                 steps = self.optim_step_progress.total.completed - before
             first = None if "loss" in output or not losses else losses[0].detach().clone()
             return {"output": output, "steps": steps, "loss": first}

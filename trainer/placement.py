@@ -1,7 +1,9 @@
-"""Whether Lightning's arguments for machines agree with a device."""
+"""Whether Lightning's arguments for machines agree with a device, and how many systems they are."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from typing import Any
 
 PLACEMENT = ("accelerator", "strategy", "devices", "num_nodes")
@@ -43,11 +45,74 @@ def contradiction(
         return contradicts("accelerator", accelerator, "Leave accelerator out.")
     if strategy not in ("auto", "csx"):
         return contradicts("strategy", strategy, "Leave strategy out.")
-    if devices not in ("auto", 1, "1", -1, "-1", [0]):
-        return contradicts("devices", devices, "CSX runs in one process here: leave devices out.")
-    if num_nodes != 1:
-        return contradicts("num_nodes", num_nodes, "CSX runs in one process here: leave it out.")
+    if devices not in (*AUTO, [0]) and not _is_count(devices):
+        return contradicts("devices", devices, "CSX takes a number of systems on each node.")
+    if not _is_count(num_nodes):
+        return contradicts("num_nodes", num_nodes, "CSX takes a number of nodes.")
     return None
+
+
+AUTO = ("auto", -1, "-1")
+"""Lightning's words for as many devices as there are."""
+
+
+def systems(num_csx: int | None, devices: Any, num_nodes: int) -> tuple[int, int, str | None]:
+    """How many CSX systems, each a process, a Trainer has: on each node, and how many nodes.
+
+    Args:
+        num_csx: those of all nodes, where a ``cluster_config`` says so.
+        devices: Lightning's: those on each node; a number, or one of ``AUTO``.
+        num_nodes: Lightning's.
+
+    Returns:
+        Systems on each node, nodes, and how two of those who say so contradict each other, or None.
+    """
+    said = dict(_said(num_csx, devices, num_nodes))
+    first = next(iter(said), None)
+    if first is None:
+        return 1, num_nodes, None
+    for other, count in said.items():
+        if count != said[first]:
+            return 1, num_nodes, f"{first} contradicts {other}. Leave one of them out."
+    nodes = max(1, min(num_nodes if num_nodes > 1 else _launched_nodes(), said[first]))
+    return said[first] // nodes, nodes, None
+
+
+def _said(num_csx: int | None, devices: Any, num_nodes: int) -> Iterator[tuple[str, int]]:
+    """Who says how many systems there are in all, and how many."""
+    if devices == [0] or _is_count(devices):
+        count = 1 if devices == [0] else int(devices)
+        nodes = "" if num_nodes == 1 else f", num_nodes={num_nodes}"
+        yield f"devices={devices!r}{nodes} ({count * num_nodes} in all)", count * num_nodes
+    if num_csx is not None:
+        yield f"cluster_config: num_csx={num_csx}", num_csx
+    for launcher, marks, size in _LAUNCHERS:
+        if marks in os.environ and os.environ.get(size, "").isdigit():
+            yield f"{size}={os.environ[size]} of {launcher}", int(os.environ[size])
+            return
+
+
+_LAUNCHERS = (
+    ("torchrun", "TORCHELASTIC_RUN_ID", "WORLD_SIZE"),
+    ("SLURM", "SLURM_PROCID", "SLURM_NTASKS"),
+)
+"""Who starts processes, and sets variables: one that marks it, and one with their number."""
+
+
+def _launched_nodes() -> int:
+    """The nodes of who started the processes; 1 where nobody says."""
+    found = os.environ
+    if "TORCHELASTIC_RUN_ID" in found:
+        each = int(found.get("LOCAL_WORLD_SIZE", "1"))
+        return max(1, int(found.get("WORLD_SIZE", "1")) // each)
+    return int(found.get("SLURM_NNODES", "1")) if "SLURM_PROCID" in found else 1
+
+
+def _is_count(value: Any) -> bool:
+    """Whether it is a number of at least one, as Lightning takes it."""
+    if isinstance(value, str):
+        return value.isdigit() and int(value) > 0
+    return type(value) is int and value > 0
 
 
 def _machine_of(accelerator: Any) -> Any:
@@ -67,6 +132,6 @@ def _machine_of(accelerator: Any) -> Any:
 def _is_csx(strategy: Any) -> bool:
     if isinstance(strategy, str):
         return False
-    from fulgurite.backends.csx.plugins.strategy import CSXStrategy
+    from fulgurite.backends.csx.plugins.strategy import StaticGraph
 
-    return isinstance(strategy, CSXStrategy)
+    return isinstance(strategy, StaticGraph)

@@ -25,13 +25,14 @@ from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities import argparse as lightnings_argparse
 from torch import Tensor
 
-from fulgurite.backends import Backend, CSXBackend, backend_from
+from fulgurite.backends import Backend, CSConfig, CSXBackend, backend_from
 from fulgurite.backends import backend as make_backend
 from fulgurite.backends.backend import current_backend, set_backend
 from fulgurite.backends.checkpoints.plugin import install, loads_lightnings
 from fulgurite.backends.closures import checkpoint_written, watch_trainer
 from fulgurite.backends.csx.diagnostics.errors import UsersFramesAlone
-from fulgurite.backends.csx.plugins.strategy import CSXStrategy
+from fulgurite.backends.csx.plugins.parallel import CSXParallelStrategy
+from fulgurite.backends.csx.plugins.strategy import CSXStrategy, StaticGraph
 from fulgurite.backends.gradient_norm import clip_by_norm
 from fulgurite.backends.patches import patched
 from fulgurite.backends.safe_load import reading_safely
@@ -40,7 +41,7 @@ from fulgurite.backends.step_context import running
 from fulgurite.callbacks.beside import beside_steps
 from fulgurite.callbacks.folders import check_folders
 from fulgurite.mixed_precision import MixedPrecision
-from fulgurite.placement import ACCELERATORS, PLACEMENT, contradiction
+from fulgurite.placement import ACCELERATORS, PLACEMENT, contradiction, systems
 from fulgurite.precision import precision_arguments
 
 _Init = TypeVar("_Init", bound=Callable[..., None])
@@ -265,7 +266,7 @@ def _counting(trainer: pl.Trainer) -> Iterator[None]:
     make_optimizers = strategy.setup_optimizers
 
     changes = [(strategy, "training_step", training_step), loads_lightnings(strategy)]
-    if not isinstance(strategy, CSXStrategy):
+    if not isinstance(strategy, StaticGraph):
         changes.append((strategy, "setup_optimizers", setup_optimizers))
     if type(plugin).clip_grad_by_norm is Precision.clip_grad_by_norm:  # sharded ones compute others
         changes.append((plugin, "clip_grad_by_norm", functools.partial(clip_by_norm, plugin)))
@@ -283,7 +284,14 @@ def _placement(backend: Backend, given: str, **placement: Any) -> dict[str, Any]
     if wrong is not None:
         raise MisconfigurationException(wrong)
     if isinstance(backend, CSXBackend):
-        return {"accelerator": "auto", "strategy": CSXStrategy(backend), "devices": 1}
+        config = backend.cluster_config
+        num_csx = config.num_csx if isinstance(config, CSConfig) else None
+        each, nodes, wrong = systems(num_csx, placement["devices"], int(placement["num_nodes"]))
+        if wrong is not None:
+            raise MisconfigurationException(wrong)
+        kind = CSXStrategy if each * nodes == 1 else CSXParallelStrategy
+        made = {"accelerator": "auto", "devices": each, "num_nodes": nodes}
+        return {**made, "strategy": kind(backend)}
     accelerator = placement["accelerator"]
     wanted = ACCELERATORS[backend.backend_type][0]
     return {"accelerator": wanted if accelerator == "auto" else accelerator}

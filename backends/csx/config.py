@@ -33,9 +33,9 @@ class CSConfig:
     """
 
     num_csx: int = 1
-    num_workers_per_csx: int = 0
-    max_wgt_servers: int = 0
-    max_act_per_csx: int = 0
+    num_workers_per_csx: int = field(default=0, metadata={"built": ()})
+    max_wgt_servers: int = field(default=0, metadata={"built": ()})
+    max_act_per_csx: int = field(default=0, metadata={"built": ()})
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -213,7 +213,7 @@ def _refuse_unbuilt(options: CSXBackend | CSConfig, prefix: str) -> None:
     for item in fields(options):
         value, default = getattr(options, item.name), item.default
         assert default is not MISSING
-        built = item.metadata.get("built", () if isinstance(options, CSConfig) else None)
+        built = item.metadata.get("built")
         if built is not None and value != default and value not in built:
             others = f" or one of {built}" if built else ""
             raise NotImplementedError(

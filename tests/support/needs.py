@@ -23,6 +23,7 @@ MARKERS = {
     "fits": "trains, on CSX or in stock Lightning",
     "numbers": "trains on CSX and in stock Lightning, and compares",
     "process": "starts a process",
+    "several": "trains in several processes at once, which meet on the loopback",
     "compiler": "compiles C++ kernels (a C++ compiler and Python.h are needed)",
     "browser": "opens a page in Chromium",
     "packaging": "builds and installs the package",

@@ -64,6 +64,8 @@ class LogCall:
     def reduce(self) -> dict[int, Accumulator]:
         """Add the value to the epoch's, in traced operations; the tensors that were written."""
         result, meta, value = self.result, self.result.meta, self.value
+        if result.is_tensor and meta.on_step:
+            self.value = meta.sync(value)  # of all processes, with sync_dist
         if not result.is_tensor or not meta.on_epoch:
             return {}
         for name in ("value", "cumulated_batch_size"):

@@ -133,9 +133,8 @@ class Trace:
         try:
             with contextlib.ExitStack() as stack:
                 self._prepare(stack)
-                graph = make_fx(self._step, tracing_mode="real")(
-                    *[item.example for item in self.inputs.items]
-                )
+                examples = [item.example for item in self.inputs.items]
+                graph = make_fx(self._step, tracing_mode="real")(*examples)
                 settle(self.scope.line_now())
             if self._contract.refused is not None:  # and caught by code in between
                 raise self._contract.refused
@@ -234,11 +233,8 @@ class Trace:
         known |= sort_state(inputs, module, self._boundaries, left, self._line_of_change)
         collect_outputs(module, self.snapshot, known, left)
         self.new_places, self.rebound = left.new_places, left.rebound
-        calls = [
-            *starmap(NumberCall, numbers),
-            *metric_calls(module, self.snapshot, emptied),
-            *calls,
-        ]
+        counted = metric_calls(module, self.snapshot, emptied)
+        calls = [*starmap(NumberCall, numbers), *counted, *calls]
         for call in calls:
             if isinstance(call, LogCall):
                 self.accumulators |= call.reduce()

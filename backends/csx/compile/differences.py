@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from torch import Tensor, fx
 from fulgurite.backends.csx.compile.fabric import Call
 from fulgurite.backends.csx.compile.sensitivity import Noisy
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_of
+from fulgurite.backends.csx.graph.collectives import alone, has_collectives
 from fulgurite.backends.csx.graph.graph import Graph, like
 from fulgurite.backends.csx.graph.op_schema import is_random, is_view, operation_name, written_nodes
 
@@ -68,19 +70,21 @@ class Comparison:
 
     def __init__(self, graph: Graph) -> None:
         self._graph, self._written = graph, sorted(graph.written())
+        self.is_shared = has_collectives(graph)  # with other processes
 
     @functools.cached_property
     def values(self) -> list[Value]:
         """The results and the written inputs, in the order of ``Trial.values``."""
         return list(_values(self._graph, self._written))
 
-    def run(self, call: Call, start: Start) -> Trial:
-        """Run something in the graph's place from a start."""
+    def run(self, call: Call, start: Start, *, together: bool = False) -> Trial:
+        """Run something in the graph's place from a start; ``together`` with other processes."""
         copies = list(start.inputs)
         for i in self._written:
             copies[i] = like(copies[i]).copy_(copies[i])
         torch.set_rng_state(start.random_state)
-        outputs = list(call(list(copies)))
+        with alone() if self.is_shared and not together else contextlib.nullcontext():
+            outputs = list(call(list(copies)))
         values = [*outputs, *(copies[i] for i in self._written)]
         return Trial(copies, outputs, values, torch.get_rng_state(), _shared(outputs, copies))
 

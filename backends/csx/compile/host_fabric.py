@@ -51,6 +51,7 @@ from fulgurite.backends.csx.compile.toolchain import (
 )
 from fulgurite.backends.csx.compile.trust import Trust
 from fulgurite.backends.csx.config import CSXBackend
+from fulgurite.backends.csx.graph.collectives import is_one_of_several
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.passes import INTERPRETER_PASSES, lower
 from fulgurite.backends.csx.graph.passes.as_traced import changed_early
@@ -130,6 +131,8 @@ class HostFabric(Fabric):
         """Whether programs are compiled before they run, and not in the background.
 
         Graphs are written down after each pass by this process, as long as it builds a program.
+        Several processes that train together run the same code at each step: their weights would
+        drift apart by rounding.
         """
         backend = self._backend
         return (
@@ -137,6 +140,7 @@ class HostFabric(Fabric):
             or backend.compile_only
             or backend.artifact_dir is not None
             or torch.are_deterministic_algorithms_enabled()
+            or is_one_of_several()
         )
 
     def _load_later(self, loaded: Loaded, compilation: Compilation, wanted: Wanted) -> Loaded:

@@ -126,7 +126,8 @@ def _last(buffer: Any) -> fx.Node | None:
     """The operation whose result a buffer is."""
     node = buffer.get_origin_node()
     if node is None:
-        marked = [one for one in buffer.get_origins() if AT in one.meta.get("custom", {})]
+        origins: Any = getattr(buffer, "get_origins", tuple)()  # none of what is written in place
+        marked = [one for one in origins if AT in one.meta.get("custom", {})]
         node = max(marked, key=lambda one: one.meta["custom"][AT], default=None)
     return None if node is None else _behind(node)
 

@@ -104,6 +104,9 @@ class SelfCheck:
             torch.set_rng_state(start.random_state)  # and nothing else has changed
             raise
         chosen = right if difference is not None or isinstance(tried, Exception) else tried
+        if self._compared.is_shared:  # both ran alone; this is the step
+            run = self._reference if chosen is right else self._compiled
+            chosen = self._compared.run(run, start, together=True)
         if first and difference is None:
             self._newborn = self._unchanged(start, chosen)
         self._done.append(f"step {self._calls} of a run")

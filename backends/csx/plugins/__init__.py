@@ -5,6 +5,7 @@ hand-written loops (traced functions). Rooms above ``backends`` import its class
 from every room of the backend.
 
 strategy      Lightning's strategy "csx"
+parallel      the same in several processes; processes: what they do together
 position      what a checkpoint of ours holds beside Lightning's
 restored      what a checkpoint has that a fit cannot go on from
 torn          no checkpoint of a state that a failed step has half written

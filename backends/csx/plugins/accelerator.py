@@ -33,12 +33,16 @@ class CSXAccelerator(Accelerator):
 
     @staticmethod
     def parse_devices(devices: Any) -> int:
-        """``devices=`` of the Trainer: one system per process."""
-        if devices not in (1, "1", "auto", -1, "-1", [0]):
-            raise MisconfigurationException(
-                f"CSX has one system per process here; got devices={devices!r}. Use devices=1."
-            )
-        return 1
+        """``devices=`` of the Trainer: how many systems, each a process of its own."""
+        if devices in ("auto", -1, "-1", [0]):
+            return 1
+        if type(devices) is int and devices > 0:
+            return devices
+        if isinstance(devices, str) and devices.isdigit() and int(devices) > 0:
+            return int(devices)
+        raise MisconfigurationException(
+            f"CSX takes a number of systems; got devices={devices!r}. Use devices=1, or more."
+        )
 
     @staticmethod
     def get_parallel_devices(devices: int) -> list[torch.device]:

@@ -8,6 +8,7 @@ little more.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from typing import Any
 
@@ -64,9 +65,19 @@ class CSXPrecision(Precision):
                 remedy="return it as it was computed, without .detach() and outside of"
                 " torch.no_grad()",
             )
-        super().backward(tensor, model, optimizer, *args, **kwargs)
+        with _reducing(trace, model):
+            super().backward(tensor, model, optimizer, *args, **kwargs)
         if automatic:
             trace.inputs.gradients.hide_unreached()
+
+
+def _reducing(trace: Any, model: pl.LightningModule) -> contextlib.AbstractContextManager[None]:
+    """What several processes do with the gradients of a backward pass."""
+    if trace is None:
+        return contextlib.nullcontext()
+    strategy: Any = model.trainer.strategy
+    reducing: contextlib.AbstractContextManager[None] = strategy.reducing(trace.inputs.gradients)
+    return reducing
 
 
 class CSXMixedPrecision(CSXPrecision, LoggedScale):

@@ -28,10 +28,7 @@ _guarded: Any = WeakIdKeyDictionary()  # optimizers that refuse a step on the ho
 def refuse_unsupported(trainer: pl.Trainer, module: pl.LightningModule) -> None:
     """Raise where a run asks for what CSX does not have."""
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    nodes = trainer._accelerator_connector._num_nodes_flag
     refused = {
-        f"{trainer.num_devices} devices; use devices=1": trainer.num_devices > 1,
-        f"{nodes} nodes; use num_nodes=1": nodes > 1,
         "a module that went through torch.compile; pass the module itself": (
             module._compiler_ctx is not None
         ),

@@ -37,6 +37,7 @@ from fulgurite.backends.csx.plugins.precision import (
     csx_precision,
     refuse_replaced_precision,
 )
+from fulgurite.backends.csx.plugins.processes import OneProcess
 from fulgurite.backends.csx.plugins.refusals import (
     refuse_exchange,
     refuse_host_step,
@@ -60,7 +61,7 @@ LOOPS = "fulgurite.loops:install"
 CHECKPOINT_KEY = "fulgurite"
 
 
-class StaticGraph(ChecksStates):
+class StaticGraph(ChecksStates, OneProcess):
     """What every CSX strategy does; a mixin over one of Lightning's.
 
     Args:

@@ -16,6 +16,7 @@ conditional_step   steps of an optimizer that may not count
 gradients          p.grad in a trace; kept_gradients: where they are between steps;
                    carried_gradients: used one step later; dropped_gradient: what stands in p.grad
                    where no program keeps it
+reduction          gradients of several processes: their mean
 fake_swap          fakes behind the user's own tensors
 set_data           ``p.data = value``
 """

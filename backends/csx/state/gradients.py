@@ -16,7 +16,7 @@ nobody reads again are not worth writing down. Where they are between steps: kep
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
@@ -106,6 +106,7 @@ class Gradients:
     Attributes:
         missed: gradients that were hidden from an optimizer although an earlier step may have
             left them: the step has to be traced again, and see them.
+        arrived: called with a parameter whose gradient a backward pass has just computed.
     """
 
     def __init__(self, parameters: dict[str, nn.Parameter], scope: GradientScope) -> None:
@@ -119,6 +120,7 @@ class Gradients:
             carried=scope.carried,
         )
         self.missed: set[str] = set()
+        self.arrived: Callable[[Tensor], None] | None = None
         self._leaves: set[str] = set()
         self._others = scope.other_programs
         none = {name for name, p in self.parameters.items() if p.grad is None}
@@ -143,6 +145,8 @@ class Gradients:
             assert name is not None
             self._reached.add(name)
             self.handover.unused.add(name)
+            if self.arrived is not None:
+                self.arrived(p)
 
         if name is not None:
             on_gradient(fake, note)

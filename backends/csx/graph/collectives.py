@@ -1,0 +1,135 @@
+"""Collectives: operations of a graph in which all processes take part, by torch's functional ones.
+
+A step that is run once more, to compare or to look for something, must not ask the other processes,
+which do no such thing: it is run ``alone``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fulgurite.backends.csx.graph.graph import Graph
+
+NAMESPACE = "_c10d_functional"
+functional: Any = getattr(torch.ops, NAMESPACE)
+
+
+def is_collective(target: Any) -> bool:
+    """Whether an operation is one in which all processes take part, or waits for one."""
+    return getattr(target, "namespace", None) == NAMESPACE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Processes:
+    """The processes that share the work.
+
+    Args:
+        group: the name of their process group.
+        count: how many there are.
+    """
+
+    group: str
+    count: int
+
+    def begin_sum(self, tensor: Tensor, how: str = "sum") -> Tensor:
+        """Begin to add up a tensor of each process, or another reduction; see ``wait``."""
+        begun: Tensor = functional.all_reduce(tensor, how, self.group)
+        return begun
+
+    def begin_broadcast(self, tensor: Tensor) -> Tensor:
+        """Begin to give all processes the first one's tensor; see ``wait``."""
+        begun: Tensor = functional.broadcast(tensor, 0, self.group)
+        return begun
+
+    @staticmethod
+    def wait(begun: Tensor) -> Tensor:
+        """The result of what was begun, when it is there."""
+        done: Tensor = functional.wait_tensor(begun)
+        return done
+
+    def reduced(self, tensor: Tensor, how: str) -> Tensor:
+        """A tensor of each process, reduced: "sum", "mean" (or "avg"), "max", "min", "product"."""
+        if how in ("mean", "avg"):
+            return self.wait(self.begin_sum(tensor)) / self.count
+        return self.wait(self.begin_sum(tensor, how))
+
+    def summed(self, tensor: Tensor) -> Tensor:
+        """The sum of a tensor of each process, with a gradient: the sum of all processes'."""
+        summed: Tensor = _Sum.apply(tensor, self)  # type: ignore[no-untyped-call]
+        return summed
+
+    def gathered(self, tensor: Tensor, with_gradient: bool) -> Tensor:
+        """A tensor of each process, of one shape, in a tensor with a first dimension more."""
+        if with_gradient:
+            gathered: Tensor = _Gather.apply(tensor, self)  # type: ignore[no-untyped-call]
+            return gathered
+        flat = tensor.detach().reshape(1, *tensor.shape).contiguous()
+        return self.wait(functional.all_gather_into_tensor(flat, self.count, self.group))
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, processes: Processes) -> Tensor:
+        ctx.processes = processes
+        return processes.reduced(tensor.contiguous(), "sum")
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return ctx.processes.summed(gradient), None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, processes: Processes) -> Tensor:
+        ctx.processes = processes
+        return processes.gathered(tensor, with_gradient=False)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        processes: Processes = ctx.processes
+        begun = functional.reduce_scatter_tensor(
+            gradient.contiguous(), "sum", processes.count, processes.group
+        )
+        return processes.wait(begun).squeeze(0), None
+
+
+def is_one_of_several() -> bool:
+    """Whether this process trains together with others."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def has_collectives(graph: Graph) -> bool:
+    """Whether a graph has any."""
+    return any(is_collective(node.target) for node in graph.operations())
+
+
+class _Alone(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Gives of each collective what it gives where this process is the only one."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if not is_collective(func):
+            return func(*args, **(kwargs or {}))
+        given = args[0]
+        if func is functional.all_gather_into_tensor.default:
+            return torch.cat([given] * args[1])
+        if func is functional.reduce_scatter_tensor.default:
+            return given.chunk(args[2])[0].clone()
+        in_place = func._schema.is_mutable or func is functional.wait_tensor.default
+        return given if in_place else given.clone()
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Let graphs run without the other processes, as if there were none, while the block runs."""
+    with _Alone():  # type: ignore[no-untyped-call]
+        yield

@@ -1,0 +1,92 @@
+"""Several processes train as stock Lightning's DDP does, on the same ranks."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import assert_close
+
+SUPPORT = Path(__file__).parents[1] / "support"
+CASES = (
+    *("mlp", "convnet", "transformer", "gan", "metrics", "logged", "gathers", "unused"),
+    "bf16-mixed",
+)
+NOISE = ("net.0.bias", "net.1.running_mean")  # of convnet (see models.CONV_NOISE)
+BUFFERS = (*NOISE, "net.1.running_var")  # which stock's other ranks take over in the next forward
+
+pytestmark = pytest.mark.several
+
+
+def torchrun(count: int, script: Path, *arguments: str, seconds: float = 300) -> str:
+    """Run a script in processes that meet on the loopback; returns what they printed."""
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*run, f"--nproc_per_node={count}", str(script), *arguments],
+        env={**os.environ, "PYTHONPATH": str(SUPPORT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+    printed = done.stdout + done.stderr
+    assert done.returncode == 0, printed[-4000:]
+    return printed
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What each rank's fits gave, by case: all of a number of processes and a policy at once."""
+
+    @functools.cache
+    def fit(count: int, policy: str) -> list[dict[str, Any]]:
+        folder = tmp_path_factory.mktemp("ranks")
+        torchrun(count, SUPPORT / "several.py", str(folder), policy, *CASES)
+        return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
+
+    return fit
+
+
+def agree(ranks: list[dict[str, Any]], name: str) -> None:
+    """Each rank has what stock's has; buffers of the others than the first are its own here."""
+    for rank, found in enumerate(ranks):
+        ours, stock = (dict(found[name][who]) for who in ("ours", "stock"))
+        assert stock["losses"]
+        ignored = NOISE if name == "convnet" and not rank else BUFFERS if name == "convnet" else ()
+        for one in (ours, stock):
+            weights: dict[str, Any] = one["weights"]
+            one["weights"] = {k: torch.tensor(v) for k, v in weights.items() if k not in ignored}
+        assert_close(ours, stock, 1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_processes_give_the_numbers_of_stock(trained: Any, name: str) -> None:
+    agree(trained(2, "disabled"), name)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_weights_and_buffers_are_the_same_in_all_processes(trained: Any, name: str) -> None:
+    first, second = (rank[name]["ours"]["weights"] for rank in trained(2, "disabled"))
+    assert first == second
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", CASES)
+def test_four_processes_give_the_numbers_of_stock(trained: Any, name: str) -> None:
+    agree(trained(4, "disabled"), name)
+
+
+@pytest.mark.compiler
+@pytest.mark.long
+@pytest.mark.parametrize("name", CASES)
+def test_compiled_they_give_the_numbers_of_stock(trained: Any, name: str) -> None:
+    ranks = trained(2, "default")
+    agree(ranks, name)
+    assert ranks[0][name]["ours"]["weights"] == ranks[1][name]["ours"]["weights"]
