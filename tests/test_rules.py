@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import fulgurite
-from fulgurite import CSConfig, Trainer
+from fulgurite import CSConfig, Trainer, placement
 from fulgurite.backends import Backend, CPUBackend, CSXBackend, GPUBackend
 from fulgurite.backends.csx.config import process_config
 from fulgurite.backends.csx.plugins.accelerator import CSXAccelerator
@@ -301,7 +301,8 @@ def test_backend_with_options_but_without_type_is_an_error() -> None:
         ("CSX", "accelerator", CPUAccelerator(), "CPUAccelerator"),
         ("CSX", "strategy", "ddp", "'ddp'"),
         ("CSX", "strategy", SingleDeviceStrategy(torch.device("cpu")), "SingleDeviceStrategy"),
-        ("CSX", "devices", 2, "2"),
+        ("CSX", "devices", 0, "0"),
+        ("CSX", "num_nodes", 0, "0"),
         ("CSX", "devices", [0, 1], "[0, 1]"),
         ("CPU", "accelerator", "gpu", "'gpu'"),
         ("CPU", "accelerator", "cuda", "'cuda'"),
@@ -416,11 +417,66 @@ def test_another_explicit_cluster_config_is_an_error_that_names_both(key: str) -
         fulgurite.backend("CSX", cluster_config={key: 2})
 
 
-@pytest.mark.parametrize("key", ["num_csx", "num_workers_per_csx"])
+@pytest.mark.parametrize("key", ["max_act_per_csx", "num_workers_per_csx"])
 def test_a_cluster_config_that_is_not_built_is_refused_by_name(key: str) -> None:
     with refused(NotImplementedError, f"{key}=2", "not built yet"):
         fulgurite.backend("CSX", cluster_config={key: 2})
     assert process_config() == CSConfig()
+
+
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+SLURM = {"SLURM_PROCID": "0", "SLURM_NTASKS": "6", "SLURM_NNODES": "3"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "num_csx", "devices", "num_nodes", "systems"),
+    [
+        ({}, None, "auto", 1, (1, 1)),
+        ({}, None, -1, 1, (1, 1)),
+        ({}, 2, "auto", 1, (2, 1)),
+        ({}, 4, "auto", 2, (2, 2)),
+        ({}, None, "2", 1, (2, 1)),
+        ({}, None, 2, 2, (2, 2)),
+        ({}, 4, 2, 2, (2, 2)),
+        (TORCHRUN, None, "auto", 1, (2, 2)),
+        (TORCHRUN, 4, "auto", 1, (2, 2)),
+        (SLURM, None, "auto", 1, (2, 3)),
+        (SLURM, None, 2, 3, (2, 3)),
+    ],
+)
+def test_systems_are_as_many_as_somebody_says(
+    environment: dict[str, str],
+    num_csx: int | None,
+    devices: Any,
+    num_nodes: int,
+    systems: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert placement.systems(num_csx, devices, num_nodes) == (*systems, None)
+
+
+@pytest.mark.parametrize(
+    ("environment", "given", "names"),
+    [
+        ({}, {"devices": 2}, ("devices=2 (2 in all)", "num_csx=3")),
+        ({}, {"devices": 2, "num_nodes": 2}, ("num_nodes=2 (4 in all)", "num_csx=3")),
+        (TORCHRUN, {}, ("num_csx=3", "WORLD_SIZE=4 of torchrun")),
+        (SLURM, {}, ("num_csx=3", "SLURM_NTASKS=6 of SLURM")),
+    ],
+)
+def test_two_who_say_another_number_of_systems_are_an_error_that_names_both(
+    environment: dict[str, str],
+    given: dict[str, int],
+    names: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    backend = {"backend_type": "CSX", "cluster_config": {"num_csx": 3}}
+    with refused(MisconfigurationException, *names):
+        Trainer(backend=backend, **given)
 
 
 def test_an_unknown_key_of_cluster_config_is_an_error_with_the_nearest() -> None:

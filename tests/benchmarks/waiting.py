@@ -42,6 +42,7 @@ import fulgurite
 
 CONTENDERS = ("lightning", "torch.compile", "fulgurite")
 COMPILES = "waits"  # Fulgurite, with background=False
+CHECKED = 16  # steps, after which compiled code was compared with its operations, and is trusted
 MODELS = {"convnet": convnet, "mlp": mlp, "gpt": gpt, **LARGE}
 STEPS = {"convnet": (100, 300, 1000, 3000), "mlp": (300,), "gpt": (30, 100, 300)}
 Row = dict[str, Any]
@@ -123,7 +124,7 @@ def beside_busy_processes(names: list[str], steps: list[int] | None) -> None:
         for contender in ("lightning", "fulgurite"):
             with tempfile.TemporaryDirectory() as folder:
                 if contender == "fulgurite":
-                    child(COMPILES, name, 1, folder)
+                    child(COMPILES, name, CHECKED, folder)
                 cores = os.sched_getaffinity(0)
                 busy = [subprocess.Popen([sys.executable, "-c", spin]) for _ in cores]
                 try:
@@ -144,7 +145,7 @@ def measure(names: list[str], steps: list[int] | None) -> list[Row]:
                 with tempfile.TemporaryDirectory() as folder:
                     for start in ("cold", "again", "warm") if background else ("cold", "warm"):
                         if background and start == "warm":
-                            child(COMPILES, name, 1, folder)
+                            child(COMPILES, name, CHECKED, folder)
                         found = child(contender, name, count, folder)
                         rows.append(
                             {"model": name, "steps": count, "who": contender, "start": start}

@@ -34,5 +34,6 @@ selfcheck        runs of a compiled graph beside the same graph run operation by
                  differences: what is compared; sensitivity: how far rounding moves a graph's
                  results; trust: what runs the graph meanwhile, and then; narrowing: which of
                  its kernels are wrong
-denormals        numbers next to zero, as zero; threads: how many compute a program
+denormals        numbers next to zero, as zero; threads: how many compute a program;
+                 idle_threads: how they wait
 """

@@ -35,10 +35,10 @@ from fulgurite.backends.csx.compile.compilation import Compilation
 from fulgurite.backends.csx.compile.fabric import NOW, Call, Fabric, Loaded, Shown, Wanted
 from fulgurite.backends.csx.compile.failures import explained
 from fulgurite.backends.csx.compile.headers import header_job
+from fulgurite.backends.csx.compile.idle_threads import idle_threads
 from fulgurite.backends.csx.compile.made import one_by_one, tell_fallen
 from fulgurite.backends.csx.compile.meanwhile import Meanwhile
 from fulgurite.backends.csx.compile.threads import (
-    let_idle_threads_sleep,
     set_threads,
     threads_for,
 )
@@ -89,8 +89,6 @@ class HostFabric(Fabric):
         """Find a graph compiled in the cache or compile it, else run it operation by operation."""
         began = perf_counter()
         threads = threads_for(graph)
-        if threads > 1:
-            let_idle_threads_sleep()
         if next(graph.runs.operations(), None) is None:
             return _interpreted(graph, began, "it computes nothing", threads)
         has_regions, policy = fused.has_regions(graph), self._backend.policy
@@ -236,6 +234,8 @@ class HostFabric(Fabric):
         stays = not self._backend.flush_denormals or denormals.is_flushing()
         own, mkl = torch.get_num_threads(), None
         threads = min(loaded.threads, own)
+        if threads > 1:
+            idle_threads.look()
         flush, restore = denormals.switches(threads)
         given = list(inputs)  # compiled code empties the other one
         try:

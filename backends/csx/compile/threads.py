@@ -1,4 +1,4 @@
-"""How many threads a program computes with, setting that around a run, and letting them sleep.
+"""How many threads a program computes with, and setting that around a run.
 
 The number comes from the program's own operations, never from a measurement, for sums round as they
 are divided: a run that goes on elsewhere with as many threads gives the same numbers. It is part of
@@ -12,18 +12,15 @@ product:
     the digits ConvNet, batch 32  38 MFLOP   2171 µs, 2443 (most products have 2 MFLOP)
     3 layers of 256, batch 128    17 MFLOP   1273 µs,  956
     3 layers of 512, batch 128    67 MFLOP   5342 µs, 3352
-    GPT of 4 layers, 8 x 64       67 MFLOP  41803 µs, 32038
+    GPT of 4 layers, 8 x 64       67 MFLOP  37675 µs, 21372 (most products have 17 MFLOP)
 
 and the first with a busy process on each core: 779 µs and 21761.
 """
 
 from __future__ import annotations
 
-import _thread
 import ctypes
 import functools
-import os
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -36,21 +33,22 @@ from fulgurite.backends.csx.compile.denormals import TORCH_CPU
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.op_schema import is_alias, is_mutable, operation_name
 
-_SHARE_FLOP = 16e6  # for each thread that takes part in an operation: 0.27 ms (measured there)
+_PAIR_FLOP = 16e6  # of an operation that two threads share: 0.27 ms of one (measured there)
+_SHARE_FLOP = 16e6  # for each of more threads (assumed)
 _ELEMENT_FLOP = 8  # what an element takes in operations that are no products (assumed)
 _EFFICIENCY = 0.7  # of all threads together, at least (assumed)
 _DECOMPOSITIONS = (  # counted as a product of two such matrices: no formula fits all (assumed)
     *("linalg_cholesky", "linalg_eig", "linalg_householder", "linalg_inv", "linalg_ldl"),
     *("linalg_lu", "linalg_matrix_exp", "linalg_qr", "linalg_solve", "linalg_svd", "cholesky"),
 )
-_POLICIES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 
 
 def threads_for(graph: Graph) -> int:
     """How many threads a graph is computed with: 1, unless most of its work is in long operations.
 
-    An operation can use a thread for each ``_SHARE_FLOP`` of its work. The graph's number is the
-    largest with which the threads would compute, and not wait, for ``_EFFICIENCY`` of the time.
+    An operation can use two threads from ``_PAIR_FLOP`` of work on, and more of them one for each
+    ``_SHARE_FLOP``. The graph's number is the largest with which the threads would compute, and not
+    wait, for ``_EFFICIENCY`` of the time.
     """
     most = torch.get_num_threads()
     if inductor.cpp.threads > 0:  # set by the user
@@ -59,7 +57,7 @@ def threads_for(graph: Graph) -> int:
         return most
     flop: Counter[int] = Counter()  # of all operations that can use so many threads
     for work in _works(graph):
-        flop[min(most, max(1, int(work / _SHARE_FLOP)))] += work
+        flop[min(most, max(1 + (work >= _PAIR_FLOP), int(work / _SHARE_FLOP)))] += work
     total = flop.total()
 
     def efficiency(n: int) -> float:
@@ -163,33 +161,3 @@ def set_threads(threads: int, mkl: int | None = None) -> int:
     assert openmp is not None
     openmp.set_openmp(threads)
     return int(openmp.set_mkl(threads if mkl is None else mkl))
-
-
-@functools.cache
-def let_idle_threads_sleep() -> None:
-    """Let OpenMP's threads sleep where they wait, from now on and in the whole process.
-
-    libgomp's spin for 5 ms after each operation, and for as long in it when another thread is late,
-    on a core that others may need: a step of 5 ms took 480 with two threads on two busy cores, and
-    6 to 15 with threads that sleep (measured). How long they spin is read from the environment
-    before torch is there; but where OpenMP has more threads than there are processors, they hardly
-    do. So here a Python thread has a pool of that many, which never work again.
-    """
-    if any(name in os.environ for name in _POLICIES):
-        return  # the user has decided
-    try:
-        parallel = ctypes.CDLL(TORCH_CPU).GOMP_parallel
-        nothing = ctypes.cast(ctypes.CDLL(None).abs, ctypes.c_void_p)
-        processors = len(os.sched_getaffinity(0))
-    except (OSError, AttributeError):  # not Linux
-        return
-    made, forever = threading.Event(), _thread.allocate_lock()
-    forever.acquire()
-
-    def keep_a_pool() -> None:
-        parallel(nothing, None, processors + 1, 0)
-        made.set()
-        forever.acquire()
-
-    _thread.start_new_thread(keep_a_pool, ())  # no threading.Thread: nobody waits for its end
-    made.wait()

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from fulgurite.backends.csx.compile.threads import let_idle_threads_sleep, set_threads
+from fulgurite.backends.csx.compile.idle_threads import idle_threads
+from fulgurite.backends.csx.compile.threads import set_threads
 from fulgurite.backends.csx.compile.toolchain import cpu_name
 from fulgurite.backends.csx.report.measured import Measured, measure
 
@@ -69,11 +70,14 @@ def this_machine(threads: int) -> Machine:
 def _this_machine(threads: int) -> Machine:
     own = torch.get_num_threads()
     mkl = set_threads(threads) if threads != own else None
+    was_asleep = idle_threads.asleep
     if threads > 1:
-        let_idle_threads_sleep()  # as the fabric does: measured on busy cores, 3 s without
+        idle_threads.sleep()  # on busy cores it takes 3 s without
     try:
         measured = measure()
     finally:
+        if not was_asleep:
+            idle_threads.spin()
         if mkl is not None:
             set_threads(own, mkl)
     size_bytes, seconds = measured.memory.points[-1]

@@ -23,7 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from fulgurite.backends.csx.compile import threads
+from fulgurite.backends.csx.compile import idle_threads, threads
 from fulgurite.backends.csx.compile.denormals import TORCH_CPU
 from fulgurite.backends.csx.compile.fabric import Loaded
 from fulgurite.backends.csx.compile.host_fabric import HostFabric
@@ -225,7 +225,7 @@ def test_the_line_says_each_number(process_has: Callable[[int], None]) -> None:
 
 SLEEPING = """
 import sys, time, torch
-from fulgurite.backends.csx.compile.threads import let_idle_threads_sleep
+from fulgurite.backends.csx.compile.idle_threads import idle_threads
 x = torch.randn(1 << 20)
 def spun_ms():
     found = []
@@ -235,21 +235,55 @@ def spun_ms():
         time.sleep(0.03)
         found.append((time.process_time() - began) * 1e3)
     return sorted(found)[7]
-let_idle_threads_sleep()
-time.sleep(0.1)
-assert spun_ms() < 1, spun_ms()
+for _ in range(2):
+    idle_threads.sleep()
+    time.sleep(0.1)
+    assert spun_ms() < 1, spun_ms()
+    idle_threads.spin()
+    time.sleep(0.1)
+    assert spun_ms() > 1, spun_ms()
 """
 
 
 @pytest.mark.long
 @pytest.mark.process
 @linux
-def test_idle_threads_sleep_once_a_program_uses_several() -> None:
-    """They spin for 5 ms without it, where there are as many threads as processors."""
+def test_idle_threads_sleep_or_spin_as_they_are_told() -> None:
+    """They spin for 5 ms, where there are as many threads as processors."""
     processors = len(os.sched_getaffinity(0))
-    environment = {k: v for k, v in os.environ.items() if k not in threads._POLICIES}
+    environment = {k: v for k, v in os.environ.items() if k not in idle_threads.POLICIES}
     subprocess.run(
         [sys.executable, "-c", SLEEPING],
         env={**environment, "OMP_NUM_THREADS": str(processors)},
         check=True,
     )
+
+
+class Used:
+    """What the system says of a process: a second of processor time at each look."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, switches: list[int]) -> None:
+        self.now, self._switches = 100.0, iter(switches)
+        self.ru_utime = self.ru_nivcsw = self.ru_stime = 0
+        monkeypatch.setattr(idle_threads, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(idle_threads.resource, "getrusage", self._used)
+
+    def _used(self, of: int) -> Used:
+        self.ru_utime += 1
+        self.ru_nivcsw += next(self._switches)
+        return self
+
+
+@linux
+def test_they_sleep_where_other_processes_need_the_cores_and_try_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(idle_threads, "_pool_maker", lambda: lambda: None)
+    used = Used(monkeypatch, [5000, 20, 200, 0, 200, 0, 20, 200, 0])
+    waiting, told = idle_threads.IdleThreads(), []
+    for after_s in (0.0, 0.25, 0.25, 2.0, 0.25, 4.0, 0.25, 0.25, 1.9):
+        used.now += after_s
+        waiting.look()
+        told.append(waiting.asleep)
+    assert told == [False, False, True, False, True, False, False, True, True]
+    waiting.spin()
