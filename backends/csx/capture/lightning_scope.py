@@ -115,6 +115,11 @@ class LightningScope(Scope):
             str(self.trainer.state.stage), "training_step" if self.trains else "validation_step"
         )
 
+    def compare(self, stage: str, captured: Any) -> None:
+        """Verify that other processes have traced the same step."""
+        strategy: Any = self.strategy
+        strategy.compare(stage, captured)
+
     def refresh(self) -> None:
         """Take those of the strategy now: Lightning's learning-rate finder replaces them."""
         if self.trains:

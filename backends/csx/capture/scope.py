@@ -109,6 +109,9 @@ class Scope(ABC):
     def check_trace(self, before: Snapshot) -> None:  # noqa: B027
         """Say what a trace changed that would not change again."""
 
+    def compare(self, stage: str, captured: Any) -> None:  # noqa: B027
+        """Verify that other processes have traced the same step."""
+
     def refresh(self) -> None:  # noqa: B027
         """Look up optimizers and schedulers once more, before the first trace."""
 

@@ -50,13 +50,15 @@ def _entry(path: Path) -> Entry:
 
 
 def begun_in(folder: Path) -> set[str]:
-    """The keys of locks, of marks and of what was not finished in a folder."""
-    names = (path.name.partition(".") for path in folder.glob("*.*"))
-    return {
-        key
-        for key, _, rest in names
-        if KEY.fullmatch(key) and f".{rest}".endswith((LOCK, PART, MARK))
-    }
+    """The keys of what was not finished in a folder, and of locks and marks without an entry."""
+    names = {path.name for path in folder.iterdir()}
+    found = set()
+    for name in names:
+        key, dot, rest = name.partition(".")
+        alone = PART if key in names else (LOCK, PART, MARK)
+        if dot and KEY.fullmatch(key) and f".{rest}".endswith(alone):
+            found.add(key)
+    return found
 
 
 def evict(

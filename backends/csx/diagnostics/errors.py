@@ -154,6 +154,10 @@ class GraphChanged(TraceError):
     """The step, traced again, is another program: another operation or constant."""
 
 
+class GraphsDiffer(TraceError):
+    """Processes that train together have traced another step each."""
+
+
 class NoLoss(TraceError):
     """There is no loss to train by: none with a gradient, or none that was scaled."""
 

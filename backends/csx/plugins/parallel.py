@@ -8,7 +8,7 @@ backward pass (``state/reduction``), and buffers those of the first process.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch.distributed as dist
@@ -18,10 +18,13 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from fulgurite.backends.csx.capture.captured import Captured
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedInput
 from fulgurite.backends.csx.diagnostics.user_lines import user_line
 from fulgurite.backends.csx.graph.collectives import Processes
+from fulgurite.backends.csx.plugins.agreement import agree, gathered
+from fulgurite.backends.csx.plugins.processes import RANKS, position_of_rank
 from fulgurite.backends.csx.plugins.strategy import StaticGraph
 from fulgurite.backends.csx.state.gradients import Gradients
 from fulgurite.backends.csx.state.reduction import reduced, share_first
@@ -91,6 +94,18 @@ class CSXParallelStrategy(StaticGraph, DDPStrategy):
         """An object of one process, on the host."""
         _refuse_in_step("broadcast")
         return super().broadcast(obj, src)
+
+    def compare(self, stage: str, captured: Mapping[str, Captured]) -> None:
+        """Verify that all processes have traced the same step."""
+        agree(stage, captured)
+
+    def with_others(self, position: dict[str, Any]) -> dict[str, Any]:
+        """Where the run is, in every process, for a checkpoint."""
+        return {**position, RANKS: gathered(position)}
+
+    def own(self, path: object, checkpoint: Mapping[str, Any], position: Any) -> Any:
+        """Where this process was, by what ``with_others`` put into a checkpoint."""
+        return position_of_rank(path, checkpoint, position, self.global_rank, self.world_size)
 
     @contextlib.contextmanager
     def stepping(self) -> Iterator[None]:

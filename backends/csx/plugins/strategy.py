@@ -241,7 +241,8 @@ class StaticGraph(ChecksStates, OneProcess):
         if self.fabric.torn:
             return refuse_torn(self.lightning_module.trainer, filepath)
         goes_on = "optimizer_states" in checkpoint  # not one of weights alone
-        checkpoint[CHECKPOINT_KEY] = position_of(self, self.progress if goes_on else None)
+        position = position_of(self, self.progress if goes_on else None)
+        checkpoint[CHECKPOINT_KEY] = self.with_others(position)
         super().save_checkpoint(checkpoint, filepath, storage_options)
         checkpoint_written(self.lightning_module.trainer)
 
@@ -259,6 +260,7 @@ class StaticGraph(ChecksStates, OneProcess):
         with naming_classes(checkpoint_path):
             checkpoint = super().load_checkpoint(checkpoint_path, weights_only is not False)
         found = restored_of(self, checkpoint_path, checkpoint, CHECKPOINT_KEY)
+        found = self.own(checkpoint_path, checkpoint, found)
         self.restored = self.restored if self.training else found  # in a fit it is the tuner's
         return checkpoint
 

@@ -97,6 +97,8 @@ class Builder:
             with tracing():
                 new_state = scope.make_optimizer_state()
                 captured = profiled(profiler, CAPTURE, self._capture)(entries, batch)
+                if not self.programs:
+                    scope.compare(self.stage, captured)
                 live = [tensor for one in captured.values() for tensor in one.state_tensors()]
                 scope.forget_unused(new_state, live)
             now = conditions()
