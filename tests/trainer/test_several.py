@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -90,3 +92,82 @@ def test_compiled_they_give_the_numbers_of_stock(trained: Any, name: str) -> Non
     ranks = trained(2, "default")
     agree(ranks, name)
     assert ranks[0][name]["ours"]["weights"] == ranks[1][name]["ours"]["weights"]
+
+
+def run_script(what: str, rank: int, folder: Path, seconds: float = 120) -> tuple[int, str]:
+    """Run ``several_ends.py``, which Lightning starts again as rank 1: its status, what it said."""
+    script = SUPPORT / "several_ends.py"
+    with subprocess.Popen(
+        [sys.executable, str(script), what, str(rank), str(folder)],
+        env={**os.environ, "PYTHONPATH": str(SUPPORT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            printed, _ = process.communicate(timeout=seconds)
+        finally:
+            until = time.monotonic() + 5
+            while (left := _session(process.pid)) and time.monotonic() < until:
+                time.sleep(0.1)
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+    assert left == []
+    return process.returncode, printed
+
+
+def _session(leader: int) -> list[int]:
+    """The processes of a session that still are there."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, _, session = (folder / "stat").read_text().rpartition(") ")[2].split()[:4]
+        except OSError:
+            continue
+        if int(session) == leader and state not in "ZX":
+            found.append(int(folder.name))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("what", "rank", "said"),
+    [
+        ("raises", 1, "rank 1 ended: ValueError: a hook of the user's"),
+        ("raises", 0, "rank 0 ended: ValueError: a hook of the user's"),
+        ("killed", 1, "rank 1 gave no sign of life"),
+        pytest.param("killed", 0, "rank 0 is gone", marks=pytest.mark.long),
+        pytest.param("stopped", 1, "rank 1 gave no sign of life", marks=pytest.mark.long),
+    ],
+)
+def test_where_one_process_ends_all_do_and_say_why(
+    what: str, rank: int, said: str, tmp_path: Path
+) -> None:
+    status, printed = run_script(what, rank, tmp_path, seconds=60)
+    assert status != 0
+    assert said in printed
+    assert not list(tmp_path.glob("done*"))
+
+
+@pytest.mark.long
+def test_a_long_hook_of_one_process_ends_nothing(tmp_path: Path) -> None:
+    status, printed = run_script("sleeps", 1, tmp_path)
+    assert status == 0, printed
+    assert len(list(tmp_path.glob("done*"))) == 2
+
+
+def test_another_step_on_one_process_is_an_error_on_all_that_names_both_lines(
+    tmp_path: Path,
+) -> None:
+    status, printed = run_script("differs", 1, tmp_path)
+    assert status != 0
+    for rank in (0, 1):
+        text = f"[rank{rank}]: fulgurite.errors.GraphsDiffer: The training step is another one on"
+        assert f"{text} rank 1 than on rank 0." in printed
+    assert "return loss * 2 if self.global_rank" in printed
+
+
+def test_a_run_goes_on_in_each_process_where_that_one_was(tmp_path: Path) -> None:
+    status, printed = run_script("resumed", 0, tmp_path)
+    assert status == 0, printed
+    assert len(list(tmp_path.glob("same*"))) == 2

@@ -6,7 +6,8 @@ from every room of the backend.
 
 strategy      Lightning's strategy "csx"
 parallel      the same in several processes; processes: what they do together; agreement:
-              whether they have traced the same step
+              whether they have traced the same step; heartbeats: whether they live; launcher:
+              starts them from a script
 position      what a checkpoint of ours holds beside Lightning's
 restored      what a checkpoint has that a fit cannot go on from
 torn          no checkpoint of a state that a failed step has half written

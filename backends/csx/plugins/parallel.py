@@ -24,6 +24,8 @@ from fulgurite.backends.csx.diagnostics.errors import UnsupportedInput
 from fulgurite.backends.csx.diagnostics.user_lines import user_line
 from fulgurite.backends.csx.graph.collectives import Processes
 from fulgurite.backends.csx.plugins.agreement import agree, gathered
+from fulgurite.backends.csx.plugins.heartbeats import Heartbeats
+from fulgurite.backends.csx.plugins.launcher import Launcher
 from fulgurite.backends.csx.plugins.processes import RANKS, position_of_rank
 from fulgurite.backends.csx.plugins.strategy import StaticGraph
 from fulgurite.backends.csx.state.gradients import Gradients
@@ -40,12 +42,44 @@ class CSXParallelStrategy(StaticGraph, DDPStrategy):
         start_method = "fork" if _IS_INTERACTIVE else "popen"
         super().__init__(backend=backend, **{"start_method": start_method, **strategy_options})
         self._holds_back = False  # gradients: the window goes on
+        self._heartbeats: Heartbeats | None = None
 
     @property
     def processes(self) -> Processes:
         """Those that train together."""
         assert dist.group.WORLD is not None
         return Processes(group=dist.group.WORLD.group_name, count=self.world_size)
+
+    def _configure_launcher(self) -> None:
+        """Let ours start the processes, where the script is run again for each."""
+        super()._configure_launcher()
+        if self._start_method == "popen" and self.cluster_environment is not None:
+            nodes = self.num_processes, self.num_nodes
+            self._launcher = Launcher(self.cluster_environment, *nodes)
+
+    def setup_distributed(self) -> None:
+        """Meet the other processes, and begin to look whether they live."""
+        super().setup_distributed()
+        if self._heartbeats is None:
+            self._heartbeats = Heartbeats(self._kill_children)
+
+    def _kill_children(self) -> None:
+        """Kill the processes that this one has started, which wait for it, or are stopped."""
+        for process in getattr(self._launcher, "procs", ()):
+            process.kill()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Tell the other processes why this one ends, or say which one ended first."""
+        super().on_exception(exception)
+        if self._heartbeats is not None:
+            self._heartbeats.tell_end(exception)
+
+    def teardown(self) -> None:
+        """This process has done its part."""
+        super().teardown()
+        if self._heartbeats is not None:
+            self._heartbeats.stop()
+            self._heartbeats = None
 
     def configure_ddp(self) -> None:
         """Begin with the first process's parameters and buffers."""
