@@ -21,8 +21,12 @@ CASES = (
     *("mlp", "convnet", "transformer", "gan", "metrics", "logged", "gathers", "unused"),
     "bf16-mixed",
 )
-NOISE = ("net.0.bias", "net.1.running_mean")  # of convnet (see models.CONV_NOISE)
-BUFFERS = (*NOISE, "net.1.running_var")  # which stock's other ranks take over in the next forward
+NOISE = {  # gradients that are zero but for rounding, and what follows them
+    "convnet": ("net.0.bias", "net.1.running_mean"),  # see models.CONV_NOISE
+    "transformer": tuple(f"encoder.layers.{i}.self_attn.in_proj_bias" for i in (0, 1)),  # of keys
+}
+BUFFERS = {"convnet": ("net.1.running_var",)}
+"""Which stock's other ranks take over from the first in the next forward pass."""
 
 pytestmark = pytest.mark.several
 
@@ -61,7 +65,7 @@ def agree(ranks: list[dict[str, Any]], name: str) -> None:
     for rank, found in enumerate(ranks):
         ours, stock = (dict(found[name][who]) for who in ("ours", "stock"))
         assert stock["losses"]
-        ignored = NOISE if name == "convnet" and not rank else BUFFERS if name == "convnet" else ()
+        ignored = NOISE.get(name, ()) + (BUFFERS.get(name, ()) if rank else ())
         for one in (ours, stock):
             weights: dict[str, Any] = one["weights"]
             one["weights"] = {k: torch.tensor(v) for k, v in weights.items() if k not in ignored}

@@ -11,7 +11,9 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import lightning.pytorch as pl
 import torch.distributed as dist
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.imports import _IS_INTERACTIVE
 from lightning.pytorch.overrides.distributed import _sync_module_states
 from lightning.pytorch.strategies import DDPStrategy
@@ -80,6 +82,17 @@ class CSXParallelStrategy(StaticGraph, DDPStrategy):
         if self._heartbeats is not None:
             self._heartbeats.stop()
             self._heartbeats = None
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Set up as one process does."""
+        if self._layer_sync is not None:
+            raise MisconfigurationException(
+                "CSX does not support sync_batchnorm=True: torch's SyncBatchNorm does not run on"
+                " CPUs. Leave it out: each process then normalizes with its own batch, and the"
+                " statistics of the first one are kept, as in Lightning's DDP. Or use GroupNorm or"
+                " LayerNorm, which do not look at other rows."
+            )
+        super().setup(trainer)
 
     def configure_ddp(self) -> None:
         """Begin with the first process's parameters and buffers."""

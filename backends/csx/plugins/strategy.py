@@ -126,30 +126,30 @@ class StaticGraph(ChecksStates, OneProcess):
         self.host_code.hooks = hooks_between_steps(trainer, module)
         self._evaluation.begin(trainer, module)
         self._hooks.callback(keep_freed_memory())
-        if trainer.ckpt_path is None or trainer.state.fn != TrainerFn.FITTING:
-            self.restored = None
+        fits = trainer.state.fn == TrainerFn.FITTING
+        self.restored = self.restored if fits and trainer.ckpt_path is not None else None
         super().setup(trainer)
         watch_trainer(trainer)
-        if trainer.state.fn == TrainerFn.FITTING:
+        if fits:
             self.fabric.torn = False
-            self.keeps_gradients = reads_gradients(trainer, module)
-            options = {"trains": True, "gradients_read": self.keeps_gradients}
-            self.training = self._step_function("training", optimizers=self.optimizers, **options)
+            self.keeps_gradients = read = reads_gradients(trainer, module)
+            options = {"trains": True, "gradients_read": read, "optimizers": self.optimizers}
+            self.training = self._step_function("training", **options)
 
     def _step_function(self, stage: str, **options: Any) -> StepFunction:
         """The step of a stage; ``options`` are those of its scope."""
-        assert self.lightning_module is not None
+        module = self.lightning_module
+        assert module is not None
         scope = LightningScope(
-            run_by=self.lightning_module.trainer,
+            run_by=module.trainer,
             strategy=self,
-            module=self.lightning_module,
+            module=module,
             freezes=not self.backend.retrace_every_iteration,
             looks_again=self.backend.looks_again,
             **options,
         )
-        return StepFunction(
-            stage, scope, self.backend, self.fabric, self.host_code, self.audit_budget
-        )
+        run = self.host_code, self.audit_budget
+        return StepFunction(stage, scope, self.backend, self.fabric, *run)
 
     @property
     def step_functions(self) -> dict[str, StepFunction]:
@@ -240,9 +240,8 @@ class StaticGraph(ChecksStates, OneProcess):
             return super().save_checkpoint(checkpoint, filepath, storage_options)
         if self.fabric.torn:
             return refuse_torn(self.lightning_module.trainer, filepath)
-        goes_on = "optimizer_states" in checkpoint  # not one of weights alone
-        position = position_of(self, self.progress if goes_on else None)
-        checkpoint[CHECKPOINT_KEY] = self.with_others(position)
+        progress = self.progress if "optimizer_states" in checkpoint else None  # weights alone
+        checkpoint[CHECKPOINT_KEY] = self.with_others(position_of(self, progress))
         super().save_checkpoint(checkpoint, filepath, storage_options)
         checkpoint_written(self.lightning_module.trainer)
 
@@ -259,9 +258,9 @@ class StaticGraph(ChecksStates, OneProcess):
         """Read a checkpoint, ours or Lightning's; what is in it runs only if that is asked for."""
         with naming_classes(checkpoint_path):
             checkpoint = super().load_checkpoint(checkpoint_path, weights_only is not False)
-        found = restored_of(self, checkpoint_path, checkpoint, CHECKPOINT_KEY)
-        found = self.own(checkpoint_path, checkpoint, found)
-        self.restored = self.restored if self.training else found  # in a fit it is the tuner's
+        here = restored_of(self, checkpoint_path, checkpoint, CHECKPOINT_KEY)
+        if not self.training:  # else it is the tuner's
+            self.restored = self.own(checkpoint_path, checkpoint, here)
         return checkpoint
 
 

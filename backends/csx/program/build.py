@@ -97,8 +97,6 @@ class Builder:
             with tracing():
                 new_state = scope.make_optimizer_state()
                 captured = profiled(profiler, CAPTURE, self._capture)(entries, batch)
-                if not self.programs:
-                    scope.compare(self.stage, captured)
                 live = [tensor for one in captured.values() for tensor in one.state_tensors()]
                 scope.forget_unused(new_state, live)
             now = conditions()
@@ -138,6 +136,8 @@ class Builder:
                 change.undo()  # Python's changes happen once, not once for each entry point
             clears = self._clears(name, entries)
             captured[name] = capture(self.scope, run, batch, clears_gradients=clears)
+        if not self.programs:
+            self.scope.compare(self.stage, captured)
         return captured
 
     def _clears(self, name: str, entries: EntryPoints) -> bool:
