@@ -17,6 +17,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
 
+from fulgurite.backends.csx.graph.update import UPDATE
 from fulgurite.backends.csx.hyperparams.rounding import call_rounding_once
 from fulgurite.backends.csx.hyperparams.traced_float import (
     TracedNumber,
@@ -38,6 +39,8 @@ def call_with_numbers(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _call(func: Any, args: Any, kwargs: Any) -> Any:
+    if func is UPDATE:  # whose numbers are Python's, also where its tensors have no dimensions
+        return func(*args, **kwargs)
     name = getattr(func, "__name__", "")
     if name.startswith("_foreach_"):
         return _foreach(name.removeprefix("_foreach_"), args, kwargs)

@@ -94,8 +94,7 @@ class StaticGraph(ChecksStates, OneProcess):
 
     @accelerator.setter
     def accelerator(self, accelerator: Accelerator | None) -> None:
-        if self._accelerator is None:
-            self._accelerator = accelerator
+        self._accelerator = self._accelerator or accelerator
 
     @property
     def precision_plugin(self) -> Precision:

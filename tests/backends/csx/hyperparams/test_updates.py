@@ -91,6 +91,34 @@ def test_it_is_torchs_to_the_bit(optimizer: Callable[..., Optimizer], reads: boo
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
+class OneNumber(Classifier):
+    """Its only parameter that is trained has no dimensions."""
+
+    def __init__(self, optimizer: Callable[..., Optimizer]) -> None:
+        super().__init__(mlp().requires_grad_(False))
+        self.scale, self.made_by = torch.nn.Parameter(torch.ones(())), optimizer
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step([batch[0] * self.scale, batch[1]], batch_idx)
+
+    def configure_optimizers(self) -> Any:
+        return self.made_by([self.scale])
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_it_is_torchs_to_the_bit_where_nothing_has_dimensions(
+    optimizer: Callable[..., Optimizer],
+) -> None:
+    ours, stock = both(
+        lambda: OneNumber(optimizer), lambda: (loader(96),), fresh=True, policy="disabled"
+    )
+    assert ours.losses == stock.losses
+    states = [run.trainer.optimizers[0].state_dict()["state"].get(0, {}) for run in (ours, stock)]
+    assert states[0].keys() == states[1].keys()
+    for key, value in states[1].items():
+        assert value is states[0][key] or torch.equal(states[0][key], value), key
+
+
 class Narrow(Classifier):
     def __init__(self, optimizer: Callable[..., Optimizer]) -> None:
         super().__init__(mlp().to(torch.bfloat16), optimizer)
