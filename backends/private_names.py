@@ -223,7 +223,7 @@ REQUIRED: dict[str, dict[str, str]] = {
         "_make_subclass": "backends/csx/contract/leaks.py",
         "_make_wrapper_subclass": "backends/csx/state/dropped_gradient.py",
         "_post_accumulate_grad_hooks": "backends/csx/state/fake_swap.py",
-        "_version": "backends/csx/capture/layouts.py",
+        "_version": "backends/csx/graph/layouts.py",
     },
     "torch.TypedStorage": {
         "_untyped_storage": "backends/checkpoints/copying.py",
@@ -305,10 +305,10 @@ REQUIRED: dict[str, dict[str, str]] = {
         "DataDependentOutputException": "backends/csx/capture/metrics.py",
         "DynamicOutputShapeException": "backends/csx/capture/metrics.py",
         "FakeTensor": "backends/csx/capture/metrics.py",
-        "FakeTensorMode": "backends/csx/capture/layouts.py",
+        "FakeTensorMode": "backends/csx/graph/layouts.py",
     },
     "torch._subclasses.fake_tensor.FakeTensorMode": {
-        "_dispatch_impl": "backends/csx/capture/layouts.py",
+        "_dispatch_impl": "backends/csx/graph/layouts.py",
     },
     "torch._utils": {
         "_validate_loaded_sparse_tensors": "backends/checkpoints/copying.py",
@@ -378,12 +378,12 @@ REQUIRED: dict[str, dict[str, str]] = {
         "_tensor_name": "backends/csx/program/pruned.py",
     },
     "torch.ops.aten": {
-        "_batch_norm_with_update": "backends/csx/capture/layouts.py",
+        "_batch_norm_with_update": "backends/csx/graph/layouts.py",
         "_efficientzerotensor": "backends/csx/hyperparams/torch_optim.py",
         "_local_scalar_dense": "backends/csx/hyperparams/torch_functions.py",
         "_log_softmax": "backends/csx/report/timing.py",
-        "_log_softmax_backward_data": "backends/csx/capture/layouts.py",
-        "_native_batch_norm_legit": "backends/csx/capture/layouts.py",
+        "_log_softmax_backward_data": "backends/csx/graph/layouts.py",
+        "_native_batch_norm_legit": "backends/csx/graph/layouts.py",
         "_native_batch_norm_legit_functional": "backends/csx/graph/passes/decompositions.py",
         "_scaled_dot_product_flash_attention": "backends/torch_versions.py",
         "_scaled_dot_product_flash_attention_backward": "backends/torch_versions.py",
@@ -396,7 +396,7 @@ REQUIRED: dict[str, dict[str, str]] = {
         "_upsample_nearest_exact1d": "backends/csx/graph/passes/decompositions.py",
     },
     "torch.ops.aten._native_batch_norm_legit": {
-        "no_stats": "backends/csx/capture/layouts.py",
+        "no_stats": "backends/csx/graph/layouts.py",
     },
     "torch.optim.Optimizer": {
         "_optimizer_step_post_hooks": "backends/csx/state/optimizer_hooks.py",
@@ -450,7 +450,7 @@ REQUIRED: dict[str, dict[str, str]] = {
     },
     "torch.utils._python_dispatch": {
         "TorchDispatchMode": "backends/csx/contract/constants.py",
-        "_disable_current_modes": "backends/csx/capture/layouts.py",
+        "_disable_current_modes": "backends/csx/graph/layouts.py",
     },
     "torch.utils": {
         "_pytree": "backends/closures.py",
@@ -465,7 +465,7 @@ REQUIRED: dict[str, dict[str, str]] = {
         "tree_iter": "callbacks/sparse.py",
         "tree_leaves": "backends/csx/capture/batch_spec.py",
         "tree_map": "backends/closures.py",
-        "tree_map_only": "backends/csx/capture/layouts.py",
+        "tree_map_only": "backends/csx/graph/layouts.py",
         "tree_unflatten": "backends/csx/capture/batch_spec.py",
     },
     "torch.utils.checkpoint": {

@@ -5,8 +5,7 @@ traces that are compared. This room imports from every room listed before it but
 
 capture          trace a step as often as it takes; captured: what that gives
 trace            one run of the step's code; step_inputs: the fakes that it works on;
-                 finished_trace: what is made of it; patch_table: what is changed around it;
-                 layouts: where results lie
+                 finished_trace: what is made of it; patch_table: what is changed around it
 scope            what the step works on; lightning_scope: of a LightningModule; discovery: of a
                  function; host_reads: whether somebody reads gradients after it; undo: how it is
                  all put back

@@ -23,7 +23,6 @@ import torch
 import torch._dynamo.config
 
 from fulgurite.backends.csx.capture.host_calls import static_metrics
-from fulgurite.backends.csx.capture.layouts import laid_out_by_kernels
 from fulgurite.backends.csx.capture.scope import Scope
 from fulgurite.backends.csx.capture.trainer_state import Answers, noted_answers
 from fulgurite.backends.csx.contract.frozen_reads import frozen_reads, warn_of_frozen_reads
@@ -31,6 +30,7 @@ from fulgurite.backends.csx.contract.impure import impure_functions
 from fulgurite.backends.csx.contract.refusals import refused_calls
 from fulgurite.backends.csx.diagnostics.user_lines import LIBRARIES, UserLine, user_modules
 from fulgurite.backends.csx.graph.dtypes import cbfloat16_facts
+from fulgurite.backends.csx.graph.layouts import laid_out_by_kernels
 from fulgurite.backends.csx.hyperparams.python_math import traced_math
 from fulgurite.backends.csx.hyperparams.rounding import fused_rounding
 from fulgurite.backends.csx.hyperparams.torch_optim import eager_updates, plain_library_code

@@ -11,6 +11,8 @@ import torch.utils._pytree as pytree
 from torch import Tensor, fx
 
 from fulgurite.backends.csx.graph.graph import Graph, like
+from fulgurite.backends.csx.graph.layouts import laid_out_by_kernels
+from fulgurite.backends.patches import applied
 
 
 def verify(graph: Graph) -> None:
@@ -29,7 +31,7 @@ def verify(graph: Graph) -> None:
     assert len(nodes) == len(examples), f"{len(nodes)} placeholders for {len(examples)} inputs"
     for node, example in zip(nodes, examples, strict=True):
         _compare(node, example)
-    with graph.mode, torch.no_grad():
+    with applied(laid_out_by_kernels()), graph.mode, torch.no_grad():
         _Rerun(graph.module).run(*map(like, examples))
 
 

@@ -28,7 +28,7 @@ def let_views_copy(traced: Graph) -> Graph:
     """Make each view of a traced step a ``reshape``, which copies where it must; in place.
 
     Its result has the same numbers. Where operands lie turned, results lie otherwise than traced in
-    decompositions of 35 operations, batch norm among them, and in kernels that ``capture.layouts``
+    decompositions of 35 operations, batch norm among them, and in kernels that ``graph.layouts``
     does not know: a ``view`` would be an error there.
     """
     for node in traced.operations():

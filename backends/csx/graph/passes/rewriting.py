@@ -217,7 +217,7 @@ class Rewriting:
         self, node: fx.Node, operation: Any, args: Any, kwargs: Any, operands: list[fx.Node]
     ) -> _Expansion:
         """Trace an operation; its nodes have the line of another."""
-        last = next(reversed(self._nodes.nodes))
+        last = next(reversed(self._nodes.nodes), None)  # None: a step that reads no input
         with traceback.set_current_meta(node):
             result = operation(*self._values(args), **self._values(kwargs))
         made = list(itertools.takewhile(lambda one: one is not last, reversed(self._nodes.nodes)))
