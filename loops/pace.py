@@ -39,6 +39,10 @@ def _tell(trainer: pl.Trainer, first: int) -> None:
         costs=[one.cost for one in strategy.programs if one.cost and one.cost.began >= began],
         training=[one.cost for one in training.programs if one.cost],
         batches=training.runs,
-        compiling=sum(one.loaded.compiling for one in training.executables()),
+        compiling=sum(
+            one.loaded.compiling
+            for step in strategy.step_functions.values()
+            for one in step.executables()
+        ),
     )
     report.say(trainer, fit_table.table(fit))

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fulgurite.backends.csx.program.payback import NEARLY_ALL
 from fulgurite.backends.csx.program.summary import Cost
 
 Row = tuple[str, str, str]
@@ -100,9 +99,9 @@ def _why_not(fit: Fit) -> str:
     asked = [cost.payback for cost in fit.training if cost.payback is not None]
     if any(one.pays for one in asked):
         return "by then: compile_only=True does it for all runs"
-    fixed = max(one.fixed for one in asked)
-    if fixed >= NEARLY_ALL:
-        return f"nothing to gain: {fixed:.0%} of a step is in products of matrices"
+    most = max(asked, key=lambda one: one.fixed)
+    if not most.can_gain:
+        return f"nothing to gain: {most.fixed:.0%} of a step is in products of matrices"
     least_s = min(one.least_s for one in asked)
     return f"in so short a run, for it takes {least_s:,.1f} s at least"
 

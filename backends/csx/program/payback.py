@@ -50,9 +50,14 @@ class Payback:
             fixed: the share of a run (0 to 1) that stays as it is.
         """
         self.fixed = fixed
-        if not self.pays and fixed < NEARLY_ALL:
+        if not self.pays and self.can_gain:
             self.pays = (1 - fixed) * self._left_s() >= self.least_s
         return self.pays
+
+    @property
+    def can_gain(self) -> bool:
+        """Whether enough of the run can become faster, by what was given last."""
+        return self.fixed < NEARLY_ALL
 
     def _left_s(self) -> float:
         """Seconds that are left, as batches went since this was asked first; 0 until known."""

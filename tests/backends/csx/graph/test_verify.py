@@ -14,9 +14,11 @@ from harness import fit
 from models import Classifier, Measured, Transformer, convnet, loader, mlp, pictures, tokens
 
 from fulgurite.backends.csx.graph.graph import Graph
+from fulgurite.backends.csx.graph.layouts import laid_out_by_kernels
 from fulgurite.backends.csx.graph.passes import COMPILER_PASSES, looking, lower
 from fulgurite.backends.csx.graph.verify import verify
 from fulgurite.backends.csx.plugins.precision import CSXMixedPrecision
+from fulgurite.backends.patches import applied
 
 
 def tiny() -> Graph:
@@ -31,6 +33,15 @@ def relu(graph: Graph) -> torch.fx.Node:
 
 def test_a_traced_graph_is_sound() -> None:
     verify(tiny())
+
+
+def test_a_result_lies_where_its_kernel_puts_it() -> None:
+    """Fakes of torch's say of a turned operand's log-sigmoid that it lies turned, too."""
+    with applied(laid_out_by_kernels()):
+        graph = graph_of(lambda x: torch.nn.functional.logsigmoid(x.t()), torch.ones(2, 3))
+    [_, node] = [one for one in graph.operations() if "get" not in str(one.target)]
+    assert node.meta["val"][0].is_contiguous()
+    verify(graph)
 
 
 @pytest.mark.parametrize(
