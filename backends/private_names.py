@@ -15,6 +15,12 @@ REQUIRED: dict[str, dict[str, str]] = {
     "lightning.fabric.plugins.precision.precision": {
         "_PRECISION_INPUT": "trainer/trainer.py",
     },
+    "lightning.fabric.utilities.distributed": {
+        "_set_num_threads_if_needed": "backends/csx/plugins/launcher.py",
+    },
+    "lightning.fabric.utilities.imports": {
+        "_IS_INTERACTIVE": "backends/csx/plugins/parallel.py",
+    },
     "lightning.fabric.utilities.types": {
         "_Stateful": "loops/position.py",
     },
@@ -146,12 +152,19 @@ REQUIRED: dict[str, dict[str, str]] = {
     },
     "lightning.pytorch.overrides.distributed": {
         "_IndexBatchSamplerWrapper": "loops/shapes.py",
+        "_sync_module_states": "backends/csx/plugins/parallel.py",
     },
     "lightning.pytorch.overrides.distributed._IndexBatchSamplerWrapper": {
         "_batch_sampler": "loops/shapes.py",
     },
     "lightning.pytorch.plugins": {
         "_PLUGIN_INPUT": "trainer/trainer.py",
+    },
+    "lightning.pytorch.strategies.DDPStrategy": {
+        "_start_method": "backends/csx/plugins/parallel.py",
+    },
+    "lightning.pytorch.strategies.ParallelStrategy": {
+        "_layer_sync": "backends/csx/plugins/parallel.py",
     },
     "lightning.pytorch.strategies.Strategy": {
         "_checkpoint_io": "backends/checkpoints/plugin.py",
@@ -162,6 +175,12 @@ REQUIRED: dict[str, dict[str, str]] = {
         "load_optimizer_state_dict": "trainer/config/run/running.py",
         "training_step": "callbacks/inputs.py",
     },
+    "lightning.pytorch.strategies.launchers": {
+        "_SubprocessScriptLauncher": "backends/csx/plugins/launcher.py",
+    },
+    "lightning.pytorch.strategies.launchers._SubprocessScriptLauncher": {
+        "_call_children_scripts": "backends/csx/plugins/launcher.py",
+    },
     "lightning.pytorch.trainer.call": {
         "_call_strategy_hook": "loops/evaluation.py",
     },
@@ -170,6 +189,7 @@ REQUIRED: dict[str, dict[str, str]] = {
     },
     "lightning.pytorch.trainer.connectors.accelerator_connector._AcceleratorConnector": {
         "_accelerator_flag": "backends/csx/plugins/precision.py",
+        "_devices_flag": "backends/csx/plugins/refusals.py",
         "_num_nodes_flag": "backends/csx/plugins/refusals.py",
         "_precision_flag": "backends/csx/plugins/precision.py",
     },
@@ -223,7 +243,7 @@ REQUIRED: dict[str, dict[str, str]] = {
         "_make_subclass": "backends/csx/contract/leaks.py",
         "_make_wrapper_subclass": "backends/csx/state/dropped_gradient.py",
         "_post_accumulate_grad_hooks": "backends/csx/state/fake_swap.py",
-        "_version": "backends/csx/graph/layouts.py",
+        "_version": "backends/csx/capture/metrics.py",
     },
     "torch.TypedStorage": {
         "_untyped_storage": "backends/checkpoints/copying.py",
@@ -305,7 +325,7 @@ REQUIRED: dict[str, dict[str, str]] = {
         "DataDependentOutputException": "backends/csx/capture/metrics.py",
         "DynamicOutputShapeException": "backends/csx/capture/metrics.py",
         "FakeTensor": "backends/csx/capture/metrics.py",
-        "FakeTensorMode": "backends/csx/graph/layouts.py",
+        "FakeTensorMode": "backends/csx/capture/step_inputs.py",
     },
     "torch._subclasses.fake_tensor.FakeTensorMode": {
         "_dispatch_impl": "backends/csx/graph/layouts.py",
@@ -319,6 +339,9 @@ REQUIRED: dict[str, dict[str, str]] = {
     },
     "torch.autograd.graph.Node": {
         "_sequence_nr": "backends/csx/diagnostics/user_lines.py",
+    },
+    "torch.distributed.distributed_c10d": {
+        "_get_default_store": "backends/csx/plugins/heartbeats.py",
     },
     "torch.distributions.Distribution": {
         "_validate_args": "backends/csx/hyperparams/torch_optim.py",
@@ -376,6 +399,9 @@ REQUIRED: dict[str, dict[str, str]] = {
     },
     "torch.nn.utils.prune.BasePruningMethod": {
         "_tensor_name": "backends/csx/program/pruned.py",
+    },
+    "torch.ops": {
+        "_c10d_functional": "backends/csx/graph/collectives.py",
     },
     "torch.ops.aten": {
         "_batch_norm_with_update": "backends/csx/graph/layouts.py",
@@ -449,8 +475,8 @@ REQUIRED: dict[str, dict[str, str]] = {
         "set_rng_state": "backends/csx/contract/refusals.py",
     },
     "torch.utils._python_dispatch": {
-        "TorchDispatchMode": "backends/csx/contract/constants.py",
-        "_disable_current_modes": "backends/csx/graph/layouts.py",
+        "TorchDispatchMode": "backends/csx/compile/meanwhile.py",
+        "_disable_current_modes": "backends/csx/capture/logs.py",
     },
     "torch.utils": {
         "_pytree": "backends/closures.py",
@@ -465,7 +491,7 @@ REQUIRED: dict[str, dict[str, str]] = {
         "tree_iter": "callbacks/sparse.py",
         "tree_leaves": "backends/csx/capture/batch_spec.py",
         "tree_map": "backends/closures.py",
-        "tree_map_only": "backends/csx/graph/layouts.py",
+        "tree_map_only": "backends/csx/capture/metrics.py",
         "tree_unflatten": "backends/csx/capture/batch_spec.py",
     },
     "torch.utils.checkpoint": {
