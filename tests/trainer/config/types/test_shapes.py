@@ -114,7 +114,7 @@ def test_the_least_and_the_largest_number_are_taken() -> None:
         ({"device": "-", "backend": {"backend_type": 3}}, "backend.backend_type", "expected one"),
         ({"device": "-", "backend": {}}, "backend.backend_type", "expected one of CSX, CPU, GPU"),
         ({"strategy": "ddp"}, "strategy", "device='CSX' contradicts strategy='ddp'."),
-        ({"devices": 4}, "devices", "device='CSX' contradicts devices=4."),
+        ({"devices": 0}, "devices", "device='CSX' contradicts devices=0."),
         ({"device": "CPU", "strategy": "csx"}, "strategy", "device='CPU' contradicts"),
         (
             {
