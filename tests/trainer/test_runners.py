@@ -273,9 +273,6 @@ def test_flags_of_csx_go_to_its_backend(
 ) -> None:
     runner = start("CSX", "--mode=train", f"--compile_dir={tmp_path}", params=params)
     assert runner.trainer.backend.compile_dir == str(tmp_path)
-    with pytest.raises(SystemExit) as raised:
-        start("CSX", "--mode=train", "--num_csx=2", params=params)
-    assert "2 systems: only 1 is built yet" in str(raised.value.code)
 
 
 @pytest.mark.fits

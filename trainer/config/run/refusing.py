@@ -49,10 +49,11 @@ def _unbuilt(phase: Phase) -> Iterator[Problem]:
             f"{init.autorestart.min_num_csx} systems: only 1 is built yet. Leave it out.",
         )
     cluster = (init.backend or {}).get("cluster_config") or {}
-    if cluster.get("num_csx", 1) != 1:
+    restarts = init.autorestart is not None and init.autorestart.max_num_restarts
+    if cluster.get("num_csx", 1) != 1 and restarts:
         yield Problem(
-            (*at, "backend", "cluster_config", "num_csx"),
-            f"{cluster['num_csx']} systems: only 1 is built yet. Leave it out.",
+            (*at, "autorestart"),
+            f"{cluster['num_csx']} systems are not started again yet. Leave it out, or num_csx.",
         )
     if init.sparsity:
         yield Problem(
