@@ -36,6 +36,7 @@ from fulgurite.backends.csx.config import CSXBackend as CSXBackend
 from fulgurite.backends.csx.config import forget_config
 from fulgurite.backends.csx.contract.frozen_reads import forget_shown
 from fulgurite.backends.csx.plugins.accelerator import CSXAccelerator
+from fulgurite.backends.csx.plugins.parallel import CSXParallelStrategy
 from fulgurite.backends.csx.plugins.strategy import CSXStrategy
 from fulgurite.backends.gpu import GPUBackend as GPUBackend
 
@@ -103,3 +104,4 @@ def reset_backend() -> None:
 
 CSXAccelerator.register()
 CSXStrategy.register()
+CSXParallelStrategy.register()

@@ -46,13 +46,12 @@ REQUIRED: dict[str, dict[str, str]] = {
         "optimizer_zero_grad": "backends/csx/contract/frozen_reads.py",
     },
     "lightning.pytorch.Trainer": {
-        "_accelerator_connector": "backends/csx/plugins/refusals.py",
         "_active_loop": "backends/csx/capture/logs.py",
         "_detect_anomaly": "loops/__init__.py",
         "_evaluation_loop": "backends/csx/program/payback.py",
         "_logger_connector": "backends/csx/capture/lightning_scope.py",
         "_results": "backends/csx/capture/logs.py",
-        "_signal_connector": "callbacks/stopping.py",
+        "_signal_connector": "backends/csx/plugins/consensus.py",
         "callback_metrics": "backends/csx/contract/frozen_reads.py",
         "current_epoch": "backends/csx/contract/frozen_reads.py",
         "evaluating": "backends/csx/capture/trainer_state.py",
@@ -94,7 +93,7 @@ REQUIRED: dict[str, dict[str, str]] = {
         "_stage": "loops/evaluation.py",
     },
     "lightning.pytorch.loops.fetchers": {
-        "_DataFetcher": "loops/epoch.py",
+        "_DataFetcher": "loops/dealing.py",
         "_DataLoaderIterDataFetcher": "loops/lean.py",
         "_PrefetchDataFetcher": "loops/fetching.py",
         "_profile_nothing": "loops/fetching.py",
@@ -163,9 +162,6 @@ REQUIRED: dict[str, dict[str, str]] = {
     "lightning.pytorch.strategies.DDPStrategy": {
         "_start_method": "backends/csx/plugins/parallel.py",
     },
-    "lightning.pytorch.strategies.ParallelStrategy": {
-        "_layer_sync": "backends/csx/plugins/parallel.py",
-    },
     "lightning.pytorch.strategies.Strategy": {
         "_checkpoint_io": "backends/checkpoints/plugin.py",
         "_lightning_optimizers": "backends/csx/capture/lightning_scope.py",
@@ -176,6 +172,7 @@ REQUIRED: dict[str, dict[str, str]] = {
         "training_step": "callbacks/inputs.py",
     },
     "lightning.pytorch.strategies.launchers": {
+        "_MultiProcessingLauncher": "backends/csx/plugins/fork_launcher.py",
         "_SubprocessScriptLauncher": "backends/csx/plugins/launcher.py",
     },
     "lightning.pytorch.strategies.launchers._SubprocessScriptLauncher": {
@@ -185,13 +182,14 @@ REQUIRED: dict[str, dict[str, str]] = {
         "_call_strategy_hook": "loops/evaluation.py",
     },
     "lightning.pytorch.trainer.connectors.accelerator_connector": {
-        "_AcceleratorConnector": "backends/csx/plugins/precision.py",
+        "_AcceleratorConnector": "backends/csx/plugins/parallel.py",
     },
     "lightning.pytorch.trainer.connectors.accelerator_connector._AcceleratorConnector": {
         "_accelerator_flag": "backends/csx/plugins/precision.py",
-        "_devices_flag": "backends/csx/plugins/refusals.py",
-        "_num_nodes_flag": "backends/csx/plugins/refusals.py",
+        "_num_nodes_flag": "backends/csx/plugins/parallel.py",
+        "_parallel_devices": "backends/csx/plugins/parallel.py",
         "_precision_flag": "backends/csx/plugins/precision.py",
+        "_strategy_flag": "backends/csx/plugins/parallel.py",
     },
     "lightning.pytorch.trainer.connectors.logger_connector.logger_connector._LoggerConnector": {
         "_callback_metrics": "callbacks/sparse.py",
@@ -213,6 +211,10 @@ REQUIRED: dict[str, dict[str, str]] = {
     },
     "lightning.pytorch.trainer.connectors.logger_connector.result._Sync": {
         "_should": "loops/logged.py",
+    },
+    "lightning.pytorch.trainer.connectors.signal_connector._SignalConnector": {
+        "_sigterm_notifier_fn": "backends/csx/plugins/consensus.py",
+        "_slurm_sigusr_handler_fn": "backends/csx/plugins/consensus.py",
     },
     "lightning.pytorch.trainer.states.TrainerState": {
         "fn": "backends/csx/capture/trainer_state.py",
@@ -340,6 +342,20 @@ REQUIRED: dict[str, dict[str, str]] = {
     "torch.autograd.graph.Node": {
         "_sequence_nr": "backends/csx/diagnostics/user_lines.py",
     },
+    "torch.distributed": {
+        "all_gather": "backends/csx/contract/refusals.py",
+        "all_gather_into_tensor": "backends/csx/contract/refusals.py",
+        "all_gather_object": "backends/csx/contract/refusals.py",
+        "all_reduce": "backends/csx/contract/refusals.py",
+        "barrier": "backends/csx/contract/refusals.py",
+        "broadcast": "backends/csx/contract/refusals.py",
+        "broadcast_object_list": "backends/csx/contract/refusals.py",
+        "gather": "backends/csx/contract/refusals.py",
+        "recv": "backends/csx/contract/refusals.py",
+        "reduce": "backends/csx/contract/refusals.py",
+        "reduce_scatter": "backends/csx/contract/refusals.py",
+        "send": "backends/csx/contract/refusals.py",
+    },
     "torch.distributed.distributed_c10d": {
         "_get_default_store": "backends/csx/plugins/heartbeats.py",
     },
@@ -390,9 +406,15 @@ REQUIRED: dict[str, dict[str, str]] = {
         "_flat_weight_refs": "backends/csx/capture/undo.py",
         "_flat_weights": "backends/csx/capture/undo.py",
     },
+    "torch.nn.SyncBatchNorm": {
+        "_check_non_zero_input_channels": "backends/csx/plugins/sync_batchnorm.py",
+    },
     "torch.nn.modules.batchnorm": {
         "_BatchNorm": "backends/csx/plugins/refusals.py",
         "_NormBase": "backends/csx/contract/attributes.py",
+    },
+    "torch.nn.modules.batchnorm._NormBase": {
+        "_check_input_dim": "backends/csx/plugins/sync_batchnorm.py",
     },
     "torch.nn.modules.dropout": {
         "_DropoutNd": "backends/csx/contract/attributes.py",

@@ -24,6 +24,7 @@ class StepContext:
         initializes: an optimizer is run only to make its state.
         global_step: gives the number of optimizer steps done, for ``fulgurite.global_step()``.
         norms: the norms of gradients that this step clipped; the last one counts.
+        calls: receives what is done on the host after every step.
         note: takes calls of closures, which run when the step is over: (closure, args, kwargs).
         schedules: what a trace does with schedulers (a ``schedules.Traced``).
         reads: the frozen values that the trace reads (a ``contract.replay.Reads``).
@@ -33,6 +34,7 @@ class StepContext:
     initializes: bool = False
     global_step: Callable[[], Tensor] | None = None
     norms: list[Tensor] | None = None
+    calls: list[Any] | None = None
     note: Callable[[Any, tuple[Any, ...], dict[str, Any]], None] | None = None
     schedules: Any = None
     reads: Any = None

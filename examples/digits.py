@@ -135,8 +135,8 @@ class Curves(pl.Callback):
         self.points = state_dict["points"]
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not self.points:
-            return  # built but not trained
+        if not (self.points and trainer.is_global_zero):
+            return  # built but not trained, or another process's to draw
         picture = Path(trainer.default_root_dir) / "curves.png"
         self.draw(picture)
         print(f"curves         {picture}")

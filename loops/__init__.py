@@ -5,6 +5,7 @@ package imports ``callbacks`` and ``backends``. Each class is Lightning's with a
 changed; their state keeps Lightning's keys, so checkpoints interchange.
 
 rounds         loaders that begin within an epoch, and from which random states
+dealing        an epoch that goes on in another number of processes
 position       which batch comes next after a resume, and from which random states
 logged         what an epoch has accumulated of logged values and metrics, for a checkpoint
 resuming       at which moment of an epoch a checkpoint was written, and what is left of it to do

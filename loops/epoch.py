@@ -16,8 +16,9 @@ from fulgurite.backends.csx.diagnostics.errors import InputChanged
 from fulgurite.backends.csx.diagnostics.stop_iteration import refuse_users
 from fulgurite.backends.csx.graph.rng import collect_with
 from fulgurite.backends.csx.hyperparams.schedules import RunSchedulers
+from fulgurite.backends.csx.plugins.order import Order
 from fulgurite.backends.csx.plugins.strategy import strategy_of
-from fulgurite.loops import fetching, position, resuming, rounds
+from fulgurite.loops import dealing, fetching, position, resuming, rounds
 from fulgurite.loops.finite import Losses
 from fulgurite.loops.lean import (
     BatchHooks,
@@ -33,11 +34,13 @@ class TrainingEpochLoop(_TrainingEpochLoop):
     losses: Losses
     hooks: BatchHooks
     _lean: bool  # whether this epoch's batches are ours
+    _several: bool = False  # processes
     _begins: bool  # whether the next batch is the first of this epoch that runs
     _is_due: bool  # whether hooks that are needed on some steps only are called on this batch
     _validates: bool
     _schedulers: RunSchedulers
     _limits: tuple[Any, ...] | None = None  # for which that is so; None outside of an epoch
+    order: Order | None = None  # of an epoch that other processes began
     stopped: dict[str, Any] | None = None  # of an epoch that ended early: what a checkpoint keeps
     fetched: Any = None  # the batch that runs, as the loader gave it
     data_s: float = 0.0  # that this fit waited for batches, and for the loaders' iterators
@@ -98,18 +101,24 @@ class TrainingEpochLoop(_TrainingEpochLoop):
         self._schedulers = strategy.schedulers
         self._schedulers.sort(strategy.lr_scheduler_configs)
         rounds.forget(positions)
+        dealing.forget(self)
         restored = strategy.restored
         if restored is not None:
             strategy.restored = None
             seen, exact = self.batch_progress.current.ready, position.PROGRESS in restored
             ended = exact and self.batch_progress.is_last_batch
             first = self.trainer.current_epoch == 0
-            position.replay(positions, restored, data_fetcher, seen, first=first, ended=ended)
+            if dealing.deal(self, restored, data_fetcher, first):
+                positions |= {
+                    moment: restored[moment] for moment in position.MOMENTS if moment in restored
+                }
+            else:
+                position.replay(positions, restored, data_fetcher, seen, first=first, ended=ended)
         else:
             rounds.follow(data_fetcher.combined_loader, positions, {})
         self._begins, self._is_due = True, False
         self.hooks = self._find_hooks()
-        self._lean = self.hooks.suffice(data_fetcher)
+        self._lean, self._several = self.hooks.suffice(data_fetcher), self.trainer.world_size > 1
         if self._lean:
             fetching.shorten(data_fetcher)
         if self.trainer.fit_loop.resumed in resuming.WITHIN:
@@ -213,7 +222,7 @@ class TrainingEpochLoop(_TrainingEpochLoop):
                 self._is_due = True
         if self._is_due:
             self.hooks.before_some(batch, batch_idx)
-        if batch_idx == 0:
+        if batch_idx == 0 or self._several:
             self.trainer.strategy.on_train_batch_start(batch, batch_idx)
         if response == -1:
             self._skip_the_rest()
@@ -223,13 +232,23 @@ class TrainingEpochLoop(_TrainingEpochLoop):
     def on_advance_end(self, data_fetcher: _DataFetcher) -> None:
         """After a batch: validation, plateau schedulers, counters, where there is any of them."""
         trainer, validates = self.trainer, self._should_check_val_epoch()
+        if self._several:
+            strategy_of(trainer).requeue_if_asked()
         steps = trainer.accumulate_grad_batches == 1
         if validates or self._schedulers.on_host or trainer.should_stop or not steps:
-            super().on_advance_end(data_fetcher)
+            try:
+                super().on_advance_end(data_fetcher)
+            except SIGTERMException:  # at its very end, if others do not know of the signal
+                if strategy_of(trainer).all_stop():
+                    raise
             return
         self._batches_that_stepped += 1
-        if trainer.received_sigterm and not self._is_training_done:
+        stops = trainer.received_sigterm and strategy_of(trainer).all_stop()
+        if stops and not self._is_training_done:
             raise SIGTERMException
+
+    def _broadcast_sigterm_tensor(self) -> None:
+        """Nothing: several processes tell each other of a signal with the step's gradients."""
 
     def _skip_the_rest(self) -> None:
         """A hook returned -1: this batch is not trained, and is the epoch's last."""

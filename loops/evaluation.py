@@ -7,11 +7,13 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.data import has_iterable_dataset, sized_len
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.loops.prediction_loop import _PredictionLoop
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.connectors.logger_connector.result import _OUT_DICT
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.seed import isolate_rng
 
@@ -36,6 +38,8 @@ class EvaluationLoop(_EvaluationLoop):
     """Lightning's ``_EvaluationLoop``."""
 
     _hooks: BatchHooks
+    _has_streams: bool  # whose numbers of batches nobody knows
+    _loader: int  # of the latest batch
     began: dict[str, Any]  # random states, of the process and the loaders
     first_loop_iter: bool | None = None  # Lightning's flag of the training that waits for it
     ended: bool = False  # whether its last hooks are called
@@ -75,7 +79,8 @@ class EvaluationLoop(_EvaluationLoop):
         loader = self._combined_loader if within_fit else None
         self.began = states = collect_with([] if loader is None else loader.flattened)
         try:
-            with explained(), building.uncounted(self) if builds else nullcontext():
+            telling = strategy_of(self.trainer).telling()
+            with telling, explained(), building.uncounted(self) if builds else nullcontext():
                 results: list[_OUT_DICT] = super().run()
         except SIGTERMException:
             restore(states["rng"])  # a fit that goes on validates anew, and draws the same again
@@ -113,6 +118,8 @@ class EvaluationLoop(_EvaluationLoop):
         """Call the hooks of the start, and find those around the batches."""
         super().on_run_start()
         self._find_hooks()
+        self._loader = 0
+        self._has_streams = _has_streams(self._combined_loader)
 
     def _find_hooks(self) -> None:
         stage = "test" if self.trainer.testing else "validation"
@@ -125,6 +132,8 @@ class EvaluationLoop(_EvaluationLoop):
         self, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_iter: Iterator[Any] | None
     ) -> None:
         """Run one batch, or build its program."""
+        self._loader = dataloader_idx
+        self._agree_on_batch(has_one=True)
         try:
             self._run_batch(batch, batch_idx, dataloader_idx, dataloader_iter)
         except BuiltOnly:
@@ -135,6 +144,16 @@ class EvaluationLoop(_EvaluationLoop):
         except InputChanged as error:
             name_batch(error, self._data_fetcher, batch_idx)
             raise
+
+    def _store_dataloader_outputs(self) -> None:
+        """A loader has ended: all processes put together what they have logged of it."""
+        self._agree_on_batch(has_one=False)
+        super()._store_dataloader_outputs()
+
+    def _agree_on_batch(self, has_one: bool) -> None:
+        if self._has_streams:
+            stage = "test" if self.trainer.testing else "validation"
+            strategy_of(self.trainer).agree_on_batch(stage, self._loader, has_one)
 
     def _run_batch(
         self, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_iter: Iterator[Any] | None
@@ -173,7 +192,8 @@ class EvaluationLoop(_EvaluationLoop):
                 step = self._seen_batches_per_dataloader[dataloader_idx]
                 trainer._logger_connector.update_eval_step_metrics(step)
             self._seen_batches_per_dataloader[dataloader_idx] += 1
-        if trainer.received_sigterm and not progress.is_last_batch:
+        ends = trainer.received_sigterm and strategy_of(trainer).all_stop()
+        if ends and not progress.is_last_batch:
             raise SIGTERMException
 
     def _run_step(self, batch: Any, batch_idx: int, *loader: int) -> Any:
@@ -194,11 +214,14 @@ EvaluationLoop.__name__ = _EvaluationLoop.__name__  # profilers have rows of it
 class PredictionLoop(_PredictionLoop):
     """Lightning's ``_PredictionLoop``."""
 
+    _has_streams: bool
+
     def setup_data(self) -> None:
         """Make the loaders."""
         super().setup_data()
         backend = strategy_of(self.trainer).backend
         check_last_batch(self._combined_loader, backend, "predict", self.max_batches)
+        self._has_streams = _has_streams(self._combined_loader)
         if backend.only_builds:
             self.max_batches = building.at_most_one(self.max_batches)
 
@@ -206,7 +229,7 @@ class PredictionLoop(_PredictionLoop):
         """Run over all loaders, or only build."""
         begin_run(self.trainer)
         if not building.only_builds(self.trainer):
-            with explained():
+            with strategy_of(self.trainer).telling(), explained():
                 return super().run()
         with building.uncounted(self), explained():
             results = super().run()
@@ -215,6 +238,8 @@ class PredictionLoop(_PredictionLoop):
 
     def _predict_step(self, *args: Any) -> None:
         """Run one batch, or build its program."""
+        if self._has_streams:
+            strategy_of(self.trainer).agree_on_batch("predict", args[2], has_one=True)
         try:
             super()._predict_step(*args)
         except BuiltOnly:
@@ -225,10 +250,19 @@ class PredictionLoop(_PredictionLoop):
 
     def on_run_end(self) -> Any:
         """Call the hooks of the end, and return the predictions."""
+        if self._has_streams:
+            last = self.num_dataloaders - 1
+            strategy_of(self.trainer).agree_on_batch("predict", last, has_one=False)
         if not building.only_builds(self.trainer):
             return super().on_run_end()
         self._on_predict_model_train()
         return [] if self.return_predictions else None
+
+
+def _has_streams(loaders: CombinedLoader | None) -> bool:
+    """Whether nobody knows how many batches a loader has."""
+    found = [] if loaders is None else loaders.flattened
+    return any(has_iterable_dataset(one) or sized_len(one) is None for one in found)
 
 
 PredictionLoop.__name__ = _PredictionLoop.__name__

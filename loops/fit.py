@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.loops.fit_loop import _FitLoop
-from lightning.pytorch.utilities.exceptions import _TunerExitException
+from lightning.pytorch.utilities.exceptions import SIGTERMException, _TunerExitException
 
 from fulgurite.backends.csx.graph.rng import collect_with
 from fulgurite.backends.csx.plugins.refusals import refuse_watched
@@ -54,7 +54,8 @@ class FitLoop(_FitLoop):
         self.hooks_told = frozenset()
         if not building.only_builds(self.trainer):
             self.resumed = resuming.begin(self.trainer)
-            with pace.told(self.trainer), explained(), _without_anomaly_mode():
+            telling = strategy_of(self.trainer).telling()
+            with pace.told(self.trainer), telling, explained(), _without_anomaly_mode():
                 super().run()
             if self.resumed is not None:  # nothing was left to do
                 self._restore_random_states()
@@ -175,7 +176,11 @@ class FitLoop(_FitLoop):
         configs = self.trainer.strategy.lr_scheduler_configs
         if {one.monitor for one in configs} - {None} <= self.trainer.callback_metrics.keys():
             self._restarting = False  # Lightning would leave plateau schedulers out
-        super().on_advance_end()
+        try:
+            super().on_advance_end()
+        except SIGTERMException:  # at its very end, if others do not know of the signal
+            if strategy_of(self.trainer).all_stop():
+                raise
 
     def _finish_epoch(self) -> None:
         """What Lightning does in ``on_advance_end`` after the hooks."""

@@ -70,11 +70,9 @@ class BatchHooks:
         return own.get(start), own.get(end)
 
     def suffice(self, fetcher: _DataFetcher | None) -> bool:
-        """Whether the lean loop can run the batch: no profiler, one process, an ordinary loader."""
-        return (
-            type(self._trainer.profiler) is PassThroughProfiler
-            and self._trainer.world_size == 1
-            and not isinstance(fetcher, _DataLoaderIterDataFetcher)
+        """Whether the lean loop can run the batch: no profiler, an ordinary loader."""
+        return type(self._trainer.profiler) is PassThroughProfiler and not isinstance(
+            fetcher, _DataLoaderIterDataFetcher
         )
 
     def transfer(self, batch: Any, dataloader_idx: int) -> Any:

@@ -36,13 +36,11 @@ def _tell(trainer: pl.Trainer, first: int) -> None:
         total_s=perf_counter() - began,
         data_s=trainer.fit_loop.epoch_loop.data_s,
         in_steps_s=training.speed.in_steps_s,
+        waits_s=training.speed.waits.seconds,
         costs=[one.cost for one in strategy.programs if one.cost and one.cost.began >= began],
         training=[one.cost for one in training.programs if one.cost],
         batches=training.runs,
-        compiling=sum(
-            one.loaded.compiling
-            for step in strategy.step_functions.values()
-            for one in step.executables()
-        ),
+        compiling=sum(step.compiling() for step in strategy.step_functions.values()),
     )
     report.say(trainer, fit_table.table(fit))
+    report.add_measured(trainer, strategy.backend, training.stage, training.speed)

@@ -102,7 +102,7 @@ def replay(
     if once:
         fetcher.fetched -= seen  # Lightning has counted them
     else:
-        _make_iterator(fetcher, first)
+        make_iterator(fetcher, first)
     restore_with(restored[FIRST_BATCH], loaders)
     rounds.follow(combined, positions, again)
     last = _fetch_again(fetcher, seen)
@@ -119,11 +119,11 @@ def begin_first_epoch(restored: dict[str, Any], fetcher: _DataFetcher) -> None:
     made_once = any(isinstance(one, Iterator) or has_state(one) for one in loaders)
     if ITERATOR in restored and not made_once:
         restore_with(restored[ITERATOR], loaders)
-        _make_iterator(fetcher, first=True)
+        make_iterator(fetcher, first=True)
         restore_with(restored, loaders)
 
 
-def _make_iterator(fetcher: _DataFetcher, first: bool) -> None:
+def make_iterator(fetcher: _DataFetcher, first: bool) -> None:
     """Make an epoch's iterator anew.
 
     Workers that persist are begun, and seeded, in the first epoch alone: there those which this run

@@ -28,7 +28,7 @@ from torch import Tensor
 from fulgurite.backends.csx.graph import rng
 from fulgurite.backends.csx.plugins.position import position_of
 from fulgurite.backends.csx.plugins.strategy import strategy_of
-from fulgurite.loops import logged, position
+from fulgurite.loops import dealing, logged, position
 from fulgurite.loops.position import PROGRESS
 
 BATCH_END, VALIDATION, VALIDATION_END = "batch_end", "validation", "validation_end"
@@ -82,6 +82,7 @@ def note(trainer: Any, found: dict[str, Any]) -> None:
     found[PROGRESS] = states
     if moment in WITHIN:
         found[position.SAMPLE] = _sample(epoch_loop)
+        dealing.note(trainer, found)
 
 
 def _warn_of_hook(trainer: Any) -> None:

@@ -417,7 +417,7 @@ def test_another_explicit_cluster_config_is_an_error_that_names_both(key: str) -
         fulgurite.backend("CSX", cluster_config={key: 2})
 
 
-@pytest.mark.parametrize("key", ["max_act_per_csx", "num_workers_per_csx"])
+@pytest.mark.parametrize("key", ["max_act_per_csx", "max_wgt_servers"])
 def test_a_cluster_config_that_is_not_built_is_refused_by_name(key: str) -> None:
     with refused(NotImplementedError, f"{key}=2", "not built yet"):
         fulgurite.backend("CSX", cluster_config={key: 2})

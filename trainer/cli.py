@@ -208,7 +208,10 @@ def without_noise() -> None:
 
 
 def _run_phases(plan: Plan, options: argparse.Namespace) -> int:
+    from lightning_utilities.core.rank_zero import rank_zero_only
+
     from fulgurite.callbacks.stopping import StopOnSignal
+    from fulgurite.config.run.attempt import Attempt
     from fulgurite.config.run.own_checkpoints import all_of
     from fulgurite.config.run.refusing import refuse_unbuilt
     from fulgurite.config.run.restarting import supervise, wants_restarts
@@ -216,16 +219,17 @@ def _run_phases(plan: Plan, options: argparse.Namespace) -> int:
 
     refuse_unbuilt(plan, options.command)
     without_noise()
-    attempt: Attempt | None = options.attempt
+    attempt: Attempt | None = options.attempt or Attempt.of_this_rank()
     if attempt is None and wants_restarts(plan):
         return supervise(plan, options.command, all_of, _attempt, (options,)).status
     for phase in plan.phases[attempt.trainer if attempt else 0 :]:
         with StopOnSignal() as stop:
             run_phase(plan, phase, options.command, [stop], attempt)
         if stop.signal:
-            print(f"\nStopped by {stop.signal.name}.", file=sys.stderr)
+            text = f"\nStopped by {stop.signal.name}."
             if stop.checkpoint:
-                print(f"Go on with: {_going_on(options, phase, stop.checkpoint)}", file=sys.stderr)
+                text += f"\nGo on with: {_going_on(options, phase, stop.checkpoint)}"
+            rank_zero_only(print)(text, file=sys.stderr)
             return stop.exit_status
     return 0
 

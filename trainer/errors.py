@@ -5,6 +5,7 @@ those about parameter files and checkpoints.
 from fulgurite.backends.checkpoints.damage import CheckpointError as CheckpointError
 from fulgurite.backends.csx.compile.selfcheck import MiscompiledWarning as MiscompiledWarning
 from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning as FrozenValueWarning
+from fulgurite.backends.csx.diagnostics.errors import BatchesDiffer as BatchesDiffer
 from fulgurite.backends.csx.diagnostics.errors import ConditionalOnTensor as ConditionalOnTensor
 from fulgurite.backends.csx.diagnostics.errors import DynamicShape as DynamicShape
 from fulgurite.backends.csx.diagnostics.errors import ForeignState as ForeignState
@@ -12,10 +13,13 @@ from fulgurite.backends.csx.diagnostics.errors import FrozenNumber as FrozenNumb
 from fulgurite.backends.csx.diagnostics.errors import FrozenValueChanged as FrozenValueChanged
 from fulgurite.backends.csx.diagnostics.errors import GradientNotKept as GradientNotKept
 from fulgurite.backends.csx.diagnostics.errors import GraphChanged as GraphChanged
+from fulgurite.backends.csx.diagnostics.errors import GraphsDiffer as GraphsDiffer
 from fulgurite.backends.csx.diagnostics.errors import HostRead as HostRead
 from fulgurite.backends.csx.diagnostics.errors import InputChanged as InputChanged
 from fulgurite.backends.csx.diagnostics.errors import LeakedTensor as LeakedTensor
 from fulgurite.backends.csx.diagnostics.errors import NoLoss as NoLoss
+from fulgurite.backends.csx.diagnostics.errors import NoMeeting as NoMeeting
+from fulgurite.backends.csx.diagnostics.errors import OtherRankEnded as OtherRankEnded
 from fulgurite.backends.csx.diagnostics.errors import RandomStateSet as RandomStateSet
 from fulgurite.backends.csx.diagnostics.errors import ScalarArgument as ScalarArgument
 from fulgurite.backends.csx.diagnostics.errors import StateBornInStep as StateBornInStep

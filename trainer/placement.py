@@ -56,18 +56,21 @@ AUTO = ("auto", -1, "-1")
 """Lightning's words for as many devices as there are."""
 
 
-def systems(num_csx: int | None, devices: Any, num_nodes: int) -> tuple[int, int, str | None]:
+def systems(
+    num_csx: int | None, devices: Any, num_nodes: int, plugins: Any = None
+) -> tuple[int, int, str | None]:
     """How many CSX systems, each a process, a Trainer has: on each node, and how many nodes.
 
     Args:
         num_csx: those of all nodes, where a ``cluster_config`` says so.
         devices: Lightning's: those on each node; a number, or one of ``AUTO``.
         num_nodes: Lightning's.
+        plugins: Lightning's; a cluster environment, such as Ray's, knows how many there are.
 
     Returns:
         Systems on each node, nodes, and how two of those who say so contradict each other, or None.
     """
-    said = dict(_said(num_csx, devices, num_nodes))
+    said = dict(_said(num_csx, devices, num_nodes, plugins))
     first = next(iter(said), None)
     if first is None:
         return 1, num_nodes, None
@@ -78,7 +81,9 @@ def systems(num_csx: int | None, devices: Any, num_nodes: int) -> tuple[int, int
     return said[first] // nodes, nodes, None
 
 
-def _said(num_csx: int | None, devices: Any, num_nodes: int) -> Iterator[tuple[str, int]]:
+def _said(
+    num_csx: int | None, devices: Any, num_nodes: int, plugins: Any
+) -> Iterator[tuple[str, int]]:
     """Who says how many systems there are in all, and how many."""
     if devices == [0] or _is_count(devices):
         count = 1 if devices == [0] else int(devices)
@@ -86,7 +91,13 @@ def _said(num_csx: int | None, devices: Any, num_nodes: int) -> Iterator[tuple[s
         yield f"devices={devices!r}{nodes} ({count * num_nodes} in all)", count * num_nodes
     if num_csx is not None:
         yield f"cluster_config: num_csx={num_csx}", num_csx
+    for one in plugins if isinstance(plugins, (list, tuple)) else [plugins]:
+        if _has_made_processes(one):
+            yield f"{type(one).__name__} ({one.world_size()} processes)", one.world_size()
+            return
     for launcher, marks, size in _LAUNCHERS:
+        if marks == "SLURM_PROCID" and not _is_started_by_srun():
+            continue
         if marks in os.environ and os.environ.get(size, "").isdigit():
             yield f"{size}={os.environ[size]} of {launcher}", int(os.environ[size])
             return
@@ -105,7 +116,13 @@ def _launched_nodes() -> int:
     if "TORCHELASTIC_RUN_ID" in found:
         each = int(found.get("LOCAL_WORLD_SIZE", "1"))
         return max(1, int(found.get("WORLD_SIZE", "1")) // each)
-    return int(found.get("SLURM_NNODES", "1")) if "SLURM_PROCID" in found else 1
+    return int(found.get("SLURM_NNODES", "1")) if _is_started_by_srun() else 1
+
+
+def _is_started_by_srun() -> bool:
+    """Whether each task of SLURM is a system; in an interactive job Lightning starts them."""
+    named = os.environ.get("SLURM_JOB_NAME")
+    return "SLURM_PROCID" in os.environ and named not in ("bash", "interactive")
 
 
 def _is_count(value: Any) -> bool:
@@ -127,6 +144,18 @@ def _machine_of(accelerator: Any) -> Any:
         return accelerator
     is_cpu = isinstance(accelerator, CPUAccelerator)
     return "cpu" if is_cpu else "csx" if isinstance(accelerator, CSXAccelerator) else "gpu"
+
+
+def _has_made_processes(plugin: Any) -> bool:
+    """Whether it is a cluster environment, in a process that it knows."""
+    if plugin is None:
+        return False
+    from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+    from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+
+    is_told = type(plugin) is LightningEnvironment  # how many there are, by the strategy
+    knows = isinstance(plugin, ClusterEnvironment) and not is_told
+    return knows and bool(plugin.creates_processes_externally)
 
 
 def _is_csx(strategy: Any) -> bool:

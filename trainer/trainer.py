@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar
@@ -63,9 +64,24 @@ def _with_env_defaults(init: _Init) -> _Init:
         for names in (("device", "backend"), ("model_dir", "default_root_dir")):
             if any(given.get(name) is not None for name in names):
                 defaults = {k: v for k, v in defaults.items() if k not in names}
+        _refuse_backends_options(given)
         init(self, **{**defaults, **given})
 
     return with_defaults  # type: ignore[return-value]
+
+
+def _refuse_backends_options(given: Mapping[str, Any]) -> None:
+    """Say where an option of the backend belongs that was given to the Trainer.
+
+    Raises:
+        TypeError: there is one.
+    """
+    for name in (one.name for one in fields(CSXBackend)):
+        if name in given:
+            raise TypeError(
+                f"Trainer takes no {name}, which is an option of the backend:"
+                f' Trainer(backend=fulgurite.backend("CSX", {name}={given[name]!r}))'
+            )
 
 
 def _with_short_traceback(run: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -227,7 +243,8 @@ def _claim_backend(
     made = make_backend(device) if backend is None else backend_from(backend)
     given = f"device={device!r}" if backend is None else f"backend {made.backend_type}"
     try:
-        arguments |= _placement(made, given, **{name: arguments[name] for name in PLACEMENT})
+        placement = {name: arguments[name] for name in PLACEMENT}
+        arguments |= _placement(made, given, arguments["plugins"], **placement)
         arguments |= precision_arguments(made, arguments)
     except (MisconfigurationException, ValueError):
         set_backend(live)  # a refused Trainer claims nothing
@@ -274,7 +291,7 @@ def _counting(trainer: pl.Trainer) -> Iterator[None]:
         yield
 
 
-def _placement(backend: Backend, given: str, **placement: Any) -> dict[str, Any]:
+def _placement(backend: Backend, given: str, plugins: Any, **placement: Any) -> dict[str, Any]:
     """Lightning's accelerator, strategy and devices for a backend.
 
     Raises:
@@ -286,7 +303,8 @@ def _placement(backend: Backend, given: str, **placement: Any) -> dict[str, Any]
     if isinstance(backend, CSXBackend):
         config = backend.cluster_config
         num_csx = config.num_csx if isinstance(config, CSConfig) else None
-        each, nodes, wrong = systems(num_csx, placement["devices"], int(placement["num_nodes"]))
+        of_nodes = placement["devices"], int(placement["num_nodes"])
+        each, nodes, wrong = systems(num_csx, *of_nodes, plugins)
         if wrong is not None:
             raise MisconfigurationException(wrong)
         kind = CSXStrategy if each * nodes == 1 else CSXParallelStrategy

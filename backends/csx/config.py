@@ -27,13 +27,14 @@ class CSConfig:
 
     Args:
         num_csx: number of systems, that is, of processes that share the work.
-        num_workers_per_csx: input workers per system; 0 leaves it to the loaders.
+        num_workers_per_csx: worker processes of each system's DataLoaders whose num_workers is 0;
+            a loader of an IterableDataset keeps its 0.
         max_wgt_servers: weight servers; 0 leaves it to the fabric.
         max_act_per_csx: activation servers per system; 0 leaves it to the fabric.
     """
 
     num_csx: int = 1
-    num_workers_per_csx: int = field(default=0, metadata={"built": ()})
+    num_workers_per_csx: int = 0
     max_wgt_servers: int = field(default=0, metadata={"built": ()})
     max_act_per_csx: int = field(default=0, metadata={"built": ()})
 

@@ -109,6 +109,27 @@ def test_where_it_cannot_be_said_when_compiling_paid_nothing_is(why: str) -> Non
     assert "paid" not in text
 
 
+def test_waiting_for_other_processes_is_a_part_of_the_steps() -> None:
+    training = cost(waited_s=3.0)
+    text = fit_table.table(made(in_steps_s=11.0, training=[training], waits_s=2.0))
+    assert (told(text)["stepped"], told(text)["waiting"]) == (8.0, 2.0)
+    assert "s of these, for other processes: 25%\n" in text
+    assert "waiting" not in fit_table.table(made())
+
+
+@pytest.mark.fits
+def test_what_is_not_compiled_is_counted_in_programs(lines: list[str]) -> None:
+    """Not in entry points, of which a program has two where gradients accumulate."""
+    trainer = make_trainer(True, max_epochs=1, accumulate_grad_batches=2)
+    trainer.fit(Classifier(mlp()), loader(64))
+    step: Any = trainer.strategy.training  # type: ignore[attr-defined]
+    entries = list(step.executables())
+    assert len(entries) == 2
+    for one in entries:
+        one.loaded.compiling = True
+    assert step.compiling() == 1
+
+
 def test_peak_memory_is_the_process_s_own() -> None:
     assert 50 << 20 < fit_table.peak_memory_bytes() < 1 << 40
 

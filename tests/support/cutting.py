@@ -42,11 +42,11 @@ def run(division: Division, inputs: Sequence[Tensor]) -> list[Tensor]:
 
 def cutting(length: int) -> None:
     """Let every program of this process be cut, compiled or run operation by operation."""
-    whole = host_fabric._one_by_one
+    whole = host_fabric.reference_of
 
     def one_by_one(graph: Graph) -> Call:
         division = in_pieces(lower(graph, INTERPRETER_PASSES), length)
         return whole(graph) if division is None else lambda inputs: run(division, inputs)
 
-    host_fabric._one_by_one = one_by_one
+    host_fabric.reference_of = one_by_one
     inductor.divided = lambda graph: in_pieces(graph, length)

@@ -35,6 +35,8 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "_c10d_functional": ("torch.ops",),
     "_call_children_scripts": (f"{_L}.strategies.launchers._SubprocessScriptLauncher",),
     "_callback_metrics": (_LOGGERS,),
+    "_check_input_dim": ("torch.nn.modules.batchnorm._NormBase",),
+    "_check_non_zero_input_channels": ("torch.nn.SyncBatchNorm",),
     "_cdata": ("torch.UntypedStorage",),
     "_checkpoint_io": (f"{_L}.strategies.Strategy",),
     "_combined_loader": (_FIT, _EVALUATION),
@@ -97,6 +99,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "_optimizer_step_pre_hooks": (_OPTIMIZER,),
     "_optimizers": (f"{_L}.strategies.Strategy",),
     "_overloadpacket": (_OVERLOAD,),
+    "_parallel_devices": (f"{_CONNECTOR}.accelerator_connector._AcceleratorConnector",),
     "_parameters": (_NN,),
     "_post_accumulate_grad_hooks": ("torch.Tensor",),
     "_pre_fusion_custom_pass": ("torch._inductor.config",),
@@ -115,12 +118,15 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "_should": (f"{_RESULTS}._Sync",),
     "_should_accumulate": (_EPOCH,),
     "_signal_connector": (_TRAINER,),
+    "_sigterm_notifier_fn": (f"{_CONNECTOR}.signal_connector._SignalConnector",),
+    "_slurm_sigusr_handler_fn": (f"{_CONNECTOR}.signal_connector._SignalConnector",),
     "_single_tensor_asgd": ("torch.optim.asgd",),
     "_single_tensor_radam": ("torch.optim.radam",),
     "_softmax": (_ATEN,),
     "_spec": (_COMBINED,),
     "_stage": (_EVALUATION,),
     "_start_method": (f"{_L}.strategies.DDPStrategy",),
+    "_strategy_flag": (f"{_CONNECTOR}.accelerator_connector._AcceleratorConnector",),
     "_task_info": (_WORKERS,),
     "_to_copy": (_ATEN,),
     "_tensor_name": ("torch.nn.utils.prune.BasePruningMethod",),
@@ -144,7 +150,13 @@ OTHERS = {
     "_post_device_transfer",  # of a runner's model
     *("_growth_tracker", "_schedulers"),  # keys in checkpoints
     *("_configure_optimizer", "_configure_lr_scheduler"),  # of old models
-    *("_metric", "_why", "_undefined", "_losses_until_bad"),  # our own, of other files
+    *(
+        "_metric",
+        "_why",
+        "_undefined",
+        "_losses_until_bad",
+        "_evaluation",
+    ),  # our own, of other files
     *("_is_avx512_bf16_supported", "_is_amx_fp16_supported"),  # removed where they are
     *("_low_memory_max_pool_with_offsets", "_pytest"),  # told apart in strings where they are
 }
@@ -215,6 +227,14 @@ STANDS_FOR: dict[tuple[str, str], tuple[str, ...]] = {
     (f"{_CSX}/contract/refusals.py", "torch.nested"): tuple(
         f"torch.nested.{name}"
         for name in ("nested_tensor", "as_nested_tensor", "nested_tensor_from_jagged", "narrow")
+    ),
+    (f"{_CSX}/contract/refusals.py", "dist"): tuple(
+        f"torch.distributed.{name}"
+        for name in (
+            *("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor"),
+            *("gather", "reduce_scatter", "send", "recv", "barrier", "all_gather_object"),
+            "broadcast_object_list",
+        )
     ),
     (f"{_CSX}/contract/refusals.py", "home"): tuple(
         f"{owner}.{name}"

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from fulgurite.backends.csx.compile.background import Job
 from fulgurite.backends.csx.compile.cache import CompileCache, UnfitEntry
 from fulgurite.backends.csx.compile.compilation import Compilation
-from fulgurite.backends.csx.compile.host_fabric import CSXBackend, HostFabric, Job, Loaded
+from fulgurite.backends.csx.compile.host_fabric import CSXBackend, HostFabric, Loaded
 
 KEY = "0" * 64
 """The program's, in the cache."""
@@ -33,7 +34,7 @@ class Settling:
     def __init__(self, folder: Path) -> None:
         graph: Any = object()
         self.fabric = HostFabric(CSXBackend(compile_dir=folder))
-        self.fabric._compilation = lambda graph, threads: _OfNothing(self.fabric._cache)
+        self.fabric._later.compilation = lambda graph, threads: _OfNothing(self.fabric._later.cache)
         self.loaded = Loaded(
             call=lambda inputs: inputs,
             compiled=False,
@@ -48,4 +49,4 @@ class Settling:
     def settle(self) -> Any:
         """What runs from now on."""
         job = Job(name=("", ""), run=lambda: None, ended=True)
-        return self.fabric._settle(self.loaded, self.reference, job)
+        return self.fabric._later._settle(self.loaded, self.reference, job)

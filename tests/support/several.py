@@ -2,16 +2,18 @@
 
     torchrun --nproc_per_node=2 tests/support/several.py FOLDER POLICY CASE ...
 
-Each rank fits every case twice, and writes ``rank.json`` into the folder: what each case gave.
+Each rank fits every case on CSX and in stock Lightning, and writes ``rank.json`` into the folder:
+what each case gave.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,23 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from harness import QUIET, Recorder
+from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy
-from models import GAN, Classifier, Measured, Transformer, convnet, loader, mlp, pictures, tokens
+from models import (
+    GAN,
+    Classifier,
+    Measured,
+    Transformer,
+    convnet,
+    loader,
+    mlp,
+    pictures,
+    rows,
+    tokens,
+)
 from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
 import fulgurite
 
@@ -64,8 +80,56 @@ class Unused(Classifier):
         self.more = nn.Linear(3, 3)
 
 
+class Shards(IterableDataset[Any]):
+    """A stream of which each rank takes its own rows; it does not say how many there are."""
+
+    def __iter__(self) -> Iterator[Any]:
+        data = rows(160)
+        return (data[i] for i in range(dist.get_rank(), len(data), dist.get_world_size()))
+
+
+class Batches(BatchSampler):
+    """A batch sampler of the user's, which Lightning makes again for each rank's rows."""
+
+
+def in_own_batches() -> DataLoader[Any]:
+    data = rows(160)
+    return DataLoader(data, batch_sampler=Batches(RandomSampler(data), 16, drop_last=False))
+
+
+SIZES = ((16, 16, 10, 16, 10), (12, 16, 16, 10, 10), (16, 12, 12, 12, 12), (10, 16, 10, 16, 12))
+
+
+def of_own_sizes() -> tuple[Any, ...]:
+    """Batches of which each rank has its own sizes, from the first one on."""
+    data = rows(160)
+    ends = list(itertools.accumulate(SIZES[dist.get_rank()], initial=20 * dist.get_rank()))
+    batches = [[*range(*pair)] for pair in itertools.pairwise(ends)]
+    return DataLoader(data, batch_sampler=batches), DataLoader(data, batch_sampler=batches[1:])
+
+
+class Sized(Logged):
+    """Logs with and without the others, at steps of the training and the validation."""
+
+    def train_dataloader(self) -> Any:
+        return of_own_sizes()[0]
+
+    def val_dataloader(self) -> Any:
+        return of_own_sizes()[1]
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        self.log("val", loss, sync_dist=True, on_step=True, on_epoch=True)
+
+
 def with_validation() -> tuple[Any, ...]:
     return loader(160), loader(50)  # 50 of 16 rows: uneven, and its last batch is smaller
+
+
+def scaled() -> MixedPrecision:
+    """A scale that is too high at first, and grows often."""
+    scaler = GradScaler("cpu", init_scale=2.0**22, growth_interval=5)
+    return MixedPrecision("16-mixed", "cpu", scaler)
 
 
 CASES: dict[str, Case] = {
@@ -78,15 +142,24 @@ CASES: dict[str, Case] = {
     ),
     "gan": (GAN, lambda: (loader(160),), {}),
     "metrics": (Measured, with_validation, {}),
-    "logged": (lambda: Logged(mlp()), with_validation, {"max_epochs": 2}),
+    "logged": (lambda: Logged(mlp()), with_validation, {}),
     "gathers": (lambda: Gathers(mlp()), lambda: (loader(160),), {}),
+    "batch sampler": (lambda: Classifier(mlp()), lambda: (in_own_batches(),), {}),
+    "stream": (
+        lambda: Classifier(mlp()),
+        lambda: (DataLoader(Shards(), batch_size=16),),
+        {"use_distributed_sampler": False},
+    ),
+    "sizes": (lambda: Sized(mlp()), tuple, {"use_distributed_sampler": False}),
     "unused": (Unused, lambda: (loader(160),), {}),
     "bf16-mixed": (
         lambda: Classifier(mlp()),
         lambda: (loader(160),),
         {"precision": "bf16-mixed"},
     ),
+    "16-mixed": (lambda: Classifier(mlp()), lambda: (loader(160),), {"plugins": scaled}),
 }
+STEPS = {"max_epochs": -1, "max_steps": 50}
 
 
 def fitted(case: Case, policy: str | None, devices: int) -> dict[str, Any]:
@@ -94,7 +167,9 @@ def fitted(case: Case, policy: str | None, devices: int) -> dict[str, Any]:
     make, loaders, options = case
     torch.manual_seed(0)
     module, recorder = make(), Recorder()
-    options = {**QUIET, "max_epochs": 1, **options, "callbacks": [recorder]}
+    options = {**QUIET, **STEPS, **options, "callbacks": [recorder]}
+    if "plugins" in options:
+        options["plugins"] = [options["plugins"]()]
     if policy is None:
         strategy = DDPStrategy(find_unused_parameters=True)
         trainer = pl.Trainer(accelerator="cpu", devices=devices, strategy=strategy, **options)
@@ -110,6 +185,7 @@ def fitted(case: Case, policy: str | None, devices: int) -> dict[str, Any]:
         "weights": {name: value.tolist() for name, value in module.state_dict().items()},
         "final": {name: float(value) for name, value in trainer.callback_metrics.items()},
         "steps": trainer.global_step,
+        "scale": 0.0 if trainer.scaler is None else trainer.scaler.get_scale(),
     }
 
 

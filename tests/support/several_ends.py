@@ -5,6 +5,7 @@ python tests/support/several_ends.py WHAT RANK FOLDER
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -13,15 +14,24 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, which reads it once
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, which reads both once
+if sys.argv[1:3] == ["fails", os.environ.get("LOCAL_RANK", "0")]:
+    os.environ["CXX"] = "/nowhere/c++"
 
 import lightning.pytorch as pl
 import torch
 from harness import QUIET
-from models import Classifier, loader, mlp
-from torch import Tensor
+from models import Classifier, convnet, loader, mlp, pictures
+from several import Logged
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Subset
 
 import fulgurite
+from fulgurite.backends.csx.compile.selfcheck import MiscompiledWarning, SelfCheck
+from fulgurite.backends.csx.graph.collectives import is_collective, is_wait
+from fulgurite.backends.csx.plugins.parallel import CSXParallelStrategy
+from fulgurite.backends.csx.program import audit
+from fulgurite.backends.patches import patched
 
 SLEEPS_S = 25
 
@@ -51,25 +61,174 @@ class Happens(pl.Callback):
             raise ValueError("a hook of the user's")
         if self.what == "sleeps":
             time.sleep(SLEEPS_S)
+        if self.what == "stops":
+            trainer.should_stop = True
         if self.what in ("killed", "stopped"):
             os.kill(os.getpid(), signal.SIGKILL if self.what == "killed" else signal.SIGSTOP)
 
 
-def fitted(folder: Path, differs_on: int | None = None, **options: Any) -> tuple[Any, Any]:
+class Shorter(Net):
+    """With fewer batches on other ranks than the first."""
+
+    def train_dataloader(self) -> Any:
+        return loader(160 - 32 * self.global_rank)
+
+
+class Uneven(Shorter):
+    """With fewer batches of a validation on other ranks, in which all of them take part."""
+
+    def train_dataloader(self) -> Any:
+        return loader(64)
+
+    def val_dataloader(self) -> Any:
+        return super().train_dataloader()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        self.log("val", loss, sync_dist=True, on_step=True)
+
+
+class Validates(Net):
+    """Logs in a validation on one rank alone what all of them are to reduce at its end."""
+
+    def val_dataloader(self) -> Any:
+        return loader(64)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        if self.global_rank == 0:
+            self.log("val", loss, sync_dist=True)
+
+
+class UntilCompiled(pl.Callback):
+    """Ends a run some steps after it is known in all processes what runs the step."""
+
+    def __init__(self) -> None:
+        self.since: int | None = None
+        self.known: int | None = None
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+        strategy: Any = trainer.strategy
+        [one] = strategy.training.executables()
+        self.how, step = one.loaded.how, trainer.global_step
+        if self.since is None and one.loaded.compiled:
+            self.since = step
+        settled = one.loaded.compiled or "cannot run" in self.how or "no C++ compiler" in self.how
+        if self.known is None and strategy.reduce_boolean_decision(settled):
+            self.known = step
+        if self.known is None:
+            time.sleep(0.2)  # the compiler has to have its time
+        elif step == self.known + 20:
+            trainer.should_stop = True
+
+
+def swapped(folder: Path, what: str, rank: int) -> None:
+    """Two processes are compiled beside their training; one has no compiler, or gets wrong code."""
+    own = int(os.environ.get("LOCAL_RANK", "0"))
+    options = {"compile_dir": folder / f"cache{own if what == 'fails' else 0}", "background": True}
+    backend = fulgurite.backend("CSX", cluster_config={"num_csx": 2}, **options)
+    until = UntilCompiled()
+    trainer = fulgurite.Trainer(backend=backend, **QUIET, max_epochs=-1, callbacks=[until])
+    pl.seed_everything(3, verbose=False)
+    module = Net()
+    wrong = [(SelfCheck, "_tried", lambda check, start: ValueError("broken"))]
+    with (
+        warnings.catch_warnings(record=True) as warned,
+        patched(wrong if what == "wrong" and own == rank else []),
+    ):
+        warnings.simplefilter("always", MiscompiledWarning)
+        trainer.fit(module, loader(160, shuffle=True))
+    found = {
+        "since": until.since,
+        "how": until.how,
+        "weights": {name: value.tolist() for name, value in module.state_dict().items()},
+        "warned": [str(w.message) for w in warned if w.category is MiscompiledWarning],
+    }
+    (folder / f"{own}.json").write_text(json.dumps(found))
+
+
+class Part(Classifier):
+    """Each rank has every second picture."""
+
+    def train_dataloader(self) -> Any:
+        rows = range(self.global_rank, 160, self.trainer.world_size)
+        return DataLoader(Subset(pictures(160).dataset, rows), batch_size=8)
+
+
+def synced(folder: Path) -> None:
+    """BatchNorm over all processes' rows."""
+    backend = fulgurite.backend("CSX", autogen_policy="disabled", cluster_config={"num_csx": 2})
+    options: dict[str, Any] = {**QUIET, "max_epochs": 2, "use_distributed_sampler": False}
+    trainer = fulgurite.Trainer(backend=backend, **options, sync_batchnorm=True)
+    module = Part(convnet())
+    trainer.fit(module)
+    assert not isinstance(module.net[1], nn.SyncBatchNorm)  # any more
+    weights = {name: value.tolist() for name, value in module.state_dict().items()}
+    (folder / f"{trainer.global_rank}.json").write_text(json.dumps(weights))
+
+
+def fitted(folder: Path, module: Any, data: Any = None, **options: Any) -> tuple[Any, Any]:
     """(trainer, module) of a fit of two processes."""
     backend = fulgurite.backend("CSX", autogen_policy="disabled", cluster_config={"num_csx": 2})
     given = {**QUIET, "max_epochs": 2, "default_root_dir": folder, **options}
+    given["use_distributed_sampler"] = not isinstance(module, Shorter)
     trainer = fulgurite.Trainer(backend=backend, **given)
-    pl.seed_everything(3, verbose=False)
-    module = Net(differs_on)
-    trainer.fit(module, loader(160, shuffle=True), ckpt_path=given.pop("ckpt_path", None))
+    own = isinstance(module, Shorter)
+    trainer.fit(module, None if own else data or loader(160, shuffle=True))
     return trainer, module
+
+
+def audited(folder: Path) -> None:
+    """One process alone has the time to audit, and the others audit the same steps."""
+    own = int(os.environ.get("LOCAL_RANK", "0"))
+    audit.SHARE = 50.0 if own else 0.0  # however slow the machine is
+    steps, look = [], audit.Audits._look
+
+    def noted(audits: Any, executable: Any, again: Any, step: int) -> None:
+        steps.append(step)
+        look(audits, executable, again, step)
+
+    with patched([(audit.Audits, "_look", noted)]):
+        fitted(folder, Net(), max_epochs=6)
+    (folder / f"{own}.json").write_text(json.dumps(steps))
+
+
+def lightnings(folder: Path) -> None:
+    """Lightning's own Trainer gets the strategy of several processes, too."""
+    weights = {}
+    for make, options in (
+        (pl.Trainer, {"strategy": "csx"}),
+        (fulgurite.Trainer, {"device": "CSX"}),
+    ):
+        trainer = make(**QUIET, **options, devices=2, max_epochs=1)
+        pl.seed_everything(3, verbose=False)
+        module = Net()
+        trainer.fit(module, loader(160, shuffle=True))
+        weights[make.__module__] = {k: v.tolist() for k, v in module.state_dict().items()}
+    (folder / f"{trainer.global_rank}.json").write_text(json.dumps([*weights.values()]))
+
+
+def messages(folder: Path) -> None:
+    """What processes send for a training step: its collectives, without the waiting for them."""
+    sent: list[list[str]] = []
+    compare = CSXParallelStrategy.compare
+
+    def noted(strategy: Any, stage: str, captured: Any) -> None:
+        if stage == "training":
+            targets = [n.target for one in captured.values() for n in one.graph.operations()]
+            sent.append([str(t) for t in targets if is_collective(t) and not is_wait(t)])
+        compare(strategy, stage, captured)
+
+    with patched([(CSXParallelStrategy, "compare", noted)]):
+        fitted(folder, Logged(mlp()), max_epochs=1)
+        trainer, _ = fitted(folder, Classifier(convnet()), pictures(160), max_epochs=1)
+    (folder / f"{trainer.global_rank}.json").write_text(json.dumps(sent))
 
 
 def resumed(folder: Path) -> None:
     """A run that was ended in the middle of an epoch goes on as if it had not been."""
     pl.seed_everything(3, verbose=False)
-    whole = fitted(folder)[1].state_dict()
+    whole = fitted(folder, Net())[1].state_dict()
     backend = fulgurite.backend("CSX", autogen_policy="disabled")
     options: dict[str, Any] = {**QUIET, "max_epochs": 2, "default_root_dir": folder}
     ends = fulgurite.Trainer(backend=backend, devices=2, **{**options, "max_steps": 7})
@@ -89,11 +248,21 @@ def main() -> None:
     """Let it happen."""
     what, rank, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
     warnings.simplefilter("ignore")
-    if what == "resumed":
-        resumed(folder)
+    pl.seed_everything(3, verbose=False)
+    entries = (resumed, synced, audited, lightnings, messages)
+    whole = {entry.__name__: entry for entry in entries}
+    if what in whole:
+        whole[what](folder)
         return
-    differs_on = rank if what == "differs" else None
-    trainer, _ = fitted(folder, differs_on, callbacks=[Happens(what, rank)])
+    if what in ("swaps", "fails", "wrong"):
+        swapped(folder, what, rank)
+        return
+    options: dict[str, Any] = {"callbacks": [Happens(what, rank)]}
+    if what == "other" and int(os.environ.get("LOCAL_RANK", "0")) == rank:
+        options["accumulate_grad_batches"] = 2
+    made = {"shorter": Shorter, "uneven": Uneven, "validates": Validates}
+    module = made[what]() if what in made else Net(rank if what == "differs" else None)
+    trainer, _ = fitted(folder, module, **options)
     (folder / f"done{trainer.global_rank}").touch()
 
 

@@ -20,7 +20,7 @@ import torch
 from harness import Run, assert_same_run, fit, make_trainer
 from models import GAN, Classifier, Measured, convnet, loader, mlp, pictures
 
-from fulgurite.backends.csx.compile import background, host_fabric
+from fulgurite.backends.csx.compile import background, later
 from fulgurite.backends.csx.compile.compilation import Compilation
 from fulgurite.backends.csx.compile.fabric import Call, Loaded
 from fulgurite.backends.csx.compile.headers import HEADER
@@ -255,9 +255,7 @@ def test_it_is_said_how_much_faster_compiled_code_is(
 ) -> None:
     """The operations go on one by one here: what takes over, and how fast that is, is the same."""
 
-    def settle(
-        fabric: host_fabric.HostFabric, loaded: Loaded, reference: Call, *rest: object
-    ) -> Call:
+    def settle(own: later.Later, loaded: Loaded, reference: Call, *rest: object) -> Call:
         loaded.compiling, loaded.compiled, loaded.call = False, True, reference
         loaded.tell()
         return reference
@@ -269,7 +267,7 @@ def test_it_is_said_how_much_faster_compiled_code_is(
     monkeypatch.setattr(report, "say", say)
     monkeypatch.setattr(speed, "STRETCH_S", 0)
     monkeypatch.setattr(Compilation, "in_background", lambda compilation: None)
-    monkeypatch.setattr(host_fabric.HostFabric, "_settle", settle)
+    monkeypatch.setattr(later.Later, "_settle", settle)
     compile_at(steps_before + 1)
     fit(
         lambda: Classifier(mlp()),

@@ -102,3 +102,12 @@ def test_a_copy_of_a_trainer_that_ran_goes_on_as_it_does(copied: Callable[[Any],
         assert one.global_step == 8
         weights.append(one.lightning_module.state_dict())
     assert_close(*weights)
+
+
+def test_an_option_of_the_backend_is_told_where_it_belongs() -> None:
+    with pytest.raises(TypeError) as caught:
+        fulgurite.Trainer(device="CSX", cluster_config={"num_csx": 2})  # type: ignore[call-arg]
+    assert str(caught.value) == (
+        "Trainer takes no cluster_config, which is an option of the backend:"
+        """ Trainer(backend=fulgurite.backend("CSX", cluster_config={'num_csx': 2}))"""
+    )

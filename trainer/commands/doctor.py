@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from fulgurite.backends.csx.compile.cache import CompileCache
-from fulgurite.commands import checkups
+from fulgurite.commands import checkups, processes
 from fulgurite.commands.checkups import Finding
 from fulgurite.commands.self_test import Outcome, OutOfTime, self_test
 
@@ -20,6 +20,8 @@ def doctor(compile_dir: str | None = None) -> int:
     """
     wrong = [_tell(checkups.versions())]
     wrong += [_tell(checkups.processor()), _tell(checkups.threads())]
+    wrong += [_tell(finding) for finding in (processes.network(), processes.place()) if finding]
+    wrong.append(_tell(processes.meets()))
     found, cache = checkups.cache(compile_dir)
     wrong.append(_tell(found))
     with checkups.scratch(cache) as folder:

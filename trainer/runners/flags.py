@@ -132,8 +132,8 @@ FLAGS = (
     Flag(name="cs_ip", short=("-cs",), does=f"the same as CSX in front; {_CLUSTER}"),
     Flag(
         name="num_workers_per_csx",
-        does="a loader has the workers that its num_workers says",
-        means=False,
+        does="CSX: worker processes of each system's loaders that have none",
+        key="init.backend.cluster_config.num_workers_per_csx",
         options=_NUMBER,
     ),
     Flag(name="config", does="the file has one set of parameters", means=False),

@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from fulgurite.backends.closures import is_closure
 from fulgurite.backends.csx.contract.constants import Source
 from fulgurite.backends.csx.diagnostics.user_lines import belongs_to_library
-from fulgurite.backends.csx.state.storage import member
+from fulgurite.backends.csx.state.storage import dict_of, member
 from fulgurite.backends.patches import MISSING
 
 _CALLED_BY_SYNTAX = ("forward", "__call__")
@@ -120,7 +120,7 @@ class _Walk:
                 self._open(*self._queue.popleft())
             for name, space in self._spaces:
                 for key, value in _named_attributes(space, self.names):
-                    own = getattr(space, "__dict__", None)
+                    own = dict_of(space)
                     held = isinstance(own, dict) and key in own
                     self.visit(f"{name}.{key}", value, own if held else _Attributes(space), key)
 
@@ -233,7 +233,7 @@ def _named_attributes(space: Any, names: set[str]) -> Iterator[tuple[str, Any]]:
     kind = space if isinstance(space, type) else type(space)
     for name in sorted(names):
         for owner in (space, *kind.__mro__):
-            value = getattr(owner, "__dict__", {}).get(name, MISSING)
+            value = (dict_of(owner) or {}).get(name, MISSING)
             if inspect.ismemberdescriptor(value):  # of __slots__
                 value = getattr(space, name, MISSING)
             if value is not MISSING:

@@ -163,7 +163,7 @@ def record_host_calls(trainer: pl.Trainer | None, schedulers: list[Any]) -> Iter
             patches += patches_of(scheduler, step, why=why, checked=CHECKED)
     if trainer is not None:
         patches += patches_of(pl.LightningModule, {"log": log}, why=why, checked="lightning 2.6")
-    with applied(patches), running(note=note):
+    with applied(patches), running(note=note, calls=calls):
         yield calls
     calls += closures
 

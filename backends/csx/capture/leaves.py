@@ -25,7 +25,7 @@ from fulgurite.backends.csx.contract.leaks import Leaked
 from fulgurite.backends.csx.diagnostics.errors import StateChanged
 from fulgurite.backends.csx.diagnostics.user_lines import belongs_to_library
 from fulgurite.backends.csx.state.places import Place
-from fulgurite.backends.csx.state.storage import member
+from fulgurite.backends.csx.state.storage import dict_of, member
 from fulgurite.backends.patches import MISSING
 
 Step = tuple[bool, Any]  # (whether it is an item, its key; else an attribute, its name)
@@ -53,7 +53,7 @@ def children(value: Any) -> list[tuple[Step, Any]] | None:
         return [((True, i), item) for i, item in enumerate(value)]
     if not _is_users_object(value):
         return None
-    found = [((False, key), item) for key, item in getattr(value, "__dict__", {}).items()]
+    found = [((False, key), item) for key, item in (dict_of(value) or {}).items()]
     for owner in type(value).__mro__:
         slots = vars(owner).get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:

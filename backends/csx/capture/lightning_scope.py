@@ -115,6 +115,11 @@ class LightningScope(Scope):
             str(self.trainer.state.stage), "training_step" if self.trains else "validation_step"
         )
 
+    def ask_for_audit(self) -> bool:
+        """Have other processes audit their training step after the next, too."""
+        strategy: Any = self.strategy
+        return self.trains and bool(strategy.ask_for_audit())
+
     def compare(self, stage: str, captured: Any) -> None:
         """Verify that other processes have traced the same step."""
         strategy: Any = self.strategy

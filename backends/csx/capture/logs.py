@@ -16,6 +16,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+import torch.distributed as dist
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _get_default_dtype,
@@ -29,6 +30,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fulgurite.backends.csx.capture.metrics import BatchValue, BatchValueCall
 from fulgurite.backends.csx.contract.proxies import unwatched
 from fulgurite.backends.csx.contract.replay import told_again
+from fulgurite.backends.csx.graph import collectives
 from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber
 
 stock_log = pl.LightningModule.log
@@ -53,6 +55,7 @@ class LogCall:
     value: Any
     batch_size: int | Tensor
     results: _ResultCollection | None = field(default=None, init=False)
+    mean: Tensor | None = field(default=None, init=False)  # of all processes, where it is known
 
     def bind(self, results: _ResultCollection) -> None:
         """Find the result in a loop's collection, or put it there."""
@@ -65,7 +68,8 @@ class LogCall:
         """Add the value to the epoch's, in traced operations; the tensors that were written."""
         result, meta, value = self.result, self.result.meta, self.value
         if result.is_tensor and meta.on_step:
-            self.value = meta.sync(value)  # of all processes, with sync_dist
+            # of all processes, with sync_dist
+            self.value = meta.sync(value) if self.mean is None else self.mean
         if not result.is_tensor or not meta.on_epoch:
             return {}
         for name in ("value", "cumulated_batch_size"):
@@ -101,6 +105,29 @@ class LogCall:
         attributes["_update_count"] += 1
         attributes["_computed"] = None
         attributes["has_reset"] = False
+
+
+def begin_mean(call: object) -> Tensor | None:
+    """A tensor that shall become the mean of all processes', for a value to be logged as that."""
+    if not isinstance(call, LogCall) or not call.result.is_tensor or call.mean is not None:
+        return None
+    meta = call.result.meta
+    is_wanted = meta.on_step and meta.sync.should and not meta.sync.rank_zero_only
+    if is_wanted and meta.sync.op == "mean" and meta.sync.group in (None, dist.group.WORLD):
+        call.mean = call.value.clone()
+    return call.mean
+
+
+def reduced_later(calls: Iterable[object]) -> list[str]:
+    """The logs of a step's calls whose values all processes reduce at the epoch's end."""
+    logs = [call for call in calls if isinstance(call, LogCall) and call.result.is_tensor]
+    return [
+        f"self.log({log.result.meta.name!r}, ..., sync_dist=True)"
+        for log in logs
+        if log.result.meta.on_epoch
+        and log.result.meta.sync.should
+        and not log.result.meta.sync.rank_zero_only
+    ]
 
 
 _IN_TENSORS: dict[Any, Any] = {
@@ -206,6 +233,8 @@ def _register(
 ) -> tuple[str, _ResultMetric] | None:
     """Let Lightning check the call now, on the user's line, with a stand-in for the value.
 
+    Other processes do not hear of it: they need not be at the same line.
+
     Returns the result that the value belongs to and its key; it is not in the collection yet.
     """
     loop = trainer._active_loop
@@ -215,7 +244,7 @@ def _register(
     owner: Any = loop.epoch_loop if hasattr(loop, "epoch_loop") else loop
     results, connector = owner._results, trainer._logger_connector
     current_fx = connector._current_fx
-    with DisableTorchFunction(), _disable_current_modes():
+    with DisableTorchFunction(), _disable_current_modes(), collectives.alone():
         value = given["value"]
         if isinstance(value, Tensor):
             given = {**given, "value": torch.zeros(value.shape, dtype=value.dtype)}

@@ -29,6 +29,7 @@ from fulgurite.backends.csx.capture.batch_spec import CONSTANTS
 from fulgurite.backends.csx.contract.watched import watch_container
 from fulgurite.backends.csx.diagnostics.errors import InputChanged, UnsupportedInput
 from fulgurite.backends.csx.diagnostics.user_lines import LIBRARIES
+from fulgurite.backends.csx.state.storage import dict_of
 
 _Run = Callable[[Any], Any]
 _DEEPEST, _LONGEST = 8, 100
@@ -212,7 +213,7 @@ def _leaves(value: Any, depth: int, seen: set[int]) -> Iterator[Any]:
 
 def _attributes(value: Any) -> dict[str, Any]:
     """What an object holds: its ``__dict__``, and its slots."""
-    held = dict(getattr(value, "__dict__", {}))
+    held = dict(dict_of(value) or {})
     for kind in type(value).__mro__:
         slots = vars(kind).get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
@@ -285,7 +286,7 @@ def _item(given: Any, key: Any, default: Any) -> Any:
 
 def _set(one: Any, key: str, value: Any) -> None:
     """Set an attribute, of a frozen dataclass too."""
-    held = getattr(one, "__dict__", None)
+    held = dict_of(one)
     if isinstance(held, dict) and (key in held or not hasattr(type(one), key)):
         held[str(key)] = value
     else:
@@ -293,7 +294,7 @@ def _set(one: Any, key: str, value: Any) -> None:
 
 
 def _delete(one: Any, key: str) -> None:
-    if key in getattr(one, "__dict__", {}):
+    if key in (dict_of(one) or {}):
         del one.__dict__[key]
     else:
         object.__delattr__(one, key)

@@ -30,7 +30,7 @@ from fulgurite.backends.csx.contract.frozen_scalars import is_scalar
 from fulgurite.backends.csx.diagnostics.user_lines import LIBRARIES, belongs_to_library
 from fulgurite.backends.csx.state.places import Place
 from fulgurite.backends.csx.state.snapshot import dict_kind, elements
-from fulgurite.backends.csx.state.storage import member
+from fulgurite.backends.csx.state.storage import dict_of, member
 from fulgurite.backends.patches import MISSING
 
 _DEEPEST, _LONGEST = 8, 1000  # containers within containers; elements that are looked into
@@ -177,7 +177,7 @@ class PythonState:
 
     def _object(self, value: Any, name: str, depth: int) -> None:
         self._code(type(value))
-        if isinstance(getattr(value, "__dict__", None), dict):
+        if isinstance(dict_of(value), dict):
             self._attributes(value, name, scalars=True, depth=depth)
         slots = [s for kind in type(value).__mro__ for s in vars(kind).get("__slots__", ())]
         held = {s: getattr(value, s) for s in slots if hasattr(value, s)}

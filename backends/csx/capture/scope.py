@@ -109,6 +109,10 @@ class Scope(ABC):
     def check_trace(self, before: Snapshot) -> None:  # noqa: B027
         """Say what a trace changed that would not change again."""
 
+    def ask_for_audit(self) -> bool:
+        """Have other processes audit their step after the next, too; False: there are none."""
+        return False
+
     def compare(self, stage: str, captured: Any) -> None:  # noqa: B027
         """Verify that other processes have traced the same step."""
 

@@ -23,7 +23,9 @@ parallel_checks  indices that are checked in loops of several threads
 static_wrapper   the Python that the compiler writes around its kernels, made static
 light_imports    what that Python imports: not the compiler
 background       compiling beside the training, in a worker process; worker_pulse: whether that
-                 still works; meanwhile: what runs until then, and whether it can become faster
+                 still works; meanwhile: what runs until then, and whether it can become faster;
+                 reference: the operations, one by one; later: what takes their place; together:
+                 in all processes at once
 compilation      a graph and its compiled code in the cache
 cache            compiled programs in a folder; fingerprint: the key of each
 entries          one of them, sealed; cache_folder: where they lie; upkeep: their names and locks,

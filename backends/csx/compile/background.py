@@ -37,12 +37,14 @@ from fulgurite.backends.csx.compile.worker_pulse import (
     end_session,
     end_with,
     let_go,
+    nice_session,
     sweep,
 )
 from fulgurite.backends.patches import fx_lock, trace_lock
 
 AVAILABLE = sys.platform == "linux"  # elsewhere a forked process may not use the system's libraries
-NICE = 3  # assumed: about half as much of a core as the training
+NICE = 3  # about half as much of a core as the training
+_SESSIONS_NICE = 6  # beside all processes of the training's session together
 _LOG = "log.txt"
 _STOPPED = 128 + signal.SIGTERM  # the exit status of a worker that somebody stopped
 
@@ -95,6 +97,11 @@ class Queue:
         self._waiting: list[Job] = []
         self._hurries = False
         self._worker: _Worker | None = None
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the worker is at work, as far as ``poll`` has seen."""
+        return self._worker is not None
 
     def add(self, job: Job) -> Job:
         """Let a job wait; returns the one of that name that is under way, if there is."""
@@ -306,6 +313,7 @@ def _settle_down(log: int, kept: set[int], folder: Path, parent: int) -> None:
     """Let go of what is the parent's: its terminal, files, signals, priority, threads, memory."""
     os.setsid()
     os.nice(NICE)
+    nice_session(os.getpid(), _SESSIONS_NICE)
     let_go(kept)
     os.dup2(log, 1)
     os.dup2(log, 2)

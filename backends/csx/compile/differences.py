@@ -211,13 +211,25 @@ def _numbers(x: Tensor) -> Tensor:
 
 
 def _shared(outputs: list[Tensor], inputs: list[Tensor]) -> list[tuple[int, ...]]:
-    """For each output the positions of inputs, and of outputs before it, that are its memory."""
-    pointers = [t.untyped_storage().data_ptr() if t.numel() else 0 for t in (*inputs, *outputs)]
+    """For each output the positions of inputs, and of outputs before it, whose memory it has.
+
+    Parts of one storage that lie beside each other, as pieces of what was reduced together, share
+    nothing.
+    """
+    spans = [_span(t) for t in (*inputs, *outputs)]
     first = len(inputs)
     return [
-        tuple(i for i, one in enumerate(pointers[:k]) if one == pointers[k] != 0)
-        for k in range(first, len(pointers))
+        tuple(i for i, one in enumerate(spans[:k]) if one[0] < spans[k][1] and spans[k][0] < one[1])
+        for k in range(first, len(spans))
     ]
+
+
+def _span(x: Tensor) -> tuple[int, int]:
+    """The addresses of a tensor's first byte, and of the first after its last."""
+    if not x.numel():
+        return 0, 0
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()
 
 
 def _layout(x: Tensor) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor
 from fulgurite.backends.csx.compile.made import Made
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.graph.graph import Graph
+from fulgurite.backends.csx.graph.votes import Votes
 
 Call = Callable[[list[Tensor]], Sequence[Tensor]]
 Shown = Callable[[str], AbstractContextManager[None]]
@@ -69,10 +70,12 @@ class Wanted:
             first one that does.
         worth: whether compiling it may begin, if this share of a run (0 to 1) stays as it is,
             since compiled code calls the same library; asked again and again until it does.
+        together: what the processes that run it at the same time tell each other with it.
     """
 
     urgent: bool = True
     worth: Callable[[float], bool] = lambda fixed: True
+    together: Votes | None = None
 
 
 NOW = Wanted()

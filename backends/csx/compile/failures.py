@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from fulgurite.backends.csx.diagnostics.user_lines import line_of
+from fulgurite.backends.csx.graph.collectives import has_collectives
 from fulgurite.backends.csx.graph.graph import Graph, Kind
 from fulgurite.backends.csx.graph.op_schema import operation_name
 from fulgurite.backends.csx.graph.passes.as_traced import changed_before, changed_early
@@ -53,7 +54,8 @@ def explained(
         except (RuntimeError, IndexError) as found:
             why = found
         else:
-            error.add_note("Operation by operation the same step does not fail.")
+            if not has_collectives(graph):  # alone it cannot, whoever the other process was
+                error.add_note("Operation by operation the same step does not fail.")
             return error, not written
     node, graph = finder.node, ran
     assert node is not None

@@ -24,6 +24,8 @@ POLICIES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 """Variables by which a user decides how threads wait."""
 
 EVERY_S = 0.25
+_PAUSE_S = 1.0
+"""Without a step of several threads, after which one begins anew to look."""
 _BUSY = 60.0
 """Involuntary context switches in a second of processor time, spinning: 15 to 25 on two idle cores,
 120 to 290 beside one busy process or more (measured)."""
@@ -56,7 +58,8 @@ class IdleThreads:
         used = resource.getrusage(resource.RUSAGE_SELF)
         cpu_s, switches = used.ru_utime + used.ru_stime, used.ru_nivcsw
         per_s = (switches - self._switches) / max(cpu_s - self._cpu_s, 1e-3)
-        begins, self._cpu_s, self._switches = not self._next_s, cpu_s, switches
+        begins = now > self._next_s + _PAUSE_S  # what was meanwhile tells nothing
+        self._cpu_s, self._switches = cpu_s, switches
         self._next_s = now + EVERY_S
         if self.asleep:
             self.spin()

@@ -17,6 +17,7 @@ from fulgurite.backends.csx.compile.scheduling import PartCall
 from fulgurite.backends.csx.compile.translation_unit import Kernel
 from fulgurite.backends.csx.diagnostics.regions import Region
 from fulgurite.backends.csx.diagnostics.user_lines import line_of
+from fulgurite.backends.csx.graph.collectives import is_collective
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.op_schema import is_view
 
@@ -34,6 +35,7 @@ class Maker(Enum):
     LIBRARY = "library"  # of torch's own, by the table in ``library``
     GENERATED = "generated"  # by the compiler, for this program
     HOST = "host"  # what the library lacks and nobody generated: the host's path
+    COLLECTIVE = "collective"  # of torch.distributed, by all processes together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,5 +243,7 @@ def _gone_into(nodes: Sequence[fx.Node], inside: Sequence[Sequence[int]]) -> lis
 
 
 def _without_compiler(nodes: Sequence[fx.Node]) -> Maker:
+    if any(is_collective(node.target) for node in nodes):
+        return Maker.COLLECTIVE
     known = any(library.has(node.target) for node in nodes)
     return Maker.LIBRARY if known or not nodes else Maker.HOST

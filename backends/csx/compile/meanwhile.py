@@ -34,10 +34,15 @@ class Meanwhile:
         self.job, self._reference, self._settle = job, reference, settle
         self._shares: list[float] | None = None  # in products; None before the first run
 
+    @property
+    def is_over(self) -> bool:
+        """Whether something else runs the graph from now on."""
+        return self.job.ended
+
     def __call__(self, inputs: list[Tensor]) -> Sequence[Tensor]:
         """Run it once."""
         queue.poll()
-        if self.job.ended:
+        if self.is_over:
             return self._settle(self.job)(inputs)
         if self.job.fixed is not None:
             return self._reference(inputs)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -145,6 +146,15 @@ def _openmp() -> _OpenMP | None:
     except (OSError, AttributeError):
         return None
     return openmp if openmp.is_torchs() else None
+
+
+def threads_beside_another() -> int:
+    """How many threads leave a core to a compiler; 0 where none do, or none can be set.
+
+    A ConvNet's step of two threads on two cores took 14 ms beside one, 2.5 with one thread; without
+    a compiler 2.8 (measured).
+    """
+    return 0 if _openmp() is None else len(os.sched_getaffinity(0)) - 1
 
 
 def set_threads(threads: int, mkl: int | None = None) -> int:

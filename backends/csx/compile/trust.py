@@ -14,7 +14,7 @@ from fulgurite.backends.csx.compile.made import one_by_one
 from fulgurite.backends.csx.compile.narrowing import WRONG
 from fulgurite.backends.csx.compile.selfcheck import SelfCheck
 
-Narrow = Callable[[Call, Path], None]
+Narrow = Callable[[Call, Path | None], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Trust:
         program: the folder of the compiled code.
         reports: a folder for what a report needs.
         narrow: called where the code was wrong, with what runs the operations one by one, and the
-            report: it may go on with other code. None where that was done.
+            report, if it could be written: it may go on with other code. None where that was done.
     """
 
     loaded: Loaded
@@ -70,7 +70,7 @@ class Trust:
             loaded.made = functools.partial(one_by_one, loaded.runs)
             loaded.how = "run operation by operation (compiled, it was wrong)"
             self.found.mark(WRONG)
-            if self.narrow is not None and report is not None:
+            if self.narrow is not None:
                 self.narrow(reference, report)
             return
         if done:

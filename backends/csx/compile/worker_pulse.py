@@ -57,6 +57,15 @@ class Pulse:
         return None
 
 
+def nice_session(session: int, nice: int) -> None:
+    """Give a session a priority, where Linux shares out cores by sessions (autogroups).
+
+    There what ``os.nice`` sets counts within a session alone.
+    """
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{session}/autogroup").write_text(str(nice))
+
+
 def end_session(session: int) -> None:
     """End all processes of a session at once; its leader must not have been waited for."""
     for _ in range(2):  # what one of them started meanwhile, too

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
@@ -162,8 +163,18 @@ def refused_calls(line: Callable[[], UserLine | None]) -> Iterator[Patch]:
     seeds = {name: refusal("seed", name) for name in ("manual_seed", "seed", "set_rng_state")}
     for home in (torch, torch.random):  # which hold different objects by some of these names
         yield from patches_of(home, seeds, why=why, checked=CHECKED)
+    why = "processes would exchange what is traced, or the message would be forgotten"
+    messages = {name: refusal("message", name) for name in _MESSAGES if hasattr(dist, name)}
+    yield from patches_of(dist, messages, why=why, checked=CHECKED)
     why = "torch exchanges fakes even where self.net.to(self.device) converts nothing, and fails"
     yield from patches_of(nn.Module, {"_apply": _converter(line)}, why=why, checked=CHECKED)
+
+
+_MESSAGES = (
+    *("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "gather"),
+    *("reduce_scatter", "send", "recv", "barrier", "all_gather_object", "broadcast_object_list"),
+)
+"""Functions of torch.distributed; torch built without it has none of them."""
 
 
 def _converter(line: Callable[[], UserLine | None]) -> Callable[..., Any]:

@@ -217,6 +217,13 @@ RULES: dict[str, Rule] = {
         " default generator.",
         f"leave generator= out; {_SEED_ONCE}",
     ),
+    "message": Rule(
+        errors.UnsupportedInput,
+        "The step called torch.distributed.{function}(), which sends a message: no operation of a"
+        " program.",
+        'self.all_gather(x), or self.trainer.strategy.reduce(x, reduce_op="mean"), which are; or'
+        " the call in a hook between steps, such as on_train_batch_end",
+    ),
     # what the batch holds, and what the step keeps
     "object": Rule(
         errors.UnsupportedInput,

@@ -158,6 +158,18 @@ class GraphsDiffer(TraceError):
     """Processes that train together have traced another step each."""
 
 
+class BatchesDiffer(TraceError):
+    """Processes that train together have another number of batches each."""
+
+
+class NoMeeting(TraceError):
+    """Processes that shall train together have not all come together."""
+
+
+class OtherRankEnded(TraceError):
+    """Another of the processes that train together has ended, so this one cannot go on."""
+
+
 class NoLoss(TraceError):
     """There is no loss to train by: none with a gradient, or none that was scaled."""
 

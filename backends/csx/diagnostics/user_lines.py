@@ -18,6 +18,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import CodeType, FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any
 
@@ -126,7 +127,23 @@ def is_from_library(function: Any) -> bool:
 def _is_library(file: str, module: str) -> bool:
     generated = not module  # by exec: torch.fx does
     installed = any(folder in file for folder in _INSTALLED) or file.endswith(".pyx")
-    return generated or installed or module.partition(".")[0] in LIBRARIES
+    package = module.partition(".")[0]
+    return generated or installed or package in LIBRARIES or _is_in_target(file, package)
+
+
+def _is_in_target(file: str, package: str) -> bool:
+    """Whether a package is in a folder that ``pip install --target`` filled."""
+    if package == "__main__" or not os.path.isabs(file):
+        return False
+    root = next((one.parent for one in Path(file).parents if one.name == package), None)
+    return _has_installed(str(root or Path(file).parent))
+
+
+@functools.cache
+def _has_installed(folder: str) -> bool:
+    with contextlib.suppress(OSError):  # one that is gone, or must not be listed
+        return any(name.endswith(".dist-info") for name in os.listdir(folder))
+    return False
 
 
 def package_of(frame: FrameType) -> str | None:

@@ -6,7 +6,7 @@ graph         a traced step: its operations, and what each of its inputs is
 op_schema     what is known of an operation without running it: what it writes, whether it draws
 update        an optimizer's update as one operation
 lstm          an LSTM's layer as one operation
-collectives   operations in which several processes take part
+collectives   operations in which several processes take part; votes: what these tell each other
 passes        pure functions Graph -> Graph
 rerun         running a graph again to no effect
 layouts       where results lie, as kernels have it

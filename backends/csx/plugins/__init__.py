@@ -5,10 +5,14 @@ hand-written loops (traced functions). Rooms above ``backends`` import its class
 from every room of the backend.
 
 strategy      Lightning's strategy "csx"
-parallel      the same in several processes; processes: what they do together; agreement:
-              whether they have traced the same step; heartbeats: whether they live; launcher:
-              starts them from a script
+parallel      the same in several processes; collective: what they exchange in a traced step;
+              processes: what they do together; agreement: whether they have traced the same step;
+              consensus: what they agree on at each step; launcher: starts them from a script,
+              fork_launcher: from a notebook; meeting: who has come; network: where gloo listens;
+              heartbeats: whether they live; sync_batchnorm: batches that are normalized together
+loader_workers  worker processes of loaders
 position      what a checkpoint of ours holds beside Lightning's
+order         the order of an epoch's samples, which another process can draw
 restored      what a checkpoint has that a fit cannot go on from
 torn          no checkpoint of a state that a failed step has half written
 evaluation    the steps of validation, test and predict

@@ -1,21 +1,30 @@
 """Whether all processes have traced the same step: what it computes for others, compared.
 
 Compared are the operations that weights, other state and collectives follow from, as each process
-traced them. What one process alone returns or logs is its own affair.
+traced them, and which logged values all of them reduce at the epoch's end. What one process alone
+returns or logs is its own affair.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
+import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import fields
+from functools import partial
+from importlib import metadata
+from typing import Any, NoReturn
 
+import lightning.pytorch as pl
 import torch.distributed as dist
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import fx
 
 from fulgurite.backends.csx.capture.captured import Captured
-from fulgurite.backends.csx.diagnostics.errors import GraphsDiffer
+from fulgurite.backends.csx.capture.logs import reduced_later
+from fulgurite.backends.csx.config import CSXBackend
+from fulgurite.backends.csx.diagnostics.errors import BatchesDiffer, GraphsDiffer
 from fulgurite.backends.csx.diagnostics.user_lines import line_of
 from fulgurite.backends.csx.graph.collectives import is_collective
 from fulgurite.backends.csx.graph.graph import Graph, Kind
@@ -28,23 +37,137 @@ _Lines = list[tuple[str, str]]
 def agree(stage: str, captured: Mapping[str, Captured]) -> None:
     """Compare a step with the other processes'; all of them call this.
 
+    Where batches have other shapes on some ranks, sizes and numbers may be others too: operations
+    are compared without them, but for those of collectives.
+
     Raises:
         GraphsDiffer: on every process, with the first operation that differs and both lines.
     """
-    lines = [line for one in captured.values() for line in lines_of(one.graph.runs)]
+    graphs = [one.graph.runs for one in captured.values()]
+    logged = [(what, "") for one in captured.values() for what in reduced_later(one.outputs.calls)]
+    lines = [line for graph in graphs for line in lines_of(graph)] + logged
     digest = hashlib.sha256("\n".join(what for what, _ in lines).encode()).hexdigest()
     digests = gathered(digest)
     if len(set(digests)) == 1:
         return
+    shapes = gathered([_batches_of(graph) for graph in graphs])
+    are_same = all(one == shapes[0] for one in shapes)
+    if not are_same:
+        plain = [line for graph in graphs for line in lines_of(graph, with_sizes=False)]
+        lines = plain + logged
     everyones: list[_Lines] = gathered(lines)
-    other = next(rank for rank, one in enumerate(digests) if one != digests[0])
-    raise GraphsDiffer(_difference(stage, everyones[0], everyones[other], other), remedy=_REMEDY)
+    whats = [[what for what, _ in one] for one in everyones]
+    other = next((rank for rank, one in enumerate(whats) if one != whats[0]), None)
+    if other is not None:
+        text = _difference(stage, everyones[0], everyones[other], other)
+        raise GraphsDiffer(text, remedy=_REMEDY if are_same else _REMEDY_OF_SHAPES)
 
 
 _REMEDY = (
     "the same Python on all processes: what depends on self.global_rank belongs into data, or into"
     " a hook between steps"
 )
+_REMEDY_OF_SHAPES = (
+    "the same Python on all processes, whatever the shapes of their batches, which differ here; or"
+    " batches of one shape (drop_last=True, pad to one length)"
+)
+
+
+def refuse_other_runs(trainer: pl.Trainer, backend: CSXBackend) -> None:
+    """See that all processes run with the same versions and options; all of them call this.
+
+    Raises:
+        MisconfigurationException: on every process, with the first thing that differs.
+    """
+    own = (item.name for item in fields(backend) if not item.name.endswith("_dir"))
+    facts = {name: f"{name} {metadata.version(name)}" for name in _PACKAGES}
+    facts |= {"Python": f"Python {sys.version.split()[0]}"}
+    facts |= {name: f"{name}={getattr(trainer, name)!r}" for name in _OPTIONS}
+    facts |= {f"backend {name}": f"{name}={getattr(backend, name)!r}" for name in own}
+    first, *others = gathered(facts)
+    for rank, found in enumerate(others, start=1):
+        for name in facts:
+            if found[name] != first[name]:
+                raise MisconfigurationException(
+                    f"Rank {rank} runs with {found[name]}, and rank 0 with {first[name]}. All"
+                    " processes have to run the same: install the same versions, and start the"
+                    " same script or parameter file."
+                )
+
+
+_PACKAGES = ("fulgurite", "torch", "lightning")
+_OPTIONS = (
+    *("precision", "accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm"),
+    *("max_epochs", "max_steps", "limit_train_batches", "val_check_interval"),
+)
+
+
+def refuse_other_ends(batches: list[tuple[int, bool]]) -> NoReturn:
+    """Say that an epoch ends for some processes, and goes on for others; all of them call this.
+
+    Args:
+        batches: of each rank, at which batch of the epoch it is, from 1, and whether that is its
+            last.
+
+    Raises:
+        BatchesDiffer: always.
+    """
+    last = {rank: number for rank, (number, is_last) in enumerate(batches) if is_last}
+    ends = ", ".join(f"that of rank {rank} with batch {n}" for rank, n in last.items())
+    others = [str(rank) for rank in range(len(batches)) if rank not in last]
+    raise BatchesDiffer(
+        f"The epoch's data ends on some ranks before others: {ends}. More is there for rank"
+        f"{'s' * (len(others) > 1)} {', '.join(others)}.",
+        remedy="as many batches on every rank: Lightning's own sampler"
+        " (use_distributed_sampler=True) sees to that, a stream of yours by the same number of"
+        " rows for each rank, or Trainer(limit_train_batches=N)",
+    )
+
+
+def refuse_other_batches(stage: str, batches: list[list[float]]) -> None:
+    """See that an evaluation whose step has collectives has as many batches in each process.
+
+    Args:
+        stage: what it is.
+        batches: of each rank, those of each loader.
+
+    Raises:
+        BatchesDiffer: on every process that calls this.
+    """
+    other = next((rank for rank, one in enumerate(batches) if one != batches[0]), None)
+    if other is None or stage.startswith("training"):
+        return
+    raise BatchesDiffer(
+        f"The {stage} step takes values of all ranks, and runs {batches[other]} times on rank"
+        f" {other}, {batches[0]} times on rank 0 (by loader).",
+        remedy="as many batches on every rank, by Lightning's own sampler"
+        " (use_distributed_sampler=True) or limit_val_batches; or values that are put together at"
+        " the epoch's end: self.log(..., on_step=False, on_epoch=True, sync_dist=True)",
+    )
+
+
+def refuse_other_streams(stage: str, loader: int, has_one: bool) -> None:
+    """See that all processes have a next batch of the same loader, or none; all of them call this.
+
+    Raises:
+        BatchesDiffer: on every process.
+    """
+    found = gathered((loader, has_one))
+    if len(set(found)) == 1:
+        return
+    first, (number, more) = found[0], next(one for one in found if one != found[0])
+    raise BatchesDiffer(
+        f"A stream of the {stage} ends on some ranks before others: rank 0"
+        f" {_has(*first)}, and rank {found.index((number, more))} {_has(number, more)}. But all"
+        " ranks take part in the step: it takes values of theirs, or they compare what they trace.",
+        remedy="as many batches on every rank: a stream of as many rows for each, or"
+        " limit_val_batches; or values that are put together at the epoch's end:"
+        " self.log(..., on_step=False, on_epoch=True, sync_dist=True)",
+    )
+
+
+def _has(loader: int, has_one: bool) -> str:
+    return f"has one more batch of loader {loader}" if has_one else "has no more batch"
 
 
 def gathered(value: Any) -> list[Any]:
@@ -65,8 +188,18 @@ def _difference(stage: str, first: _Lines, other: _Lines, rank: int) -> str:
     )
 
 
-def lines_of(graph: Graph) -> _Lines:
-    """The operations that state and collectives follow from, numbered among themselves."""
+def _batches_of(graph: Graph) -> list[tuple[int, ...]]:
+    given = zip(graph.placeholders(), graph.inputs, strict=True)
+    return [tuple(node.meta["val"].shape) for node, item in given if item.kind is Kind.BATCH]
+
+
+def lines_of(graph: Graph, *, with_sizes: bool = True) -> _Lines:
+    """The operations that state and collectives follow from, numbered among themselves.
+
+    Args:
+        graph: the step.
+        with_sizes: say shapes and numbers of all; without, those of collectives alone.
+    """
     wanted = _behind(graph)
     names: dict[fx.Node, str] = {
         node: item.name for node, item in zip(graph.placeholders(), graph.inputs, strict=True)
@@ -76,13 +209,16 @@ def lines_of(graph: Graph) -> _Lines:
         if node not in wanted:
             continue
         names[node] = f"%{len(lines)}"
-        args = fx.map_arg((node.args, dict(node.kwargs)), lambda arg: _Name(names.get(arg, "?")))
-        value = node.meta.get("val")
-        shape = tuple(getattr(value, "shape", ()))
         line = line_of(node)
         place = "" if line is None else f", {line.place}: {line.source}"
         name = operation_name(node.target) or str(node.target)
-        lines.append((f"{name}{args[0]}{args[1] or ''} {shape}", place))
+        if with_sizes or is_collective(node.target):
+            named = partial(fx.map_arg, fn=lambda arg: _Name(names.get(arg, "?")))
+            shape = tuple(getattr(node.meta.get("val"), "shape", ()))
+            what = f"{name}{named(node.args)}{named(dict(node.kwargs)) or ''} {shape}"
+        else:
+            what = f"{name}({', '.join(names.get(one, '?') for one in node.all_input_nodes)})"
+        lines.append((what, place))
     return lines
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from fulgurite.backends.csx.contract.frozen_reads import frozen_index
+from fulgurite.backends.csx.graph.collectives import has_collectives
 from fulgurite.backends.csx.program.step_function import StepFunction
 from fulgurite.backends.csx.program.summary import STEP
 
@@ -66,6 +67,12 @@ class EvaluationSteps:
             return run(batch, *index, *rest[1:])
 
         return step(batch, lambda: {STEP: trace}, batch_idx=rest[0] if rest else None)
+
+    def is_of_all(self, stage: str, loader: int) -> bool:
+        """Whether all processes take part in the next batch of a loader, as where one is traced."""
+        step = self.steps.get((stage, loader), self.steps.get((stage, None)))
+        found = [] if step is None else step.executables()
+        return not found or any(has_collectives(one.graph) for one in found)
 
     def begin_loop(self) -> None:
         """A loop begins: when it runs a step, see that the model is still the one that was traced.

@@ -34,12 +34,14 @@ class Heartbeats:
 
     Args:
         end: ends what this process has started, and then itself.
+        steps: how many it has begun.
     """
 
-    def __init__(self, end: Callable[[], None]) -> None:
+    def __init__(self, end: Callable[[], None], steps: Callable[[], int]) -> None:
         global _runs
         _runs += 1  # the same in every process: each run of one is a run of all
-        self._rank, self._count, self._end = dist.get_rank(), dist.get_world_size(), end
+        self._rank, self._count = dist.get_rank(), dist.get_world_size()
+        self._end, self._steps = end, steps
         own: Any = _get_default_store()  # another connection: one that waits holds up the others
         store: Any = PrefixStore(f"fulgurite/{_runs}", own.clone())
         store.set_timeout(timedelta(seconds=SILENT_S))
@@ -54,21 +56,23 @@ class Heartbeats:
         self._thread.start()
 
     def stop(self) -> None:
-        """This process has done its part."""
+        """This process has done its part, or has told that it ends."""
+        has_told = self._over.is_set()
         self._over.set()
         self._thread.join(GRACE_S)
-        self._tell(f"done/{self._rank}", b"")
+        if not has_told:
+            self._tell(f"done/{self._rank}", str(self._steps()).encode())
 
-    def tell_end(self, error: BaseException) -> None:
-        """This process ends by an error: tell the others why, or add why one of them did."""
+    def tell_end(self, error: BaseException) -> str | None:
+        """This process ends by an error: tell the others why; or get why one of them did first."""
         first = self._why_others_ended(_STALE_S + 2 * EVERY_S) if _is_of_others(error) else None
-        if first is not None:
-            error.add_note(f"CSX: {first}. So this process, rank {self._rank}, ends too.")
-        else:
+        if first is None:
             text = str(error).strip().partition("\n")[0]
-            self._tell("end", f"rank {self._rank} ended: {type(error).__name__}: {text}".encode())
+            what = f"{type(error).__name__}: {text}".removesuffix(": ")
+            self._tell("end", f"rank {self._rank} ended: {what}".encode())
             time.sleep(2 * EVERY_S)  # for the others to hear it: with rank 0 the store goes
         self._over.set()
+        return None if first is None else f"{first}. So this process, rank {self._rank}, ends too."
 
     # -- the thread ------------------------------------------------------------------------------
 
@@ -101,11 +105,18 @@ class Heartbeats:
         if self._told is not None:
             return self._told
         for rank, (_, at) in self._seen.items():
-            silent = time.monotonic() - at
-            if silent > silent_s and self._get(f"done/{rank}") is None:
+            silent, done = time.monotonic() - at, self._get(f"done/{rank}")
+            if done is not None and int(done) < self._steps():
                 return (
-                    f"rank {rank} gave no sign of life for {silent:.0f} s: it was killed or"
-                    " stopped, or it is cut off"
+                    f"rank {rank} has ended its run after {int(done)} steps, and this one goes on:"
+                    " whatever ends a run (data, should_stop) has to end it on all ranks"
+                )
+            if silent > silent_s and done is None:
+                broke = silent_s < SILENT_S
+                since = "since its connection broke" if broke else f"for {silent:.0f} s"
+                return (
+                    f"rank {rank} gave no sign of life {since}: it was killed or stopped, or it is"
+                    " cut off"
                 )
         return None
 

@@ -8,34 +8,38 @@ backward pass (``state/reduction``), and buffers those of the first process.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
-import torch.distributed as dist
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.imports import _IS_INTERACTIVE
 from lightning.pytorch.overrides.distributed import _sync_module_states
-from lightning.pytorch.strategies import DDPStrategy
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
+from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
+from lightning.pytorch.trainer.connectors.accelerator_connector import _AcceleratorConnector
 
 from fulgurite.backends.csx.capture.captured import Captured
 from fulgurite.backends.csx.config import CSXBackend
-from fulgurite.backends.csx.diagnostics.errors import UnsupportedInput
-from fulgurite.backends.csx.diagnostics.user_lines import user_line
-from fulgurite.backends.csx.graph.collectives import Processes
-from fulgurite.backends.csx.plugins.agreement import agree, gathered
+from fulgurite.backends.csx.diagnostics.errors import OtherRankEnded
+from fulgurite.backends.csx.graph.collectives import has_collectives
+from fulgurite.backends.csx.plugins.agreement import (
+    agree,
+    gathered,
+    refuse_other_batches,
+    refuse_other_runs,
+    refuse_other_streams,
+)
+from fulgurite.backends.csx.plugins.collective import CollectiveStrategy
+from fulgurite.backends.csx.plugins.consensus import Consensus
+from fulgurite.backends.csx.plugins.fork_launcher import ForkLauncher
 from fulgurite.backends.csx.plugins.heartbeats import Heartbeats
 from fulgurite.backends.csx.plugins.launcher import Launcher
+from fulgurite.backends.csx.plugins.meeting import meeting
 from fulgurite.backends.csx.plugins.processes import RANKS, position_of_rank
-from fulgurite.backends.csx.plugins.strategy import StaticGraph
+from fulgurite.backends.csx.plugins.sync_batchnorm import SyncsBatchNorm
 from fulgurite.backends.csx.state.gradients import Gradients
-from fulgurite.backends.csx.state.reduction import reduced, share_first
-from fulgurite.backends.step_context import step_context
 
 
-class CSXParallelStrategy(StaticGraph, DDPStrategy):
+class CSXParallelStrategy(CollectiveStrategy):
     """CSX in several processes."""
 
     strategy_name = "csx"
@@ -45,36 +49,79 @@ class CSXParallelStrategy(StaticGraph, DDPStrategy):
         super().__init__(backend=backend, **{"start_method": start_method, **strategy_options})
         self._holds_back = False  # gradients: the window goes on
         self._heartbeats: Heartbeats | None = None
+        self.consensus: Consensus | None = None  # of a run
+        self._evaluated: list[list[float]] = []  # batches of each rank, in the latest evaluation
 
-    @property
-    def processes(self) -> Processes:
-        """Those that train together."""
-        assert dist.group.WORLD is not None
-        return Processes(group=dist.group.WORLD.group_name, count=self.world_size)
+    @classmethod
+    def register(cls) -> None:
+        """Have ``lightning.Trainer(strategy="csx", devices=2)`` get this strategy.
+
+        Lightning's registry makes a strategy from its name alone, so it knows one for each name.
+        """
+        lightnings: Any = _AcceleratorConnector
+        own = lightnings._init_strategy
+
+        def init_strategy(connector: Any) -> None:
+            own(connector)
+            count = len(connector._parallel_devices) * connector._num_nodes_flag
+            if connector._strategy_flag == cls.strategy_name and count > 1:
+                connector.strategy = cls(connector.strategy.backend)
+
+        lightnings._init_strategy = init_strategy
 
     def _configure_launcher(self) -> None:
-        """Let ours start the processes, where the script is run again for each."""
+        """Let ours start the processes: the script again for each, or forked from a notebook."""
         super()._configure_launcher()
         if self._start_method == "popen" and self.cluster_environment is not None:
             nodes = self.num_processes, self.num_nodes
             self._launcher = Launcher(self.cluster_environment, *nodes)
+        elif self._start_method == "fork":
+            self._launcher = ForkLauncher(self, "fork")
 
     def setup_distributed(self) -> None:
         """Meet the other processes, and begin to look whether they live."""
-        super().setup_distributed()
+        self.set_world_ranks()
+        assert self.cluster_environment is not None
+        of_all = self.global_rank, self.world_size
+        with meeting(self.cluster_environment, *of_all, self._kill_children):
+            super().setup_distributed()
         if self._heartbeats is None:
-            self._heartbeats = Heartbeats(self._kill_children)
+            self._has_ended = False
+            self._heartbeats = Heartbeats(
+                self._kill_children, lambda: 0 if self.consensus is None else self.consensus.begun
+            )
 
     def _kill_children(self) -> None:
         """Kill the processes that this one has started, which wait for it, or are stopped."""
         for process in getattr(self._launcher, "procs", ()):
             process.kill()
 
+    @contextlib.contextmanager
+    def telling(self) -> Iterator[None]:
+        """Tell the others at once, before callbacks hear of it, which may ask them something."""
+        try:
+            yield
+        except Exception as error:  # a signal ends all of them alike
+            first = self._end(error)
+            if first is None:
+                raise
+        else:
+            return
+        raise OtherRankEnded(first)  # and not what a collective says of it
+
     def on_exception(self, exception: BaseException) -> None:
         """Tell the other processes why this one ends, or say which one ended first."""
         super().on_exception(exception)
-        if self._heartbeats is not None:
-            self._heartbeats.tell_end(exception)
+        first = self._end(exception)
+        if first is not None:
+            exception.add_note(f"CSX: {first}")
+
+    def _end(self, error: BaseException) -> str | None:
+        """Tell the others; returns why one of them ended first, if that is so."""
+        if self._heartbeats is None or self._has_ended:
+            return None
+        self._has_ended = True
+        return self._heartbeats.tell_end(error)
 
     def teardown(self) -> None:
         """This process has done its part."""
@@ -85,14 +132,11 @@ class CSXParallelStrategy(StaticGraph, DDPStrategy):
 
     def setup(self, trainer: pl.Trainer) -> None:
         """Set up as one process does."""
-        if self._layer_sync is not None:
-            raise MisconfigurationException(
-                "CSX does not support sync_batchnorm=True: torch's SyncBatchNorm does not run on"
-                " CPUs. Leave it out: each process then normalizes with its own batch, and the"
-                " statistics of the first one are kept, as in Lightning's DDP. Or use GroupNorm or"
-                " LayerNorm, which do not look at other rows."
-            )
+        if isinstance(self._layer_sync, TorchSyncBatchNorm):
+            self._layer_sync = SyncsBatchNorm(self.processes)
+        refuse_other_runs(trainer, self.backend)
         super().setup(trainer)
+        self.consensus = Consensus(self, trainer)
 
     def configure_ddp(self) -> None:
         """Begin with the first process's parameters and buffers."""
@@ -108,43 +152,78 @@ class CSXParallelStrategy(StaticGraph, DDPStrategy):
         finally:
             self._holds_back = False
 
-    def reducing(self, gradients: Gradients) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def reducing(self, gradients: Gradients) -> Iterator[None]:
         """Let gradients become the mean of all processes', unless more are added to them."""
         if self._holds_back:
-            return contextlib.nullcontext()
-        return reduced(gradients, self.processes)
+            yield
+            return
+        assert self.consensus is not None
+        assert self.lightning_module is not None
+        once = self.lightning_module.automatic_optimization
+        buffers = self.buffers if once else None
+        with self.consensus.reducing(gradients, self.processes, buffers):
+            yield
 
-    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """A tensor of all processes, reduced; in a traced step an operation of its program."""
-        if step_context.get().trace is None or not isinstance(tensor, Tensor):
-            return super().reduce(tensor, group, reduce_op)
-        return self._of(group).reduced(tensor, _name_of(reduce_op))
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Tell the others what they have to know of this step."""
+        super().on_train_batch_start(batch, batch_idx)
+        assert self.consensus is not None
+        self.consensus.begin_step()
 
-    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        """A tensor of all processes; in a traced step an operation of its program."""
-        if step_context.get().trace is None:
-            return super().all_gather(tensor, group, sync_grads)
-        return self._of(group).gathered(tensor, with_gradient=sync_grads and tensor.requires_grad)
+    def requeue_if_asked(self) -> None:
+        """Between two steps: save the job and have it begin again, if a cluster asked for that."""
+        if self.consensus is not None:
+            self.consensus.requeue_if_asked()
 
-    def _of(self, group: Any) -> Processes:
-        """Those of a process group; None or Lightning's WORLD: all."""
-        if group is None or group is dist.group.WORLD:
-            return self.processes
-        return Processes(group=group.group_name, count=group.size())
+    def ask_for_audit(self) -> bool:
+        """Have all processes audit the training's step after the next."""
+        return self.consensus is not None and self.consensus.ask_for_audit()
 
-    def barrier(self, *args: Any, **kwargs: Any) -> None:
-        """Wait for all processes, on the host."""
-        _refuse_in_step("barrier")
-        super().barrier(*args, **kwargs)
-
-    def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """An object of one process, on the host."""
-        _refuse_in_step("broadcast")
-        return super().broadcast(obj, src)
+    def all_stop(self) -> bool:
+        """Whether all processes know of a signal that one of them got."""
+        return self.consensus is None or self.consensus.all_stop()
 
     def compare(self, stage: str, captured: Mapping[str, Captured]) -> None:
         """Verify that all processes have traced the same step."""
         agree(stage, captured)
+        if any(has_collectives(one.graph) for one in captured.values()):
+            refuse_other_batches(stage, self._evaluated)
+        if self.consensus is not None:
+            self.consensus.meet(captured)
+
+    def on_validation_start(self) -> None:
+        """See that a step in which all processes take part comes as often in each of them."""
+        super().on_validation_start()
+        trainer = self._trainer
+        sanity = trainer.num_sanity_val_batches
+        self._compare_batches(sanity if trainer.sanity_checking else trainer.num_val_batches)
+
+    def on_test_start(self) -> None:
+        """See that a step in which all processes take part comes as often in each of them."""
+        super().on_test_start()
+        self._compare_batches(self._trainer.num_test_batches)
+
+    def on_predict_start(self) -> None:
+        """See that a step in which all processes take part comes as often in each of them."""
+        super().on_predict_start()
+        self._compare_batches(self._trainer.num_predict_batches)
+
+    def _compare_batches(self, counts: Sequence[float]) -> None:
+        self._evaluated = gathered(list(counts))
+        for (stage, _), step in self._evaluation.steps.items():
+            if any(has_collectives(one.graph) for one in step.executables()):
+                refuse_other_batches(stage, self._evaluated)
+
+    def agree_on_batch(self, stage: str, loader: int, has_one: bool) -> None:
+        """See that a stream has one more batch in all processes, or in none, where that matters."""
+        if self._evaluation.is_of_all(stage, loader):
+            refuse_other_streams(stage, loader, has_one)
+
+    @property
+    def _trainer(self) -> pl.Trainer:
+        assert self.lightning_module is not None
+        return self.lightning_module.trainer
 
     def with_others(self, position: dict[str, Any]) -> dict[str, Any]:
         """Where the run is, in every process, for a checkpoint."""
@@ -153,46 +232,3 @@ class CSXParallelStrategy(StaticGraph, DDPStrategy):
     def own(self, path: object, checkpoint: Mapping[str, Any], position: Any) -> Any:
         """Where this process was, by what ``with_others`` put into a checkpoint."""
         return position_of_rank(path, checkpoint, position, self.global_rank, self.world_size)
-
-    @contextlib.contextmanager
-    def stepping(self) -> Iterator[None]:
-        """Buffers that a traced step changes become the first process's, as in DDP."""
-        assert self.lightning_module is not None
-        modules = list(self.lightning_module.modules())
-        before = [_versions(module) for module in modules]
-        yield
-        changed = [
-            module
-            for module, was in zip(modules, before, strict=True)
-            if _versions(module) != was or _keeps_statistics(module)
-        ]
-        buffers = {id(b): b for module in changed for b in module.buffers(recurse=False)}
-        if buffers:
-            share_first(list(buffers.values()), self.processes)
-
-
-def _name_of(reduce_op: Any) -> str:
-    """A reduction as functional collectives call it."""
-    if reduce_op is None:
-        return "sum"
-    return str(reduce_op).rpartition(".")[2].lower()
-
-
-def _refuse_in_step(what: str) -> None:
-    if step_context.get().trace is not None:
-        raise UnsupportedInput(
-            f"The step calls the strategy's {what}(), which is no operation of a program.",
-            line=user_line(),
-            remedy="self.all_gather(x), or self.trainer.strategy.reduce(x), which are; or a hook"
-            " between steps, such as on_train_batch_end",
-        )
-
-
-def _versions(module: nn.Module) -> list[tuple[int, int]]:
-    """What tells whether Python changed a module's buffers."""
-    return [(id(buffer), buffer._version) for buffer in module.buffers(recurse=False)]
-
-
-def _keeps_statistics(module: nn.Module) -> bool:
-    """Whether a normalization changes its buffers by itself, which Python does not see."""
-    return isinstance(module, _NormBase) and module.training and module.track_running_stats

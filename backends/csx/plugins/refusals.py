@@ -11,7 +11,6 @@ from lightning.pytorch.callbacks import (
     LearningRateFinder,
     StochasticWeightAveraging,
 )
-from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -29,20 +28,10 @@ _guarded: Any = WeakIdKeyDictionary()  # optimizers that refuse a step on the ho
 def refuse_unsupported(trainer: pl.Trainer, module: pl.LightningModule) -> None:
     """Raise where a run asks for what CSX does not have."""
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    connector = trainer._accelerator_connector
-    alone = not isinstance(trainer.strategy, ParallelStrategy)
-    asked, nodes = connector._devices_flag, connector._num_nodes_flag
-    each = asked if isinstance(asked, int) else 1
-    refused = {
-        f"{each * nodes} systems of a lightning.Trainer; use fulgurite.Trainer(device='CSX',"
-        f" devices={each}, num_nodes={nodes})": alone and each * nodes > 1,
-        "a module that went through torch.compile; pass the module itself": (
-            module._compiler_ctx is not None
-        ),
-    }
-    for what, asked in refused.items():
-        if asked:
-            raise MisconfigurationException(f"CSX does not support {what}.")
+    if module._compiler_ctx is not None:
+        raise MisconfigurationException(
+            "CSX does not support a module that went through torch.compile; pass the module itself."
+        )
     _refuse_iterators(module)
     if any(isinstance(callback, StochasticWeightAveraging) for callback in callbacks):
         _refuse_averaging(module)

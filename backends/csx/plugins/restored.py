@@ -14,6 +14,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fulgurite.backends.checkpoints.damage import ANOTHER, CheckpointError, check_lightning
+from fulgurite.backends.csx.plugins.order import ORDER, is_order
+from fulgurite.backends.csx.plugins.processes import RANKS
 
 _LIKE_THEIR_PARAMETER = frozenset(
     {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg"}
@@ -85,8 +87,12 @@ def _is_position(found: Any) -> bool:
     if not isinstance(found, dict):
         return False
     moments = [found[name] for name in ("iterator", "first_batch") if name in found]
-    progress = found.get("progress")
-    return all(map(_are_states, [found, *moments])) and (
+    progress, ranks = found.get("progress"), found.get(RANKS, [])
+    if not isinstance(ranks, list) or any(RANKS in one for one in ranks if isinstance(one, dict)):
+        return False
+    if ORDER in found and (progress is None or not is_order(found[ORDER])):
+        return False
+    return all([*map(_are_states, [found, *moments]), *map(_is_position, ranks)]) and (
         progress is None
         or (isinstance(progress, dict) and {"moment", "logged", "gradients"} <= progress.keys())
     )

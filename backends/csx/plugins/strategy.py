@@ -25,12 +25,13 @@ from fulgurite.backends.closures import checkpoint_written, watch_trainer
 from fulgurite.backends.csx.capture.host_reads import hooks_between_steps, reads_gradients
 from fulgurite.backends.csx.capture.lightning_scope import LightningScope
 from fulgurite.backends.csx.compile.fabrics import fabric_devices, make_fabric
-from fulgurite.backends.csx.config import CSXBackend
+from fulgurite.backends.csx.config import CSXBackend, process_config
 from fulgurite.backends.csx.contract.frozen_reads import forget_shown
 from fulgurite.backends.csx.graph import rng
 from fulgurite.backends.csx.hyperparams.schedules import RunSchedulers
 from fulgurite.backends.csx.plugins.accelerator import CSXAccelerator
 from fulgurite.backends.csx.plugins.evaluation import EvaluationSteps
+from fulgurite.backends.csx.plugins.loader_workers import give_workers
 from fulgurite.backends.csx.plugins.position import Progress, position_of
 from fulgurite.backends.csx.plugins.precision import (
     CSXPrecision,
@@ -72,8 +73,8 @@ class StaticGraph(ChecksStates, OneProcess):
     def __init__(self, backend: CSXBackend | None = None, **strategy_options: Any) -> None:
         refuse_replaced_precision()
         live = current_backend()
-        backend = backend or (live if isinstance(live, CSXBackend) else CSXBackend())
-        self.backend, self.fabric = backend, make_fabric(backend)
+        self.backend = backend or (live if isinstance(live, CSXBackend) else CSXBackend())
+        self.fabric = make_fabric(self.backend)
         self.data_position: dict[str, Any] = {}
         self.loader_generators: list[torch.Tensor] = []
         self.restored: dict[str, Any] | None = None
@@ -83,8 +84,7 @@ class StaticGraph(ChecksStates, OneProcess):
         self.host_code, self.audit_budget = HostCode(), Budget()
         self._hooks = contextlib.ExitStack()  # taken away by closing it
         self._aside = contextlib.ExitStack()  # what a run that only builds puts back
-        self.schedulers = RunSchedulers()
-        self.keeps_gradients = False  # in p.grad between steps: the host reads them
+        self.schedulers, self.keeps_gradients = RunSchedulers(), False  # in p.grad between steps
         super().__init__(accelerator=CSXAccelerator(with_strategy=True), **strategy_options)
 
     @property
@@ -178,7 +178,8 @@ class StaticGraph(ChecksStates, OneProcess):
         self._aside.close()
 
     def process_dataloader(self, dataloader: object) -> object:
-        """Remember the states of a loader's generators before its iterator draws from them."""
+        """Give a loader its workers; remember its generators' states before it draws from them."""
+        give_workers(dataloader, process_config().num_workers_per_csx, self._hooks)
         self.loader_generators += rng.collect_loaders([dataloader])
         if self.backend.only_builds:
             offline.put_generators_aside(self._aside, dataloader)

@@ -6,7 +6,8 @@ as audits take at most ``SHARE`` of the run's time, when host code ran that may 
 something, on the first batch of an epoch and on its last. Where there is no time for that, the
 Python values that the step can reach are compared, which takes microseconds; one that was changed
 has the next step looked at all the same, once for each name. All that the second trace did is
-undone.
+undone. Processes that train together look at the same steps: one that has a reason asks the others,
+one step before; the run's last step is the same in all of them.
 """
 
 from __future__ import annotations
@@ -62,7 +63,6 @@ class Budget:
 
     Attributes:
         began: when the run began, by ``time.perf_counter``.
-        building_s: how long its programs took to build.
     """
 
     def __init__(self) -> None:
@@ -70,15 +70,11 @@ class Budget:
 
     def begin(self) -> None:
         """Begin a run."""
-        self.began, self.building_s, self._spent = perf_counter(), 0.0, 0.0
+        self.began, self._spent = perf_counter(), 0.0
 
     def allows(self, seconds: float) -> bool:
         """Whether an audit that takes so long would leave all of them under their share."""
         return self._spent + seconds <= SHARE * (perf_counter() - self.began)
-
-    def unlike_s(self) -> float:
-        """How much of the run's time went into building programs and audits."""
-        return self.building_s + self._spent
 
     def spend(self, seconds: float) -> None:
         """Note what an audit took."""
@@ -99,7 +95,7 @@ class Audits:
 
     def __init__(self, stage: str, scope: Scope, budget: Budget) -> None:
         self._stage, self._scope, self._budget = stage, scope, budget
-        self._new: dict[Executable, int] = {}  # to be looked at, and the step they were built at
+        self._new: dict[Executable, bool] = {}  # to be looked at, and whether code is checked then
         self._same_at: dict[Executable, int] = {}  # the step at which they were last the same
         self._given_up: set[Executable] = set()
         self._takes_s = 0.0
@@ -113,7 +109,7 @@ class Audits:
     def built(self, executable: list[Executable], step: int) -> None:
         """Entry points are new: each is looked at again the next time that it runs."""
         for one in executable:
-            self._new[one] = self._same_at[one] = step
+            self._new[one], self._same_at[one] = False, step
         if self._readable is not None:
             self._readable.changed()  # by the step's own code, which ran to be traced
         self.due = True
@@ -128,11 +124,11 @@ class Audits:
         if self._same_at.keys() <= self._new.keys():
             return
         if self._budget.allows(self._takes_s):
-            self.due = True
+            if last_hooks or not self._scope.ask_for_audit():
+                self.due = True
             return
         if any(self._epoch != self._looked_in or "epoch" not in hook for hook in last_hooks):
-            self._new.update(self._same_at)
-            self.due = True
+            self.look_at_all(check=False)
             return
         began = perf_counter()
         if compare or began >= self._compare_at:
@@ -141,9 +137,18 @@ class Audits:
             self._compare_at = began + (perf_counter() - began) / COMPARING
             self._changed.update(changed)
             self._noticed += changed
-            if any((times := self._changed[name]) & (times - 1) == 0 for name in changed):
-                self._new.update(self._same_at)
-                self.due = True
+            names_new = any((times := self._changed[name]) & (times - 1) == 0 for name in changed)
+            if names_new and (last_hooks or not self._scope.ask_for_audit()):
+                self.look_at_all(check=False)
+
+    def look_at_all(self, check: bool = True) -> None:
+        """Have every entry point looked at the next time that it runs, whatever that takes.
+
+        Args:
+            check: compiled code, too.
+        """
+        self._new.update(dict.fromkeys(self._same_at, check))
+        self.due = True
 
     @property
     def _epoch(self) -> int:
@@ -196,7 +201,7 @@ class Audits:
         else:
             self._same_at[executable] = step
             check = executable.loaded.check_again
-            if check is not None and executable not in self._new:
+            if check is not None and self._new.get(executable, True):
                 check()
             if changes:
                 self._tell(first, again, changes)

@@ -21,7 +21,7 @@ from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.contract.leaks import valueless
 from fulgurite.backends.csx.contract.watched import EPOCH, INDEX
 from fulgurite.backends.csx.diagnostics.errors import StateChanged
-from fulgurite.backends.csx.program.audit import Budget
+from fulgurite.backends.csx.graph.votes import votes_of
 from fulgurite.backends.csx.program.executable import Executable
 from fulgurite.backends.csx.program.guards import Conditions, Guards, mode_of
 from fulgurite.backends.csx.program.offline import BuiltOnly
@@ -62,7 +62,6 @@ class Builder:
     backend: CSXBackend
     fabric: Fabric
     speed: Speed  # of its steps
-    budget: Budget  # of the run's audits
     programs: list[Program] = field(default_factory=list)  # descriptions of those built so far
     gradients: dict[str, Tensor] = field(default_factory=dict)  # buffers that all of them share
 
@@ -108,10 +107,9 @@ class Builder:
                 )
             program, captured_s = make_program(self.stage, captured), perf_counter() - began
             load = profiled(profiler, COMPILE, self._load)
-            payback = Payback(scope.trainer, captured_s, self.budget.unlike_s)
+            payback = Payback(scope.trainer, captured_s, lambda: self.speed.alike_s)
             loads = {} if self.backend.validate_only else load(program, captured, payback)
             cost = _cost(began, captured_s, loads.values(), payback)
-            self.budget.building_s += cost.waited_s
             program = replace(program, cost=cost, reason=reason)
             self.programs.append(program)
             announce(scope.trainer, self.fabric, self.backend, program, [*loads.values()], noted)
@@ -122,12 +120,14 @@ class Builder:
         if self.backend.retrace_every_iteration:
             guards.batch.read.clear()  # what is made of them is compared
         executables = {
-            name: Executable(
-                one, loads[name], self.fabric, scope, self.gradients, self._clears(name, entries)
-            )
+            name: self._bound(one, loads[name], self._clears(name, entries))
             for name, one in captured.items()
         }
         return BoundProgram(guards=guards, entries=executables)
+
+    def _bound(self, captured: Captured, loaded: Loaded, clears: bool) -> Executable:
+        waits = self.speed.waits
+        return Executable(captured, loaded, self.fabric, self.scope, self.gradients, clears, waits)
 
     def _capture(self, entries: EntryPoints, batch: Any) -> dict[str, Captured]:
         captured: dict[str, Captured] = {}
@@ -163,6 +163,8 @@ class Builder:
             if any(load.compiling for load in loads):
                 return
             if not all(load.compiled for load in loads):
+                cost.compiled_s, cost.taken_over = 0.0, 0
+                self.speed.given_back()
                 return say()
             cost.compiled_s = sum(load.seconds for load in loads)
             cost.taken_over = self.speed.steps + 1
@@ -178,10 +180,12 @@ class Builder:
     ) -> dict[str, Loaded]:
         what = f"the {self.stage} program, {program.operations} operations"
         trainer = self.scope.trainer
-        wanted = Wanted(trainer is None or not trainer.sanity_checking, worth)
+        urgent = trainer is None or not trainer.sanity_checking
         return {
             name: self.fabric.load(
-                one.graph, lambda doing: shown(trainer, f"{doing} {what}"), wanted
+                one.graph,
+                lambda doing: shown(trainer, f"{doing} {what}"),
+                Wanted(urgent, worth, votes_of(one.outputs.calls)),
             )
             for name, one in captured.items()
         }

@@ -18,6 +18,7 @@ from fulgurite.backends.csx.capture.trees import where_put
 from fulgurite.backends.csx.compile.fabric import Fabric, Loaded
 from fulgurite.backends.csx.contract.constants import Source
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedInput
+from fulgurite.backends.csx.graph.collectives import Waits, has_collectives
 from fulgurite.backends.csx.graph.graph import Kind
 from fulgurite.backends.csx.program.first_bad import first_not_finite
 from fulgurite.backends.csx.state.binding import Binding
@@ -47,6 +48,7 @@ class Executable:
         scope: what the step works on.
         gradients: buffers between steps, by name; the stage's programs share them.
         clears_gradients: whether it ends an accumulation window.
+        waits: for other processes, while it runs.
     """
 
     def __init__(
@@ -57,10 +59,11 @@ class Executable:
         scope: Scope,
         gradients: dict[str, Tensor],
         clears_gradients: bool,
+        waits: Waits,
     ) -> None:
         graph, sources = captured.graph, captured.sources
-        self.graph = graph
-        self._fabric, self.loaded = fabric, loaded
+        self.graph, self.loaded = graph, loaded
+        self._run = waits.timed(fabric.run) if has_collectives(graph.runs) else fabric.run
         self.clears_gradients, self.counted = clears_gradients, captured.counted
         trained = frozenset(id(p) for group in scope.groups() for p in group["params"])
         state = [item.index for item in graph.inputs if item.kind is Kind.STATE]
@@ -113,7 +116,7 @@ class Executable:
         if not storages.isdisjoint([t.untyped_storage().data_ptr() for t in batch]):
             batch = [t.clone() if t.untyped_storage().data_ptr() in storages else t for t in batch]
         inputs += batch if self._takes_all else [batch[i] for i in self._batch]
-        outputs = self._fabric.run(self.loaded, inputs)
+        outputs = self._run(self.loaded, inputs)
         if self._gradients is not None:
             self._gradients.after(gradients)
         if self.tells_unkept:

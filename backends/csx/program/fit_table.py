@@ -27,6 +27,7 @@ class Fit:
         total_s: from its begin to its end.
         data_s: until batches, and the loaders' iterators, were there.
         in_steps_s: in training steps, with the building of their programs.
+        waits_s: of that, for other processes.
         costs: of all programs that were built in it.
         training: those of them that train.
         batches: how many were trained on.
@@ -40,6 +41,7 @@ class Fit:
     costs: Sequence[Cost]
     training: Sequence[Cost]
     batches: int
+    waits_s: float = 0.0
     compiling: int = 0
 
     @property
@@ -69,9 +71,15 @@ def _seconds(fit: Fit) -> list[Row]:
         "stepped": fit.stepped_s,
     }
     other_s = max(fit.total_s - sum(kinds.values()), 0.0)  # of one clock, read at several times
+    rows = [(what, _told(one, fit), "s") for what, one in kinds.items() if one]
+    if fit.waits_s:
+        share = f"{fit.waits_s / max(fit.stepped_s, fit.waits_s):.0%}"
+        rows.append(
+            ("waiting", _told(fit.waits_s, fit), f"s of these, for other processes: {share}")
+        )
     return [
         ("steps/s", rate, "without the seconds that building programs took"),
-        *((what, _told(one, fit), "s") for what, one in kinds.items() if one),
+        *rows,
         ("other", _told(other_s, fit), "s: validation, hooks, logging, checkpoints"),
     ]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from time import perf_counter
 
 import lightning.pytorch as pl
 from lightning.pytorch.trainer.states import TrainerFn
@@ -28,7 +27,7 @@ class Payback:
     Args:
         trainer: whose run it is part of; None: of one whose end nobody knows.
         captured_s: how long the program took to capture.
-        unlike_s: how much of the run's time went where it will not again: building, audits.
+        in_steps_s: how long its steps took so far, without building and audits.
 
     Attributes:
         pays: what was said last.
@@ -37,11 +36,11 @@ class Payback:
     """
 
     def __init__(
-        self, trainer: pl.Trainer | None, captured_s: float, unlike_s: Callable[[], float]
+        self, trainer: pl.Trainer | None, captured_s: float, in_steps_s: Callable[[], float]
     ) -> None:
-        self._trainer, self.least_s, self._unlike_s = trainer, TIMES * captured_s, unlike_s
+        self._trainer, self.least_s, self._in_steps_s = trainer, TIMES * captured_s, in_steps_s
         self.pays, self.fixed = False, 0.0
-        self._first: tuple[float, float] | None = None  # when, and batches done by then
+        self._first: tuple[float, float] | None = None  # seconds in its steps, and batches by then
 
     def __call__(self, fixed: float) -> bool:
         """Whether compiling may begin; asked at each step until it has (3 µs).
@@ -60,11 +59,13 @@ class Payback:
         return self.fixed < NEARLY_ALL
 
     def _left_s(self) -> float:
-        """Seconds that are left, as batches went since this was asked first; 0 until known."""
+        """Seconds that its steps have left, as batches went since this was asked first; 0 until
+        known. Those of a validation count by the batches of the training that it goes with.
+        """
         done, left = (0.0, math.inf) if self._trainer is None else _batches(self._trainer)
         if left == math.inf:
             return left
-        now = perf_counter() - self._unlike_s()
+        now = self._in_steps_s()
         if self._first is None:
             self._first = now, done
         began, before = self._first

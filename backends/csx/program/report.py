@@ -13,9 +13,10 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only
 
 from fulgurite.backends.csx.compile.fabric import Fabric, Loaded
 from fulgurite.backends.csx.config import CSXBackend
+from fulgurite.backends.csx.graph.collectives import processes
 from fulgurite.backends.csx.graph.passes import looking
 from fulgurite.backends.csx.graph.verify import writing_graphs
-from fulgurite.backends.csx.program.speed import Gain
+from fulgurite.backends.csx.program.speed import Gain, Speed
 from fulgurite.backends.csx.program.summary import Program
 from fulgurite.backends.csx.report.noting import Noted, noting
 from fulgurite.backends.supported import newer_than_tested
@@ -181,6 +182,7 @@ def _report(
         reason=program.reason,
         inputs=tuple(map(str, program.inputs)),
         state=tuple(map(str, program.state)),
+        processes=processes(),
         batch_size=next((leaf.shape[0] for leaf in program.inputs if leaf.shape), 1),
         seconds={
             "captured": cost.captured_s,
@@ -200,6 +202,18 @@ def _report(
         noted=noted,
     )
     add(folder, run, built, _options(backend))
+
+
+@rank_zero_only
+def add_measured(run: object, backend: CSXBackend, stage: str, speed: Speed) -> None:
+    """Add how long the steps of a stage took to the report, where there is one."""
+    if backend.artifact_dir is None or not speed.alike_steps:
+        return
+    from fulgurite.backends.csx.report import folder
+
+    count = speed.alike_steps
+    measured = {"step_s": speed.alike_s / count, "waits_s": speed.alike_waits_s / count}
+    folder.add_measured(Path(backend.artifact_dir), run, stage, {"steps": count, **measured})
 
 
 def _options(backend: CSXBackend) -> dict[str, str]:

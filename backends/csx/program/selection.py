@@ -219,6 +219,11 @@ class Selection:
         """The entry points of all programs."""
         return (one for program in self.programs for one in program.entries.values())
 
+    def compiling(self) -> int:
+        """How many of the programs are still being compiled."""
+        entries = (program.entries.values() for program in self.programs)
+        return sum(any(one.loaded.compiling for one in each) for each in entries)
+
     def check_state(self) -> None:
         """Verify that modules and tensors are those that the programs were built on."""
         self.forget_pruned()

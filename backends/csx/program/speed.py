@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fulgurite.backends.csx.graph.collectives import Waits
+
 STRETCH_S, STRETCH_STEPS = 0.5, 10  # at least
 
 
@@ -42,10 +44,16 @@ class Speed:
     Attributes:
         steps: how many there were.
         in_steps_s: how long all of them took.
+        alike_s: the same, without those that did what others do not.
+        alike_steps: how many these are.
+        alike_waits_s: how long these waited for other processes.
+        waits: for other processes, in all steps.
     """
 
     def __init__(self) -> None:
-        self.steps, self.in_steps_s = 0, 0.0
+        self.steps, self.in_steps_s, self.alike_s = 0, 0.0, 0.0
+        self.alike_steps, self.alike_waits_s, self.waits = 0, 0.0, Waits()
+        self._waited_s = 0.0  # by the latest step's end
         self._count, self._seconds = 0, 0.0  # of the stretch that is under way
         self._is_unlike = False
         self._step_s: float | None = None  # in the latest stretch
@@ -55,9 +63,13 @@ class Speed:
         """Note a step; every step does."""
         self.steps += 1
         self.in_steps_s += seconds
+        waited_s, self._waited_s = self.waits.seconds - self._waited_s, self.waits.seconds
         if self._is_unlike:
             self._is_unlike = False
             return
+        self.alike_s += seconds
+        self.alike_steps += 1
+        self.alike_waits_s += waited_s
         self._count += 1
         self._seconds += seconds
         if self._seconds >= STRETCH_S and self._count >= STRETCH_STEPS:
@@ -82,6 +94,10 @@ class Speed:
             return False
         self._tell = tell
         return True
+
+    def given_back(self) -> None:
+        """Compiled code, which was wrong, does no more of them."""
+        self._tell = None
 
     def _end_stretch(self) -> None:
         before_s, self._step_s = self._step_s, self._seconds / self._count

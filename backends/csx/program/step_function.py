@@ -77,15 +77,15 @@ class StepFunction:
         budget: Budget | None = None,
     ) -> None:
         self.stage, self.runs, self.speed = stage, 0, (speed := Speed())
-        budget = budget or Budget()
         self._host_code, self._compared_at = host_code or HostCode(), -1  # runs when compared last
         self._scope, self._backend = scope, backend
-        self._audits = Audits(stage, scope, budget)
+        self._audits = Audits(stage, scope, budget or Budget())
         builder = self._builder = Builder(
-            stage=stage, scope=scope, backend=backend, fabric=fabric, speed=speed, budget=budget
+            stage=stage, scope=scope, backend=backend, fabric=fabric, speed=speed
         )
         chosen = self._selection = Selection(stage, scope, backend.max_programs, builder.gradients)
         self.programs, self.executables = builder.programs, chosen.executables
+        self.compiling, self.look_at_all = chosen.compiling, self._audits.look_at_all
         self.forget_pruned, self.begin_run = chosen.forget_pruned, chosen.begin_run
         self._latest: BoundProgram | None = None  # the one that ran last
         self._added: list[tuple[Path, Any]] = []  # keys of the batch that programs add

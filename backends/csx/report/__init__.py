@@ -6,8 +6,9 @@ measured      how fast this machine is: small operations, timed once in a proces
 machine       machines, by what they do a second: this one, CS-2, CS-3
 timing        how long each call of a program takes, predicted
 roofline      what bounds a step: compute, memory, or streaming weights
+scaling       how long a step takes on more systems
 values        what calls make and read of a graph
-traffic       bytes that each call moves, and each module
+traffic       bytes that each call moves, and each module; exchange: between processes
 memory        what is alive call by call, and whose it is; statements: of a compiled program's
               Python; workspace: what torch's kernels take for themselves
 
@@ -19,7 +20,7 @@ words         numbers in words
 markup        HTML by hand, escaped
 style         the page's style sheet
 pictures      SVG by hand
-sections      sections of the page; those of costs in ``spent``, of kernels in ``kernels``
+sections      sections of the page; others in ``spent`` (costs), ``kernels`` and ``systems``
 page          the page
 folder        ``report.json`` and ``report.html`` in a folder
 table         a report on the terminal

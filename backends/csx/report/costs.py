@@ -12,15 +12,17 @@ from typing import Any
 
 from torch import fx
 
-from fulgurite.backends.csx.compile.made import Made
+from fulgurite.backends.csx.compile.made import KernelCall, Made, Maker
 from fulgurite.backends.csx.diagnostics.user_lines import line_of, module_of, split_backward
 from fulgurite.backends.csx.graph.flops import Product
 from fulgurite.backends.csx.graph.graph import Graph
+from fulgurite.backends.csx.report.exchange import messages, sent_bytes
 from fulgurite.backends.csx.report.machine import this_machine
 from fulgurite.backends.csx.report.memory import Memory, memory
 from fulgurite.backends.csx.report.roofline import roofline, work_of
 from fulgurite.backends.csx.report.timing import predicted_s
 from fulgurite.backends.csx.report.traffic import Traffic, moves, traffic
+from fulgurite.backends.csx.report.values import is_backward
 
 Data = dict[str, Any]
 
@@ -41,7 +43,12 @@ def _place(module: str, line: str) -> tuple[str, bool]:
 
 
 def costs(
-    graph: Graph, made: Made | None, products: Sequence[Product], threads: int, batch_size: int
+    graph: Graph,
+    made: Made | None,
+    products: Sequence[Product],
+    threads: int,
+    batch_size: int,
+    processes: int = 1,
 ) -> Data:
     """FLOPs, bytes, memory and time of one entry point, as plain data.
 
@@ -51,16 +58,27 @@ def costs(
         products: those that were traced.
         threads: of the machine that runs it.
         batch_size: samples a step.
+        processes: how many train together.
     """
     found: Data = {"flops": sum(one.flops for one in products), "calls": [], "memory": None}
+    found["messages"] = [asdict(one) for one in messages(graph)]
+    backward = sum(one.flops for one in products if split_backward(one.module)[1])
+    found["backward_share"] = backward / max(1, found["flops"])
     if made is None or not made.calls:
         return {**found, "modules": _modules(graph, None, products, ()), "roofline": []}
     here, held = this_machine(threads), memory(graph, made)
     moved, seconds = traffic(graph, made), predicted_s(graph, made, here)
+    nodes = list(graph.operations())
     calls: list[Data] = [
-        {"read_bytes": one.read_bytes, "written_bytes": one.written_bytes, "seconds": s}
-        for one, s in zip(moved, seconds, strict=True)
+        {
+            "read_bytes": one.read_bytes,
+            "written_bytes": one.written_bytes,
+            "sent_bytes": _sent(call, nodes, processes),
+            "seconds": s,
+        }
+        for call, one, s in zip(made.calls, moved, seconds, strict=True)
     ]
+    found["backward_share"] = _backward_share(made, nodes, seconds)
     work = work_of(graph, made, products, held.parameters_bytes, batch_size)
     return {
         **found,
@@ -69,6 +87,22 @@ def costs(
         "modules": _modules(graph, made, products, calls),
         "roofline": [asdict(bound) for bound in roofline(work, here)],
     }
+
+
+def _sent(call: KernelCall, nodes: Sequence[fx.Node], processes: int) -> int:
+    """Bytes that a process sends in a call, and receives as well."""
+    if call.maker is not Maker.COLLECTIVE:
+        return 0
+    return sent_bytes([nodes[i] for i in call.operations], processes)
+
+
+def _backward_share(made: Made, nodes: Sequence[fx.Node], seconds: Sequence[float]) -> float:
+    """The share of a step's predicted time that is of operations of the backward pass."""
+    backward_s = 0.0
+    for call, taken_s in zip(made.calls, seconds, strict=True):
+        inside = [is_backward(nodes[i]) for i in call.operations]
+        backward_s += taken_s * sum(inside) / max(1, len(inside))
+    return backward_s / max(sum(seconds), 1e-12)
 
 
 def _memory(held: Memory) -> Data:

@@ -16,8 +16,9 @@ import torch.utils._pytree as pytree
 from torch import Tensor, fx
 
 from fulgurite.backends.csx.compile.fabric import Loaded
-from fulgurite.backends.csx.compile.made import KernelCall, Made
+from fulgurite.backends.csx.compile.made import KernelCall, Made, Maker
 from fulgurite.backends.csx.diagnostics.user_lines import line_of
+from fulgurite.backends.csx.graph.collectives import is_collective
 from fulgurite.backends.csx.graph.flops import Product
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.op_schema import is_view
@@ -25,7 +26,7 @@ from fulgurite.backends.csx.graph.passes import INTERPRETER_PASSES
 from fulgurite.backends.csx.report.costs import Data, costs, place_of
 from fulgurite.backends.csx.report.noting import Noted, kind_of, kinds
 
-FORMAT = 1
+FORMAT = 2
 VIEW, REMOVED = "view", "removed"
 """In place of an operation's maker: it only looks at memory; the compiler needed no kernel for it.
 """
@@ -57,6 +58,7 @@ class Built:
         inputs: leaves of the batch, ``batch[0]: float32[32, 64]``.
         state: tensors that stay, ``self.net.0.weight: float32[128, 64], replicated, updated``.
         batch_size: samples a step.
+        processes: how many train together.
         seconds: what building took, by phase.
         entries: its entry points.
         noted: passes and warnings.
@@ -69,6 +71,7 @@ class Built:
     inputs: Sequence[str]
     state: Sequence[str]
     batch_size: int
+    processes: int = 1
     seconds: Mapping[str, float]
     entries: Sequence[BuiltEntry]
     noted: Noted
@@ -94,7 +97,7 @@ def _entry(entry: BuiltEntry, built: Built) -> Data:
     graph = entry.graph if loaded is None or loaded.runs is None else loaded.runs
     made = None if loaded is None else loaded.made()
     threads = 1 if loaded is None else loaded.threads
-    cost = costs(graph, made, entry.products, threads, built.batch_size)
+    cost = costs(graph, made, entry.products, threads, built.batch_size, built.processes)
     calls = [
         {**_call(call), **numbers}
         for call, numbers in zip(made.calls if made else (), cost.pop("calls"), strict=True)
@@ -104,6 +107,8 @@ def _entry(entry: BuiltEntry, built: Built) -> Data:
         "how": "checked" if loaded is None else loaded.how,
         "compiled": loaded is not None and loaded.compiled,
         "threads": 0 if loaded is None else loaded.threads,
+        "processes": built.processes,
+        "measured": None,  # when the run has ended
         # of a program from the cache they are an earlier process's
         "seconds": dict(made.seconds) if made and loaded and loaded.built else {},
         "operations": _operations(graph, made),
@@ -130,6 +135,9 @@ def _operations(graph: Graph, made: Made | None) -> list[Data]:
     for call in reversed(made.calls if made else ()):  # what is computed twice: by the first
         makers.update(dict.fromkeys(call.operations, call.maker.value))
     without = REMOVED if made is not None and made.calls else ""
+    if made is not None:  # the compiler tells of what makes its operand, too
+        collective = (i for i, one in enumerate(graph.operations()) if is_collective(one.target))
+        makers.update(dict.fromkeys(collective, Maker.COLLECTIVE.value))
     return [
         _operation(node, VIEW if is_view(node.target) else makers.get(i, without))
         for i, node in enumerate(graph.operations())

@@ -185,13 +185,23 @@ def _costs(before: Data, after: Data) -> Iterator[str]:
     yield from _changed("operations", len(before["operations"]), len(after["operations"]), _plain)
     yield from _changed("kernel calls", len(before["calls"]), len(after["calls"]), _plain)
     yield from _changed("FLOPs", before["flops"], after["flops"], in_flops)
+    if before["processes"] != after["processes"]:
+        yield f"processes: {before['processes']} -> {after['processes']}"
+    old, new = (_collectives(entry) for entry in (before, after))
+    yield from _changed("collectives", old, new, _plain)
     if not (before["calls"] and after["calls"]):
         return  # the rest is not known of what was only checked
     old, new = (moved_bytes(entry["calls"]) for entry in (before, after))
     yield from _changed("bytes", old, new, in_bytes)
+    old, new = (sum(call["sent_bytes"] for call in entry["calls"]) for entry in (before, after))
+    yield from _changed("bytes sent by a process", old, new, in_bytes)
     for key in ("peak_bytes", "activations_bytes", "parameters_bytes", "optimizer_bytes"):
         old, new = ((entry["memory"] or {}).get(key, 0) for entry in (before, after))
         yield from _changed(f"{key.removesuffix('_bytes')} memory", old, new, in_bytes)
+
+
+def _collectives(entry: Data) -> int:
+    return len(entry["messages"]) if entry["processes"] > 1 else 0
 
 
 def _seconds(entry: Data) -> float:

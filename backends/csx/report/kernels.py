@@ -23,10 +23,12 @@ from fulgurite.backends.csx.report.words import counted, in_bytes, in_time
 
 Data = dict[str, Any]
 
+COMPUTED_BY = ("library", "generated", "host", "collective")
 MAKERS = {
     "library": "by a kernel of the library",
     "generated": "by a kernel that the compiler generated",
     "host": "on the host's path",
+    "collective": "by all processes together",
     "view": "only looks at memory: nothing runs",
     "removed": "the compiler left it out",
 }

@@ -35,6 +35,9 @@ class Machine:
     measured: Measured | None = None
 
 
+# Products of 16 bits, dense: half of the 1,979 TFLOP/s that count products with zeros, which are
+# skipped; memory: NVIDIA's data sheet of the H200 (SXM).
+H200 = Machine(name="H200", flops_per_s=1979e12 / 2, bytes_per_s=4.8e12)
 # 850,000 cores, 20 PB/s: AnandTech, "Cerebras Unveils Wafer Scale Engine Two", April 2021. A core
 # multiplies and adds 4 numbers of 16 bits a cycle: The Next Platform, "Cerebras Goes Hyperscale
 # With Third Gen Waferscale Supercomputers", March 2024; 1.1 GHz: Sean Lie, "Cerebras Architecture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from fulgurite.backends.csx.report import sections, spent
+from fulgurite.backends.csx.report import sections, spent, systems
 from fulgurite.backends.csx.report.kernels import kernels, operations
 from fulgurite.backends.csx.report.markup import Safe, join, safe, section, tag
 from fulgurite.backends.csx.report.style import CSS
@@ -19,6 +19,7 @@ OF_ENTRY = {
     "operations": ("Operations", operations),
     "passes": ("Passes", sections.passes),
     "roofline": ("Roofline", spent.roofline),
+    "systems": ("On more systems", systems.systems),
 }
 OF_PROGRAM = {
     "warnings": ("Warnings", sections.warnings),

@@ -14,13 +14,18 @@ _BUILD = "build the program again with backend('CSX', artifact_dir=...)"
 _OPERATION = {"kind": str, "maker": str, "module": str, "line": str, "source": str, "result": str}
 _CALL = {"kernel": str, "maker": str, "operations": [int], "region": str, "tuned": str}
 _COST = {"read_bytes": int, "written_bytes": int, "seconds": float}
+_MESSAGE = {"kind": str, "size_bytes": int, "begins": float}
 _BOUND = {"system": str, "systems": int, "batch_size": int, "bound": str, "compute_s": float}
 _ENTRY = {
     "name": str,
     "how": str,
     "flops": int,
     "operations": [{**_OPERATION, "backward": bool}],
-    "calls": [{**_CALL, **_COST}],
+    "calls": [{**_CALL, **_COST, "sent_bytes": int}],
+    "messages": [_MESSAGE],
+    "backward_share": float,
+    "processes": int,
+    "measured": None,
     "sources": {str: str},
     "calling": str,
     "passes": [{"name": str, "before": int, "after": int, "changes": {str: [int]}}],

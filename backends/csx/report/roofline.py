@@ -1,4 +1,4 @@
-"""The roofline: what bounds a step, on this machine and on systems that stream weights.
+"""The roofline: what bounds a step, on this machine, on a GPU, and on systems that stream weights.
 
 A step takes at least as long as the longest of three: its products at the highest rate, moving what
 it reads and writes in the memory that activations lie in, and streaming weights in and gradients
@@ -10,8 +10,9 @@ out. Assumed for systems with a link for weights:
   one after the other over a system's link (Cerebras' documentation of weight streaming);
 - optimizers and their state are where the weights come from, and cost the system nothing (there);
 - activations fit the system's memory;
-- systems share the batch, each gets all weights, and adding up their gradients takes no time.
+- systems share the batch, and each gets all weights.
 
+Systems that share a batch take no time to add up their gradients here; in ``scaling`` they do.
 For all: products, and what is moved but for state, grow with the batch.
 """
 
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from fulgurite.backends.csx.compile.made import Made
 from fulgurite.backends.csx.graph.flops import Product
 from fulgurite.backends.csx.graph.graph import Graph, Kind
-from fulgurite.backends.csx.report.machine import CS2, CS3, Machine
+from fulgurite.backends.csx.report.machine import CS2, CS3, H200, Machine
 from fulgurite.backends.csx.report.traffic import traffic
 
 BATCHES = (1, 4, 16, 64)
@@ -113,7 +114,7 @@ def work_of(
 def roofline(
     work: Work,
     here: Machine,
-    others: Iterable[Machine] = (CS2, CS3),
+    others: Iterable[Machine] = (H200, CS2, CS3),
     batches: Iterable[int] = BATCHES,
     systems: Iterable[int] = SYSTEMS,
 ) -> tuple[Bound, ...]:

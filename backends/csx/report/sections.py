@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fulgurite.backends.csx.report.kernels import COMPUTED_BY
 from fulgurite.backends.csx.report.markup import (
     Safe,
     details,
@@ -56,9 +57,7 @@ def tiles(program: Data, entry: Data) -> Safe:
 def makers_of(entry: Data) -> str:
     """``40 library, 147 generated``: who computes operations."""
     makers = [one["maker"] for one in entry["operations"]]
-    found = {
-        name: makers.count(name) for name in ("library", "generated", "host") if name in makers
-    }
+    found = {name: makers.count(name) for name in COMPUTED_BY if name in makers}
     return ", ".join(f"{count:,} {name}" for name, count in found.items())
 
 

@@ -12,6 +12,7 @@ CSS = """
   --text: #1c2126; --muted: #59636e; --link: #1f5fae; --code: #f2f4f7;
   --c1: #2f66ad; --c2: #7ba3d6; --c3: #a9c3e6; --c4: #cfd8e3; --c5: #d1741c; --c6: #f0b878;
   --library: #2f66ad; --generated: #2e8555; --host: #c2491d; --none: #98a2ad;
+  --collective: #7d4fa8;
   --warn: #fff6e0; --warn-line: #e2bf63;
 }
 @media (prefers-color-scheme: dark) {
@@ -20,6 +21,7 @@ CSS = """
     --text: #e4e8ec; --muted: #9aa5b1; --link: #8ab8ef; --code: #1f2429;
     --c1: #4d86cf; --c2: #355f99; --c3: #2a4770; --c4: #3a444f; --c5: #e08a35; --c6: #8f5a22;
     --library: #5b93da; --generated: #4fae7b; --host: #e8764a; --none: #6b7681;
+    --collective: #a982d1;
     --warn: #2b2410; --warn-line: #7d6420;
   }
 }
@@ -89,7 +91,7 @@ svg { display: block; width: 100%; }
 .c1 { fill: var(--c1); } .c2 { fill: var(--c2); } .c3 { fill: var(--c3); } .c4 { fill: var(--c4); }
 .c5 { fill: var(--c5); } .c6 { fill: var(--c6); }
 .library { fill: var(--library); } .generated { fill: var(--generated); }
-.host { fill: var(--host); }
+.host { fill: var(--host); } .collective { fill: var(--collective); }
 .view, .removed { fill: var(--none); }
 .key { display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin-right: 7px; }
 .key svg { height: 10px; }

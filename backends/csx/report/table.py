@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fulgurite.backends.csx.report.kernels import short
+from fulgurite.backends.csx.report import systems
+from fulgurite.backends.csx.report.kernels import COMPUTED_BY, short
 from fulgurite.backends.csx.report.words import counted, in_bytes, in_flops, in_time
 
 Data = dict[str, Any]
@@ -50,8 +51,12 @@ def _entry(entry: Data) -> Iterator[str]:
     if entry["roofline"]:
         first = entry["roofline"][0]
         yield f"  bound on {first['system']}: {first['bound']}"
+    if told := systems.exchanged(entry):
+        yield f"  {told}"
     yield from _modules(entry)
     yield from _kernels(entry)
+    if rows := [*systems.lines(entry)]:
+        yield from _aligned(rows[0], rows[1:], len(rows) - 1)
 
 
 def _totals(entry: Data) -> Iterator[str]:
@@ -69,7 +74,7 @@ def _makers(entry: Data) -> str:
     for one in entry["operations"]:
         kinds.setdefault(one["maker"], Counter())[one["kind"]] += 1
     told = []
-    for name in ("library", "generated", "host"):
+    for name in COMPUTED_BY:
         found = kinds.get(name, Counter())
         most = ", ".join(f"{kind} {count}" for kind, count in found.most_common(4))
         more = ", ..." if len(found) > 4 else ""

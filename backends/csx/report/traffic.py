@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from fulgurite.backends.csx.compile.made import Made
+from fulgurite.backends.csx.graph.collectives import is_wait
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.op_schema import written_nodes
 from fulgurite.backends.csx.report.values import Value, Values, module_name, viewed
@@ -88,6 +89,8 @@ def _reads(values: Values, operations: list[fx.Node]) -> dict[Value, list[tuple[
     own = set(operations)
     found: dict[Value, list[tuple[fx.Node, fx.Node]]] = {}
     for node in operations:
+        if is_wait(node.target):
+            continue
         overwritten = written_nodes(node) if node.target is _COPY else []
         for operand in node.all_input_nodes:
             for value, view in () if operand in overwritten else values.behind(operand):

@@ -20,6 +20,7 @@ from torch import Tensor, fx
 
 from fulgurite.backends.csx.compile.made import KernelCall, Maker
 from fulgurite.backends.csx.diagnostics.user_lines import module_of, split_backward
+from fulgurite.backends.csx.graph.collectives import is_wait
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.op_schema import is_view, written_nodes
 
@@ -158,7 +159,8 @@ def _looked_at(node: fx.Node) -> fx.Node | None:
     """What a view, one of several results, or an operation in place is memory of."""
     if written := written_nodes(node):
         return written[0]
-    if is_view(node.target) or node.target is _aten._unsafe_view.default:
+    in_place = is_view(node.target) or is_wait(node.target)
+    if in_place or node.target is _aten._unsafe_view.default:
         return node.all_input_nodes[0]
     return None
 

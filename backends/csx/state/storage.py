@@ -210,3 +210,11 @@ def parameter_replaced(name: str, when: str) -> str:
 def copying_remedy(name: str) -> str:
     """Code that changes a parameter's value instead."""
     return f"with torch.no_grad(): {name}.copy_(value)"
+
+
+def dict_of(value: object) -> Any:
+    """An object's ``__dict__``, or None; ``__getattr__`` of its class does not run."""
+    try:
+        return object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None

@@ -492,6 +492,20 @@ DEVICES = [
         "loss = loss + torch.randn(()) * out.mean()",
     ),
     _row(
+        "message",
+        "`torch.distributed.all_reduce` in the step",
+        "message",
+        """
+        spread = out.detach().std()
+        torch.distributed.all_reduce(spread)  # <-
+        loss = loss / (1 + spread)
+        """,
+        """
+        spread = self.trainer.strategy.reduce(out.detach().std(), reduce_op="sum")
+        loss = loss / (1 + spread)
+        """,
+    ),
+    _row(
         "generator",
         "`torch.randn(..., generator=g)`",
         "generator",

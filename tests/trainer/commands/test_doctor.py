@@ -18,7 +18,7 @@ from fulgurite import cli
 from fulgurite.backends.csx.compile import toolchain
 from fulgurite.backends.csx.compile.cache import CompileCache
 from fulgurite.backends.csx.compile.headers import Headers
-from fulgurite.commands import checkups, doctor, self_test
+from fulgurite.commands import checkups, doctor, processes, self_test
 from fulgurite.commands.self_test import Outcome, OutOfTime
 
 GOOD = Outcome(
@@ -35,6 +35,14 @@ def healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Headers, "keep", lambda headers: None)
     monkeypatch.setattr(doctor, "self_test", lambda folder: GOOD)
     monkeypatch.setattr(checkups, "cores", torch.get_num_threads)
+    monkeypatch.setattr(processes, "meets", lambda: checkups.Finding("meeting", "they met"))
+    without_place(monkeypatch)
+
+
+def without_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing says where processes meet."""
+    for name in ("MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
 
 
 def told(capsys: pytest.CaptureFixture[str]) -> str:
@@ -47,14 +55,16 @@ def told(capsys: pytest.CaptureFixture[str]) -> str:
 def test_a_machine_that_compiles_is_well_and_its_cache_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    without_place(monkeypatch)
     monkeypatch.setattr(checkups, "cores", torch.get_num_threads)
+    monkeypatch.setattr(processes, "LIMIT_S", 300.0)
     monkeypatch.setattr(self_test, "LIMIT_S", 300.0)  # tests share the machine
     assert cli.main(["doctor", "--compile-dir", str(tmp_path / "programs")]) == 0
     lines = told(capsys)
     assert re.findall(r"^ +(ok|MEND) +([\w-]+) ", lines, re.MULTILINE) == [
         ("ok", name)
         for name in (
-            *("versions", "processor", "threads", "cache"),
+            *("versions", "processor", "threads", "network", "meeting", "cache"),
             *("compiler", "header", "self-test"),
         )
     ]

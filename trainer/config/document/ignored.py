@@ -35,9 +35,6 @@ IGNORED_KEYS = {
     f"{_CLUSTER}workflow_id": _ADDRESS,
     f"{_CLUSTER}max_wgt_servers": _SERVERS,
     f"{_CLUSTER}max_act_per_csx": _SERVERS,
-    f"{_CLUSTER}num_workers_per_csx": (
-        "counts input workers of an appliance; num_workers of a loader does here"
-    ),
     f"{_CLUSTER}mount_dirs": _MOUNT,
     f"{_CLUSTER}python_paths": _MOUNT,
     f"{_CLUSTER}automount": _MOUNT,

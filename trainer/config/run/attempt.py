@@ -3,6 +3,9 @@
 The attempt is a process of its own (``restarting`` starts it). It says which trainer of the file
 runs, from which checkpoint, and twice a second whether batches come; a thread does that, so nothing
 is asked per step. If the watching process dies, the attempt ends as by SIGTERM.
+
+Of a run of several processes the attempt is rank 0. The others, which it starts, find in their
+environment where the run goes on; they end with it, and it ends with them.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import faulthandler
+import json
 import os
 import pickle
 import re
@@ -19,7 +23,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Self
 
 import lightning.pytorch as pl
 import torch
@@ -34,6 +38,12 @@ BEAT_S = 0.5
 _OF_THE_MACHINE = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ENFILE, errno.EMFILE}
     | {errno.ENOMEM, errno.EAGAIN, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN}
+)
+_VARIABLE = "FULGURITE_ATTEMPT"
+"""Of the environment: what the other ranks of an attempt have to know of it."""
+
+_RANK_LOST = re.compile(
+    r"(CSX: )?rank \d+ (gave no sign of life|is gone)|Gloo cannot connect|Rank \d+ has waited"
 )
 _WORKER_LOST = re.compile(r"DataLoader (worker \(pid|timed out)|Worker \d+ of the loader \(pid")
 
@@ -75,6 +85,8 @@ def is_of_the_machine(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno in _OF_THE_MACHINE
     texts = [str(error), *getattr(error, "__notes__", ())]
+    if any(map(_RANK_LOST.match, texts)):
+        return True
     return isinstance(error, (RuntimeError, EOFError)) and any(map(_WORKER_LOST.match, texts))
 
 
@@ -84,7 +96,8 @@ class Attempt:
 
     Args:
         number: of the attempt, from 1.
-        reports: takes dicts; each replaces what was told before under its keys.
+        reports: takes dicts; each replaces what was told before under its keys. None: of another
+            rank than the first, which nobody watches.
         trainer: index of the first trainer of the file that is not done.
         earlier: the checkpoints that lay there before that trainer first began; None if it did not.
         resume: the checkpoint that it goes on from; None where it begins as the first time.
@@ -93,7 +106,7 @@ class Attempt:
     """
 
     number: int
-    reports: Connection
+    reports: Connection | None
     trainer: int = 0
     earlier: Collection[Identity] | None = None
     resume: str | None = None
@@ -111,11 +124,22 @@ class Attempt:
         faulthandler.enable()
         faulthandler.register(signal.SIGQUIT, all_threads=True)
         tqdm.set_lock(threading.RLock())
+        told = {"number": self.number, "trainer": self.trainer, "resume": self.resume}
+        os.environ[_VARIABLE] = json.dumps(told)
+
+    @classmethod
+    def of_this_rank(cls) -> Self | None:
+        """What this process is to do, where an attempt has started it as another rank."""
+        told = os.environ.get(_VARIABLE)
+        if told is None or os.environ.get("LOCAL_RANK", "0") == "0":
+            return None
+        return cls(**json.loads(told), reports=None)
 
     def report(self, **told: Any) -> None:
         """Tell the watching process; not an error where that is gone."""
-        with _sending, contextlib.suppress(BrokenPipeError):
-            self.reports.send(told)
+        if self.reports is not None:
+            with _sending, contextlib.suppress(BrokenPipeError):
+                self.reports.send(told)
 
     @contextlib.contextmanager
     def running(self, index: int, checkpoints: Sequence[str]) -> Iterator[Watched]:
@@ -185,29 +209,21 @@ class Watched(pl.Callback):
 
     def __enter__(self) -> Watched:
         """Begin to report."""
-        self._beats.start()
+        if self._attempt.reports is not None:
+            self._beats.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         """Report a last time, and no more."""
-        self._beats.end()
+        if self._attempt.reports is not None:
+            self._beats.end()
 
     def __deepcopy__(self, memo: object) -> Watched:
         """A copied Trainer is watched by the same thread."""
         return self
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Take the trainer.
-
-        Raises:
-            ValueError: it runs in several processes.
-        """
-        if trainer.world_size > 1:
-            raise ValueError(
-                f"autorestart watches one process, and this run has {trainer.world_size}. Leave"
-                " autorestart out, and start it by what restarts all of them: torchrun"
-                " --max-restarts."
-            )
+        """Take the trainer."""
         self._beats.trainer = trainer
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

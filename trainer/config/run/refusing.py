@@ -48,13 +48,6 @@ def _unbuilt(phase: Phase) -> Iterator[Problem]:
             (*at, "autorestart", "min_num_csx"),
             f"{init.autorestart.min_num_csx} systems: only 1 is built yet. Leave it out.",
         )
-    cluster = (init.backend or {}).get("cluster_config") or {}
-    restarts = init.autorestart is not None and init.autorestart.max_num_restarts
-    if cluster.get("num_csx", 1) != 1 and restarts:
-        yield Problem(
-            (*at, "autorestart"),
-            f"{cluster['num_csx']} systems are not started again yet. Leave it out, or num_csx.",
-        )
     if init.sparsity:
         yield Problem(
             (*at, "sparsity"),

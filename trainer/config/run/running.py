@@ -68,9 +68,10 @@ def run_config(
         raise ValueError(f"mode must be one of {', '.join(MODES)}; got {mode!r}.")
     plan = check(file, overrides)
     refuse_unbuilt(plan, mode)
-    if wants_restarts(plan):
+    of_rank = Attempt.of_this_rank()
+    if of_rank is None and wants_restarts(plan):
         return run_watched(plan, mode, all_of, _attempt, (file, mode, overrides))
-    return run_plan(plan, mode)
+    return run_plan(plan, mode, of_rank)
 
 
 def run_plan(plan: Plan, mode: str, attempt: Attempt | None = None) -> list[Any]:

@@ -17,6 +17,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import sysconfig
 import typing
@@ -274,7 +275,10 @@ def is_pythons(module: str, folder: str | None = None) -> bool:
 
 def is_beside(folder: str | None, top: str) -> bool:
     """Whether a folder has a module of a name."""
-    return folder is not None and (Path(folder, f"{top}.py").exists() or Path(folder, top).is_dir())
+    if folder is None:
+        return False
+    place = os.path.join(folder, top)  # pathlib's questions raise where a name is too long
+    return os.path.exists(f"{place}.py") or os.path.isdir(place)
 
 
 def is_plain(name: str) -> bool:

@@ -78,11 +78,7 @@ def _without_unread(traced: Graph, kept: Container[int] | None = None) -> Graph 
     for node in reversed(list(fresh.nodes)):
         if getattr(node.target, "namespace", "") == "profiler":
             fresh.erase_node(node)
-    in_place_views = any(
-        torch.Tag.inplace_view in getattr(node.target, "tags", ()) for node in fresh.nodes
-    )
-    if not in_place_views:
-        without_renames(fresh)
+    without_renames(fresh)
     given = list(zip(traced.inputs, fresh.find_nodes(op="placeholder"), strict=True))
     for item, node in given:
         if item.kind is Kind.GRADIENT and not (item.kept if kept is None else id(item) in kept):

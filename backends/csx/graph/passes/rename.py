@@ -23,9 +23,15 @@ def drop_renames(graph: Graph) -> Graph:
 
 
 def without_renames(operations: fx.Graph) -> fx.Graph:
-    """Operations, which are changed, with names left out."""
+    """Operations, which are changed, with names left out, but of what is turned in place."""
     for node in list(operations.nodes):
-        if node.target in RENAMES:
+        if node.target in RENAMES and not _is_turned(node) and not _is_turned(node.args[0]):
             node.replace_all_uses_with(node.args[0])
             operations.erase_node(node)
     return operations
+
+
+def _is_turned(node: fx.Node) -> bool:
+    """Whether an operation gives a tensor another shape in place, and its other names none."""
+    tag = torch.Tag.inplace_view
+    return any(tag in getattr(user.target, "tags", ()) for user in node.users)

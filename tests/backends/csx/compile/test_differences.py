@@ -46,3 +46,23 @@ def test_how_much_is_drawn_may_depend_on_rounding_and_on_nothing_else(
     assert (found is None) if wrong is None else (found is not None)
     if found is not None and wrong == "random numbers":
         assert wrong in found.what
+
+
+@pytest.mark.parametrize(("begins", "wrong"), [(4, None), (3, "memory of another value")])
+def test_pieces_that_lie_side_by_side_share_no_memory(begins: int, wrong: str | None) -> None:
+    """As the parts of what several processes have reduced together."""
+
+    def step(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x[:4] * 2, x[begins : begins + 4] * 2
+
+    def in_one_storage(inputs: list[Tensor]) -> list[Tensor]:
+        whole = inputs[0] * 2
+        return [whole[:4], whole[begins : begins + 4]]
+
+    x = torch.randn(8)
+    graph = graph_of(step, x)
+    comparison, start = Comparison(graph), Start([x], torch.get_rng_state())
+    right = comparison.run(lambda inputs: [*graph.module(*inputs)], start)
+    found = comparison.difference(comparison.run(in_one_storage, start), right, start)
+    assert (found is None) is (wrong is None)
+    assert wrong is None or wrong in found.what  # type: ignore[union-attr]

@@ -170,7 +170,7 @@ def test_what_the_background_compiled_and_cannot_be_loaded_is_told_in_the_step(
     """The process beside the training loads it, as a trial; this one then cannot."""
     settling = Settling(tmp_path / "programs")
     loaded = settling.loaded
-    monkeypatch.setattr(settling.fabric._cache, "find", _raise(AttributeError("no guards")))
+    monkeypatch.setattr(settling.fabric._later.cache, "find", _raise(AttributeError("no guards")))
     assert settling.settle() is settling.reference
     assert "AttributeError: no guards (test_failed_compiles.py:" in loaded.how
     assert not loaded.compiling

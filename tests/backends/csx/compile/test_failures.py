@@ -124,7 +124,7 @@ def test_a_step_that_was_interrupted_in_its_updates_is_in_no_checkpoint(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Operation by operation a Ctrl-C comes between any two operations."""
-    one_by_one = host_fabric._one_by_one
+    one_by_one = host_fabric.reference_of
 
     def interrupted(graph: Any) -> Any:
         runs = iter(range(100))
@@ -137,7 +137,7 @@ def test_a_step_that_was_interrupted_in_its_updates_is_in_no_checkpoint(
 
         return call
 
-    monkeypatch.setattr(host_fabric, "_one_by_one", interrupted)
+    monkeypatch.setattr(host_fabric, "reference_of", interrupted)
     broken = OnExceptionCheckpoint(str(tmp_path))
     broken.teardown = lambda *args, **options: None  # type: ignore[method-assign]
     more = {"callbacks": [broken], "enable_checkpointing": True}
@@ -153,7 +153,7 @@ def test_another_error_stays_and_has_a_note_with_the_line(
     def fails(*args: Any) -> Any:
         raise RuntimeError("not enough memory")
 
-    monkeypatch.setattr(host_fabric, "_one_by_one", lambda graph: fails)
+    monkeypatch.setattr(host_fabric, "reference_of", lambda graph: fails)
     with pytest.raises(RuntimeError, match="not enough memory") as caught:
         fit(LOSSES["embedding"][0], {}, "disabled")
     assert caught.value.__notes__ == ["Operation by operation the same step does not fail."]

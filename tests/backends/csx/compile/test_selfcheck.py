@@ -83,7 +83,7 @@ def fake_compiler(monkeypatch: pytest.MonkeyPatch) -> Callable[[Wrong | None], N
 
         def load(folder: Path) -> Any:
             graph, memory = graphs[-1], dict[str, Any]()
-            run = host_fabric._one_by_one(graph)
+            run = host_fabric.reference_of(graph)
 
             def call(inputs: list[Tensor]) -> Any:
                 outputs = lambda given: [one.clone() for one in run(given)]  # noqa: E731
@@ -349,7 +349,7 @@ def test_what_came_from_the_background_is_checked_first_unless_it_was(
 ) -> None:
     settling = Settling(tmp_path)
     compiled = Fetched(value=lambda inputs: inputs, built=False, marked=marked, mark=print)
-    cache = settling.fabric._cache
+    cache = settling.fabric._later.cache
     (cache.folder / KEY).mkdir(parents=True)
     made.write(cache.folder / KEY, (), {})
     monkeypatch.setattr(cache, "find", lambda key, load: compiled)

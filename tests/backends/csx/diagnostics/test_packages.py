@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 import warnings
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 
 from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning
 from fulgurite.backends.csx.diagnostics.errors import ConditionalOnTensor
+from fulgurite.backends.csx.diagnostics.user_lines import belongs_to_library
 
 pytestmark = pytest.mark.fits
 
@@ -109,3 +112,19 @@ def test_what_a_packages_model_reads_of_the_run_warns_as_the_users_would(
     assert {line for line, _ in found} == set(wanted)
     for line, text in found:
         assert text.startswith(wanted[line])
+
+
+@pytest.mark.parametrize("lists", [True, False])
+def test_what_pip_put_into_a_folder_of_its_own_is_a_package(
+    lists: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "apart" / "layers").mkdir(parents=True)
+    (tmp_path / "apart" / "__init__.py").write_text("")
+    (tmp_path / "apart" / "layers" / "__init__.py").write_text("class Layer: ...")
+    if lists:
+        (tmp_path / "apart-1.0.dist-info").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("apart", "apart.layers"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    layers = importlib.import_module("apart.layers")
+    assert belongs_to_library(layers.Layer) is lists

@@ -21,10 +21,10 @@ from fulgurite.backends.csx.graph.passes.as_traced import changed_early, lowered
 
 @pytest.fixture(name="never_lowered")
 def _never_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(runs: Graph) -> Any:
+    def fail(*of: Any) -> Any:
         raise AssertionError("somebody looked at a step's operations")
 
-    monkeypatch.setattr(as_traced, "_lower_later", fail)
+    monkeypatch.setattr(as_traced, "lower", fail)
     monkeypatch.setattr(as_traced, "are_looked_at", lambda: False)  # as by ``--verify``
 
 
@@ -87,10 +87,47 @@ def test_a_norm_never_fails_for_values_and_a_lookup_may(looks: bool, early: list
     assert changed_early(lowered(graph_of(clipped, *tensors)).runs) == early
 
 
+@pytest.mark.parametrize("turns", [lambda y: y, lambda y: y.detach()])
+def test_what_is_turned_in_place_keeps_its_shape_under_other_names(turns: Any) -> None:
+    def step(x: Tensor) -> Any:
+        y = x * 2
+        name = y.detach()
+        turns(y).transpose_(0, 1)
+        y.add_(1)
+        return name.sum(0), name.detach() * 3, y.detach().exp()
+
+    x = torch.rand(2, 3)
+    right = step(x)
+    graph = lowered(graph_of(step, torch.rand(2, 3)))
+    for module in (graph.runs.module, graph.module):
+        for found, wanted in zip(module(x), right, strict=True):
+            assert torch.equal(found, wanted)
+
+
+class Pooled(nn.Module):
+    """x [B, F] -> logits [B, C]: its pool turns a mean in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm, self.last = nn.Linear(1, 8), nn.LayerNorm(8), nn.Linear(8, CLASSES)
+        self.pool = nn.AdaptiveAvgPool1d(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        each = self.norm(self.embed(x.unsqueeze(-1)))
+        logits: Tensor = self.last(self.pool(each.transpose(1, 2)).flatten(1))
+        return logits
+
+
 @pytest.mark.fits
 @pytest.mark.usefixtures("never_lowered")
-def test_a_run_that_is_not_compiled_asks_for_no_pass() -> None:
-    fit(lambda: Classifier(mlp()), lambda: (loader(48),), static=True)
+@pytest.mark.parametrize("net", [mlp, Pooled])
+def test_a_run_that_is_not_compiled_asks_for_no_pass(net: Any) -> None:
+    fit(lambda: Classifier(net()), lambda: (loader(48),), static=True)
+
+
+@pytest.mark.numbers
+def test_what_a_pool_turns_has_the_numbers_of_stock() -> None:
+    assert_same_run(*both(lambda: Classifier(Pooled()), lambda: (loader(48),)))
 
 
 @pytest.mark.fits

@@ -17,7 +17,7 @@ from models import GAN, Classifier, Measured, loader, mlp
 from torch import Tensor
 
 import fulgurite
-from fulgurite.backends.csx.compile import compilation, host_fabric, toolchain
+from fulgurite.backends.csx.compile import compilation, later, toolchain
 from fulgurite.backends.csx.compile.fabric import Loaded
 from fulgurite.backends.csx.compile.host_fabric import HostFabric
 from fulgurite.backends.csx.diagnostics.errors import ConditionalOnTensor, HostRead, InputChanged
@@ -57,7 +57,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing may be compiled, and no cache opened."""
     asked = {
         toolchain: "toolchain_missing",
-        host_fabric: "CompileCache",
+        later: "CompileCache",
         compilation: "compile_graph",
     }
     for module, name in asked.items():

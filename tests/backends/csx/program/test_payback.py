@@ -24,17 +24,15 @@ class Clock:
     """Seconds and batches as a test says them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, left: float = 10.0) -> None:
-        self.now, self.done, self.left, self.unlike_s = 100.0, 5.0, left, 0.0
-        monkeypatch.setattr(payback, "perf_counter", lambda: self.now)
+        self.in_steps_s, self.done, self.left = 100.0, 5.0, left
         monkeypatch.setattr(payback, "_batches", lambda trainer: (self.done, self.left))
 
     def payback(self, least_s: float) -> Payback:
         trainer: Any = object()
-        return Payback(trainer, least_s / payback.TIMES, lambda: self.unlike_s)
+        return Payback(trainer, least_s / payback.TIMES, lambda: self.in_steps_s)
 
-    def step(self, seconds: float, unlike_s: float = 0.0) -> None:
-        self.now += seconds + unlike_s
-        self.unlike_s += unlike_s
+    def step(self, seconds: float) -> None:
+        self.in_steps_s += seconds
         self.done += 1
         self.left -= 1
 
@@ -51,13 +49,15 @@ def test_it_is_known_when_some_batches_were_done(monkeypatch: pytest.MonkeyPatch
     assert asked(0.0)  # it has begun
 
 
-def test_programs_that_are_built_and_audits_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    asked = clock.payback(least_s=4.1)
-    for _ in range(5):
+def test_a_validation_counts_by_what_it_takes_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, left=1000.0)
+    asked = clock.payback(least_s=30.0)
+    for _ in range(4):  # each 0.5 s in 20 batches of the training
         assert not asked(0.0)
-        clock.step(0.5, unlike_s=7.0)
-    clock.step(10.0)  # a validation
+        clock.in_steps_s += 0.5
+        clock.done += 20
+        clock.left -= 20
+    clock.left = 1300.0
     assert asked(0.0)
 
 

@@ -26,6 +26,7 @@ from torchmetrics.classification import (
 import fulgurite
 from fulgurite.backends.csx.diagnostics.errors import StateChanged, UnsupportedState
 from fulgurite.backends.csx.graph import rng
+from fulgurite.backends.csx.state.storage import dict_of
 
 
 class Failing(Measured):
@@ -540,3 +541,37 @@ class Copies(Classifier):
 @pytest.mark.process
 def test_what_a_tensor_took_of_another_stays_when_that_one_changes_compiled() -> None:
     assert_same_run(*both(Copies, lambda: (loader(48),), policy="default"))
+
+
+class Refuses:
+    """Without attributes; asked for one it raises, as pydantic's mocks do, no AttributeError."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> object:
+        raise RuntimeError(name)
+
+
+def test_what_an_object_holds_is_found_without_its_own_code() -> None:
+    assert dict_of(Refuses()) is None
+    assert dict_of(SimpleNamespace(x=1)) == {"x": 1}
+    assert dict_of(Refuses)["__slots__"] == ()
+    assert dict_of(3) is None
+
+
+@pytest.mark.fits
+def test_a_hook_that_names_an_object_which_refuses_attributes_is_no_error() -> None:
+    class Names(pl.Callback):
+        held = Refuses()
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            assert self.held is not None
+
+    run = fit(
+        lambda: Classifier(mlp()),
+        lambda: (loader(64),),
+        static=True,
+        policy="disabled",
+        callbacks=(Names(),),
+    )
+    assert len(run.losses) == 4

@@ -23,6 +23,7 @@ from fulgurite.config.run.own_checkpoints import all_of
 from fulgurite.config.run.restarting import Outcome, RestartsUsedUp, supervise
 from fulgurite.config.run.summary import AttemptRecord, RunRecord, Summary
 from fulgurite.config.schema.checking import check
+from fulgurite.errors import NoMeeting, OtherRankEnded
 
 
 @pytest.fixture(autouse=True)
@@ -251,6 +252,10 @@ def noted(error: BaseException, note: str) -> BaseException:
         (RuntimeError("DataLoader timed out after 5 seconds"), True),
         (noted(EOFError(), "Worker 1 of the loader (pid 7) was killed by SIGKILL."), True),
         (RuntimeError("Caught it in DataLoader worker (pid 7)"), False),
+        (OtherRankEnded("rank 1 gave no sign of life for 15 s: it was killed"), True),
+        (OtherRankEnded("rank 1 ended: ValueError: a hook of the user's"), False),
+        (NoMeeting("Gloo cannot connect rank 0 with the others: closed"), True),
+        (NoMeeting("Rank 0 cannot open port 29511, where the processes are to meet"), False),
         (FileNotFoundError(2, "No such file"), False),
         (PermissionError(13, "Permission denied"), False),
         (torch.OutOfMemoryError("CUDA out of memory"), False),

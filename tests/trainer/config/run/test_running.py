@@ -376,13 +376,6 @@ def test_trainers_of_a_list_are_of_one_device(tmp_path: Path) -> None:
     [
         ({"autorestart": {"min_num_csx": 2}}, "min_num_csx: 2 systems: only 1 is built"),
         ({"sparsity": 0.5}, "sparsity: sparse training is not built"),
-        (
-            {
-                "backend": {"backend_type": "CSX", "cluster_config": {"num_csx": 2}},
-                "autorestart": {"max_num_restarts": 1},
-            },
-            "autorestart: 2 systems are not started again yet",
-        ),
     ],
 )
 def test_what_is_not_built_checks_and_does_not_run(
