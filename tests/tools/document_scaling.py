@@ -28,12 +28,12 @@ from fulgurite.backends.csx.report.words import in_time
 
 PAGE = Path(__file__).parents[2] / "docs" / "scaling.md"
 
-# Measured on two cores that other work used too. Latency: the benchmarks' MLP takes 1,610 µs longer
-# in two processes, in which its one message of 104 kB goes two steps of a ring. Bandwidth: a sum of
-# 3.44 MB takes 4,234 µs longer than one of 16 bytes (tests/benchmarks/several.py --sums).
+# Measured on two cores. Latency: the benchmarks' MLP takes 1,771 µs longer in two processes, in
+# which its one message of 104 kB goes two steps of a ring. Bandwidth: a sum of 3.44 MB takes
+# 3,620 µs longer than one of 16 bytes (tests/benchmarks/several.py --sums, the mean of two runs).
 LOOPBACK = Network(
     name="loopback, gloo",
-    links=(Link(bytes_per_s=3.44e6 / 4.234e-3, latency_s=738e-6),),
+    links=(Link(bytes_per_s=3.44e6 / 3.620e-3, latency_s=831e-6),),
     cores=2,
 )
 # From their reports: backward_share and messages.
@@ -50,22 +50,12 @@ CONVNET = Step(
     backward_share=0.65,
     messages=(Message(size_bytes=153_760, begins=1.0),),
 )
-# As it was when it was measured; since then BatchNorm's buffers travel with the gradients.
-CONVNET_IN_THREE = Step(
-    compute_s=0.0,
-    backward_share=0.65,
-    messages=(
-        Message(size_bytes=153_344, begins=1.0),
-        Message(kind="broadcast", size_bytes=384, begins=1.0),
-        Message(kind="broadcast", size_bytes=16, begins=1.0),
-    ),
-)
 MEASURED_S: dict[str, tuple[Step, float, dict[int, float]]] = {
-    "GPT": (GPT, 46.88e-3, {2: 61.73e-3, 4: 116.5e-3}),
-    "ConvNet": (CONVNET_IN_THREE, 1.656e-3, {2: 6.734e-3, 4: 16.95e-3}),
+    "GPT": (GPT, 39.67e-3, {2: 49.93e-3, 4: 110.7e-3}),
+    "ConvNet": (CONVNET, 1.720e-3, {2: 5.003e-3, 4: 13.40e-3}),
 }
-"""The models of tests/benchmarks/several.py: seconds a step of one alone, and of so many processes;
-means of two rounds of 80 and of 400 steps."""
+"""The models of tests/benchmarks/several.py: seconds a step of one alone (the mean of both runs), and
+of so many processes: two in three rounds of 200 steps, four in two of 80 (GPT) and 300."""
 
 # GPT-3 XL: Brown et al., "Language Models are Few-Shot Learners", 2020, Table 2.1; 6 FLOPs a weight
 # and token (its Table D.1). Assumed: 40 % of the peak, as large trainings reach 30 to 52 %
