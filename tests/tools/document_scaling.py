@@ -54,8 +54,8 @@ MEASURED_S: dict[str, tuple[Step, float, dict[int, float]]] = {
     "GPT": (GPT, 39.67e-3, {2: 49.93e-3, 4: 110.7e-3}),
     "ConvNet": (CONVNET, 1.720e-3, {2: 5.003e-3, 4: 13.40e-3}),
 }
-"""The models of tests/benchmarks/several.py: seconds a step of one alone (the mean of both runs) and
-of so many processes: two in three rounds of 200 steps, four in two of 80 (GPT) and 300."""
+"""The models of tests/benchmarks/several.py: seconds a step of one alone, the mean of both runs,
+and of so many processes: two in three rounds of 200 steps, four in two of 80 (GPT) and 300."""
 
 # GPT-3 XL: Brown et al., "Language Models are Few-Shot Learners", 2020, Table 2.1; 6 FLOPs a weight
 # and token (its Table D.1). Assumed: 40 % of the peak, as large trainings reach 30 to 52 %
