@@ -16,6 +16,7 @@ REQUIRED: dict[str, dict[str, str]] = {
         "_PRECISION_INPUT": "trainer/trainer.py",
     },
     "lightning.fabric.utilities.distributed": {
+        "_init_dist_connection": "backends/csx/plugins/parallel.py",
         "_set_num_threads_if_needed": "backends/csx/plugins/launcher.py",
     },
     "lightning.fabric.utilities.imports": {
@@ -160,7 +161,9 @@ REQUIRED: dict[str, dict[str, str]] = {
         "_PLUGIN_INPUT": "trainer/trainer.py",
     },
     "lightning.pytorch.strategies.DDPStrategy": {
+        "_get_process_group_backend": "backends/csx/plugins/parallel.py",
         "_start_method": "backends/csx/plugins/parallel.py",
+        "_timeout": "backends/csx/plugins/parallel.py",
     },
     "lightning.pytorch.strategies.Strategy": {
         "_checkpoint_io": "backends/checkpoints/plugin.py",

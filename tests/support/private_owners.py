@@ -126,6 +126,8 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "_spec": (_COMBINED,),
     "_stage": (_EVALUATION,),
     "_start_method": (f"{_L}.strategies.DDPStrategy",),
+    "_timeout": (f"{_L}.strategies.DDPStrategy",),
+    "_get_process_group_backend": (f"{_L}.strategies.DDPStrategy",),
     "_strategy_flag": (f"{_CONNECTOR}.accelerator_connector._AcceleratorConnector",),
     "_task_info": (_WORKERS,),
     "_to_copy": (_ATEN,),

@@ -61,8 +61,8 @@ _BY_HAND = (
 @contextlib.contextmanager
 def meeting(
     environment: ClusterEnvironment, rank: int, count: int, end: Callable[[], None]
-) -> Iterator[None]:
-    """Wait for the other processes; in the block torch connects them.
+) -> Iterator[Any]:
+    """Wait for the others; in the block torch connects them, by the store that is given, if one is.
 
     Args:
         environment: knows where they meet.
@@ -74,13 +74,13 @@ def meeting(
         NoMeeting: some have not come; another program holds the port; gloo cannot connect them.
     """
     if dist.is_initialized():  # by an earlier run of this process, or by who started it
-        yield
+        yield None
         return
     try:
         own = Meeting(environment.main_address, environment.main_port, rank, count, end)
         own.wait()
         with own.connecting():
-            yield
+            yield own.of_attempt()
     except BaseException:
         end()
         raise
@@ -164,6 +164,12 @@ class Meeting:
             while self._store.add("here", 0) < self._count:
                 self._look()
                 self._wait(self._missing)
+
+    def of_attempt(self) -> Any:
+        """A store without what an earlier attempt left in it: torchrun's own lives on when it
+        starts all again, and torch would read where others listened then. None: torch's is new.
+        """
+        return PrefixStore("default_pg", self._store.clone()) if self._by_agent else None
 
     @contextlib.contextmanager
     def connecting(self) -> Iterator[None]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.fabric.utilities.distributed import _init_dist_connection
 from lightning.fabric.utilities.imports import _IS_INTERACTIVE
 from lightning.pytorch.overrides.distributed import _sync_module_states
 from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
@@ -83,7 +84,12 @@ class CSXParallelStrategy(CollectiveStrategy):
         self.set_world_ranks()
         assert self.cluster_environment is not None
         of_all = self.global_rank, self.world_size
-        with meeting(self.cluster_environment, *of_all, self._kill_children):
+        with meeting(self.cluster_environment, *of_all, self._kill_children) as store:
+            if store is not None:
+                store.set_timeout(self._timeout)
+                backend = self._get_process_group_backend()
+                options = {"timeout": self._timeout, "store": store}
+                _init_dist_connection(self.cluster_environment, backend, **options)
             super().setup_distributed()
         if self._heartbeats is None:
             self._has_ended = False
