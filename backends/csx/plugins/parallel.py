@@ -88,8 +88,9 @@ class CSXParallelStrategy(CollectiveStrategy):
             if store is not None:
                 store.set_timeout(self._timeout)
                 backend = self._get_process_group_backend()
-                options = {"timeout": self._timeout, "store": store}
-                _init_dist_connection(self.cluster_environment, backend, **options)
+                _init_dist_connection(
+                    self.cluster_environment, backend, timeout=self._timeout, store=store
+                )
             super().setup_distributed()
         if self._heartbeats is None:
             self._has_ended = False
