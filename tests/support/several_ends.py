@@ -258,10 +258,13 @@ def main() -> None:
         swapped(folder, what, rank)
         return
     options: dict[str, Any] = {"callbacks": [Happens(what, rank)]}
-    if what == "other" and int(os.environ.get("LOCAL_RANK", "0")) == rank:
+    own = int(os.environ.get("LOCAL_RANK", "0"))
+    if what == "other" and own == rank:
         options["accumulate_grad_batches"] = 2
     made = {"shorter": Shorter, "uneven": Uneven, "validates": Validates}
     module = made[what]() if what in made else Net(rank if what == "differs" else None)
+    if what == "unbiased" and own == rank:
+        module.net[0].bias = None
     trainer, _ = fitted(folder, module, **options)
     (folder / f"done{trainer.global_rank}").touch()
 

@@ -19,7 +19,8 @@ from typing import Any, NoReturn
 import lightning.pytorch as pl
 import torch.distributed as dist
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from torch import fx
+from torch import fx, nn
+from torch.nn.parameter import is_lazy
 
 from fulgurite.backends.csx.capture.captured import Captured
 from fulgurite.backends.csx.capture.logs import reduced_later
@@ -46,21 +47,14 @@ def agree(stage: str, captured: Mapping[str, Captured]) -> None:
     graphs = [one.graph.runs for one in captured.values()]
     logged = [(what, "") for one in captured.values() for what in reduced_later(one.outputs.calls)]
     lines = [line for graph in graphs for line in lines_of(graph)] + logged
-    digest = hashlib.sha256("\n".join(what for what, _ in lines).encode()).hexdigest()
-    digests = gathered(digest)
-    if len(set(digests)) == 1:
+    if _are_same(lines):
         return
     shapes = gathered([_batches_of(graph) for graph in graphs])
     are_same = all(one == shapes[0] for one in shapes)
     if not are_same:
         plain = [line for graph in graphs for line in lines_of(graph, with_sizes=False)]
         lines = plain + logged
-    everyones: list[_Lines] = gathered(lines)
-    whats = [[what for what, _ in one] for one in everyones]
-    other = next((rank for rank, one in enumerate(whats) if one != whats[0]), None)
-    if other is not None:
-        text = _difference(stage, everyones[0], everyones[other], other)
-        raise GraphsDiffer(text, remedy=_REMEDY if are_same else _REMEDY_OF_SHAPES)
+    _refuse_others(f"{stage} step", lines, _REMEDY if are_same else _REMEDY_OF_SHAPES)
 
 
 _REMEDY = (
@@ -70,6 +64,25 @@ _REMEDY = (
 _REMEDY_OF_SHAPES = (
     "the same Python on all processes, whatever the shapes of their batches, which differ here; or"
     " batches of one shape (drop_last=True, pad to one length)"
+)
+
+
+def refuse_other_models(module: nn.Module) -> None:
+    """See that all processes have made the same parameters and buffers; all of them call this.
+
+    Raises:
+        GraphsDiffer: on every process, with the first one that differs.
+    """
+    named = itertools.chain(module.named_parameters(), module.named_buffers())
+    made = [(name, tensor) for name, tensor in named if not is_lazy(tensor)]
+    lines = [(f"{name} {tuple(tensor.shape)} {tensor.dtype}", "") for name, tensor in made]
+    if not _are_same(lines):
+        _refuse_others("model", lines, _REMEDY_OF_MODELS)
+
+
+_REMEDY_OF_MODELS = (
+    "the same parameters and buffers, in the same order and of the same shapes and dtypes, made in"
+    " every process, whatever its rank"
 )
 
 
@@ -177,12 +190,22 @@ def gathered(value: Any) -> list[Any]:
     return found
 
 
-def _difference(stage: str, first: _Lines, other: _Lines, rank: int) -> str:
-    nothing = ("nothing", "")
-    pairs = itertools.zip_longest(first, other, fillvalue=nothing)
-    one, two = next(pair for pair in pairs if pair[0][0] != pair[1][0])
+def _are_same(lines: _Lines) -> bool:
+    digest = hashlib.sha256("\n".join(what for what, _ in lines).encode()).hexdigest()
+    return len(set(gathered(digest))) == 1
+
+
+def _refuse_others(subject: str, lines: _Lines, remedy: str) -> None:
+    first, *others = gathered(lines)
+    for rank, found in enumerate(others, start=1):
+        for one, two in itertools.zip_longest(first, found, fillvalue=("nothing", "")):
+            if one[0] != two[0]:
+                raise GraphsDiffer(_difference(subject, one, two, rank), remedy=remedy)
+
+
+def _difference(subject: str, one: tuple[str, str], two: tuple[str, str], rank: int) -> str:
     return (
-        f"The {stage} step is another one on rank {rank} than on rank 0.\n"
+        f"The {subject} is another one on rank {rank} than on rank 0.\n"
         f"  rank 0: {one[0]}{one[1]}\n"
         f"  rank {rank}: {two[0]}{two[1]}"
     )

@@ -26,6 +26,7 @@ from fulgurite.backends.csx.plugins.agreement import (
     agree,
     gathered,
     refuse_other_batches,
+    refuse_other_models,
     refuse_other_runs,
     refuse_other_streams,
 )
@@ -142,6 +143,8 @@ class CSXParallelStrategy(CollectiveStrategy):
         if isinstance(self._layer_sync, TorchSyncBatchNorm):
             self._layer_sync = SyncsBatchNorm(self.processes)
         refuse_other_runs(trainer, self.backend)
+        assert self.model is not None
+        refuse_other_models(self.model)
         super().setup(trainer)
         self.consensus = Consensus(self, trainer)
 
