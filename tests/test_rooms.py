@@ -28,7 +28,7 @@ MAY_COMPILE = ("compile", "report", "program", "plugins")
 """Who imports from ``backends/csx/compile``."""
 INNER = [(house, room) for house, rooms in FLOORS.items() for room in rooms]
 
-MOST_LINES = {ast.Module: 350, ast.ClassDef: 200, ast.FunctionDef: 60}
+MOST_LINES = {ast.Module: 500, ast.ClassDef: 200, ast.FunctionDef: 60}
 """Of a file, a class and a function inside the houses."""
 
 CONTRIBUTING = "docs/contributing.md"
