@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -31,7 +30,7 @@ def run(division: Division, inputs: Sequence[Tensor]) -> list[Tensor]:
     for call in division.calls:
         read = [values[number] for number in call.reads]
         if isinstance(call, Look):
-            size, stride, offset = ast.literal_eval(call.view)
+            size, stride, offset = call.layout
             offset += read[0].storage_offset()
             results: Sequence[Tensor] = [read[0].as_strided(size, stride, offset)]
         else:

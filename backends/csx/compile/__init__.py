@@ -6,11 +6,12 @@
 fabric           what runs programs: what every fabric does
 host_fabric      the host's CPU; fabrics: which there are, and which one a backend asks for;
                  toolchain: what the machine has for compiling
-inductor         torch's compiler: from a graph to kernels, and the Python around them; lowerings:
-                 what our own operations are to it; indices: their strides, sooner;
-                 compiler_patches: what is changed around it
-scheduling       which kernel computes what, as that compiler decides; fused: regions that are one
-                 kernel each
+steps            a compiled program as data: what it allocates, frees and calls, in order
+static_memory    small intermediates of one, allocated once; alive: what it holds, call by call
+inductor         torch's compiler: from a graph to steps and kernels; wrapper: its scheduling and
+                 its lines, as steps; lowerings: what our own operations are to it; indices: their
+                 strides, sooner; compiler_patches: what is changed around it
+fused            regions that are one kernel each
 library          the table of the kernel library
 parts            a large graph cut where it comes again; line: its operations in a line; repeats:
                  what comes again in it; linking: the parts' code, as one
@@ -20,8 +21,6 @@ translation_unit kernels as C++ source; kernel_modules: as machine code, by the 
                  headers: torch's, as that has read it
 processes        the C++ compiler's; vector_units: what it can make for the processor
 parallel_checks  indices that are checked in loops of several threads
-static_wrapper   the Python that the compiler writes around its kernels, made static
-light_imports    what that Python imports: not the compiler
 background       compiling beside the training, in a worker process; worker_pulse: whether that
                  still works; meanwhile: what runs until then, and whether it can become faster;
                  reference: the operations, one by one; later: what takes their place; together:

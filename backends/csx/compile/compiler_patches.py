@@ -119,18 +119,6 @@ def no_tables() -> Iterator[Patch]:
     return patches_of(select_algorithm, names, why=why, checked=CHECKED)
 
 
-def kernels_later() -> Iterator[Patch]:
-    """A patch that lets Inductor compile no kernel: all of them are compiled at once when known."""
-    from torch._inductor.async_compile import AsyncCompile
-
-    def cpp_pybinding(self: AsyncCompile, argtypes: list[str], source_code: str) -> None:
-        return None
-
-    method = {"cpp_pybinding": cpp_pybinding}
-    why = "the C++ compiler would read torch's header for each kernel anew"
-    return patches_of(AsyncCompile, method, why=why, checked=CHECKED)
-
-
 @functools.cache
 def call_as_traced() -> None:
     """Let random operations, and gradients of convolutions, be calls with the layouts they had.

@@ -19,6 +19,7 @@ from fulgurite.backends.csx.compile.fabric import Call
 from fulgurite.backends.csx.compile.kept import Generated
 from fulgurite.backends.csx.compile.parts import Part, as_part, numbered, operations_of
 from fulgurite.backends.csx.compile.program import load as load_program
+from fulgurite.backends.csx.compile.steps import Extern, calls
 from fulgurite.backends.csx.diagnostics.errors import UnfusedLoss
 from fulgurite.backends.csx.diagnostics.regions import Region, region_of
 from fulgurite.backends.csx.diagnostics.user_lines import line_of
@@ -86,11 +87,12 @@ def generated(graph: Graph, generate: Generate) -> list[tuple[Fused, Generated]]
     both = [(fused, generate(fused.part)) for fused in regions]
     nodes = list(graph.operations())
     for fused, code in both:
-        library = [call for call in code.calls if not call.generated]
+        called = list(calls(code.program.steps))
+        library = [call for call in called if isinstance(call, Extern)]
         if library:
             positions = [fused.operations[i] for call in library for i in call.at]
             raise _unfused(fused.region, library[0].kernel, [nodes[i] for i in positions if i >= 0])
-        assert len(code.calls) <= 1, [call.kernel for call in code.calls]
+        assert len(called) <= 1, [call.kernel for call in called]
     return both
 
 

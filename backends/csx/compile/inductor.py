@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import torch
 from torch._inductor import config as inductor
@@ -36,9 +35,12 @@ from fulgurite.backends.csx.compile import (
 )
 from fulgurite.backends.csx.compile.fused import Fused
 from fulgurite.backends.csx.compile.kept import Generated, Kept
+from fulgurite.backends.csx.compile.linking import linked
 from fulgurite.backends.csx.compile.made import Fallen, How
+from fulgurite.backends.csx.compile.parallel_checks import throw_after_loops
 from fulgurite.backends.csx.compile.parts import (
     Call,
+    Division,
     Part,
     divided,
     numbered,
@@ -46,8 +48,8 @@ from fulgurite.backends.csx.compile.parts import (
     whole,
 )
 from fulgurite.backends.csx.compile.processes import compilers
-from fulgurite.backends.csx.compile.scheduling import AT, Noted, PartCall, grouped
-from fulgurite.backends.csx.compile.translation_unit import Kernel
+from fulgurite.backends.csx.compile.steps import Extern, Kernel, calls
+from fulgurite.backends.csx.compile.translation_unit import KernelSource
 from fulgurite.backends.csx.diagnostics.errors import UnfusedLoss
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.op_schema import is_mutable, is_view
@@ -65,7 +67,9 @@ from fulgurite.backends.torch_versions import CHECKED
 # fx_graph_cache: the folders are our cache.
 # layout_optimization: would make convolutions channels-last, and copy what is not. On one thread
 # ResNet-18 takes 300 ms a step without, 400-460 with, 353 in eager torch; a U-Net 52, 63 and 67.
+# alignment_asserts: would stand in the program's Python; loops ask for no alignment.
 FLAGS = {
+    "alignment_asserts": False,
     "fallback_random": True,
     "size_asserts": False,
     "combo_kernels": True,
@@ -147,14 +151,18 @@ def _tried(attempt: Attempt, folder: Path, believed: bool) -> CppCompileError | 
     return None
 
 
+ALLOCATE = "torch._C._dynamo.guards._empty_strided_cpu"
+AT = "at"
+"""In a node's ``meta["custom"]``: its position among the operations of its part."""
+
+
 @dataclass(frozen=True, slots=True)
-class _Written:
-    """The text of a part, its operations as the graph numbers them, its calls and its kernels."""
+class _Tried:
+    """The text of a part, its operations as the graph numbers them, and its code."""
 
     text: str
     operations: tuple[int, ...]
-    calls: tuple[PartCall, ...]
-    kernels: dict[str, Kernel]
+    code: Generated
 
 
 class Attempt:
@@ -170,7 +178,7 @@ class Attempt:
         self._graph, self._kept, self._policy, self._spared = graph, kept, policy, library
         self._library: dict[str, frozenset[int]] = {}  # of parts: what has no generated kernel
         self._fallen = [Fallen("", sorted(library), "", How.WRONG)] if library else []
-        self._written: list[_Written] = []
+        self._parts: list[_Tried] = []
 
     def regions(self) -> list[tuple[Fused, Generated]]:
         """The graph's fused regions, with the kernel of each."""
@@ -178,7 +186,7 @@ class Attempt:
 
     def compile(self, folder: Path) -> None:
         """Compile into a folder."""
-        began, self._written = perf_counter(), []
+        began, self._parts = perf_counter(), []
         regions = self.regions() if fused.has_regions(self._graph) else []
         if self._policy == "disabled":
             return self._compile_alone(regions, folder)
@@ -186,37 +194,44 @@ class Attempt:
         division = divided(graph)
         parts = [whole(graph)] if division is None else division.parts
         numbers = [operations_of(part.module) for part in parts]  # before the compiler changes them
-        calls = division.calls if division else [Call(0, (), (), numbers[0])]
+        whole_calls = division.calls if division else [Call(0, (), (), numbers[0])]
         parts = [replace(part, policy=self._policy) for part in parts]
-        for call in (one for one in calls if isinstance(one, Call)):
+        for call in (one for one in whole_calls if isinstance(one, Call)):
             own = (i for i, n in enumerate(call.operations) if n in self._spared)
             self._give(parts[call.part].text, own)
         sources = [self._generate(part) for part in parts]
         generated = perf_counter()
-        kernels = self._named(parts, numbers, sources)
-        program.write(folder, sources, division, self._kept)
+        rows, kernels = self._write(folder, parts, numbers, sources, division)
         seconds = {"generate": generated - began, "compile": perf_counter() - generated}
-        rows = [
-            (one, kernels[call.part].get(one.kernel), call.operations)
-            for call in calls
-            if isinstance(call, Call)
-            for one in sources[call.part].calls
-        ]
-        made.write(folder, rows, seconds, self._fallen)
+        made.write(folder, rows, kernels, seconds, self._fallen)
         return None
 
     def _compile_alone(self, regions: list[tuple[Fused, Generated]], folder: Path) -> None:
         """Compile each fused region into a folder of its own."""
-        began, rows = perf_counter(), []
+        began, rows, kernels = perf_counter(), [], dict[str, str]()
         for one, code in regions:
             own = folder / one.name
             own.mkdir(exist_ok=True)
-            [kernels] = self._named([one.part], [one.operations], [code])
-            program.write(own, [code], None, self._kept)
-            for call in code.calls:
-                row = replace(call, region=str(one.region))
-                rows.append((row, kernels.get(call.kernel), one.operations))
-        made.write(folder, rows, {"compile": perf_counter() - began}, self._fallen)
+            found, sources = self._write(own, [one.part], [one.operations], [code], None)
+            rows += [replace(call, region=str(one.region)) for call in found]
+            kernels |= sources
+        made.write(folder, rows, kernels, {"compile": perf_counter() - began}, self._fallen)
+
+    def _write(
+        self,
+        folder: Path,
+        parts: Sequence[Part],
+        numbers: Sequence[tuple[int, ...]],
+        sources: Sequence[Generated],
+        division: Division | None,
+    ) -> tuple[list[Kernel | Extern], dict[str, str]]:
+        """Compile parts as one program; returns what it calls, and its kernels in C++."""
+        rows = zip(parts, numbers, sources, strict=True)
+        self._parts += [_Tried(part.text, own, code) for part, own, code in rows]
+        whole = linked(sources, division, numbers, self._kept.name_of)
+        program.write(folder, whole, self._kept, ALLOCATE)
+        kernels = {one.name: one.source for one in whole.kernels}
+        return list(calls(whole.program.steps)), kernels
 
     def _generate(self, part: Part) -> Generated:
         part = replace(part, library=self._library.get(part.text, frozenset()))
@@ -233,18 +248,6 @@ class Attempt:
         self._fallen.append(Fallen("", numbers, printed, How.TEMPLATE))
         return medium
 
-    def _named(
-        self,
-        parts: Sequence[Part],
-        numbers: Sequence[tuple[int, ...]],
-        sources: Sequence[Generated],
-    ) -> list[dict[str, Kernel]]:
-        """The kernels of parts by the names that they have in them; noted for another attempt."""
-        found = program.named(sources, self._kept)
-        rows = zip(parts, numbers, sources, found, strict=True)
-        self._written += [_Written(p.text, n, code.calls, names) for p, n, code, names in rows]
-        return found
-
     def _give(self, part: str, operations: Iterable[int]) -> None:
         """Leave operations of a part to the library."""
         self._library[part] = self._library.get(part, frozenset()).union(operations)
@@ -255,17 +258,18 @@ class Attempt:
         Returns:
             Whether there are some, and not all.
         """
-        failing = kernel_modules.failing([k for one in self._written for k in one.kernels.values()])
+        sources = [source for one in self._parts for source in one.code.sources.values()]
+        name_of = self._kept.name_of
+        failing = kernel_modules.failing([KernelSource(name_of(one), one) for one in sources])
         if failing is None:
             return False
-        for one in self._written:
-            for call in one.calls:
-                kernel = one.kernels.get(call.kernel)
-                if kernel is not None and kernel.name in failing:
+        for one in self._parts:
+            for call in calls(one.code.program.steps):
+                name = name_of(one.code.sources[call.kernel]) if isinstance(call, Kernel) else ""
+                if name in failing:
                     self._give(one.text, call.at)
                     operations = [one.operations[i] for i in call.at]
-                    printed = failing[kernel.name]
-                    self._fallen.append(Fallen(kernel.name, operations, printed, How.FAILED))
+                    self._fallen.append(Fallen(name, operations, failing[name], How.FAILED))
         return True
 
 
@@ -279,7 +283,9 @@ def _generated(part: Part, mode: FakeTensorMode) -> Generated:
     from torch._inductor.utils import BoxedBool
     from torch._inductor.virtualized import V
 
-    noted, flags = Noted(), FLAGS if part.policy == "medium" else FLAGS | AGGRESSIVE
+    from fulgurite.backends.csx.compile import wrapper
+
+    flags = FLAGS if part.policy == "medium" else FLAGS | AGGRESSIVE
     for i, node in enumerate(one for one in part.module.graph.nodes if one.op == "call_function"):
         node.meta["custom"] = {**node.meta.get("custom", {}), AT: i}
         if i in part.library and _computes(node.target):
@@ -293,7 +299,7 @@ def _generated(part: Part, mode: FakeTensorMode) -> Generated:
         warnings.catch_warnings(),
         torch._guards.tracing(context),
         V.set_fake_mode(mode),
-        inductor.patch({**flags, "_pre_fusion_custom_pass": grouped}),
+        inductor.patch({**flags, "_pre_fusion_custom_pass": wrapper.grouped}),
         torch.no_grad(),
     ):
         warnings.filterwarnings("ignore", module=r"torch\.")  # its own deprecations
@@ -302,19 +308,23 @@ def _generated(part: Part, mode: FakeTensorMode) -> Generated:
             *compiler_patches.order_after_writes(),
             *compiler_patches.copies_first(),
             *compiler_patches.local_only_where_read(),
-            *compiler_patches.kernels_later(),
             *compiler_patches.library_in_ci(),
             *(compiler_patches.no_tables() if part.policy == "aggressive" else ()),
             *indices.read_off(),
-            *noted.patches(),
+            *wrapper.plans_of_groups(),
         )
-        with compiler_patches.files_of_this_process_alone(), applied(patches):
+        with (
+            compiler_patches.files_of_this_process_alone(),
+            applied(patches),
+            wrapper.registered("cpu") as written,
+        ):
             compiler_patches.call_as_traced()
-            compiled: Any = compile_fx_inner(
+            compile_fx_inner(
                 part.module, list(part.examples), cudagraphs=BoxedBool(False), is_inference=True
             )
-    constants = dict(compiled.constants or {})
-    return Generated(compiled.source_code, constants, tuple(noted.calls))
+    [one] = written
+    sources = {name: throw_after_loops(source) for name, source in one.sources.items()}
+    return Generated(one.program, sources, one.constants)
 
 
 def _computes(operation: object) -> bool:

@@ -13,36 +13,36 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from fulgurite.backends.csx.compile import steps
 from fulgurite.backends.csx.compile.cache import CompileCache
 from fulgurite.backends.csx.compile.entries import is_whole
 from fulgurite.backends.csx.compile.fingerprint import environment
 from fulgurite.backends.csx.compile.headers import Headers
 from fulgurite.backends.csx.compile.kernel_modules import module_file
+from fulgurite.backends.csx.compile.made import INDEX
 from fulgurite.backends.csx.compile.parts import Part
-from fulgurite.backends.csx.compile.scheduling import PartCall
-from fulgurite.backends.csx.compile.translation_unit import Kernel
+from fulgurite.backends.csx.compile.steps import Program
 from fulgurite.backends.csx.compile.upkeep import entries_in
 
-INDEX = "program.json"  # of a program: which kernel is in which of its modules
 FOLDER = "parts"
 SHARE = 8  # of the bytes that programs may take, parts may take one in so many more
-_SOURCE, _CONSTANTS, _CALLS = "part.py", "constants.pt", "calls.json"
+_PART, _CONSTANTS = "part.json", "constants.pt"
 
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """What the compiler makes of a part: Python with kernels in C++, constants, and the calls."""
+    """What the compiler makes of a part: its program, kernels in C++ by name, and constants."""
 
-    source: str
-    constants: dict[str, Tensor] = field(default_factory=dict)
-    calls: tuple[PartCall, ...] = ()
+    program: Program
+    sources: dict[str, str]
+    constants: dict[str, Tensor]
 
 
 class Kept:
@@ -80,9 +80,9 @@ class Kept:
             key, lambda folder: _write(generate(part, mode), folder), _read
         ).value
 
-    def name_of(self, kernel: Kernel) -> str:
+    def name_of(self, source: str) -> str:
         """The name of a kernel among those of all programs."""
-        return f"kernel_{self._digest(kernel.source)[:32]}"
+        return f"kernel_{self._digest(source)[:32]}"
 
     def lend(self, wanted: set[str], folder: Path) -> list[list[str]]:
         """Copy modules of other programs that have wanted kernels into a folder.
@@ -122,8 +122,8 @@ class Kept:
 
 
 def _write(code: Generated, folder: Path) -> None:
-    (folder / _SOURCE).write_text(code.source)
-    (folder / _CALLS).write_text(json.dumps([asdict(call) for call in code.calls]))
+    kept = {"program": steps.plain(code.program), "sources": code.sources}
+    (folder / _PART).write_text(json.dumps(kept))
     if code.constants:
         torch.save(code.constants, folder / _CONSTANTS)
 
@@ -131,6 +131,5 @@ def _write(code: Generated, folder: Path) -> None:
 def _read(folder: Path) -> Generated:
     constants = folder / _CONSTANTS
     found = torch.load(constants, weights_only=True) if constants.exists() else {}
-    rows = json.loads((folder / _CALLS).read_text())
-    calls = tuple(PartCall(**{**row, "at": tuple(row["at"])}) for row in rows)
-    return Generated((folder / _SOURCE).read_text(), found, calls)
+    kept = json.loads((folder / _PART).read_text())
+    return Generated(steps.typed(kept["program"]), kept["sources"], found)

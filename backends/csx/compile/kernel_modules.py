@@ -17,11 +17,11 @@ from torch._inductor.exc import CppCompileError
 
 from fulgurite.backends.csx.compile.headers import Headers, options
 from fulgurite.backends.csx.compile.processes import compilers
-from fulgurite.backends.csx.compile.translation_unit import MODULE, Kernel, divided, source_of
+from fulgurite.backends.csx.compile.translation_unit import MODULE, KernelSource, divided, source_of
 
 
 def build(
-    kernels: Sequence[Kernel], folder: Path, first: int = 0, headers: Headers | None = None
+    kernels: Sequence[KernelSource], folder: Path, first: int = 0, headers: Headers | None = None
 ) -> list[list[str]]:
     """Compile kernels into modules in a folder; returns the names of each module's kernels.
 
@@ -63,7 +63,7 @@ def build(
     return names
 
 
-def failing(kernels: Sequence[Kernel]) -> dict[str, str] | None:
+def failing(kernels: Sequence[KernelSource]) -> dict[str, str] | None:
     """Which of some kernels the C++ compiler fails on by themselves, and what it prints.
 
     None if that is none of them, or all: then it is not the kernels that fail.

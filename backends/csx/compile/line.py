@@ -18,6 +18,7 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 
 from fulgurite.backends.csx.compile.fingerprint import layout, target_of, text_of
+from fulgurite.backends.csx.compile.steps import Layout
 from fulgurite.backends.csx.graph.graph import Graph, Kind, storage_of
 from fulgurite.backends.csx.graph.op_schema import is_alias, written_nodes
 
@@ -111,12 +112,12 @@ class Line:
                 look(node)
         return list(found)
 
-    def look(self, pick: fx.Node) -> tuple[fx.Node, str]:
-        """The value that a pick is a view of, and its shape, strides and offset in that."""
+    def look(self, pick: fx.Node) -> tuple[fx.Node, Layout]:
+        """The value that a pick is a view of, and its layout in that."""
         (value,) = self._behind[pick]
         view, whole = pick.meta["val"], value.meta["val"]
         offset = view.storage_offset() - whole.storage_offset()
-        return value, f"{tuple(view.shape)}, {view.stride()}, {offset}"
+        return value, (tuple(view.shape), view.stride(), offset)
 
     def item_of(self, value: fx.Node) -> fx.Node:
         """The item that gives a value."""

@@ -13,14 +13,14 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import fx
 
 from fulgurite.backends.csx.compile import compiler_log, library
-from fulgurite.backends.csx.compile.scheduling import PartCall
-from fulgurite.backends.csx.compile.translation_unit import Kernel
+from fulgurite.backends.csx.compile.steps import Extern, Kernel, Program, typed
 from fulgurite.backends.csx.diagnostics.regions import Region
 from fulgurite.backends.csx.diagnostics.user_lines import line_of
 from fulgurite.backends.csx.graph.collectives import is_collective
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.op_schema import is_view
 
+INDEX = "program.json"  # its steps, and which kernel is in which of its modules
 PROGRAM = "program.py"
 _FILE = "made.json"
 
@@ -90,13 +90,15 @@ class Made:
     Args:
         calls: of kernels, in the order in which they run.
         sources: the C++ of the generated kernels, by name.
-        program: the Python that calls them; empty where operations run one by one.
+        steps: of the compiled program; None where operations run one by one.
+        program: the same as Python.
         seconds: what making it took, by phase (``generate``, ``compile``), when it was made.
         fallen: generated kernels that are not used.
     """
 
     calls: tuple[KernelCall, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
+    steps: Program | None = None
     program: str = ""
     seconds: Mapping[str, float] = field(default_factory=dict)
     fallen: tuple[Fallen, ...] = ()
@@ -114,7 +116,8 @@ def one_by_one(graph: Graph) -> Made:
 
 def write(
     folder: Path,
-    calls: Iterable[tuple[PartCall, Kernel | None, tuple[int, ...]]],
+    calls: Iterable[Kernel | Extern],
+    sources: Mapping[str, str],
     seconds: Mapping[str, float],
     fallen: Sequence[Fallen] = (),
 ) -> None:
@@ -122,19 +125,20 @@ def write(
 
     Args:
         folder: of the compiled program.
-        calls: each with its kernel, where that was generated, and the operations of its part.
-        seconds, fallen: as of ``Made``.
+        calls: the steps that compute, with operations as the graph numbers them.
+        sources, seconds, fallen: as of ``Made``.
     """
-    sources: dict[str, str] = {}
-    rows: list[dict[str, Any]] = []
-    for call, kernel, operations in calls:
-        if kernel is not None:
-            sources[kernel.name] = kernel.source
-        numbers = [operations[i] for i in call.at if operations[i] >= 0]
-        name = call.kernel if kernel is None else kernel.name
-        row = {"kernel": name, "generated": call.generated, "operations": sorted(set(numbers))}
-        rows.append({**row, "region": call.region, "template": call.template})
-    told = {"calls": rows, "sources": sources, "seconds": dict(seconds)}
+    rows = [
+        {
+            "kernel": call.kernel,
+            "generated": isinstance(call, Kernel),
+            "operations": call.at,
+            "region": call.region,
+            "template": call.template if isinstance(call, Kernel) else "",
+        }
+        for call in calls
+    ]
+    told = {"calls": rows, "sources": dict(sources), "seconds": dict(seconds)}
     text = json.dumps({**told, "fallen": [asdict(one) for one in fallen]})
     (folder / _FILE).write_text(text)
 
@@ -150,8 +154,8 @@ def read(folder: Path, graph: Graph) -> Made:
     told = json.loads((folder / _FILE).read_text())
     nodes = list(graph.operations())
     inside = [list(row["operations"]) for row in told["calls"]]
-    program = folder / PROGRAM
-    for i, k in _gone_into(nodes, inside) if program.exists() else ():
+    whole = (folder / PROGRAM).exists()
+    for i, k in _gone_into(nodes, inside) if whole else ():
         inside[k].append(i)
     calls = []
     for row, operations in zip(told["calls"], inside, strict=True):
@@ -169,12 +173,13 @@ def read(folder: Path, graph: Graph) -> Made:
                 tuned=f"chosen, {row['template']}" if row["template"] else "",
             )
         )
-    if not program.exists():
+    if not whole:
         calls = _with_others(graph, calls)
     return Made(
         calls=tuple(calls),
         sources=told["sources"],
-        program=program.read_text() if program.exists() else "",
+        steps=typed(json.loads((folder / INDEX).read_text())["program"]) if whole else None,
+        program=(folder / PROGRAM).read_text() if whole else "",
         seconds=told["seconds"],
         fallen=tuple(map(_fallen, told["fallen"])),
     )

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from torch import Tensor, fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
-from fulgurite.backends.csx.compile.fingerprint import described_operations, layout
+from fulgurite.backends.csx.compile import fingerprint
 from fulgurite.backends.csx.compile.line import Line, writes_input
 from fulgurite.backends.csx.compile.repeats import Repeat, repeats
+from fulgurite.backends.csx.compile.steps import Layout
 from fulgurite.backends.csx.graph.graph import Graph
 
 SMALL = 600  # operations: they compile in seconds, and run best as one
@@ -57,9 +58,9 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A view of a value that is made between calls: its shape, strides and offset, as Python."""
+    """A view of a value that is made between calls."""
 
-    view: str
+    layout: Layout
     reads: tuple[int, ...]
     gives: tuple[int, ...]
 
@@ -193,7 +194,12 @@ def as_part(
     module: fx.GraphModule, examples: tuple[Tensor, ...], read_by_others: bool = False
 ) -> Part:
     """A graph as a part."""
-    text = "\n".join([*map(layout, examples), *described_operations(module)])
+    text = "\n".join(
+        [
+            *map(fingerprint.layout, examples),
+            *fingerprint.described_operations(module),
+        ]
+    )
     return Part(module, examples, text, read_by_others)
 
 
@@ -212,10 +218,10 @@ def _assembled(line: Line, cut: dict[int, _Stretch]) -> Division:
             return numbers[value]
         if value not in line.picks:
             return numbers[line.place(value)]
-        whole, view = line.look(value)
+        whole, layout = line.look(value)
         behind = number(whole)
         numbers[value] = len(numbers)
-        calls.append(Look(view, (behind,), (numbers[value],)))
+        calls.append(Look(layout, (behind,), (numbers[value],)))
         return numbers[value]
 
     for start in sorted(cut):

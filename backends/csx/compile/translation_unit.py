@@ -23,21 +23,21 @@ _STATIC = "[[gnu::noinline]] static void kernel("
 class UnknownKernel(RuntimeError):
     """A kernel is not of the form that is known (checked against torch 2.13)."""
 
-    def __init__(self, kernel: Kernel, found: int) -> None:
+    def __init__(self, kernel: KernelSource, found: int) -> None:
         super().__init__(
             f"the compiler wrote {kernel.name} with {found} functions of the known form, not one"
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class KernelSource:
     """A kernel as the compiler writes it: a C++ function ``kernel`` of pointers, with includes."""
 
     name: str
     source: str
 
 
-def divided(kernels: Sequence[Kernel], most: int) -> list[list[Kernel]]:
+def divided(kernels: Sequence[KernelSource], most: int) -> list[list[KernelSource]]:
     """The kernels of each translation unit: as few units as one thread compiles in little time.
 
     Another unit reads the header once more, so a unit gets at least as much to compile as that is.
@@ -48,7 +48,7 @@ def divided(kernels: Sequence[Kernel], most: int) -> list[list[Kernel]]:
         most: units, which is how many the machine compiles at a time.
     """
     total = sum(len(kernel.source) for kernel in kernels)
-    units: list[list[Kernel]] = [[] for _ in range(max(1, min(most, total // UNIT_BYTES)))]
+    units: list[list[KernelSource]] = [[] for _ in range(max(1, min(most, total // UNIT_BYTES)))]
     filled = [0] * len(units)
     for kernel in sorted(kernels, key=lambda kernel: len(kernel.source), reverse=True):
         least = filled.index(min(filled))
@@ -57,7 +57,7 @@ def divided(kernels: Sequence[Kernel], most: int) -> list[list[Kernel]]:
     return [unit for unit in units if unit]
 
 
-def source_of(kernels: Sequence[Kernel]) -> str:
+def source_of(kernels: Sequence[KernelSource]) -> str:
     """The source of a translation unit: each kernel in a namespace of its own, and the binding.
 
     Raises:

@@ -9,8 +9,8 @@ roofline      what bounds a step: compute, memory, or streaming weights
 scaling       how long a step takes on more systems
 values        what calls make and read of a graph
 traffic       bytes that each call moves, and each module; exchange: between processes
-memory        what is alive call by call, and whose it is; statements: of a compiled program's
-              Python; workspace: what torch's kernels take for themselves
+memory        what is alive call by call, and whose it is;
+              workspace: what torch's kernels take for themselves
 
 noting        passes that run and warnings that are shown while a program is built
 costs         FLOPs, bytes, memory and time of a program: the one place that asks for them

@@ -19,10 +19,11 @@ from itertools import accumulate
 import torch
 from torch import fx
 
+from fulgurite.backends.csx.compile.alive import Walk
 from fulgurite.backends.csx.compile.made import Made
+from fulgurite.backends.csx.compile.steps import Program
 from fulgurite.backends.csx.graph.graph import Graph, Role
 from fulgurite.backends.csx.graph.passes.as_traced import changed_early
-from fulgurite.backends.csx.report.statements import Walk
 from fulgurite.backends.csx.report.values import Value, Values, is_backward, module_name
 from fulgurite.backends.csx.report.workspace import workspace_bytes
 
@@ -93,7 +94,9 @@ class Memory:
 
 def memory(graph: Graph, made: Made) -> Memory:
     """What a graph keeps in memory while ``made`` runs it."""
-    points, lives, kept = _compiled(graph, made) if made.program else _one_by_one(graph, made)
+    points, lives, kept = (
+        _one_by_one(graph, made) if made.steps is None else _compiled(graph, made, made.steps)
+    )
     most = max(points, key=lambda p: (p.intermediates_bytes, p.activations_bytes), default=None)
     at_peak = Counter[str]()
     for one in lives:
@@ -128,9 +131,9 @@ _Found = tuple[list[Point], list[_Life], int]
 """The timeline, the lives, and the bytes of what is never freed."""
 
 
-def _compiled(graph: Graph, made: Made) -> _Found:
-    """The program's statements say what is alive, the graph which of it are activations."""
-    values, walk = Values(graph, made.calls), Walk(graph, made)
+def _compiled(graph: Graph, made: Made, program: Program) -> _Found:
+    """The program's steps say what is alive, the graph which of it are activations."""
+    values, walk = Values(graph, made.calls), Walk(graph, program)
     lives = list(_lives(values, held=False))
     return _points(values.operations, walk.alive, lives), lives, walk.kept_bytes
 

@@ -22,7 +22,7 @@ from fulgurite.backends.csx.compile import (
     toolchain,
 )
 from fulgurite.backends.csx.compile.cache import NothingKept
-from fulgurite.backends.csx.compile.static_wrapper import UnknownWrapper
+from fulgurite.backends.csx.compile.steps import UnknownProgram
 from fulgurite.errors import MiscompiledWarning, UnfusedLoss
 
 pytestmark = [pytest.mark.failing_compiler, pytest.mark.numbers]
@@ -48,11 +48,14 @@ def _compile_graph(error: Exception) -> Break:
 
 
 def _the_output_of_the_compiler(patch: pytest.MonkeyPatch) -> str:
-    def unknown(part: Any, mode: Any) -> inductor.Generated:
-        return inductor.Generated("class Program:\n    pass\n")
-
-    patch.setattr(inductor, "_generated", unknown)
-    return "UnknownWrapper: the compiler wrote a program of a form that is not known: no method"
+    inductor._import_compiler()
+    patch.setattr(
+        "torch._inductor.codegen.wrapper.PythonWrapperCodegen.codegen_allocation",
+        lambda wrapper, buffer: wrapper.writeline("buf0 = memory()"),
+    )
+    return (
+        "UnknownProgram: the compiler made a program with a step that is not known: buf0 = memory"
+    )
 
 
 def _a_name_of_the_compiler(patch: pytest.MonkeyPatch) -> str:
@@ -79,7 +82,7 @@ def _empty(folder: Path) -> None:
 
 
 FAILURES: dict[str, Break] = {
-    "an unknown wrapper": _compile_graph(UnknownWrapper("x = 1")),
+    "an unknown wrapper": _compile_graph(UnknownProgram("x = 1")),
     "an attribute": _compile_graph(AttributeError("no attribute 'codegen_node'")),
     "a key": _compile_graph(KeyError("buf25")),
     "an import": _compile_graph(ImportError("cannot import name 'V'")),

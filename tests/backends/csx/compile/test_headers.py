@@ -17,7 +17,7 @@ from fulgurite.backends.csx.compile.background import queue
 from fulgurite.backends.csx.compile.headers import Headers
 from fulgurite.backends.csx.compile.kernel_modules import build, load
 from fulgurite.backends.csx.compile.processes import compilers
-from fulgurite.backends.csx.compile.translation_unit import Kernel
+from fulgurite.backends.csx.compile.translation_unit import KernelSource
 from fulgurite.backends.csx.program import payback
 from fulgurite.commands import cache
 
@@ -42,7 +42,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Headers:
 
 def compiled(folder: Path, found: Headers | None) -> torch.Tensor:
     """What a kernel computes that was compiled into a folder."""
-    names = build([Kernel("halved", HALVED)], folder, headers=found)
+    names = build([KernelSource("halved", HALVED)], folder, headers=found)
     x, out = torch.arange(16.0), torch.empty(16)
     load(folder, names)["halved"](x, out)
     return out

@@ -16,7 +16,8 @@ from fulgurite.backends.csx.compile import inductor, kept, kernel_modules, parts
 from fulgurite.backends.csx.compile.cache import CompileCache
 from fulgurite.backends.csx.compile.kept import Generated, Kept
 from fulgurite.backends.csx.compile.parts import Part
-from fulgurite.backends.csx.compile.translation_unit import Kernel
+from fulgurite.backends.csx.compile.steps import Name, Program
+from fulgurite.backends.csx.compile.translation_unit import KernelSource
 
 pytestmark = pytest.mark.compiler
 
@@ -49,7 +50,7 @@ class Compiled:
             self.generated += 1
             return generate(part, mode)
 
-        def built(kernels: Sequence[Kernel], *where: Any) -> list[list[str]]:
+        def built(kernels: Sequence[KernelSource], *where: Any) -> list[list[str]]:
             self.kernels += len(kernels)
             return build(kernels, *where)
 
@@ -120,12 +121,14 @@ def test_code_for_other_threads_vectors_readers_or_policies_is_other_code(
     def code(part: Part, threads: int = 1) -> str:
         def generate(part: Part, mode: object) -> Generated:
             made.append(len(made))
-            return Generated(f"number {made[-1]}", {"ones": torch.ones(made[-1])})
+            program = Program((Name(f"number {made[-1]}"),), (), ())
+            return Generated(program, {}, {"ones": torch.ones(made[-1])})
 
         mode: Any = None
         found = Kept(cache, threads).part(part, generate, mode)
-        assert torch.equal(found.constants["ones"], torch.ones(int(found.source[-1])))
-        return found.source
+        [name] = found.program.inputs
+        assert torch.equal(found.constants["ones"], torch.ones(int(name[-1])))
+        return str(name)
 
     assert [code(part), code(part)] == ["number 0"] * 2
     assert [code(part, threads=2), code(part, threads=2)] == ["number 1"] * 2
@@ -135,8 +138,7 @@ def test_code_for_other_threads_vectors_readers_or_policies_is_other_code(
     assert [code(other), code(other)] == ["number 3"] * 2
     monkeypatch.setattr("torch._inductor.cpu_vec_isa.pick_vec_isa", lambda: "fewer")
     assert code(part) == "number 4"
-    kernel = Kernel("any", "source")
-    names = {Kept(cache, threads).name_of(kernel) for threads in (1, 2)}
+    names = {Kept(cache, threads).name_of("source") for threads in (1, 2)}
     assert len(names) == 2
 
 

@@ -17,7 +17,7 @@ from torch._inductor.exc import CppCompileError
 
 from fulgurite.backends.csx.compile import translation_unit
 from fulgurite.backends.csx.compile.kernel_modules import build, load
-from fulgurite.backends.csx.compile.translation_unit import Kernel
+from fulgurite.backends.csx.compile.translation_unit import KernelSource
 
 # both have a name of their own in common, as kernels of one program may
 SCALE = """#include <cstdint>
@@ -31,8 +31,8 @@ extern "C"  void  kernel(const float* in_ptr0,
 """
 
 
-def scale(name: str, factor: str) -> Kernel:
-    return Kernel(name, "#include <stdexcept>\n" + SCALE.format(factor=factor))
+def scale(name: str, factor: str) -> KernelSource:
+    return KernelSource(name, "#include <stdexcept>\n" + SCALE.format(factor=factor))
 
 
 @pytest.mark.compiler
@@ -68,9 +68,9 @@ def test_kernels_of_one_module_and_of_several_are_found_by_name_and_run(
 def test_what_cannot_be_compiled_or_loaded_is_an_error_and_leaves_nothing(
     factor: str, told: str, tmp_path: Path
 ) -> None:
-    kernel = Kernel("bad", "int64_t missing();\n" + scale("bad", factor).source)
+    kernel = KernelSource("bad", "int64_t missing();\n" + scale("bad", factor).source)
     with pytest.raises(CppCompileError, match=told):
-        build([Kernel("bad", "#include <cstdint>\n" + kernel.source)], tmp_path)
+        build([KernelSource("bad", "#include <cstdint>\n" + kernel.source)], tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -93,7 +93,7 @@ from fulgurite.backends.patches import applied
 translation_unit.UNIT_BYTES = 1
 async_compile.get_compile_threads = lambda: 2
 text = 'extern "C" void kernel(float* x) {}'
-kernels = [translation_unit.Kernel(name, text) for name in ("a", "b")]
+kernels = [translation_unit.KernelSource(name, text) for name in ("a", "b")]
 try:
     with applied(vector_units.believed()):
         kernel_modules.build(kernels, pathlib.Path(sys.argv[1]))

@@ -6,7 +6,7 @@ import pytest
 
 from fulgurite.backends.csx.compile import translation_unit
 from fulgurite.backends.csx.compile.translation_unit import (
-    Kernel,
+    KernelSource,
     UnknownKernel,
     divided,
     source_of,
@@ -23,11 +23,11 @@ extern "C"  void  kernel(const float* in_ptr0,
 """
 
 
-def kernels(*sizes: int) -> list[Kernel]:
-    return [Kernel(f"k{i}", "x" * size) for i, size in enumerate(sizes)]
+def kernels(*sizes: int) -> list[KernelSource]:
+    return [KernelSource(f"k{i}", "x" * size) for i, size in enumerate(sizes)]
 
 
-def names(units: list[list[Kernel]]) -> list[list[str]]:
+def names(units: list[list[KernelSource]]) -> list[list[str]]:
     return [[kernel.name for kernel in unit] for unit in units]
 
 
@@ -56,7 +56,7 @@ def test_one_kernel_that_is_larger_than_all_others_fills_no_empty_units(
 
 
 def test_what_kernels_include_is_included_once_and_outside_of_their_namespaces() -> None:
-    text = source_of([Kernel("first", KERNEL), Kernel("second", KERNEL)])
+    text = source_of([KernelSource("first", KERNEL), KernelSource("second", KERNEL)])
     assert text.startswith(f"{HEADER}\n#include <atomic>\nnamespace kernel_0 {{\n")
     assert text.count(HEADER) == text.count("#include <atomic>") == 1
     assert 'extern "C"' not in text
@@ -67,4 +67,4 @@ def test_what_kernels_include_is_included_once_and_outside_of_their_namespaces()
 @pytest.mark.parametrize("source", [KERNEL.replace("kernel(", "other("), KERNEL + KERNEL])
 def test_a_kernel_of_another_form_is_an_error_with_its_name(source: str) -> None:
     with pytest.raises(UnknownKernel, match=r"cpp_fused_7 with [02] functions"):
-        source_of([Kernel("cpp_fused_7", source)])
+        source_of([KernelSource("cpp_fused_7", source)])

@@ -15,6 +15,18 @@ from torchmetrics.classification import MulticlassAccuracy
 
 import fulgurite
 from fulgurite.backends.csx.compile.made import KernelCall, Made, Maker, one_by_one
+from fulgurite.backends.csx.compile.steps import (
+    Alias,
+    Alloc,
+    Extern,
+    Free,
+    Item,
+    Kernel,
+    Name,
+    Program,
+    View,
+    calls,
+)
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.report.memory import Memory, memory
 
@@ -69,65 +81,67 @@ def _updated(state: Tensor) -> Tensor:
     return loss
 
 
-PROGRAM = """
-import torch
-buf0 = empty_strided_cpu((2, 3), (3, 1), torch.float32)
-view0 = reinterpret_tensor(buf0, (3, 2), (1, 3), 0)
-
-def call(args):
-    arg0_1, arg1_1 = args
-    args.clear()
-    kernel_a(arg0_1, buf0)
-    buf1 = empty_strided_cpu((2, 2), (2, 1), torch.float32)
-    torch.mm(buf0, view0, out=buf1)
-    del arg0_1
-    buf2 = buf1
-    del buf1
-    buf3 = torch.ops.aten.max.dim(buf2, 1)
-    buf4 = buf3[0]
-    del buf2
-    buf5 = torch.clone(arg1_1)
-    kernel_b(buf4, constant0)
-    del buf3
-    return (buf4,)
-"""
-
-
-def made(*kernels: str) -> Made:
-    """``PROGRAM`` by its kernels' names."""
-    calls = [KernelCall(kernel=k, maker=Maker.GENERATED, operations=()) for k in kernels]
-    return Made(calls=tuple(calls), program=PROGRAM)
+BUF0, BUF1, BUF2, BUF3, BUF4, BUF5 = map(Name, [f"buf{i}" for i in range(6)])
+LEFT, RIGHT, CONSTANT = map(Name, ["arg0_1", "arg1_1", "constant0"])
+ONCE = (
+    Alloc(BUF0, (2, 3), (3, 1), torch.float32),
+    Alias(Name("view0"), View(BUF0, ((3, 2), (1, 3), 0))),
+)
+STEPS = (
+    Kernel(kernel="kernel_a", args=(LEFT, BUF0)),
+    Alloc(BUF1, (2, 2), (2, 1), torch.float32),
+    Extern(
+        function="torch.mm",
+        args=(BUF0, Name("view0")),
+        kwargs=(("out", BUF1),),
+        kernel="aten.mm.out",
+    ),
+    Free(LEFT),
+    Alias(BUF2, BUF1),
+    Free(BUF1),
+    Extern(function="torch.ops.aten.max.dim", args=(BUF2, 1), result=BUF3, kernel="aten.max.dim"),
+    Item(BUF4, BUF3, (0,)),
+    Free(BUF2),
+    Extern(function="torch.clone", args=(RIGHT,), result=BUF5),
+    Kernel(kernel="kernel_b", args=(BUF4, CONSTANT)),
+    Free(BUF3),
+)
+PROGRAM = Program((LEFT, RIGHT), STEPS, (BUF4,), ONCE)
 
 
-def test_a_compiled_program_holds_what_its_statements_do() -> None:
+def made(program: Program) -> Made:
+    """What runs a graph as a compiled program."""
+    found = [
+        KernelCall(kernel=one.kernel, maker=Maker.GENERATED, operations=one.at)
+        for one in calls(program.steps)
+    ]
+    return Made(calls=tuple(found), steps=program, program="its Python")
+
+
+def test_a_compiled_program_holds_what_its_steps_do() -> None:
     graph = graph_of(lambda a, b: a.sum() + b, torch.zeros(2, 3), torch.zeros(100))
-    kernels = ("kernel_a", "aten.mm.out", "aten.max.dim", "MultiOutput", "kernel_b")
-    found = memory(graph, made(*kernels))
+    found = memory(graph, made(PROGRAM))
     maximum = 2 + 2 * 2  # two values, and their two numbers of eight bytes
     copied = 100  # between two calls
-    assert alive(graph, made(*kernels)) == [
-        6,
-        6 + 4,
-        6 + 4 + maximum,
-        6 + maximum + copied,
-        6 + maximum + copied,
+    assert alive(graph, made(PROGRAM)) == [
+        *(6, 6 + 4, 6 + maximum + copied, 6 + maximum + copied),
     ]
     assert found.kept_bytes == 4 * 6
     assert found.resident_bytes == 4 * 106
     assert found.peak_bytes == 4 * (106 + 6 + maximum + copied)
 
 
-def test_the_peak_is_right_where_calls_are_called_otherwise() -> None:
-    graph = graph_of(lambda a, b: a.sum() + b, torch.zeros(2, 3), torch.zeros(100))
-    wanted = memory(graph, made("kernel_a", "aten.mm.out", "aten.max.dim", "kernel_b"))
-    assert memory(graph, made("kernel_a", "nobody", "aten.x.y")).peak_bytes == wanted.peak_bytes
-
-
 def test_of_what_a_constant_goes_into_the_graph_knows_the_size() -> None:
     graph = graph_of(lambda a: a.exp(), torch.zeros(2, 3))
-    call = KernelCall(kernel="aten.exp.default", maker=Maker.LIBRARY, operations=(0,))
-    program = "def call(args):\n    buf0 = torch.ops.aten.exp.default(constant0)"
-    assert alive(graph, Made(calls=(call,), program=program)) == [6]
+    exponential = Extern(
+        function="torch.ops.aten.exp.default",
+        args=(CONSTANT,),
+        result=BUF0,
+        kernel="aten.exp.default",
+        at=(0,),
+    )
+    program = Program((LEFT,), (exponential,), (BUF0,))
+    assert alive(graph, made(program)) == [6]
 
 
 class Normalized(Classifier):
