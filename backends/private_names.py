@@ -289,10 +289,24 @@ REQUIRED: dict[str, dict[str, str]] = {
     "torch._dynamo.config": {
         "patch": "backends/csx/capture/patch_table.py",
     },
+    "torch._inductor.codegen": {
+        "common": "backends/csx/compile/wrapper.py",
+        "wrapper": "backends/csx/compile/wrapper.py",
+    },
+    "torch._inductor.codegen.common": {
+        "FileBackedGraphModule": "backends/csx/compile/wrapper.py",
+    },
+    "torch._inductor.codegen.cpp": {
+        "CppScheduling": "backends/csx/compile/wrapper.py",
+    },
+    "torch._inductor.codegen.wrapper": {
+        "PythonWrapperCodegen": "backends/csx/compile/wrapper.py",
+    },
     "torch._inductor": {
         "config": "backends/csx/compile/compilation.py",
         "cpp_builder": "backends/csx/compile/headers.py",
         "cpu_vec_isa": "backends/csx/compile/headers.py",
+        "ir": "backends/csx/compile/wrapper.py",
     },
     "torch._inductor.config.cpp": {
         "cxx": "backends/csx/compile/toolchain.py",
@@ -313,6 +327,20 @@ REQUIRED: dict[str, dict[str, str]] = {
     "torch._inductor.exc": {
         "CppCompileError": "backends/csx/compile/compiler_log.py",
         "InvalidCxxCompiler": "backends/csx/compile/toolchain.py",
+    },
+    "torch._inductor.memory": {
+        "prepare_planning_info": "backends/csx/compile/wrapper.py",
+    },
+    "torch._inductor.scheduler": {
+        "GroupedSchedulerNode": "backends/csx/compile/wrapper.py",
+        "Scheduler": "backends/csx/compile/wrapper.py",
+    },
+    "torch._inductor.utils": {
+        "LineContext": "backends/csx/compile/wrapper.py",
+        "Placeholder": "backends/csx/compile/wrapper.py",
+    },
+    "torch._inductor.virtualized": {
+        "V": "backends/csx/compile/wrapper.py",
     },
     "torch._ops": {
         "HigherOrderOperator": "backends/csx/compile/fingerprint.py",
@@ -498,6 +526,9 @@ REQUIRED: dict[str, dict[str, str]] = {
         "manual_seed": "backends/csx/contract/refusals.py",
         "seed": "backends/csx/contract/refusals.py",
         "set_rng_state": "backends/csx/contract/refusals.py",
+    },
+    "torch.utils._ordered_set": {
+        "OrderedSet": "backends/csx/compile/wrapper.py",
     },
     "torch.utils._python_dispatch": {
         "TorchDispatchMode": "backends/csx/compile/meanwhile.py",

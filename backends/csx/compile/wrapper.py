@@ -51,13 +51,6 @@ from fulgurite.backends.torch_versions import CHECKED
 
 _DRAW = "torch.ops.fulgurite."
 _PRODUCTS = "extern_kernels"  # torch.mm and the like, under the same names
-_ROOTS = {
-    "aten": "torch.ops.aten",
-    "inductor_ops": "torch.ops.inductor",
-    "_quantized": "torch.ops._quantized",
-}
-"""Names that the compiler's Python has for parts of torch."""
-
 
 @dataclass(slots=True)
 class Written:
@@ -343,7 +336,9 @@ def _function(name: str) -> str:
         own = getattr(importlib.import_module(compiler).extern_kernels, rest)
         is_torchs = own is getattr(torch, rest, None)
         return f"torch.{rest}" if is_torchs else f"{compiler}.{name}"
-    return f"{_ROOTS.get(root, root)}.{rest}"
+    if root not in ("torch", "aten"):
+        raise UnknownProgram(f"a call of {name}")
+    return f"torch.ops.{name}" if root == "aten" else name
 
 
 def _numbers(values: Any) -> tuple[int, ...]:

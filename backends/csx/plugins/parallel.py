@@ -143,8 +143,7 @@ class CSXParallelStrategy(CollectiveStrategy):
         if isinstance(self._layer_sync, TorchSyncBatchNorm):
             self._layer_sync = SyncsBatchNorm(self.processes)
         refuse_other_runs(trainer, self.backend)
-        assert self.model is not None
-        refuse_other_models(self.model)
+        refuse_other_models(trainer.lightning_module)
         super().setup(trainer)
         self.consensus = Consensus(self, trainer)
 
