@@ -275,7 +275,7 @@ REQUIRED: dict[str, dict[str, str]] = {
         "_disabled_torch_function_impl": "backends/csx/state/dropped_gradient.py",
         "_get_mkldnn_enabled": "backends/csx/contract/overrides.py",
         "_jit_get_schemas_for_operator": "backends/csx/contract/scalar_arguments.py",
-        "_set_grad_enabled": "backends/csx/compile/host_fabric.py",
+        "_set_grad_enabled": "backends/csx/compile/host/host_fabric.py",
         "_set_mkldnn_enabled": "backends/csx/hyperparams/torch_optim.py",
         "_swap_tensor_impl": "backends/csx/state/fake_swap.py",
     },
@@ -289,61 +289,26 @@ REQUIRED: dict[str, dict[str, str]] = {
     "torch._dynamo.config": {
         "patch": "backends/csx/capture/patch_table.py",
     },
-    "torch._inductor.codegen": {
-        "common": "backends/csx/compile/wrapper.py",
-        "wrapper": "backends/csx/compile/wrapper.py",
-    },
-    "torch._inductor.codegen.common": {
-        "FileBackedGraphModule": "backends/csx/compile/wrapper.py",
-    },
-    "torch._inductor.codegen.cpp": {
-        "CppScheduling": "backends/csx/compile/wrapper.py",
-    },
-    "torch._inductor.codegen.wrapper": {
-        "PythonWrapperCodegen": "backends/csx/compile/wrapper.py",
-    },
     "torch._inductor": {
-        "config": "backends/csx/compile/compilation.py",
-        "cpp_builder": "backends/csx/compile/headers.py",
-        "cpu_vec_isa": "backends/csx/compile/headers.py",
-        "ir": "backends/csx/compile/wrapper.py",
-    },
-    "torch._inductor.config.cpp": {
-        "cxx": "backends/csx/compile/toolchain.py",
-        "threads": "backends/csx/compile/threads.py",
-    },
-    "torch._inductor.config": {
-        "patch": "backends/csx/graph/passes/functionalize.py",
+        "config": "backends/csx/compile/inductor/generate.py",
+        "cpp_builder": "backends/torch_compiler.py",
+        "cpu_vec_isa": "backends/csx/compile/inductor/toolchain.py",
     },
     "torch._inductor.cpp_builder": {
-        "CppBuilder": "backends/csx/compile/headers.py",
-        "CppTorchOptions": "backends/csx/compile/headers.py",
-        "get_cpp_compiler": "backends/csx/compile/toolchain.py",
-        "is_gcc": "backends/csx/compile/headers.py",
+        "CppBuilder": "backends/torch_compiler.py",
+        "CppTorchOptions": "backends/torch_compiler.py",
+        "get_cpp_compiler": "backends/torch_compiler.py",
+        "is_gcc": "backends/torch_compiler.py",
     },
-    "torch._inductor.cpu_vec_isa": {
-        "pick_vec_isa": "backends/csx/compile/headers.py",
+    "torch._inductor.cpu_vec_isa.VecISA": {
+        "check_build": "backends/csx/compile/inductor/toolchain.py",
     },
     "torch._inductor.exc": {
-        "CppCompileError": "backends/csx/compile/compiler_log.py",
-        "InvalidCxxCompiler": "backends/csx/compile/toolchain.py",
-    },
-    "torch._inductor.memory": {
-        "prepare_planning_info": "backends/csx/compile/wrapper.py",
-    },
-    "torch._inductor.scheduler": {
-        "GroupedSchedulerNode": "backends/csx/compile/wrapper.py",
-        "Scheduler": "backends/csx/compile/wrapper.py",
-    },
-    "torch._inductor.utils": {
-        "LineContext": "backends/csx/compile/wrapper.py",
-        "Placeholder": "backends/csx/compile/wrapper.py",
-    },
-    "torch._inductor.virtualized": {
-        "V": "backends/csx/compile/wrapper.py",
+        "CppCompileError": "backends/csx/compile/inductor/generate.py",
+        "InvalidCxxCompiler": "backends/torch_compiler.py",
     },
     "torch._ops": {
-        "HigherOrderOperator": "backends/csx/compile/fingerprint.py",
+        "HigherOrderOperator": "backends/csx/compile/store/fingerprint.py",
         "OpOverload": "backends/csx/capture/comparison.py",
     },
     "torch._ops.OpOverload": {
@@ -394,7 +359,7 @@ REQUIRED: dict[str, dict[str, str]] = {
         "_validate_args": "backends/csx/hyperparams/torch_optim.py",
     },
     "torch.fx._lazy_graph_module": {
-        "_LazyGraphModule": "backends/csx/compile/parts.py",
+        "_LazyGraphModule": "backends/csx/compile/programs/parts.py",
         "_use_lazy_graph_module": "backends/csx/capture/trace.py",
     },
     "torch.fx._symbolic_trace": {
@@ -469,7 +434,7 @@ REQUIRED: dict[str, dict[str, str]] = {
         "_scaled_dot_product_flash_attention_for_cpu": "backends/csx/report/measured.py",
         "_scaled_dot_product_flash_attention_for_cpu_backward": "backends/csx/report/measured.py",
         "_softmax": "backends/csx/report/timing.py",
-        "_to_copy": "backends/csx/compile/library.py",
+        "_to_copy": "backends/csx/compile/programs/library.py",
         "_unsafe_index": "backends/csx/graph/passes/cbfloat16.py",
         "_unsafe_view": "backends/csx/graph/passes/cbfloat16.py",
         "_upsample_nearest_exact1d": "backends/csx/graph/passes/decompositions.py",
@@ -527,11 +492,8 @@ REQUIRED: dict[str, dict[str, str]] = {
         "seed": "backends/csx/contract/refusals.py",
         "set_rng_state": "backends/csx/contract/refusals.py",
     },
-    "torch.utils._ordered_set": {
-        "OrderedSet": "backends/csx/compile/wrapper.py",
-    },
     "torch.utils._python_dispatch": {
-        "TorchDispatchMode": "backends/csx/compile/meanwhile.py",
+        "TorchDispatchMode": "backends/csx/compile/background/meanwhile.py",
         "_disable_current_modes": "backends/csx/capture/logs.py",
     },
     "torch.utils": {

@@ -26,9 +26,9 @@ from cutting import cutting
 from selection import MARKS, Passed, Selection, is_drawn, needs_of
 
 from fulgurite.backends import reset_backend
-from fulgurite.backends.csx.compile.cache_folder import users_folder
-from fulgurite.backends.csx.compile.headers import Headers
-from fulgurite.backends.csx.compile.toolchain import CompilerFailed, toolchain_missing
+from fulgurite.backends.csx.compile.inductor.headers import Headers
+from fulgurite.backends.csx.compile.inductor.toolchain import CompilerFailed, toolchain_missing
+from fulgurite.backends.csx.compile.store.cache_folder import users_folder
 from fulgurite.backends.csx.graph.passes import looking
 from fulgurite.backends.csx.graph.verify import verify
 

@@ -21,6 +21,7 @@ FLOORS = {
         *("diagnostics", "graph", "compile", "report", "state", "hyperparams"),
         *("contract", "capture", "program", "plugins"),
     ),
+    "backends/csx/compile": (*("store", "programs", "inductor", "checking", "background", "host"),),
     "trainer/config": ("document", "types", "legacy", "schema", "run"),
 }
 """Rooms inside rooms, from the ground up: each imports from itself and from those before it."""
@@ -120,6 +121,20 @@ def test_imports_never_flow_up_inside_a_house(house: str, room: str) -> None:
         if name.startswith(f"{package}.{other}.")
     ]
     assert wrong == []
+
+
+def test_one_room_and_one_file_import_the_compiler() -> None:
+    found = {
+        str(path)
+        for path in files(*ROOMS)
+        for _, name in imported(parsed(path))
+        if name.startswith("torch._inductor")
+    }
+    room = "backends/csx/compile/inductor"
+    assert {path for path in found if not path.startswith(f"{room}/")} == {
+        "backends/torch_compiler.py"
+    }
+    assert len(found) <= 4
 
 
 def test_one_file_alone_compares_versions() -> None:

@@ -3,7 +3,9 @@ those about parameter files and checkpoints.
 """
 
 from fulgurite.backends.checkpoints.damage import CheckpointError as CheckpointError
-from fulgurite.backends.csx.compile.selfcheck import MiscompiledWarning as MiscompiledWarning
+from fulgurite.backends.csx.compile.checking.selfcheck import (
+    MiscompiledWarning as MiscompiledWarning,
+)
 from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning as FrozenValueWarning
 from fulgurite.backends.csx.diagnostics.errors import BatchesDiffer as BatchesDiffer
 from fulgurite.backends.csx.diagnostics.errors import ConditionalOnTensor as ConditionalOnTensor

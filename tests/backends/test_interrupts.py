@@ -16,7 +16,7 @@ from harness import csx
 from torch import nn
 
 import fulgurite
-from fulgurite.backends.csx.compile.entries import is_whole
+from fulgurite.backends.csx.compile.store.entries import is_whole
 from fulgurite.backends.csx.state.snapshot import Snapshot
 from fulgurite.backends.interrupts import interrupted_once, shielded
 

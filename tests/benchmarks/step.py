@@ -43,7 +43,7 @@ import verdicts  # noqa: E402
 from models import ACCURACY, LOSS, NOTHING, Model  # noqa: E402
 from turns import Contender, one_arena, rounds  # noqa: E402
 
-from fulgurite.backends.csx.compile.toolchain import cpu_name  # noqa: E402
+from fulgurite.backends.csx.compile.inductor.toolchain import cpu_name  # noqa: E402
 
 PACKAGES = ("torch", "lightning", "torchmetrics", "accelerate", "jax", "optax", "keras")
 FRESH = "fresh"

@@ -26,7 +26,7 @@ from torch.utils.data import (
 
 from fulgurite.backends.csx.compile.fabric import Loaded
 from fulgurite.backends.csx.compile.fabrics import FABRICS
-from fulgurite.backends.csx.compile.host_fabric import HostFabric
+from fulgurite.backends.csx.compile.host.host_fabric import HostFabric
 from fulgurite.backends.csx.program import report
 from fulgurite.loops import feeding
 from fulgurite.loops.feeding import FEWEST, SAMPLE, FeedingTimes

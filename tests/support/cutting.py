@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fulgurite.backends.csx.compile import host_fabric, inductor, parts
 from fulgurite.backends.csx.compile.fabric import Call
-from fulgurite.backends.csx.compile.line import Line
-from fulgurite.backends.csx.compile.parts import Division, Look
-from fulgurite.backends.csx.compile.repeats import Repeat
+from fulgurite.backends.csx.compile.host import host_fabric
+from fulgurite.backends.csx.compile.inductor import generate as inductor
+from fulgurite.backends.csx.compile.programs import parts
+from fulgurite.backends.csx.compile.programs.line import Line, Repeat
+from fulgurite.backends.csx.compile.programs.parts import Division, Look
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.passes import INTERPRETER_PASSES, lower
 

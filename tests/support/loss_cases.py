@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 import fulgurite
 from fulgurite.backends.csx.compile.fabric import Loaded
-from fulgurite.backends.csx.compile.host_fabric import HostFabric
-from fulgurite.backends.csx.compile.made import Maker
+from fulgurite.backends.csx.compile.host.host_fabric import HostFabric
+from fulgurite.backends.csx.compile.programs.made import Maker
 
 B, C, D, T = 6, 5, 4, 3
 REDUCTIONS = ("none", "mean", "sum")

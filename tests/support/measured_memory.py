@@ -16,9 +16,9 @@ from unittest import mock
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from fulgurite.backends.csx.compile.checking.selfcheck import SelfCheck
 from fulgurite.backends.csx.compile.fabric import Loaded
-from fulgurite.backends.csx.compile.host_fabric import HostFabric
-from fulgurite.backends.csx.compile.selfcheck import SelfCheck
+from fulgurite.backends.csx.compile.host.host_fabric import HostFabric
 from fulgurite.backends.csx.report.memory import Memory, memory
 
 _RUN = 3

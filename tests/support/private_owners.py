@@ -207,6 +207,9 @@ STANDS_FOR: dict[tuple[str, str], tuple[str, ...]] = {
     (f"{_CSX}/capture/trainer_state.py", "TrainerState"): tuple(
         f"{_L}.trainer.states.TrainerState.{name}" for name in ("stage", "fn")
     ),
+    (f"{_CSX}/compile/inductor/toolchain.py", "vector_units.VecISA"): (
+        "torch._inductor.cpu_vec_isa.VecISA.check_build",
+    ),
     (f"{_CSX}/contract/changes.py", "nn.Module"): tuple(
         f"{_NN}.{name}"
         for name in (

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fulgurite.backends.csx.compile.background import Job
-from fulgurite.backends.csx.compile.cache import CompileCache, UnfitEntry
-from fulgurite.backends.csx.compile.compilation import Compilation
-from fulgurite.backends.csx.compile.host_fabric import CSXBackend, HostFabric, Loaded
+from fulgurite.backends.csx.compile.background.compilation import Compilation
+from fulgurite.backends.csx.compile.background.queue import Job
+from fulgurite.backends.csx.compile.host.host_fabric import CSXBackend, HostFabric, Loaded
+from fulgurite.backends.csx.compile.store.cache import CompileCache, UnfitEntry
 
 KEY = "0" * 64
 """The program's, in the cache."""

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset
 
 import fulgurite
-from fulgurite.backends.csx.compile.selfcheck import MiscompiledWarning, SelfCheck
+from fulgurite.backends.csx.compile.checking.selfcheck import MiscompiledWarning, SelfCheck
 from fulgurite.backends.csx.graph.collectives import is_collective, is_wait
 from fulgurite.backends.csx.plugins.parallel import CSXParallelStrategy
 from fulgurite.backends.csx.program import audit

@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from fulgurite.backends.csx.compile.cache import LIMIT_VARIABLE, CompileCache, Fetched
+from fulgurite.backends.csx.compile.store.cache import LIMIT_VARIABLE, CompileCache, Fetched
 
 COUNT = 6
 KEYS = [hashlib.sha256(bytes([i])).hexdigest() for i in range(COUNT)]

@@ -30,8 +30,12 @@ TABLE = ROOT / "backends" / "private_names.py"
 ROOMS = ("backends", "callbacks", "loops", "trainer")
 COMPILER = ("backends/csx/compile/", "backends/csx/graph/passes/decompositions.py")
 """Where what is made for the compiler is made."""
-OUTSIDE = ("host_fabric.py", "threads.py", "toolchain.py", "background.py")
+OUTSIDE = ("host_fabric.py", "threads.py", "toolchain.py", "queue.py")
 """Files of the compiler's room whose functions do not run below ``failures_told`` alone."""
+IMPORTED_LATE = ("inductor/changes.py", "inductor/wrapper.py")
+"""Files of it that are imported when a graph is compiled, below that too."""
+GATEWAY = "backends/torch_compiler.py"
+"""What its functions import is asked for where a step is traced, or compiled."""
 
 
 def allowed() -> dict[str, str]:
@@ -208,8 +212,10 @@ class _File:
     def _kind(self, node: ast.AST) -> str:
         """What happens where a name is gone that is used here."""
         below = self._file.startswith(COMPILER) and not self._file.endswith(OUTSIDE)
-        if below and (self._function(node) is not None or self._file.endswith("lowerings.py")):
+        if below and (self._function(node) is not None or self._file.endswith(IMPORTED_LATE)):
             return COMPILED
+        if self._file == GATEWAY and self._function(node) is not None:
+            return LATE
         above: ast.AST | None = node
         while above is not None:
             if isinstance(above, ast.Try) and "UnsupportedVersion" in ast.dump(above):

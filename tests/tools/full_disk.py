@@ -19,9 +19,9 @@ from pathlib import Path
 
 from damage_cache import KEYS, build, files_of, load
 
-from fulgurite.backends.csx.compile import cache_folder
-from fulgurite.backends.csx.compile.cache import CompileCache, NothingKept
-from fulgurite.backends.csx.compile.entries import is_whole
+from fulgurite.backends.csx.compile.store import cache_folder
+from fulgurite.backends.csx.compile.store.cache import CompileCache, NothingKept
+from fulgurite.backends.csx.compile.store.entries import is_whole
 
 KEY = KEYS[0]
 DISK_KIB = 256

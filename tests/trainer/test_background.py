@@ -20,10 +20,11 @@ import torch
 from harness import Run, assert_same_run, fit, make_trainer
 from models import GAN, Classifier, Measured, convnet, loader, mlp, pictures
 
-from fulgurite.backends.csx.compile import background, later
-from fulgurite.backends.csx.compile.compilation import Compilation
+from fulgurite.backends.csx.compile.background import later
+from fulgurite.backends.csx.compile.background import queue as background
+from fulgurite.backends.csx.compile.background.compilation import Compilation
 from fulgurite.backends.csx.compile.fabric import Call, Loaded
-from fulgurite.backends.csx.compile.headers import HEADER
+from fulgurite.backends.csx.compile.inductor.headers import HEADER
 from fulgurite.backends.csx.program import report, speed
 from fulgurite.backends.csx.program.speed import STRETCH_STEPS
 from fulgurite.backends.csx.program.step_function import StepFunction

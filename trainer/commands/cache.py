@@ -12,15 +12,18 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from fulgurite.backends.csx.compile import headers, kept
-from fulgurite.backends.csx.compile.cache import REPORTS, CompileCache, limit_bytes
-from fulgurite.backends.csx.compile.cache_folder import users_folder
-from fulgurite.backends.csx.compile.upkeep import Entry, begun_in, entries_in
+from fulgurite.backends.csx.compile.inductor.headers import FOLDER as HEADERS
+from fulgurite.backends.csx.compile.inductor.headers import SHARE as HEADERS_SHARE
+from fulgurite.backends.csx.compile.inductor.kept import FOLDER as PARTS
+from fulgurite.backends.csx.compile.inductor.kept import SHARE as PARTS_SHARE
+from fulgurite.backends.csx.compile.store.cache import REPORTS, CompileCache, limit_bytes
+from fulgurite.backends.csx.compile.store.cache_folder import users_folder
+from fulgurite.backends.csx.compile.store.upkeep import Entry, begun_in, entries_in
 from fulgurite.callbacks.count_params import human
 
 _DAY_S = 86400
 _KEY_SHOWN = 12
-_SHARES = {"": 1, kept.FOLDER: kept.SHARE, headers.FOLDER: headers.SHARE}
+_SHARES = {"": 1, PARTS: PARTS_SHARE, HEADERS: HEADERS_SHARE}
 """The folders of a cache, by their names in it; each may take one in so many bytes of the limit."""
 
 

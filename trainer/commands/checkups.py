@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch._inductor.exc import CppCompileError
 
-from fulgurite.backends.csx.compile import toolchain, vector_units
-from fulgurite.backends.csx.compile.cache import CompileCache
-from fulgurite.backends.csx.compile.cache_folder import users_folder
-from fulgurite.backends.csx.compile.headers import Headers
+from fulgurite.backends.csx.compile.inductor import toolchain
+from fulgurite.backends.csx.compile.inductor.headers import Headers
+from fulgurite.backends.csx.compile.store.cache import CompileCache
+from fulgurite.backends.csx.compile.store.cache_folder import users_folder
 from fulgurite.backends.patches import applied
 from fulgurite.backends.supported import TESTED
+from fulgurite.backends.torch_compiler import CppCompileError
 from fulgurite.callbacks.count_params import human
 from fulgurite.commands.cache import contents
 from fulgurite.commands.self_test import LIMIT_S, MODEL, TOLERANCE, Outcome
@@ -85,8 +85,8 @@ def header(found: CompileCache | None) -> Finding:
 def processor() -> Finding:
     """The processor's name and its vector units."""
     try:
-        with applied(vector_units.believed()):
-            unit = vector_units.chosen()
+        with applied(toolchain.believed()):
+            unit = toolchain.chosen()
     except (ImportError, AttributeError) as error:  # a version that has them elsewhere
         text = f"{toolchain.cpu_name()}; torch does not say its vector units: {error}"
         return Finding("processor", text, f"pip install 'torch{TESTED['torch']}'")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from fulgurite.backends.csx.compile.cache import CompileCache
+from fulgurite.backends.csx.compile.store.cache import CompileCache
 from fulgurite.commands import checkups, processes
 from fulgurite.commands.checkups import Finding
 from fulgurite.commands.self_test import Outcome, OutOfTime, self_test

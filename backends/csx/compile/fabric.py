@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fulgurite.backends.csx.compile.made import Made
+from fulgurite.backends.csx.compile.programs.made import Made
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.votes import Votes

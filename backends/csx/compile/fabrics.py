@@ -6,7 +6,7 @@ import torch
 
 from fulgurite.backends.backend import Backend, current_backend
 from fulgurite.backends.csx.compile.fabric import Fabric
-from fulgurite.backends.csx.compile.host_fabric import HostFabric
+from fulgurite.backends.csx.compile.host.host_fabric import HostFabric
 from fulgurite.backends.csx.config import CSXBackend
 
 FABRICS: dict[str, type[Fabric]] = {"auto": HostFabric, "host": HostFabric}

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import fx
 
-from fulgurite.backends.csx.compile.made import KernelCall, Made, Maker
+from fulgurite.backends.csx.compile.programs.made import KernelCall, Made, Maker
 from fulgurite.backends.csx.diagnostics.user_lines import line_of, module_of, split_backward
 from fulgurite.backends.csx.graph.flops import Product
 from fulgurite.backends.csx.graph.graph import Graph

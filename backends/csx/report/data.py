@@ -16,7 +16,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, fx
 
 from fulgurite.backends.csx.compile.fabric import Loaded
-from fulgurite.backends.csx.compile.made import KernelCall, Made, Maker
+from fulgurite.backends.csx.compile.programs.made import KernelCall, Made, Maker
 from fulgurite.backends.csx.diagnostics.user_lines import line_of
 from fulgurite.backends.csx.graph.collectives import is_collective
 from fulgurite.backends.csx.graph.flops import Product

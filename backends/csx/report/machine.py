@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from fulgurite.backends.csx.compile.idle_threads import idle_threads
-from fulgurite.backends.csx.compile.threads import set_threads
-from fulgurite.backends.csx.compile.toolchain import cpu_name
+from fulgurite.backends.csx.compile.background.threads import set_threads
+from fulgurite.backends.csx.compile.host.idle_threads import idle_threads
+from fulgurite.backends.csx.compile.inductor.toolchain import cpu_name
 from fulgurite.backends.csx.report.measured import Measured, measure
 
 

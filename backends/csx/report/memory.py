@@ -19,9 +19,9 @@ from itertools import accumulate
 import torch
 from torch import fx
 
-from fulgurite.backends.csx.compile.alive import Walk
-from fulgurite.backends.csx.compile.made import Made
-from fulgurite.backends.csx.compile.steps import Program
+from fulgurite.backends.csx.compile.programs.alive import Walk
+from fulgurite.backends.csx.compile.programs.made import Made
+from fulgurite.backends.csx.compile.programs.steps import Program
 from fulgurite.backends.csx.graph.graph import Graph, Role
 from fulgurite.backends.csx.graph.passes.as_traced import changed_early
 from fulgurite.backends.csx.report.values import Value, Values, is_backward, module_name

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from fulgurite.backends.csx.compile.made import Made
+from fulgurite.backends.csx.compile.programs.made import Made
 from fulgurite.backends.csx.graph.flops import Product
 from fulgurite.backends.csx.graph.graph import Graph, Kind
 from fulgurite.backends.csx.report.machine import CS2, CS3, H200, Machine

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor, fx
 
-from fulgurite.backends.csx.compile.made import KernelCall, Made, Maker
+from fulgurite.backends.csx.compile.programs.made import KernelCall, Made, Maker
 from fulgurite.backends.csx.graph.flops import flops_of
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.op_schema import is_view, operation_name

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from fulgurite.backends.csx.compile.made import Made
+from fulgurite.backends.csx.compile.programs.made import Made
 from fulgurite.backends.csx.graph.collectives import is_wait
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.op_schema import written_nodes

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from fulgurite import cli
-from fulgurite.backends.csx.compile.cache import CompileCache
-from fulgurite.backends.csx.compile.upkeep import locked_key
+from fulgurite.backends.csx.compile.store.cache import CompileCache
+from fulgurite.backends.csx.compile.store.upkeep import locked_key
 from fulgurite.commands.cache import ago
 
 KEYS = sorted(hashlib.sha256(bytes([i])).hexdigest() for i in range(4))

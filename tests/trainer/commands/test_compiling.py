@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fulgurite import cli
-from fulgurite.backends.csx.compile.cache_folder import users_folder
-from fulgurite.backends.csx.compile.upkeep import entries_in
+from fulgurite.backends.csx.compile.store.cache_folder import users_folder
+from fulgurite.backends.csx.compile.store.upkeep import entries_in
 
 SCRIPT = """
 import argparse

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from fulgurite import cli
-from fulgurite.backends.csx.compile import toolchain
-from fulgurite.backends.csx.compile.cache import CompileCache
-from fulgurite.backends.csx.compile.headers import Headers
+from fulgurite.backends.csx.compile.inductor import toolchain
+from fulgurite.backends.csx.compile.inductor.headers import Headers
+from fulgurite.backends.csx.compile.store.cache import CompileCache
 from fulgurite.commands import checkups, doctor, processes, self_test
 from fulgurite.commands.self_test import Outcome, OutOfTime
 

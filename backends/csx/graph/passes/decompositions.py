@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
+from fulgurite.backends import torch_compiler
 from fulgurite.backends.csx.graph.lstm import WRITTEN_OUT
 from fulgurite.backends.csx.graph.op_schema import is_random
 from fulgurite.backends.patches import applied, patches_of
@@ -45,8 +46,7 @@ def _compilers_table() -> dict[Any, Any]:
         why = "it asks for the same list 29 times, 0.1 s of CPU (measured)"
         names = {"_materialize_cpp_cia_ops": every}
         with applied(patches_of(utils, names, why=why, checked=CHECKED)):
-            from torch._inductor.decomposition import select_decomp_table
-
+            table = torch_compiler.decompositions()
         prims = torch.ops.prims  # defined with the table
         pooled = prims._low_memory_max_pool_with_offsets
         places = prims._low_memory_max_pool_offsets_to_indices
@@ -54,7 +54,7 @@ def _compilers_table() -> dict[Any, Any]:
         raise UnsupportedVersion("torch", f"lacks what programs are made with: {error}") from error
     aten = torch.ops.aten
     return {
-        **select_decomp_table(),
+        **table,
         aten.max_pool2d_with_indices.default: functools.partial(_max_pool, pooled, places, 2),
         aten.max_pool3d_with_indices.default: functools.partial(_max_pool, pooled, places, 3),
     }

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._inductor import config as inductor
 from torch.fx import traceback
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -28,6 +27,7 @@ from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.passes.decompositions import decompositions
 from fulgurite.backends.csx.graph.passes.memories import is_plain, memories_of, with_new_views
 from fulgurite.backends.csx.graph.passes.rewriting import NotPlain, Rewriting
+from fulgurite.backends.torch_compiler import options
 
 
 def functionalize(graph: Graph) -> Graph:
@@ -53,7 +53,7 @@ def _traced(graph: Graph, run: Any, table: dict[Any, Any]) -> Graph:
     """What ``run`` does with a graph's inputs."""
     examples = [item.example for item in graph.inputs]
     # the flag marks the operations that eagerly are kernels, after which the compiler then rounds
-    rounding = inductor.patch(emulate_precision_casts=True)
+    rounding = options.patch(emulate_precision_casts=True)
     lazy = _use_lazy_graph_module(True)  # no pass runs the graph's Python
     with graph.mode, torch.no_grad(), traceback.preserve_node_meta(), rounding, lazy:
         module = make_fx(

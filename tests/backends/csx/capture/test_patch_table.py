@@ -21,7 +21,7 @@ from optimizers import Moving
 
 from fulgurite.backends import patches
 from fulgurite.backends.csx.capture import patch_table
-from fulgurite.backends.csx.compile import compiler_patches
+from fulgurite.backends.csx.compile.inductor import changes
 from fulgurite.backends.csx.diagnostics.errors import HostRead
 from fulgurite.backends.patches import MISSING, Patch
 from fulgurite.backends.torch_versions import DROPS_COPIES, LOSES_ORDER
@@ -91,9 +91,9 @@ def test_every_row_has_a_target_a_reason_and_a_version(table: list[Patch]) -> No
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")  # torch's own
 def test_the_rows_of_the_compilers_bugs_name_the_issues() -> None:
     rows = [
-        *compiler_patches.order_after_writes(),
-        *compiler_patches.copies_first(),
-        *compiler_patches.local_only_where_read(),
+        *changes.order_after_writes(),
+        *changes.copies_first(),
+        *changes.local_only_where_read(),
     ]
     assert len(rows) == LOSES_ORDER + DROPS_COPIES + 1
     for patch in rows:

@@ -13,7 +13,7 @@ from harness import assert_same_run, both, fit
 from models import CLASSES, Classifier, convnet, loader, mlp, pictures
 from torch import Tensor, nn
 
-from fulgurite.backends.csx.compile.fingerprint import program_key
+from fulgurite.backends.csx.compile.store.fingerprint import program_key
 from fulgurite.backends.csx.graph.graph import Graph, Kind, Later
 from fulgurite.backends.csx.graph.passes import as_traced, looking
 from fulgurite.backends.csx.graph.passes.as_traced import changed_early, lowered

@@ -17,9 +17,10 @@ from models import GAN, Classifier, Measured, loader, mlp
 from torch import Tensor
 
 import fulgurite
-from fulgurite.backends.csx.compile import compilation, later, toolchain
+from fulgurite.backends.csx.compile.background import compilation, later
 from fulgurite.backends.csx.compile.fabric import Loaded
-from fulgurite.backends.csx.compile.host_fabric import HostFabric
+from fulgurite.backends.csx.compile.host.host_fabric import HostFabric
+from fulgurite.backends.csx.compile.inductor import toolchain
 from fulgurite.backends.csx.diagnostics.errors import ConditionalOnTensor, HostRead, InputChanged
 from fulgurite.backends.csx.graph import rng
 from fulgurite.backends.csx.program import report

@@ -13,7 +13,7 @@ import torch
 from harness import fit, make_trainer
 from models import GAN, Classifier, loader, mlp
 
-from fulgurite.backends.csx.compile import background
+from fulgurite.backends.csx.compile.background import queue as background
 from fulgurite.backends.csx.program import payback, report
 from fulgurite.backends.csx.program.payback import Payback
 

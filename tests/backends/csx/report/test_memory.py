@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
 
 import fulgurite
-from fulgurite.backends.csx.compile.made import KernelCall, Made, Maker, one_by_one
-from fulgurite.backends.csx.compile.steps import (
+from fulgurite.backends.csx.compile.programs.made import KernelCall, Made, Maker, one_by_one
+from fulgurite.backends.csx.compile.programs.steps import (
     Alias,
     Alloc,
     Extern,

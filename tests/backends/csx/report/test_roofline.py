@@ -9,7 +9,7 @@ import torch
 from graphs import graph_of
 from torch import Tensor
 
-from fulgurite.backends.csx.compile.made import one_by_one
+from fulgurite.backends.csx.compile.programs.made import one_by_one
 from fulgurite.backends.csx.graph.flops import products_of
 from fulgurite.backends.csx.graph.graph import Kind
 from fulgurite.backends.csx.report.machine import Machine

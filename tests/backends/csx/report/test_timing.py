@@ -9,7 +9,7 @@ import torch
 from graphs import graph_of, operations
 from torch import Tensor
 
-from fulgurite.backends.csx.compile.made import KernelCall, Made, Maker, one_by_one
+from fulgurite.backends.csx.compile.programs.made import KernelCall, Made, Maker, one_by_one
 from fulgurite.backends.csx.report.machine import CS2, Machine
 from fulgurite.backends.csx.report.measured import Curve, Measured
 from fulgurite.backends.csx.report.timing import predicted_s

@@ -14,7 +14,7 @@ from harness import fit
 from models import Classifier, convnet, loader, pictures
 from torch import Tensor, nn
 
-from fulgurite.backends.csx.compile.made import KernelCall, Made, Maker, one_by_one
+from fulgurite.backends.csx.compile.programs.made import KernelCall, Made, Maker, one_by_one
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.report.statements import Walk
 from fulgurite.backends.csx.report.traffic import Traffic, by_module, traffic

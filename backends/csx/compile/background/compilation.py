@@ -1,0 +1,156 @@
+"""A graph and its compiled code in the cache: looked up, made by this process, or by the worker."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+from fulgurite.backends.csx.compile.checking import narrowing
+from fulgurite.backends.csx.compile.fabric import Call, Shown
+from fulgurite.backends.csx.compile.inductor import fused, toolchain
+from fulgurite.backends.csx.compile.inductor.generate import check_regions, compile_graph
+from fulgurite.backends.csx.compile.inductor.kept import Kept
+from fulgurite.backends.csx.compile.inductor.program import load as load_program
+from fulgurite.backends.csx.compile.inductor.toolchain import (
+    CompilerFailed,
+    NoToolchain,
+    failures_told,
+)
+from fulgurite.backends.csx.compile.programs import made
+from fulgurite.backends.csx.compile.programs.made import PROGRAM, Made
+from fulgurite.backends.csx.compile.programs.steps import Target
+from fulgurite.backends.csx.compile.store.cache import (
+    CompileCache,
+    Fetched,
+    NothingKept,
+    UnfitEntry,
+)
+from fulgurite.backends.csx.compile.store.fingerprint import described_inputs, program_key
+from fulgurite.backends.csx.graph.graph import Graph
+from fulgurite.backends.torch_compiler import options
+
+_INPUTS = "inputs.txt"
+
+
+class Compilation:
+    """A graph that is compiled into a cache.
+
+    Args:
+        graph: the graph.
+        cache: where its compiled code lies.
+        threads: how many compute it.
+        policy, target: as of ``compile_graph``.
+
+    Attributes:
+        key: of its compiled code.
+        library: operations that the library's kernels compute: generated ones were found wrong.
+    """
+
+    def __init__(
+        self, graph: Graph, cache: CompileCache, threads: int, policy: str, target: Target
+    ) -> None:
+        self._graph, self._cache, self._policy, self._target = graph, cache, policy, target
+        self._kept = Kept(cache, threads)
+        self.key = self._key_without(frozenset())
+        self.library = narrowing.heard(cache.marked(self.key))
+        if self.library:
+            self.key = self._key_without(self.library)
+
+    @property
+    def folder(self) -> Path:
+        """Of the compiled code."""
+        return self._cache.folder / self.key
+
+    def fetch(self, shown: Shown) -> Fetched[Call]:
+        """The compiled code, made now where there is none."""
+        return self._cache.fetch(
+            self.key,
+            build=lambda folder: self._build(folder, shown, self.library),
+            load=self._load,
+            waiting=lambda: shown("waiting for another process that compiles"),
+        )
+
+    def find(self) -> Fetched[Call] | None:
+        """The compiled code, where there is some."""
+        return self._cache.find(self.key, self._load)
+
+    def check_regions(self) -> None:
+        """See that each fused region of the graph is one kernel.
+
+        Raises:
+            UnfusedLoss: it is not.
+        """
+        if fused.has_regions(self._graph):
+            check_regions(self._graph, self._kept, self._target)
+
+    def made(self) -> Made:
+        """What runs the graph, compiled."""
+        return made.read(self.folder, self._graph)
+
+    def in_background(self) -> str | None:
+        """Compile, in the worker; returns why that failed, if it did."""
+        try:
+            with failures_told():
+                self._compiled_here(self.library)
+        except NoToolchain as missing:
+            if isinstance(missing, CompilerFailed):
+                print(missing.printed)  # the worker's output is the log
+            return str(missing)
+        return None
+
+    def narrowed(self, found: Fetched[Call], reference: Call, report: Path) -> str | None:
+        """Compile all but the kernels that are wrong; returns why not, if that cannot be.
+
+        Args:
+            found: the compiled code that is wrong.
+            reference: the graph's operations one by one.
+            report: the folder of a report on it.
+        """
+        try:
+            with failures_told():
+                wrong = narrowing.wrong_operations(
+                    self._graph, self.made(), report, reference, self._compiled_here
+                )
+        except (NoToolchain, NothingKept, OSError) as missing:
+            return f"compiled, it was wrong; {missing}"
+        if not wrong:
+            return "compiled, it was wrong"
+        found.mark(narrowing.said(wrong))
+        return None
+
+    def _compiled_here(self, library: frozenset[int]) -> Call:
+        return self._cache.fetch_here(
+            self._key_without(library),
+            build=lambda folder: self._build(folder, _unseen, library),
+            load=self._load,
+        ).value
+
+    def _key_without(self, library: frozenset[int]) -> str:
+        return program_key(self._graph, self._kept.threads, self._policy, library)
+
+    def _build(self, folder: Path, shown: Shown, library: frozenset[int]) -> None:
+        """Compile the graph into a folder, with what it expects as inputs."""
+        with options.patch({"cpp.threads": self._kept.threads}):
+            missing = toolchain.toolchain_missing()  # asked only here: to ask starts a process
+            if missing is not None:
+                raise NoToolchain(missing)
+            with shown("compiling"):
+                compile_graph(self._graph, folder, self._kept, self._target, self._policy, library)
+        (folder / _INPUTS).write_text("\n".join(described_inputs(self._graph)))
+
+    def _load(self, folder: Path) -> Call:
+        """The program in a folder.
+
+        Raises:
+            UnfitEntry: it expects other inputs than the graph has: it would read beyond them.
+        """
+        if (folder / _INPUTS).read_text() != "\n".join(described_inputs(self._graph)):
+            raise UnfitEntry
+        if not (folder / PROGRAM).exists():  # only its fused regions are compiled
+            return fused.load(self._graph, folder)
+        return load_program(folder)
+
+
+def _unseen(doing: str) -> AbstractContextManager[None]:
+    """Nobody looks at what a process beside the training does."""
+    return nullcontext()

@@ -1,0 +1,80 @@
+"""What runs a graph while its compiled code is checked, and from then on."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fulgurite.backends.csx.compile.checking.narrowing import WRONG
+from fulgurite.backends.csx.compile.checking.selfcheck import SelfCheck
+from fulgurite.backends.csx.compile.fabric import Call, Loaded
+from fulgurite.backends.csx.compile.programs.made import one_by_one
+from fulgurite.backends.csx.compile.store.cache import Fetched
+from fulgurite.backends.csx.compile.store.fingerprint import versions
+
+Narrow = Callable[[Call, Path | None], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trust:
+    """Compiled code whose first calls are the self-check, unless that was done before.
+
+    Who passes it is marked in the cache, with the versions of what it was done with.
+
+    Args:
+        loaded: the graph as it is run; its ``call`` is compiled code already.
+        found: its compiled code.
+        reference: makes what runs its operations one by one.
+        program: the folder of the compiled code.
+        reports: a folder for what a report needs.
+        narrow: called where the code was wrong, with what runs the operations one by one, and the
+            report, if it could be written: it may go on with other code. None where that was done.
+    """
+
+    loaded: Loaded
+    found: Fetched[Call]
+    reference: Callable[[], Call]
+    program: Path
+    reports: Path
+    narrow: Narrow | None
+
+    def begin(self) -> bool:
+        """Let the next call be the check; returns whether it is to be checked."""
+        if (self.found.marked or "").partition("\n")[0] == versions():
+            self.loaded.check_again = self._again
+            return False
+        self._check(once=False)
+        return True
+
+    def _again(self) -> None:
+        self._check(once=True)
+
+    def _check(self, once: bool) -> None:
+        right, graph = self.reference(), self.loaded.graph
+        assert graph is not None
+        settled = functools.partial(self._settled, right, once)
+        self.loaded.call = SelfCheck(
+            graph, self.found.value, right, settled, self.reports, self.program, once
+        )
+
+    def _settled(
+        self, reference: Call, once: bool, agreed: bool, done: str, report: Path | None
+    ) -> None:
+        """What runs the graph after its check, or between its parts, where nothing is ``done``."""
+        loaded = self.loaded
+        if not agreed:
+            loaded.call, loaded.compiled, loaded.check_again = reference, False, None
+            assert loaded.runs is not None
+            loaded.made = functools.partial(one_by_one, loaded.runs)
+            loaded.how = "run operation by operation (compiled, it was wrong)"
+            self.found.mark(WRONG)
+            if self.narrow is not None:
+                self.narrow(reference, report)
+            return
+        if done:
+            loaded.call, loaded.check_again = self.found.value, self._again
+            if not once:
+                self.found.mark(f"{versions()}\n{done}")
+        loaded.tell()

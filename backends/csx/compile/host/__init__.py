@@ -1,0 +1,6 @@
+"""The host fabric: this machine's CPU.
+
+host_fabric   runs programs: found compiled, compiled now or in the background, or one by one
+denormals     numbers next to zero, as zero
+idle_threads  how threads wait between two programs
+"""

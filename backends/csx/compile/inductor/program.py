@@ -1,0 +1,64 @@
+"""A compiled program as files.
+
+program.py     kernels and matrix products in their order, as a function of tensors
+constants.pt   its constants, where it has any
+program.json   its steps, and which kernel is in which module
+kernels_0.so   kernels, as functions of tensors
+made.json      what runs the graph (see ``made``)
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fulgurite.backends.csx.compile.fabric import Call
+from fulgurite.backends.csx.compile.inductor import kernel_modules
+from fulgurite.backends.csx.compile.inductor.kept import Kept
+from fulgurite.backends.csx.compile.programs import steps
+from fulgurite.backends.csx.compile.programs.linking import Linked
+from fulgurite.backends.csx.compile.programs.made import INDEX, PROGRAM
+from fulgurite.backends.csx.compile.programs.static_memory import with_static_memory
+
+_CONSTANTS = "constants.pt"
+
+
+def write(folder: Path, linked: Linked, kept: Kept, allocate: str) -> None:
+    """Compile the kernels, and write everything but ``made.json`` into an existing, empty folder.
+
+    Args:
+        folder: where.
+        linked: the program.
+        kept: has kernels of earlier programs.
+        allocate: as of ``steps.source_of``.
+
+    Raises:
+        CppCompileError, UnknownKernel: as ``kernel_modules``.
+    """
+    modules = kept.lend({kernel.name for kernel in linked.kernels}, folder)
+    lent = {name for names in modules for name in names}
+    new = [kernel for kernel in linked.kernels if kernel.name not in lent]
+    modules += kernel_modules.build(new, folder, len(modules), kept.headers)
+    if linked.constants:
+        torch.save(dict(linked.constants), folder / _CONSTANTS)
+    program = with_static_memory(linked.program)
+    (folder / PROGRAM).write_text(steps.source_of(program, allocate))
+    index = {"kernels": modules, "program": steps.plain(program)}
+    (folder / INDEX).write_text(json.dumps(index) + "\n")
+
+
+def load(folder: Path) -> Call:
+    """The function of a compiled graph: takes its inputs in order, returns its outputs."""
+    modules = json.loads((folder / INDEX).read_text())["kernels"]
+    namespace: dict[str, Any] = {"__name__": "fulgurite_program"}
+    namespace |= kernel_modules.load(folder, modules)
+    if (folder / _CONSTANTS).exists():
+        namespace |= torch.load(folder / _CONSTANTS, weights_only=True)
+    program = folder / PROGRAM
+    with torch.inference_mode(False):  # what is made once here is written in other modes too
+        exec(compile(program.read_text(), str(program), "exec"), namespace)
+    call: Call = namespace["call"]
+    return call
