@@ -19,9 +19,7 @@ from torch import Tensor, nn
 
 from fulgurite.backends.csx.compile.fabric import Loaded
 from fulgurite.backends.csx.compile.inductor import generate as inductor
-from fulgurite.backends.csx.compile.inductor import program
 from fulgurite.backends.csx.compile.programs import library
-from fulgurite.backends.csx.compile.programs.linking import Compiled
 from fulgurite.backends.csx.compile.programs.made import KernelFailed, Made, Maker
 from fulgurite.backends.csx.compile.programs.parts import Part
 from fulgurite.backends.csx.compile.programs.steps import Generated
@@ -137,17 +135,16 @@ def test_a_program_from_the_cache_says_the_same(loads: list[Loaded], tmp_path: P
 
 def failing(monkeypatch: pytest.MonkeyPatch, word: str) -> None:
     """Let the C++ compiler fail on each kernel with a word in it."""
-    taken_apart = program._taken_apart
+    generate = inductor._generated
 
-    def broken(part: Generated) -> Compiled:
-        found = taken_apart(part)
-        found.wrapper.kernels[:] = [
-            replace(one, source=f"{one.source}\nunknown x;") if word in one.source else one
-            for one in found.wrapper.kernels
-        ]
-        return found
+    def broken(*args: Any) -> Generated:
+        code = generate(*args)
+        sources = {
+            name: f"{one}\nunknown x;" if word in one else one for name, one in code.sources.items()
+        }
+        return replace(code, sources=sources)
 
-    monkeypatch.setattr(program, "_taken_apart", broken)
+    monkeypatch.setattr(inductor, "_generated", broken)
 
 
 @pytest.mark.long
