@@ -1,9 +1,8 @@
 """From graph to machine code, through torch's Inductor and a C++ compiler.
 
-A compiled graph is a folder: for each of its parts the order of kernels and matrix products
-(``part_0.py``), the order of parts (``program.py``), and the kernels in an extension module, or a
-few. Loading it starts no compiler. What is heavy of Inductor is imported where it is used: most
-processes compile nothing. Checked against torch 2.13.
+A compiled graph is a folder: the steps of its program, and its kernels in an extension module or a
+few (``program``). Loading it starts no compiler. What is heavy of Inductor is imported where it is
+used: most processes compile nothing. Checked against torch 2.13.
 """
 
 from __future__ import annotations
