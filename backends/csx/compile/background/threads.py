@@ -24,16 +24,19 @@ import functools
 import os
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from fulgurite.backends.csx.compile.host.denormals import TORCH_CPU
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.op_schema import is_alias, is_mutable, operation_name
 from fulgurite.backends.torch_compiler import options
 
+# through torch's own library: a process may hold several OpenMP pools (scikit-learn brings one),
+# and two that take turns cost 12 ms a step (measured)
+TORCH_CPU = str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
 _PAIR_FLOP = 16e6  # of an operation that two threads share: 0.27 ms of one (measured there)
 _SHARE_FLOP = 16e6  # for each of more threads (assumed)
 _ELEMENT_FLOP = 8  # what an element takes in operations that are no products (assumed)

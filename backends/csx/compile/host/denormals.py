@@ -14,13 +14,11 @@ import ctypes.util
 import functools
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
-# through torch's own library: a process may hold several OpenMP pools (scikit-learn brings one),
-# and two that take turns cost 12 ms a step (measured)
-TORCH_CPU = str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
+from fulgurite.backends.csx.compile.background.threads import TORCH_CPU
+
 _ENVIRONMENT_BYTES = 64  # fenv_t: 32 on x86-64, 8 on aarch64 (glibc)
 
 

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable
 from time import perf_counter
 
-from fulgurite.backends.csx.compile.host.denormals import TORCH_CPU
+from fulgurite.backends.csx.compile.background.threads import TORCH_CPU
 
 POLICIES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 """Variables by which a user decides how threads wait."""

@@ -524,7 +524,7 @@ import importlib.util, sys
 from contextlib import contextmanager
 
 backends, folder, name, key = sys.argv[1:]
-room = "csx.compile"
+room = "csx.compile.store"
 for part in (f"{room}.{file}" for file in ("entries", "cache_folder", "upkeep", "cache")):
     full, path = f"fulgurite.backends.{part}", f"{backends}/{part.replace('.', '/')}.py"
     spec = importlib.util.spec_from_file_location(full, path)  # alone: torch would take seconds
