@@ -26,7 +26,6 @@ from fulgurite.backends.csx.compile.inductor import fused, kernel_modules, progr
 from fulgurite.backends.csx.compile.inductor.fused import Fused
 from fulgurite.backends.csx.compile.inductor.kept import Kept
 from fulgurite.backends.csx.compile.inductor.processes import compilers
-from fulgurite.backends.csx.compile.inductor.translation_unit import throw_after_loops
 from fulgurite.backends.csx.compile.programs import compiler_log, made
 from fulgurite.backends.csx.compile.programs.linking import linked
 from fulgurite.backends.csx.compile.programs.made import Fallen, How
@@ -329,9 +328,8 @@ def _generated(part: Part, mode: FakeTensorMode, device: str) -> Generated:
             compile_fx_inner(
                 part.module, list(part.examples), cudagraphs=BoxedBool(False), is_inference=True
             )
-    [one] = written
-    sources = {name: throw_after_loops(source) for name, source in one.sources.items()}
-    return Generated(one.program, sources, one.constants)
+    [code] = written
+    return code
 
 
 def _computes(operation: object) -> bool:

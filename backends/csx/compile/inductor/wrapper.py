@@ -13,11 +13,11 @@ import contextlib
 import importlib
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 from torch._inductor import ir
 from torch._inductor.codegen.common import (
     FileBackedGraphModule,
@@ -50,11 +50,13 @@ from torch._inductor.virtualized import V
 from torch.utils._ordered_set import OrderedSet
 
 from fulgurite.backends.csx.compile.inductor.generate import AT
+from fulgurite.backends.csx.compile.inductor.translation_unit import throw_after_loops
 from fulgurite.backends.csx.compile.programs.steps import (
     Alias,
     Alloc,
     Extern,
     Free,
+    Generated,
     Item,
     Kernel,
     Name,
@@ -74,15 +76,6 @@ _DRAW = "torch.ops.fulgurite."
 _PRODUCTS = "extern_kernels"  # torch.mm and the like, under the same names
 
 
-@dataclass(slots=True)
-class Written:
-    """What the compiler made of a graph: its program, kernels in C++ by name, and constants."""
-
-    program: Program
-    sources: dict[str, str]
-    constants: dict[str, Tensor]
-
-
 class Wrapper(PythonWrapperCodegen):
     """Has the compiler's lines become steps.
 
@@ -93,7 +86,7 @@ class Wrapper(PythonWrapperCodegen):
     """
 
     supports_caching = False  # the folders are our cache
-    written: ClassVar[list[Written]]
+    written: ClassVar[list[Generated]]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -118,13 +111,13 @@ class Wrapper(PythonWrapperCodegen):
         dtype: torch.dtype | None = None,
     ) -> str:
         """The compiler's text for a view, of which we remember what it stands for."""
-        text: str = super().codegen_reinterpret_view(data, size, stride, offset, writeline, dtype)
-        name = data.get_name()
+        write: Any = super().codegen_reinterpret_view
+        plain: str = write(data, size, stride, offset, writeline)
+        text: str = write(data, size, stride, offset, writeline, dtype)
+        name = Name(data.get_name())
         if text != name:
-            other = None if dtype in (None, data.get_dtype()) else dtype
-            same = text.startswith("aten.view.dtype(") and "reinterpret_tensor(" not in text
-            layout = None if same else (_numbers(size), _numbers(stride), int(offset))
-            self._views[text] = View(Name(name), layout, other)
+            layout = None if plain == name else (_numbers(size), _numbers(stride), int(offset))
+            self._views[text] = View(name, layout, None if text == plain else dtype)
         return text
 
     def _generate(self, is_inference: bool) -> tuple[Any, None]:
@@ -134,7 +127,7 @@ class Wrapper(PythonWrapperCodegen):
         inputs = tuple(map(Name, self.get_graph_inputs()))
         outputs = tuple(map(self._output, self.get_graph_outputs()))
         program = Program(inputs, tuple(steps), outputs)
-        self.written.append(Written(program, self.sources, dict(V.graph.constants)))
+        self.written.append(Generated(program, self.sources, dict(V.graph.constants)))
         return _Nothing(), None
 
     def _output(self, value: Any) -> Operand | None:
@@ -214,7 +207,7 @@ class Wrapper(PythonWrapperCodegen):
             args, kwargs = node.unflatten_args(inputs, node.constant_args)
         else:
             args, kwargs = [*map(self._value, node.inputs), *node.constant_args], {}
-        kwargs = {k: self._value(v) for k, v in {**kwargs, **node.kwargs}.items()}
+        kwargs = {k: self._value(v) for k, v in {**node.kwargs, **kwargs}.items()}
         result = None if isinstance(node.layout, ir.NoneLayout) else Name(node.get_name())
         call = self._extern(node, map(self._value, args), kwargs, result)
         yield from _drawn_in_place(call) if call.function.startswith(_DRAW) else [call]
@@ -303,7 +296,7 @@ class Scheduling(CppScheduling):
         )
         source = src_code.replace(str(Placeholder.KERNEL_NAME), "kernel")
         source = source.replace(str(Placeholder.DESCRIPTIVE_NAME), name)
-        wrapper.sources[name] = source.replace("#pragma CMT", "//")
+        wrapper.sources[name] = throw_after_loops(source.replace("#pragma CMT", "//"))
         at = {i for node in nodes for one in node.get_nodes() for i in _computed(one)}
         template = str(nodes[0].node.template.name) if nodes[0].is_template() else ""
         region = "".join(sorted({region_of(node) for node in nodes}))
@@ -321,10 +314,10 @@ class Scheduling(CppScheduling):
 
 
 @contextlib.contextmanager
-def registered(device: str) -> Iterator[list[Written]]:
+def registered(device: str) -> Iterator[list[Generated]]:
     """Have the compiler use ours for a device; the list gets what it makes of each graph."""
     init_backend_registration()
-    before, written = device_codegens[device], list[Written]()
+    before, written = device_codegens[device], list[Generated]()
     ours = type("Ours", (Wrapper,), {"written": written})
     register_backend_for_device(device, Scheduling, ours)
     try:

@@ -36,16 +36,17 @@ def generated(function: Callable[..., Any], *inputs: Tensor) -> Generated:
 
 
 def test_kernels_products_and_views_are_steps() -> None:
-    def step(a: Tensor, b: Tensor) -> Tensor:
+    def step(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         product = torch.mm(a.exp(), b.permute(1, 0))
-        return torch.ops.aten.topk(product.sin(), 1)[0]
+        most = torch.ops.aten.topk(torch.ops.aten.view.dtype(b, torch.int32), 1)[0]
+        return torch.ops.aten.topk(product.sin(), 1)[0], most
 
     code = generated(step, torch.zeros(4, 3), torch.ones(2, 3))
     a, b = code.program.inputs
-    first, product, topk = (one for one in calls(code.program.steps) if one.kernel != "cpp_1")
+    found = {one.at: one for one in calls(code.program.steps)}
+    first, product, bits, topk = (found[at,] for at in (0, 2, 5, 9))
     assert isinstance(first, Kernel)
     assert first.args[0] == a
-    assert first.at == (0,)
     assert isinstance(product, Extern)
     assert product.function == "torch.mm"
     assert product.kernel == "aten.mm.out"
@@ -53,9 +54,11 @@ def test_kernels_products_and_views_are_steps() -> None:
     assert isinstance(topk, Extern)
     assert topk.function == "torch.ops.aten.topk.default"
     assert topk.args[1:] == (1, -1, True, True)
-    [item] = (one for one in code.program.steps if isinstance(one, Item))
-    assert item == Item(item.name, topk.result, (0,))
-    assert code.program.outputs == (item.name,)
+    assert isinstance(bits, Extern)
+    assert bits.args[0] == View(b, None, torch.int32)
+    values = [one for one in code.program.steps if isinstance(one, Item)]
+    assert {(one.of, one.path) for one in values} == {(bits.result, (0,)), (topk.result, (0,))}
+    assert {*code.program.outputs} == {one.name for one in values}
     assert Free(a) in code.program.steps
     assert code.sources.keys() == {"cpp_0", "cpp_1"}
 
