@@ -4,11 +4,12 @@ In reading order: ``supported`` (the versions of torch and others that this pack
 what of them it needs that is private, which ``private_names`` lists), ``torch_versions`` (in which
 way torch's differ), ``patches`` (what replaces a part of somebody else's code), ``backend`` (the
 base and the rule of one type per process), ``cpu`` and ``gpu`` (eager Lightning), ``mixed`` (mixed
-precision on every device), ``csx`` (the static-graph backend), ``closures``, ``step_count`` and
-``gradient_norm`` (what a step may call on every device), ``schedules`` (schedulers that a program
-computes), ``step_context`` (what runs now, which they ask), ``checkpoints`` (files that are whole,
-on every device), ``safe_load`` (what is read runs nothing), ``interrupts`` (Ctrl-C while something
-is put back), ``garbage`` (Python's collector while a step is traced), ``heap`` (what a step frees).
+precision on every device), ``csx`` (the static-graph backend), ``report`` (what it built, for who
+reads it), ``closures``, ``step_count`` and ``gradient_norm`` (what a step may call on every
+device), ``schedules`` (schedulers that a program computes), ``step_context`` (what runs now, which
+they ask), ``checkpoints`` (files that are whole, on every device), ``safe_load`` (what is read runs
+nothing), ``interrupts`` (Ctrl-C while something is put back), ``garbage`` (Python's collector while
+a step is traced), ``heap`` (what a step frees).
 Importing this package registers strategy and accelerator "csx" with Lightning, so that
 ``lightning.Trainer(strategy="csx")`` works too.
 """

@@ -18,14 +18,14 @@ ROOMS = ("trainer", "loops", "callbacks", "backends")
 
 FLOORS = {
     "backends/csx": (
-        *("diagnostics", "graph", "compile", "report", "state", "hyperparams"),
+        *("diagnostics", "graph", "compile", "costs", "state", "hyperparams"),
         *("contract", "capture", "program", "plugins"),
     ),
     "backends/csx/compile": (*("store", "programs", "inductor", "checking", "background", "host"),),
     "trainer/config": ("document", "types", "legacy", "schema", "run"),
 }
 """Rooms inside rooms, from the ground up: each imports from itself and from those before it."""
-MAY_COMPILE = ("compile", "report", "program", "plugins")
+MAY_COMPILE = ("compile", "costs", "program", "plugins")
 """Who imports from ``backends/csx/compile``."""
 INNER = [(house, room) for house, rooms in FLOORS.items() for room in rooms]
 
@@ -137,6 +137,16 @@ def test_one_room_and_one_file_import_the_compiler() -> None:
     assert len(found) <= 4
 
 
+def test_who_shows_a_report_has_its_data_alone() -> None:
+    wrong = [
+        f"{path}:{line} imports {name}"
+        for path in files("backends/report")
+        for line, name in imported(parsed(path))
+        if re.match(r"(torch|lightning|fulgurite(?!\.backends\.report\.))\b", name)
+    ]
+    assert wrong == []
+
+
 def test_one_file_alone_compares_versions() -> None:
     asked = re.compile(r"\b__version__\b|\bversion\(|\bversion_info\b|\bVersion\b")
     wrong = [
@@ -178,7 +188,7 @@ def test_every_file_opens_with_a_docstring() -> None:
     "folder",
     [
         *(f"{house}/{room}" for house, room in INNER),
-        *("backends/csx", "backends/csx/graph/passes", "loops"),
+        *("backends/csx", "backends/csx/graph/passes", "backends/report", "loops"),
         *("trainer/commands", "trainer/nn", "trainer/optim/scheduler", "trainer/runners"),
     ],
 )

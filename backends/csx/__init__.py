@@ -7,7 +7,7 @@ config        the options of the backend
 diagnostics   whose line it was, and which error it is
 graph         operations, and passes over them
 compile       from a graph to a callable
-report        what was built, as data and as a page: who made which kernel, what it costs
+costs         what was built, as data for its report: who made which kernel, what it costs
 state         what persists from one step to the next
 hyperparams   the numbers of param groups
 contract      what a user's code may do in a step

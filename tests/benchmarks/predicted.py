@@ -22,9 +22,9 @@ import torch
 
 import fulgurite
 from fulgurite.backends import reset_backend
-from fulgurite.backends.csx.report.machine import Machine, this_machine
-from fulgurite.backends.csx.report.roofline import roofline, work_of
-from fulgurite.backends.csx.report.timing import predicted_s
+from fulgurite.backends.csx.costs.machine import Machine, this_machine
+from fulgurite.backends.csx.costs.roofline import roofline, work_of
+from fulgurite.backends.csx.costs.timing import predicted_s
 
 POLICIES = ("disabled", "default", "medium", "aggressive")
 ROUNDS = 20

@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from fulgurite.backends.csx.compile.checking.selfcheck import SelfCheck
 from fulgurite.backends.csx.compile.fabric import Loaded
 from fulgurite.backends.csx.compile.host.host_fabric import HostFabric
-from fulgurite.backends.csx.report.memory import Memory, memory
+from fulgurite.backends.csx.costs.memory import Memory, memory
 
 _RUN = 3
 

@@ -16,6 +16,10 @@ from torch import nn
 HOSTILE = "</code></script><script>alert('x')</script><img src=x onerror=alert(1)>&\"'"
 """What a user may have written into a name, a line or a string."""
 
+OF_ENTRY = ("modules", "memory", "kernels", "operations", "passes", "roofline", "systems")
+OF_PROGRAM = ("warnings", "building")
+"""Sections of the page, of each entry point and of each program, by their keys."""
+
 SOURCE = f"""\
 // {HOSTILE}
 extern "C" void kernel_0123456789abcdef(const float* in_ptr0, float* out_ptr0) {{

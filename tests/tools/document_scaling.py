@@ -1,4 +1,4 @@
-"""Write the tables of docs/scaling.md, which come from ``report/scaling.py``.
+"""Write the tables of docs/scaling.md, which come from ``backends/report/scaling.py``.
 
 python tests/tools/document_scaling.py
 """
@@ -9,22 +9,22 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from fulgurite.backends.csx.costs.machine import CS3, H200
 from fulgurite.backends.csx.graph.collectives import BUCKET_BYTES, FIRST_BUCKET_BYTES
-from fulgurite.backends.csx.report.exchange import Message
-from fulgurite.backends.csx.report.machine import CS3, H200
-from fulgurite.backends.csx.report.scaling import (
+from fulgurite.backends.report.scaling import (
     ETHERNET,
     H200_NODES,
     SWARM,
     SYSTEMS,
     Link,
+    Message,
     Network,
     Step,
     most,
     scaled,
     table,
 )
-from fulgurite.backends.csx.report.words import in_time
+from fulgurite.backends.report.words import in_time
 
 PAGE = Path(__file__).parents[2] / "docs" / "scaling.md"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 
-from fulgurite.backends.csx.report import difference, table
-from fulgurite.backends.csx.report.reading import NoReport, read
+from fulgurite.backends.report import console, difference
+from fulgurite.backends.report.report_file import NoReport, read
 
 
 def report(folder: str) -> int:
@@ -15,7 +15,7 @@ def report(folder: str) -> int:
     Args:
         folder: the ``artifact_dir`` of a run, or its ``report.json``.
     """
-    return _printed(lambda: table.lines(read(folder)))
+    return _printed(lambda: console.lines(read(folder)))
 
 
 def diff(before: str, after: str) -> int:

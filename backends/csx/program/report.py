@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -13,12 +13,12 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only
 
 from fulgurite.backends.csx.compile.fabric import Fabric, Loaded
 from fulgurite.backends.csx.config import CSXBackend
+from fulgurite.backends.csx.costs.noting import Noted, noting
 from fulgurite.backends.csx.graph.collectives import processes
 from fulgurite.backends.csx.graph.passes import looking
 from fulgurite.backends.csx.graph.verify import writing_graphs
 from fulgurite.backends.csx.program.speed import Gain, Speed
 from fulgurite.backends.csx.program.summary import Program
-from fulgurite.backends.csx.report.noting import Noted, noting
 from fulgurite.backends.supported import newer_than_tested
 
 _told: set[str] = set()  # what is said once in a process
@@ -170,38 +170,33 @@ def _report(
     line: str,
 ) -> None:
     """Add a program to the report in a folder; what that needs is imported here alone."""
-    from fulgurite.backends.csx.report.data import Built, BuiltEntry
-    from fulgurite.backends.csx.report.folder import add
+    from fulgurite.backends.csx.costs.entry_data import entry_data
+    from fulgurite.backends.report import report_file
 
     cost = program.cost
     assert cost is not None
-    built = Built(
-        stage=program.stage,
-        headline=line,
-        fabric=fabric.describe([entry.graph for entry in program.entries]),
-        reason=program.reason,
-        inputs=tuple(map(str, program.inputs)),
-        state=tuple(map(str, program.state)),
-        processes=processes(),
-        batch_size=next((leaf.shape[0] for leaf in program.inputs if leaf.shape), 1),
-        seconds={
+    unloaded: list[Loaded | None] = [None] * len(program.entries)  # it was only checked
+    batch_size = next((leaf.shape[0] for leaf in program.inputs if leaf.shape), 1)
+    data = {
+        "stage": program.stage,
+        "headline": line,
+        "fabric": fabric.describe([entry.graph for entry in program.entries]),
+        "reason": program.reason,
+        "inputs": [str(one) for one in program.inputs],
+        "state": [str(one) for one in program.state],
+        "seconds": {
             "captured": cost.captured_s,
             "compiled": cost.compiled_s,
             "loaded": cost.loaded_s,
             "waited": cost.waited_s,
         },
-        entries=tuple(
-            BuiltEntry(
-                name=entry.name,
-                graph=entry.graph,
-                products=entry.products,
-                loaded=loads[i] if loads else None,
-            )
-            for i, entry in enumerate(program.entries)
-        ),
-        noted=noted,
-    )
-    add(folder, run, built, _options(backend))
+        "warnings": [asdict(one) for one in noted.warnings],
+        "entries": [
+            entry_data(one.name, one.graph, one.products, loaded, noted, batch_size, processes())
+            for one, loaded in zip(program.entries, loads or unloaded, strict=True)
+        ],
+    }
+    report_file.add(folder, run, data, _options(backend))
 
 
 @rank_zero_only
@@ -209,11 +204,11 @@ def add_measured(run: object, backend: CSXBackend, stage: str, speed: Speed) -> 
     """Add how long the steps of a stage took to the report, where there is one."""
     if backend.artifact_dir is None or not speed.alike_steps:
         return
-    from fulgurite.backends.csx.report import folder
+    from fulgurite.backends.report import report_file
 
     count = speed.alike_steps
     measured = {"step_s": speed.alike_s / count, "waits_s": speed.alike_waits_s / count}
-    folder.add_measured(Path(backend.artifact_dir), run, stage, {"steps": count, **measured})
+    report_file.add_measured(Path(backend.artifact_dir), run, stage, {"steps": count, **measured})
 
 
 def _options(backend: CSXBackend) -> dict[str, str]:

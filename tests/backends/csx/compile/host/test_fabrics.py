@@ -109,7 +109,7 @@ def test_lightning_and_autocast_ask_the_fabric_for_its_device(
 HOST = {
     "compile/host/host_fabric.py": "the host fabric itself",
     "contract/function_mode.py": "what a step asks for by name: x.cpu(), device='cpu'",
-    "report/measured.py": "how fast the machine is that the host fabric runs on",
+    "costs/machine.py": "how fast the machine is that the host fabric runs on",
     "plugins/precision.py": "what Lightning calls an accelerator of its own, and a scaler's device",
 }
 """Who may name the CPU, and what for."""
