@@ -25,7 +25,7 @@ from fulgurite.config.run.own_checkpoints import all_of, steps_of
 from fulgurite.config.run.refusing import device_of
 from fulgurite.config.run.resolved import SaveParams
 from fulgurite.config.run.running import checkpoint, say_if_done
-from fulgurite.config.types.calls import Call
+from fulgurite.config.types.report import Call
 from fulgurite.runners.flags import DEVICES
 from fulgurite.runners.models import lightning_module
 from fulgurite.runners.parameters import Parameters, plan_of

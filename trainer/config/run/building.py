@@ -29,9 +29,9 @@ from fulgurite.config.run.resolved import SaveParams
 from fulgurite.config.schema.checking import Phase, Plan, check
 from fulgurite.config.schema.init import Init
 from fulgurite.config.schema.sections import Loop
-from fulgurite.config.types.calls import Call
 from fulgurite.config.types.classes import Named
 from fulgurite.config.types.loggers import ProgressLogger
+from fulgurite.config.types.report import Call
 from fulgurite.config.types.signatures import names_of
 from fulgurite.trainer import Trainer, default_logger
 

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import DataLoader, Dataset
 
 from fulgurite.config.schema.data import DataCall
-from fulgurite.config.types.calls import Call
+from fulgurite.config.types.report import Call
 
 _TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 

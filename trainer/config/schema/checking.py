@@ -13,8 +13,7 @@ from fulgurite.config.document.reading import Document, read, with_environment, 
 from fulgurite.config.legacy.converting import convert, is_legacy
 from fulgurite.config.schema.init import Init
 from fulgurite.config.schema.schema import INIT, TOP, TRAINER
-from fulgurite.config.types.classes import Classes
-from fulgurite.config.types.importing import module_of
+from fulgurite.config.types.classes import Classes, module_of
 from fulgurite.config.types.makes import PYTHONS, is_pythons
 from fulgurite.config.types.shapes import Report
 

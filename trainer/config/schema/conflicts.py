@@ -8,9 +8,8 @@ from typing import Any
 from fulgurite.config.document.problems import Path, Problem, dotted
 from fulgurite.config.schema.optimizers import OptimizerCall
 from fulgurite.config.schema.schedulers import PROGRAM_SCHEDULER
-from fulgurite.config.types.calls import Call
 from fulgurite.config.types.constructor_checks import TRAINER_CHECKS, trainer_error
-from fulgurite.config.types.report import Report
+from fulgurite.config.types.report import Call, Report
 from fulgurite.mixed_precision import CB16_MIXED, MixedPrecision
 from fulgurite.placement import PLACEMENT, contradiction
 

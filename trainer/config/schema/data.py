@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fulgurite.config.document.problems import Path
-from fulgurite.config.types.calls import Call
 from fulgurite.config.types.classes import Named
+from fulgurite.config.types.report import Call
 from fulgurite.config.types.shapes import OneClass, Report
 from fulgurite.config.types.signatures import names_of
 from fulgurite.config.types.values import check_arguments

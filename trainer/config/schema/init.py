@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from fulgurite.config.schema.schedulers import SchedulerCall
 from fulgurite.config.schema.sections import AutoRestart, Logging, Loop
-from fulgurite.config.types.calls import Call
 from fulgurite.config.types.classes import Named
+from fulgurite.config.types.report import Call
 from fulgurite.mixed_precision import MixedPrecision
 
 if TYPE_CHECKING:

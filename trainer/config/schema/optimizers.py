@@ -19,8 +19,8 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from fulgurite.config.document.problems import Path, Problem, nearest
-from fulgurite.config.types.calls import Call
 from fulgurite.config.types.classes import Named
+from fulgurite.config.types.report import Call
 from fulgurite.config.types.shapes import OneClass, Report, is_mapping
 from fulgurite.config.types.values import check_arguments
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fulgurite.config.types.calls import Call
 from fulgurite.config.types.classes import Named
+from fulgurite.config.types.report import Call
 from fulgurite.config.types.shapes import OneClass, Report, Several, Shape, Value
 
 PROGRAM_SCHEDULER = "fulgurite.backends.schedules.ProgramScheduler"

@@ -14,9 +14,9 @@ from fulgurite.config.schema.optimizers import OptimizerShape
 from fulgurite.config.schema.schedulers import SchedulerShape
 from fulgurite.config.schema.sections import AutoRestart, Logging, Loop
 from fulgurite.config.types.annotations import alternatives
-from fulgurite.config.types.calls import Call
 from fulgurite.config.types.classes import CATEGORIES, Classes, Named, named
 from fulgurite.config.types.constructor_checks import backend_error
+from fulgurite.config.types.report import Call
 from fulgurite.config.types.shapes import (
     Keys,
     OneClass,

@@ -42,11 +42,6 @@ def class_of(kind: Any) -> Any:
     return typing.get_origin(kind) or kind
 
 
-def is_hashable(kind: Any) -> bool:
-    """Whether a type can be compared by ``in``: a Literal of a list cannot."""
-    return isinstance(kind, abc.Hashable)
-
-
 def is_dataclass(kind: Any) -> bool:
     """Whether a type is a dataclass."""
     return inspect.isclass(kind) and dataclasses.is_dataclass(kind)

@@ -1,4 +1,4 @@
-"""Which class a name in a file stands for.
+"""Which class a name in a file stands for, or an import path, and why it stands for none.
 
 A class is written in one of four forms:
 
@@ -15,7 +15,6 @@ no choices.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
 import inspect
@@ -29,7 +28,6 @@ from typing import Any
 from fulgurite.config.document.problems import Path, Problem, choices, nearest, shown, with_article
 from fulgurite.config.types.categories import CATEGORIES as CATEGORIES
 from fulgurite.config.types.categories import Category as Category
-from fulgurite.config.types.importing import exists, imported
 from fulgurite.config.types.makes import (
     KINDS,
     PYTHONS,
@@ -224,7 +222,8 @@ class Classes:
         """
         key = (category, like)
         if key not in self._short:
-            homes = [*self.modules, *map(self._home, category.homes)]
+            home_of = importlib.import_module if self.imports else read
+            homes = [*self.modules, *map(home_of, category.homes)]
             found: dict[str, Any] = {}
             for home in homes:
                 for name in _names(home):
@@ -238,9 +237,6 @@ class Classes:
                         found.setdefault(name, value)
             self._short[key] = found
         return self._short[key]
-
-    def _home(self, name: str) -> Any:
-        return _home(name) if self.imports else read(name)
 
     def imported(self, name: str) -> Any:
         """What an import path stands for; None where it is the user's and only named.
@@ -277,7 +273,7 @@ class Classes:
     def missing(self, name: str) -> str:
         """Where modules are looked for, if the first part of a name is none at all."""
         top = name.partition(".")[0]
-        if self.folder is None or top in sys.modules or exists(top):
+        if self.folder is None or top in sys.modules or _exists(top):
             return ""
         beside = [module.name for module in pkgutil.iter_modules([self.folder])]
         return f"{nearest(top, beside)} It is looked for beside the file, and where Python does."
@@ -291,11 +287,6 @@ class Classes:
         )
 
 
-@functools.cache
-def _home(name: str) -> ModuleType:
-    return importlib.import_module(name)
-
-
 def _names(home: Any) -> Iterable[str]:
     return home.names() if isinstance(home, Module) else getattr(home, "__all__", vars(home))
 
@@ -307,3 +298,61 @@ def _fits(value: Any, category: Category) -> bool:
     if inspect.isabstract(value) or is_base or value in category.no_choices:
         return False
     return not category.bases or issubclass(value, category.bases)
+
+
+def _exists(module: str) -> bool:
+    """Whether there is a module of a name, which is not imported."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def imported(name: str) -> Any:
+    """What an import path stands for: a class, a function, or one within a class.
+
+    Raises:
+        LookupError: it cannot be imported; the text says why.
+    """
+    parts = name.split(".")
+    if len(parts) < 2 or not all(part.isidentifier() for part in parts):
+        raise LookupError(f"{shown(name)} is no import path (my.module.Name).")
+    home, rest = _module_of(parts)
+    for i, part in enumerate(rest):
+        if not hasattr(home, part):
+            where = ".".join(parts[: len(parts) - len(rest) + i])
+            near = nearest(part, [other for other in vars(home) if not other.startswith("_")])
+            raise LookupError(f"{where} has no {part!r}.{near}")
+        home = getattr(home, part)
+    return home
+
+
+def _module_of(parts: list[str]) -> tuple[Any, list[str]]:
+    """The longest part of an import path that is a module, and what is left."""
+    for end in range(len(parts) - 1, 0, -1):
+        module = ".".join(parts[:end])
+        try:
+            return module_of(module), parts[end:]
+        except ModuleNotFoundError as error:
+            above = end > 1 and error.name is not None and f"{module}.".startswith(f"{error.name}.")
+            if not above:
+                raise LookupError(f"{'.'.join(parts)} cannot be imported: {error}.") from error
+        except ImportError as error:
+            raise LookupError(f"{'.'.join(parts)} cannot be imported: {error}.") from error
+    raise AssertionError
+
+
+def module_of(name: str) -> ModuleType:
+    """Import a module; what its own code raises becomes an ImportError that says so.
+
+    Raises:
+        ImportError: it cannot be imported.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise
+    except Exception as error:  # a module of the user's may raise anything
+        line = inspect.trace()[-1]
+        at = "" if isinstance(error, SyntaxError) else f" ({line.filename}:{line.lineno})"
+        raise ImportError(f"{type(error).__name__}: {error}{at}") from error

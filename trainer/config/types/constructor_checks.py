@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from fulgurite.config.types.calls import Call, Later
+from fulgurite.config.types.report import Call, Later, walk
 from fulgurite.config.types.signatures import signature_of
 from fulgurite.config.types.sources import LIBRARIES
 
@@ -118,8 +118,4 @@ def _constructor(call: Call) -> Callable[[], Any] | None:
 
 
 def _has_calls(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(map(_has_calls, value.values()))
-    if isinstance(value, (list, tuple)):
-        return any(map(_has_calls, value))
-    return isinstance(value, (Call, Later))
+    return any(isinstance(one, (Call, Later)) for _, one in walk(value, ()))

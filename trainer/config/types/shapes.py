@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fulgurite.config.document.problems import Path, Problem, choices, shown
-from fulgurite.config.types.calls import Call, made
 from fulgurite.config.types.classes import CATEGORIES, Classes, Named, named
 from fulgurite.config.types.constructor_checks import constructor_error
-from fulgurite.config.types.named_code import names_unseen
+from fulgurite.config.types.report import Call, made
 from fulgurite.config.types.report import Report as Report
 from fulgurite.config.types.signatures import names_of
 from fulgurite.config.types.sources import Described
-from fulgurite.config.types.values import check_arguments, check_value
+from fulgurite.config.types.values import call_of, check_arguments, check_value
 
 
 class Shape(Protocol):
@@ -113,13 +112,11 @@ class Section:
         """The instance, or None."""
         if value is None or not is_mapping(value, path, report):
             return None
-        target, tried = self.target(report.classes), report.fork()
+        target, before = self.target(report.classes), len(report.problems)
         given = {key: item for key, item in value.items() if not report.note_ignored((*path, key))}
-        arguments = check_arguments(
-            target, given, path, tried, name=str(path[-1]) if path else None
-        )
-        report.merge(tried)
-        if tried.problems or isinstance(target, Described):
+        name = str(path[-1]) if path else None
+        arguments = check_arguments(target, given, path, report, name=name)
+        if len(report.problems) > before or isinstance(target, Described):
             return None
         try:
             return target(**made(arguments))
@@ -131,15 +128,15 @@ class Section:
 def place_of(text: str, given: Mapping[str, Any], path: Path) -> Path:
     """The place of the argument that an error names first, if it names one."""
     found = {key: re.search(rf"\b{re.escape(key)}\b", text) for key in given}
-    at = {key: match.start() for key, match in found.items() if match}
-    if not at:
-        told = [
-            key
-            for key, value in given.items()
-            if re.search(rf"(?<![\w.]){re.escape(str(value))}(?![\w.]\d)", text)
-        ]
-        return (*path, told[0]) if len(told) == 1 else path
-    return (*path, min(at, key=lambda key: at[key])) if at else path
+    at = {match.start(): key for key, match in found.items() if match}
+    if at:
+        return (*path, at[min(at)])
+    told = [
+        key
+        for key, value in given.items()
+        if re.search(rf"(?<![\w.]){re.escape(str(value))}(?![\w.]\d)", text)
+    ]
+    return (*path, told[0]) if len(told) == 1 else path
 
 
 @dataclass(frozen=True)
@@ -166,21 +163,9 @@ class OneClass:
 
     def called(self, found: Named, report: Report) -> Call | None:
         """The call of a class that was named."""
-        try:
-            target = report.classes.find(self.category, found.name)
-        except LookupError as error:
-            if not report.note_ignored(found.name_path):
-                report.problem(found.name_path, str(error))
-            return None
-        report.names_code(found.name_path, found.name)
-        skip, arguments, tried = frozenset(self.skip), found.arguments, report.fork()
-        if target is None:
-            names_unseen(arguments, found.arguments_path, tried)
-        else:
-            arguments = check_arguments(target, arguments, found.arguments_path, tried, skip)
-        report.merge(tried)
-        call = Call(path=found.path, name=found.name, target=target, arguments=arguments, skip=skip)
-        if report.classes.imports and not tried.problems:
+        before = len(report.problems)
+        call = call_of(found, self.category, report, frozenset(self.skip))
+        if call is not None and report.classes.imports and len(report.problems) == before:
             wrong = constructor_error(call)
             if wrong:
                 at = place_of(wrong, found.arguments, found.arguments_path)
@@ -201,20 +186,16 @@ class Several:
         """Each item, checked."""
         if value is None:
             return []
-        if not isinstance(value, list):
-            if (
-                isinstance(value, Mapping)
-                and len(value) > 1
-                and all(map(_arguments, value.values()))
-            ):
-                text = f"expected a list, each item as '- Name: {{arguments}}'; got {shown(value)}."
-                report.problem(path, text)
-                return []
-            items = [self.shape.check(value, path, report)]
-        else:
+        if isinstance(value, list):
             items = [self.shape.check(item, (*path, i), report) for i, item in enumerate(value)]
+        elif isinstance(value, Mapping) and len(value) > 1 and _are_arguments(value):
+            text = f"expected a list, each item as '- Name: {{arguments}}'; got {shown(value)}."
+            report.problem(path, text)
+            return []
+        else:
+            items = [self.shape.check(value, path, report)]
         return [item for item in items if item is not None]
 
 
-def _arguments(value: Any) -> bool:
-    return value is None or isinstance(value, Mapping)
+def _are_arguments(value: Mapping[Any, Any]) -> bool:
+    return all(item is None or isinstance(item, Mapping) for item in value.values())

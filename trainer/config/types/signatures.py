@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from fulgurite.config.types.source_signatures import parameters_of
+from fulgurite.config.types.sources import parameters_of
 
 try:  # private: the public parser hides which arguments are open
     from jsonargparse._parameter_resolvers import get_signature_parameters

@@ -2,17 +2,18 @@
 
 Mappings and lists are walked, so that each mistake has its own place; where a class is asked for,
 it is named in one of the forms of ``classes``, at any depth, and becomes a ``Call``. What is left,
-jsonargparse judges.
+jsonargparse judges; the code that such a value names is looked at before and after it is imported.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
+import re
 import types
 import typing
 from collections import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from jsonargparse import ArgumentError, Namespace
@@ -28,17 +29,14 @@ from fulgurite.config.types.annotations import (
     is_class,
     is_collection,
     is_dataclass,
-    is_hashable,
     is_read,
     literals,
     parser_of,
     type_names,
 )
-from fulgurite.config.types.calls import Call, Later
 from fulgurite.config.types.categories import ANY_CLASS
-from fulgurite.config.types.classes import Category, named
-from fulgurite.config.types.named_code import class_paths, names_unseen, wrong_names, wrong_objects
-from fulgurite.config.types.report import Report
+from fulgurite.config.types.classes import Category, Named, named
+from fulgurite.config.types.report import Call, Later, Report, walk
 from fulgurite.config.types.signatures import signature_of
 
 _ANYTHING = (Any, object, inspect.Parameter.empty)
@@ -50,12 +48,10 @@ def check_value(kind: Any, value: Any, path: Path, report: Report) -> Any:
     kinds = alternatives(kind)
     if value is None and types.NoneType in kinds:
         return None
-    if any(other in _ANYTHING for other in kinds if is_hashable(other)):
+    if any(other in _ANYTHING for other in kinds):
         return check_untyped(value, path, report)
-    if isinstance(value, Mapping):
-        return _mapping(kinds, value, path, report)
-    if isinstance(value, (list, tuple)):
-        return _list(kinds, value, path, report)
+    if isinstance(value, (Mapping, list, tuple)):
+        return _first_without_problems([*_ways(kinds, value, path)], kinds, value, path, report)
     return _scalar(kinds, value, path, report)
 
 
@@ -71,23 +67,35 @@ def check_untyped(value: Any, path: Path, report: Report) -> Any:
 
 
 def check_class(category: Category, value: Any, path: Path, report: Report) -> Call | None:
-    """The Call of a class in one of its forms; None if there is something wrong."""
+    """The Call of a class in one of its forms; None if there is no such class."""
     found = named(value, path, category.title)
     if isinstance(found, Problem):
         report.problems.append(found)
         return None
+    return call_of(found, category, report)
+
+
+def call_of(
+    found: Named, category: Category | str, report: Report, skip: frozenset[str] = frozenset()
+) -> Call | None:
+    """The Call of a class that was named; None if there is no such class.
+
+    Args:
+        skip: parameters that a file cannot give.
+    """
     try:
         target = report.classes.find(category, found.name)
     except LookupError as error:
-        report.problem(found.name_path, str(error))
+        if not report.note_ignored(found.name_path):
+            report.problem(found.name_path, str(error))
         return None
     report.names_code(found.name_path, found.name)
     arguments = found.arguments
     if target is None:
-        names_unseen(arguments, found.arguments_path, report)
+        _names_unseen(arguments, found.arguments_path, report)
     else:
-        arguments = check_arguments(target, arguments, found.arguments_path, report)
-    return Call(path=path, name=found.name, target=target, arguments=arguments)
+        arguments = check_arguments(target, arguments, found.arguments_path, report, skip)
+    return Call(path=found.path, name=found.name, target=target, arguments=arguments, skip=skip)
 
 
 def check_arguments(
@@ -116,7 +124,8 @@ def check_arguments(
         elif isinstance(key, str) and signature.open_ended and key not in skip:
             found[key] = check_untyped(value, at, report)
         elif not report.note_ignored(at):
-            report.problem(at, _unknown(name, key, list(known)))
+            takes = choices(key, known) if known else " It takes no arguments."
+            report.problem(at, f"{name} takes no {shown(key)}.{takes}")
     for key, item in known.items():
         if item.required and key not in given:
             kinds = alternatives(item.kind)
@@ -125,25 +134,31 @@ def check_arguments(
     return found
 
 
-def _unknown(name: str, key: object, names: list[str]) -> str:
-    takes = choices(key, names) if names else " It takes no arguments."
-    return f"{name} takes no {shown(key)}.{takes}"
+_Way = Callable[[Report], Any]
 
 
-def _mapping(kinds: tuple[Any, ...], value: Any, path: Path, report: Report) -> Any:
-    ways: list[Callable[[Report], Any]] = []
-    classes = tuple(class_of(kind) for kind in kinds if is_class(kind))
-    if classes:
-        ways.append(lambda into: _instance(classes, value, path, into))
-    # what is type_names if no way goes is what is wrong with the first: jsonargparse comes last
-    for kind in sorted(kinds, key=lambda kind: not (is_collection(kind) or is_dataclass(kind))):
-        if is_dataclass(kind):
-            ways.append(functools.partial(_dataclass, kind, value, path))
-        elif typing.get_origin(kind) in MAPPINGS or kind in MAPPINGS:
-            ways.append(functools.partial(_items, typing.get_args(kind), value, path))
-        elif not is_class(kind) and kind not in (*_SCALARS, str):
-            ways.append(functools.partial(_by_jsonargparse, (kind,), value, path))
-    return _first_without_problems(ways, kinds, value, path, report)
+def _ways(kinds: tuple[Any, ...], value: Any, path: Path) -> Iterator[_Way]:
+    """What a mapping or list can be taken for.
+
+    If none will do, what is wrong with the first is told: so jsonargparse, whose errors have no
+    places within the value, comes last.
+    """
+    is_mapping = isinstance(value, Mapping)
+    if is_mapping:
+        classes = tuple(class_of(kind) for kind in kinds if is_class(kind))
+        if classes:
+            yield partial(_instance, classes, value, path)
+        kinds = tuple(sorted(kinds, key=lambda one: not (is_collection(one) or is_dataclass(one))))
+    walked = MAPPINGS if is_mapping else (*LISTS, *SETS)
+    others = (*_SCALARS, str) if is_mapping else (*_SCALARS, str, *MAPPINGS)
+    for kind in kinds:
+        if is_mapping and is_dataclass(kind):
+            yield partial(_dataclass, kind, value, path)
+        elif class_of(kind) in walked:
+            each = _items if is_mapping else partial(_each, class_of(kind))
+            yield partial(each, typing.get_args(kind), value, path)
+        elif not is_class(kind) and class_of(kind) not in others:
+            yield partial(_by_jsonargparse, (kind,), value, path)
 
 
 def _instance(classes: tuple[type, ...], value: Any, path: Path, report: Report) -> Call | None:
@@ -169,17 +184,6 @@ def _items(kinds: tuple[Any, ...], value: Mapping[Any, Any], path: Path, report:
     return found
 
 
-def _list(kinds: tuple[Any, ...], value: Any, path: Path, report: Report) -> Any:
-    ways: list[Callable[[Report], Any]] = []
-    for kind in kinds:
-        origin = typing.get_origin(kind) or kind
-        if origin in (*LISTS, *SETS):
-            ways.append(functools.partial(_each, origin, typing.get_args(kind), value, path))
-        elif not is_class(kind) and origin not in (*_SCALARS, str, *MAPPINGS):
-            ways.append(functools.partial(_by_jsonargparse, (kind,), value, path))
-    return _first_without_problems(ways, kinds, value, path, report)
-
-
 def _each(origin: Any, kinds: tuple[Any, ...], value: Any, path: Path, report: Report) -> Any:
     fixed = origin is tuple and kinds and kinds[-1] is not Ellipsis
     if fixed and len(kinds) != len(value):
@@ -188,7 +192,7 @@ def _each(origin: Any, kinds: tuple[Any, ...], value: Any, path: Path, report: R
     wanted = kinds if fixed else [kinds[0] if kinds else Any] * len(value)
     items = [check_value(wanted[i], item, (*path, i), report) for i, item in enumerate(value)]
     if origin in SETS:
-        return set(items) if all(map(is_hashable, items)) else None
+        return set(items) if all(isinstance(one, Hashable) for one in items) else None
     return tuple(items) if origin is tuple else items
 
 
@@ -221,7 +225,7 @@ def _scalar(kinds: tuple[Any, ...], value: Any, path: Path, report: Report) -> A
     if named and isinstance(value, str):
         return _instance(named, value, path, report)
     kinds = tuple(kind for kind in kinds if kind is not tensor) or kinds
-    report.problem(path, f"expected {type_names(kinds)}; got {shown(value)}.{_hint(kinds, value)}")
+    report.problem(path, _expected(kinds, value))
     return None
 
 
@@ -230,11 +234,11 @@ def _unquoted(kinds: tuple[Any, ...], value: str) -> Any:
     number = plain_scalar(value)
     if isinstance(number, bool) or number is None:
         return value
-    return number if any(kind in (int, float) for kind in kinds if is_hashable(kind)) else value
+    return number if any(kind in (int, float) for kind in kinds) else value
 
 
 def _first_without_problems(
-    ways: list[Callable[[Report], Any]],
+    ways: list[_Way],
     kinds: tuple[Any, ...],
     value: Any,
     path: Path,
@@ -242,7 +246,7 @@ def _first_without_problems(
 ) -> Any:
     """What the first way makes that finds nothing wrong; else what the first one finds wrong."""
     if not ways:
-        report.problem(path, f"expected {type_names(kinds)}; got {shown(value)}.")
+        report.problem(path, _expected(kinds, value))
         return None
     tries = []
     for way in ways:
@@ -259,12 +263,17 @@ def _first_without_problems(
 def _by_jsonargparse(kinds: tuple[Any, ...], value: Any, path: Path, report: Report) -> Any:
     """What jsonargparse makes of a value, or one line of what it complains about."""
     is_code = any(map(_names_code, kinds)) and not isinstance(value, bool)
-    wrong = wrong_names(value, is_code, path, report)
+    named = _class_paths(value, path)
+    if is_code and isinstance(value, str):
+        named.append((path, value))
+    for at, name in named:
+        report.names_code(at, name)
+    # before anything of it is imported
+    wrong = next(filter(None, (report.classes.not_allowed(name) for _, name in named)), "")
     if wrong:
         report.problem(path, wrong)
         return None
-    unseen = is_code or any(class_paths(value, path)) or any(map(is_read, kinds))
-    if unseen and not report.classes.imports:
+    if (is_code or named or any(map(is_read, kinds))) and not report.classes.imports:
         return value
     # a path may name the function itself, where one that makes a tensor is asked for
     function = (abc.Callable,) if isinstance(value, str) and any(map(_is_callable, kinds)) else ()
@@ -272,17 +281,51 @@ def _by_jsonargparse(kinds: tuple[Any, ...], value: Any, path: Path, report: Rep
     try:
         parsed = parser.parse_object({"value": value})
     except (ArgumentError, OverflowError, RecursionError):
-        report.problem(
-            path, f"expected {type_names(kinds)}; got {shown(value)}.{_hint(kinds, value)}"
-        )
+        report.problem(path, _expected(kinds, value))
         return None
-    wrong = wrong_objects(parsed.value, report)
+    wrong = _wrong_objects(parsed.value, report)
     if wrong:
         report.problem(path, wrong)
         return None
-    if isinstance(parsed.value, Namespace):
-        return Later(parser, parsed)
-    return parsed.value
+    return Later(parser, parsed) if isinstance(parsed.value, Namespace) else parsed.value
+
+
+def _class_paths(value: Any, path: Path) -> list[tuple[Path, str]]:
+    """What stands under ``class_path`` in a value, at any depth."""
+    return [
+        (at, one)
+        for at, one in walk(value, path)
+        if at != path and at[-1] == "class_path" and isinstance(one, str)
+    ]
+
+
+def _wrong_objects(parsed: Any, report: Report) -> str:
+    """What is wrong with the classes and functions that jsonargparse found in a value."""
+    try:
+        for at, one in walk(parsed, ()):
+            is_path = at[-1:] == ("class_path",) and isinstance(one, str)
+            target = report.classes.imported(one) if is_path else one
+            if why := report.classes.refusal(target, ANY_CLASS):
+                return f"{getattr(target, '__name__', target)} {why}"
+    except LookupError as error:  # a path that jsonargparse takes and a file cannot have
+        return str(error)
+    return ""
+
+
+def _names_unseen(arguments: Any, path: Path, report: Report) -> None:
+    """Remember what arguments name of a class or function that is not imported.
+
+    What it takes is not known. So a path may be one, or a text that looks like one.
+    """
+    for at, name in _class_paths(arguments, path):
+        report.names_code(at, name)
+        if wrong := report.classes.not_allowed(name):
+            report.problem(at, wrong)
+    for at, value in walk(arguments, path):
+        inside = at[len(path) :]
+        for text in (*inside[-1:], value) if "class_path" not in inside else ():
+            if isinstance(text, str) and re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", text):
+                report.imports.append(Problem(at, f"imports {text}, if that is taken for a path"))
 
 
 def _names_code(kind: Any) -> bool:
@@ -292,6 +335,11 @@ def _names_code(kind: Any) -> bool:
 
 def _is_callable(kind: Any) -> bool:
     return (typing.get_origin(kind) or kind) is abc.Callable
+
+
+def _expected(kinds: tuple[Any, ...], value: Any) -> str:
+    """What was expected, what was given, and what to write instead where that is plain."""
+    return f"expected {type_names(kinds)}; got {shown(value)}.{_hint(kinds, value)}"
 
 
 def _hint(kinds: tuple[Any, ...], value: Any) -> str:

@@ -16,9 +16,8 @@ from lightning.pytorch.profilers import Profiler, SimpleProfiler
 from torch import nn
 
 from fulgurite.config.document.problems import Path, Problem
-from fulgurite.config.types.calls import Call
 from fulgurite.config.types.classes import Classes
-from fulgurite.config.types.report import Report
+from fulgurite.config.types.report import Call, Report
 from fulgurite.config.types.signatures import names_of, signature_of
 from fulgurite.config.types.values import check_arguments, check_value
 
