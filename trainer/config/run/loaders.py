@@ -11,7 +11,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import DataLoader, Dataset
 
-from fulgurite.config.schema.data import DataCall
+from fulgurite.config.schema.class_shapes import DataCall
 from fulgurite.config.types.report import Call
 
 _TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fulgurite.config.document.problems import Path, Problem, dotted
+from fulgurite.config.schema.class_shapes import PROGRAM_SCHEDULER
 from fulgurite.config.schema.optimizers import OptimizerCall
-from fulgurite.config.schema.schedulers import PROGRAM_SCHEDULER
 from fulgurite.config.types.constructor_checks import TRAINER_CHECKS, trainer_error
 from fulgurite.config.types.report import Call, Report
 from fulgurite.mixed_precision import CB16_MIXED, MixedPrecision

@@ -24,8 +24,16 @@ from typing import Any, Literal
 from fulgurite.backends import CSConfig, CSXBackend
 from fulgurite.config.document.ignored import IGNORED_KEYS
 from fulgurite.config.schema import schema as tables
-from fulgurite.config.schema.schedulers import WHEN
-from fulgurite.config.types.annotations import alternatives, class_of, is_class, is_dataclass
+from fulgurite.config.schema.class_shapes import WHEN, Removable
+from fulgurite.config.types.annotations import (
+    LISTS,
+    MAPPINGS,
+    SETS,
+    alternatives,
+    class_of,
+    is_class,
+    is_dataclass,
+)
 from fulgurite.config.types.classes import Classes
 from fulgurite.config.types.loggers import LOGGER_NAMES
 from fulgurite.config.types.shapes import Keys, OneClass, Section, Several, Shape, Value
@@ -90,8 +98,12 @@ class _Writer:
             self.definitions[name] = make()
         return {"$ref": f"#/$defs/{name}"}
 
-    def shape(self, shape: Shape) -> Schema:
-        """The schema of a shape; anything, of a shape that is not known here."""
+    def shape(self, shape: Shape, path: str = "") -> Schema:
+        """The schema of a shape; anything, of a shape that is not known here.
+
+        Args:
+            path: the dotted key of its keys that are ignored, if it is a section.
+        """
         match shape:
             case tables.InitShape():
                 return self.init(shape)
@@ -101,10 +113,12 @@ class _Writer:
             case Value():
                 return self.kind(shape.kind, 0)
             case Section():
-                return self.section(shape)
+                found = self.arguments(shape.target(self.classes), frozenset(), 0)
+                found["properties"] |= _ignored(path)
+                return {"anyOf": [found, {"type": "null"}]}
             case Several():
                 return _one_or_more(self.shape(shape.shape))
-            case tables.Removable():
+            case Removable():
                 return self.shape(shape.shape)
             case OneClass():
                 return self.category(shape)
@@ -112,40 +126,24 @@ class _Writer:
                 return {"if": {"type": "string"}, "else": self.shape(shape.shape)}
             case tables.PrecisionShape():
                 names = {"type": ["string", "integer"], "examples": list(tables.PRECISIONS)}
-                return {
-                    "if": {"type": "object"},
-                    "then": self.section(shape.section),
-                    "else": names,
-                }
+                return {"if": {"type": "object"}, "then": self.shape(shape.section), "else": names}
             case tables.DeviceShape():
                 return _names(("CSX", "CPU", "GPU"))
             case tables.BackendShape():
                 return self.backend()
         return {}
 
-    def section(self, shape: Section, path: str = "") -> Schema:
-        found = self.arguments(shape.target(self.classes), frozenset(), 0)
-        found["properties"] |= _ignored(path)
-        return {"anyOf": [found, {"type": "null"}]}
-
     def init(self, shape: tables.InitShape) -> Schema:
         found = self.arguments(Trainer, frozenset(shape.shapes), 0)
         for key, item in shape.shapes.items():
-            path = f"trainer.init.{key}."
-            found["properties"][key] = (
-                self.section(item, path) if isinstance(item, Section) else self.shape(item)
-            )
+            found["properties"][key] = self.shape(item, f"trainer.init.{key}.")
         found["properties"] |= _ignored("trainer.init.")
-        return {
-            **found,
-            "required": ["model"],
-            "not": {"required": ["device", "backend"]},
-        }
+        return {**found, "required": ["model"], "not": {"required": ["device", "backend"]}}
 
     def backend(self) -> Schema:
         found = self.arguments(CSXBackend, frozenset({"cluster_config"}), 0)
         found["properties"]["backend_type"] = _names(("CSX", "CPU", "GPU"))
-        cluster = self.section(Section(CSConfig), "trainer.init.backend.cluster_config.")
+        cluster = self.shape(Section(CSConfig), "trainer.init.backend.cluster_config.")
         found["properties"] |= _ignored("trainer.init.backend.")
         found["properties"]["cluster_config"] = cluster
         found["patternProperties"] = {r"^csx\.debug\.": {}}
@@ -196,8 +194,7 @@ class _Writer:
         if category == "logger":
             others = LOGGER_NAMES.get(name.lower(), {})
             found["properties"] |= {key: {} for key in others}
-            needed = [key for key in found.get("required", ()) if key != "save_dir"]
-            found = {key: value for key, value in found.items() if key != "required"}
+            needed = [key for key in found.pop("required", ()) if key != "save_dir"]
             found |= {"required": needed} if needed else {}
         return found
 
@@ -232,20 +229,20 @@ class _Writer:
         return dict(unique[0]) if len(unique) == 1 else {"anyOf": unique}
 
     def _one_kind(self, kind: Any, depth: int) -> Schema:
-        origin, args = typing.get_origin(kind) or kind, typing.get_args(kind)
+        origin, args = class_of(kind), typing.get_args(kind)
         if isinstance(kind, abc.Hashable) and kind in _PLAIN:
             return _PLAIN[kind]
         if origin is Literal:
             return {"enum": list(args)}
         if inspect.isclass(kind) and issubclass(kind, enum.Enum):
             return {"enum": [item.name for item in kind]}
-        if origin in (dict, abc.Mapping, abc.MutableMapping):
+        if origin in MAPPINGS:
             values = self.kind(args[1], depth) if args else {}
             return {"type": "object", "additionalProperties": values or True}
         if origin is tuple and args and args[-1] is not Ellipsis:
             items = [self.kind(arg, depth) for arg in args]
             return {"type": "array", "prefixItems": items, "minItems": len(args), "items": False}
-        if origin in (list, tuple, set, frozenset, abc.Sequence, abc.Iterable, abc.Collection):
+        if origin in (*LISTS, *SETS):
             return {"type": "array", "items": self.kind(args[0], depth) if args else {}}
         if is_dataclass(kind):
             return self.arguments(kind, frozenset(), depth)

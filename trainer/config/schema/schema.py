@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, get_args
 
 from fulgurite.config.document.problems import Path, Problem, listed, nearest, shown
+from fulgurite.config.schema.class_shapes import DataShape, LoggerShape, Removable, SchedulerShape
 from fulgurite.config.schema.conflicts import check_conflicts
-from fulgurite.config.schema.data import DataShape
-from fulgurite.config.schema.init import Init
+from fulgurite.config.schema.init import AutoRestart, Init, Logging, Loop
 from fulgurite.config.schema.optimizers import OptimizerShape
-from fulgurite.config.schema.schedulers import SchedulerShape
-from fulgurite.config.schema.sections import AutoRestart, Logging, Loop
 from fulgurite.config.types.annotations import alternatives
-from fulgurite.config.types.classes import CATEGORIES, Classes, Named, named
+from fulgurite.config.types.classes import Classes
 from fulgurite.config.types.constructor_checks import backend_error
 from fulgurite.config.types.report import Call
 from fulgurite.config.types.shapes import (
@@ -44,7 +42,6 @@ CS_CONFIG = "fulgurite.backends.csx.config.CSConfig"
 CHECKPOINT = "fulgurite.callbacks.Checkpoint"
 DEFAULT_CALLBACKS = "fulgurite.callbacks.DEFAULT_CALLBACKS"
 DEFAULT_LOGGERS = "fulgurite.config.types.loggers.DEFAULT_LOGGERS"
-LOGGER_NAMES = "fulgurite.config.types.loggers.LOGGER_NAMES"
 
 
 @dataclass(frozen=True)
@@ -93,10 +90,6 @@ class EitherTextOr:
         return value if isinstance(value, str) else self.shape.check(value, path, report)
 
 
-DEFAULTS_ELSEWHERE = ("computenorm", "floputilization")
-"""Callbacks that are defaults of the system followed, and not here: they cost a step time."""
-
-
 @dataclass(frozen=True)
 class PrecisionShape:
     """``precision``: a name of Lightning's or ours, or the keys of MixedPrecision."""
@@ -113,53 +106,6 @@ class PrecisionShape:
             text = f"expected {listed(names)}, or a mapping with fp16_type; got {shown(value)}."
             report.problem(path, f"{text}{nearest(value, names)}")
         return value
-
-
-@dataclass(frozen=True)
-class Removable:
-    """A class in one of its forms, or ``{Name: null}``, which takes a default away.
-
-    Args:
-        shape: of the class.
-        defaults: the path of the names that are there by default.
-    """
-
-    shape: OneClass
-    defaults: str
-
-    def check(self, value: Any, path: Path, report: Report) -> Call | Named | None:
-        """A call, or the name of the default that goes."""
-        found = named(value, path, CATEGORIES[self.shape.category].title)
-        if isinstance(found, Problem):
-            report.problems.append(found)
-            return None
-        if not found.removed:
-            return self.shape.called(found, report)
-        defaults = list(report.classes.library(self.defaults))
-        names = map(str.lower, defaults)
-        if found.name.lower() in DEFAULTS_ELSEWHERE:
-            report.notes.append(Problem(found.name_path, "is no default here: nothing goes away."))
-        elif found.name.lower() not in names and not report.note_ignored(found.name_path):
-            report.problem(
-                found.name_path,
-                f"null takes a default {self.shape.category} away, and {found.name} is none."
-                f"{nearest(found.name, defaults)} Defaults: {', '.join(defaults)}.",
-            )
-            return None
-        return found
-
-
-@dataclass(frozen=True)
-class LoggerShape(OneClass):
-    """A logger, by Lightning's names of its arguments or those of files."""
-
-    def called(self, found: Named, report: Report) -> Call | None:
-        """The call; ``save_dir`` may be left out: it is ``model_dir`` then."""
-        names = report.classes.library(LOGGER_NAMES)
-        others = names.get(found.name.rpartition(".")[2].lower(), {})
-        given = {others.get(key, key): value for key, value in found.arguments.items()}
-        shape = self if "save_dir" in given else OneClass(self.category, ("save_dir",))
-        return OneClass.called(shape, replace(found, arguments=given), report)
 
 
 @dataclass(frozen=True)

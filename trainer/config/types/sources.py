@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib.machinery import ModuleSpec
+from importlib.util import resolve_name
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -80,19 +81,16 @@ def _module(name: str) -> Any:
     spec = _spec(name)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return Any
-    return Module(name, Path(spec.origin), spec.submodule_search_locations is not None)
+    return Module(name, Path(spec.origin))
 
 
 class Module(ModuleType):
     """A module that is read when something of it is asked for, and what it has, by name."""
 
-    def __init__(self, name: str, file: Path, is_package: bool) -> None:
+    def __init__(self, name: str, file: Path) -> None:
         super().__init__(name)
-        self._name, self._file, self._is_package = name, file, is_package
+        self._name, self._file, self._is_package = name, file, file.stem == "__init__"
         self._values: dict[str, Any] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return self.get(name)
 
     def get(self, name: str) -> Any:
         """A submodule, class, function, type or table; Any, of what else there is or may be.
@@ -108,6 +106,8 @@ class Module(ModuleType):
                 del self._values[name]
                 raise
         return self._values[name]
+
+    __getattr__ = get
 
     def names(self) -> list[str]:
         """The names that it exports, or that it has."""
@@ -151,12 +151,13 @@ class Module(ModuleType):
 
         ``__getattr__`` is there where it has names that the source does not show.
         """
+        package = self._name if self._is_package else self._name.rpartition(".")[0]
         text = self._file.read_text(encoding="utf-8")
         found: dict[str, Any] = dict(_UNKNOWN if "globals()" in text else {})
         for node in _statements(ast.parse(text).body):
             match node:
                 case ast.ImportFrom():
-                    source = self._absolute(node)
+                    source = resolve_name(f"{'.' * node.level}{node.module or ''}", package)
                     for alias in node.names:
                         name = alias.asname or alias.name
                         of = _exported(source) if name == "*" else {name: (source, alias.name)}
@@ -175,14 +176,6 @@ class Module(ModuleType):
                 case ast.AugAssign(target=ast.Name(id="__all__"), value=ast.List(elts=more)):
                     found["__all__"].elts.extend(more)
         return found
-
-    def _absolute(self, node: ast.ImportFrom) -> str:
-        """The module that names are imported from."""
-        if not node.level:
-            return node.module or ""
-        parts = self._name.split(".")
-        above = parts[: len(parts) - node.level + self._is_package]
-        return ".".join([*above, *([node.module] if node.module else [])])
 
     def _class(self, node: ast.ClassDef) -> Any:
         """A class of the same name, bases and methods; Any, of an Enum and its like."""
@@ -299,6 +292,7 @@ def _imported(source: str, name: str | None) -> Any:
 
 
 def _decorators(node: ast.ClassDef | ast.FunctionDef) -> list[str]:
+    """The last parts of the decorators' names."""
     return [ast.unparse(one).partition("(")[0].rpartition(".")[2] for one in node.decorator_list]
 
 
@@ -315,22 +309,24 @@ def _not_run(node: ast.FunctionDef) -> Any:
 
 
 def parameters_of(target: Any) -> tuple[list[inspect.Parameter], bool] | None:
-    """The parameters of what was read, and whether it takes others too; None of anything else."""
+    """The parameters of what was read, and whether it takes others too; None of anything else.
+
+    ``**kwargs`` are followed to the constructor of a base class. Elsewhere they are open.
+    """
     source = vars(target).get("__source__") if hasattr(target, "__dict__") else None
     if not isinstance(source, Source):
         return None
     if isinstance(source.node, ast.FunctionDef):
-        return _of_function(source, source.node, ())
-    return _of_class(target.__mro__)
+        return _of_function(source, source.node, [])
+    return _of_class(
+        [vars(kind)["__source__"] for kind in target.__mro__ if type(kind) is Described]
+    )
 
 
-def _of_class(classes: tuple[type, ...]) -> tuple[list[inspect.Parameter], bool]:
+def _of_class(classes: list[Source]) -> tuple[list[inspect.Parameter], bool]:
     """The parameters of the first constructor of some classes."""
     open_ended = False
-    for i, kind in enumerate(classes):
-        source = vars(kind).get("__source__")
-        if not isinstance(source, Source):
-            continue
+    for i, source in enumerate(classes):
         if is_dataclass(source.node):
             return _of_fields(classes[i:]), False
         methods = {one.name: one for one in source.node.body if isinstance(one, ast.FunctionDef)}
@@ -342,55 +338,47 @@ def _of_class(classes: tuple[type, ...]) -> tuple[list[inspect.Parameter], bool]
     return [], open_ended
 
 
-def _of_fields(classes: tuple[type, ...]) -> list[inspect.Parameter]:
+def _of_fields(classes: list[Source]) -> list[inspect.Parameter]:
     """The fields of a dataclass."""
     found: dict[str, inspect.Parameter] = {}
-    for kind in reversed(classes):
-        source = vars(kind).get("__source__")
-        if not isinstance(source, Source):
-            continue
+    for source in reversed(classes):
         for node in source.node.body:
             match node:
                 case ast.AnnAssign(target=ast.Name(id=name), annotation=noted, value=value):
                     if "ClassVar" not in ast.unparse(noted):
-                        found[name] = _parameter(
-                            source.module, name, noted, value, inspect.Parameter.KEYWORD_ONLY
-                        )
+                        found[name] = _parameter(source.module, name, noted, value)
     return list(found.values())
 
 
 def _parameter(
-    module: Module, name: str, noted: ast.expr | None, default: ast.expr | None, kind: Any
+    module: Module, name: str, noted: ast.expr | None, default: ast.expr | None
 ) -> inspect.Parameter:
     """A parameter; a default that is not written out is ``...``."""
-    value: Any = inspect.Parameter.empty
+    value: Any = inspect.Parameter.empty if default is None else ...
     if isinstance(default, ast.Constant):
         value = default.value
-    elif default is not None:
-        value = ...
     # a type is looked for when a value is: it may be in a large file
     annotation = inspect.Parameter.empty if noted is None else partial(module.annotated, noted)
+    kind = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(name, kind, default=value, annotation=annotation)
 
 
 def _of_function(
-    source: Source, node: ast.FunctionDef, after: tuple[type, ...]
+    source: Source, node: ast.FunctionDef, after: list[Source]
 ) -> tuple[list[inspect.Parameter], bool]:
     """The parameters of a function, with those of the constructor that gets its ``**kwargs``.
 
     Args:
         after: the classes whose constructor ``super().__init__`` calls, one of them.
     """
-    args, found = node.args, list[inspect.Parameter]()
-    positional = [*args.posonlyargs, *args.args]
-    defaults = [*[None] * (len(positional) - len(args.defaults)), *args.defaults]
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    for several, values, kind in (
-        (positional, defaults, kinds[0]),
-        (args.kwonlyargs, args.kw_defaults, kinds[1]),
-    ):
-        for one, value in zip(several, values, strict=True):
-            found.append(_parameter(source.module, one.arg, one.annotation, value, kind))
+    args = node.args
+    every = [*args.posonlyargs, *args.args, *args.kwonlyargs]
+    defaults = [*args.defaults, *args.kw_defaults]
+    required = [None] * (len(every) - len(defaults))
+    found = [
+        _parameter(source.module, one.arg, one.annotation, default)
+        for one, default in zip(every, [*required, *defaults], strict=True)
+    ]
     if args.kwarg is None:
         return found, False
     more, open_ended = _of_kwargs(node, args.kwarg.arg, after)
@@ -399,7 +387,7 @@ def _of_function(
 
 
 def _of_kwargs(
-    node: ast.FunctionDef, kwargs: str, after: tuple[type, ...]
+    node: ast.FunctionDef, kwargs: str, after: list[Source]
 ) -> tuple[list[inspect.Parameter], bool]:
     """What a constructor takes by its ``**kwargs``, if it only hands them to that of its base."""
     names = [one for one in ast.walk(node) if isinstance(one, ast.Name) and one.id == kwargs]
