@@ -20,6 +20,7 @@ from fulgurite.config.document.problems import (
     Place,
     Problem,
     dotted,
+    refusal,
     shown,
 )
 
@@ -79,7 +80,7 @@ def values_of(text: str, source: str) -> tuple[Any, dict[Path, Place], list[Prob
         loader = Loader(text)
         node = loader.get_single_node()
         if node is None:
-            raise ParameterFileError([(Place(source), Problem((), "is empty."))])
+            raise refusal(Place(source), "is empty.")
         builder = _Builder(source)
         return builder.build(node, ()), builder.places, builder.problems
     except yaml.MarkedYAMLError as error:
@@ -89,10 +90,10 @@ def values_of(text: str, source: str) -> tuple[Any, dict[Path, Place], list[Prob
         place = Place(source, before.count("\n") + 1, len(before) - before.rfind("\n"))
         character = f"the character {chr(error.character)!r}"
         wrong = f"is not text: it holds {character}, which YAML does not allow."
-        raise ParameterFileError([(place, Problem((), wrong))]) from None
+        raise refusal(place, wrong) from None
     except RecursionError:  # of whoever calls with hardly any frames left
         wrong = "is nested too deep for the recursion limit that is left here."
-        raise ParameterFileError([(Place(source), Problem((), wrong))]) from None
+        raise refusal(Place(source), wrong) from None
 
 
 def plain_scalar(text: str) -> Any:
@@ -314,4 +315,4 @@ def _not_yaml(error: yaml.MarkedYAMLError, source: str) -> ParameterFileError:
         since = f", {error.context} from line {begun.line + 1}"
     text = (error.problem or error.context or "").replace("<stream end>", "the file's end")
     hint = next((f" {hint}" for pattern, hint in _HINTS if re.search(pattern, text)), "")
-    return ParameterFileError([(place, Problem((), f"is not YAML: {text}{since}.{hint}"))])
+    return refusal(place, f"is not YAML: {text}{since}.{hint}")

@@ -46,6 +46,11 @@ class ParameterFileError(ValueError):
         super().__init__("\n".join(described(*problem) for problem in self.problems))
 
 
+def refusal(place: Place, text: str, path: Path = ()) -> ParameterFileError:
+    """The error of a file with one problem."""
+    return ParameterFileError([(place, Problem(path, text))])
+
+
 def described(place: Place, problem: Problem) -> str:
     """``file:line:column: dotted.key: what is wrong``, in one line whatever the file holds."""
     key = f" {dotted(problem.path)}:" if problem.path else ""

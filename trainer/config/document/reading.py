@@ -21,6 +21,7 @@ from fulgurite.config.document.problems import (
     described,
     dotted,
     nearest,
+    refusal,
     shown,
 )
 from fulgurite.config.document.variables import Variables
@@ -103,7 +104,7 @@ def read(file: str | os.PathLike[str] | Mapping[str, Any]) -> Document:
         if isinstance(error, ParameterFileError):
             raise
         wrong = f"cannot be read: {error}."
-    raise ParameterFileError([(Place(source), Problem((), wrong))])
+    raise refusal(Place(source), wrong)
 
 
 def _text(content: bytes) -> str:
@@ -149,24 +150,22 @@ def _plain(value: Any, source: str) -> Any:
         ParameterFileError: a key is no word, or it has more values or levels than a file may have:
             it contains itself.
     """
-    left = iter(range(MOST_VALUES))
+    left, place = iter(range(MOST_VALUES)), Place(source)
 
     def copied(value: Any, path: Path) -> Any:
         if isinstance(value, int) and value.bit_length() > MOST_BITS:
-            wrong = f"is a number of more than {MOST_BITS} bits."
-            raise ParameterFileError([(Place(source), Problem(path, wrong))])
+            raise refusal(place, f"is a number of more than {MOST_BITS} bits.", path)
         if isinstance(value, os.PathLike):
             return os.fspath(value)
         if not isinstance(value, (Mapping, list, tuple)):
             return value
         if len(path) > MOST_LEVELS or next(left, None) is None:
             wrong = f"holds more than {MOST_VALUES} values, or {MOST_LEVELS} levels of them."
-            raise ParameterFileError([(Place(source), Problem(path[:5], wrong))])
+            raise refusal(place, wrong, path[:5])
         if isinstance(value, Mapping):
             for key in value:
                 if not isinstance(key, (str, int)) or isinstance(key, bool):
-                    wrong = f"a key must be a word; got {shown(key)}."
-                    raise ParameterFileError([(Place(source), Problem(path, wrong))])
+                    raise refusal(place, f"a key must be a word; got {shown(key)}.", path)
             return {key: copied(item, (*path, key)) for key, item in value.items()}
         return [copied(item, (*path, i)) for i, item in enumerate(value)]
 

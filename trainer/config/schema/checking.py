@@ -108,7 +108,10 @@ def check_document(document: Document, *, imports: bool = True) -> Plan:
         if key not in TOP and not report.note_ignored((key,)):
             report.problem((key,), _unknown_top(key))
     report.classes = _with_imports(document, report)
-    phases = [_phase(path, value, report) for path, value in trainers(document)]
+    phases = []
+    for path, value in trainers(document):
+        found = TRAINER.check(value, path, report)
+        phases.append(Phase(path=path, init=found.pop("init", None), stages=found))
     if not phases:
         report.problem((), "trainer: required, and not given.")
     document.refuse(report.problems)
@@ -168,8 +171,3 @@ def trainers(document: Document) -> list[tuple[Path, Any]]:
         path: Path = ("trainer", i, "trainer") if inner else ("trainer", i)
         phases.append((path, item["trainer"] if inner else item))
     return phases
-
-
-def _phase(path: Path, value: Any, report: Report) -> Phase:
-    found = TRAINER.check(value, path, report)
-    return Phase(path=path, init=found.pop("init", None), stages=found)

@@ -223,7 +223,8 @@ class _Writer:
         found = [self._one_kind(other, depth) for other in kinds]
         if {} in found:
             return {}
-        if not all("string" in _types_of(one) for one in found) and kinds != (types.NoneType,):
+        # a type is one name or a list of them
+        if not all("string" in one.get("type", ()) for one in found) and kinds != (types.NoneType,):
             found.append(_VARIABLE)
         unique = [one for i, one in enumerate(found) if one not in found[:i]]
         return dict(unique[0]) if len(unique) == 1 else {"anyOf": unique}
@@ -286,8 +287,3 @@ def _either(key: str, found: Schema, other: Schema) -> Schema:
 def _names(names: Iterable[str]) -> Schema:
     known = list(names)
     return {"enum": list(dict.fromkeys([*known, *(name.lower() for name in known)]))}
-
-
-def _types_of(found: Schema) -> tuple[str, ...]:
-    kind = found.get("type", ())
-    return (kind,) if isinstance(kind, str) else tuple(kind)

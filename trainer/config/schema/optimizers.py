@@ -100,9 +100,10 @@ class OptimizerShape(OneClass):
     ) -> tuple[Group, ...]:
         if entries is None:
             return ()
-        several = isinstance(entries, list)
-        placed = [((*path, i), entry) for i, entry in enumerate(entries)] if several else []
-        found = [self._group(call, *one, report) for one in placed or [(path, entries)]]
+        placed: list[tuple[Path, Any]] = [(path, entries)]
+        if isinstance(entries, list) and entries:
+            placed = [((*path, i), entry) for i, entry in enumerate(entries)]
+        found = [self._group(call, *one, report) for one in placed]
         return tuple(group for group in found if group is not None)
 
     def _group(self, call: Call | None, path: Path, entry: Any, report: Report) -> Group | None:
@@ -112,11 +113,8 @@ class OptimizerShape(OneClass):
         globs, modules = (_globs(options.pop(key, [])) for key in ("params", "modules"))
         tag = options.pop("tag", None)
         if globs is None or modules is None or not (globs or modules):
-            report.problem(
-                path,
-                "params: expected a glob of parameter names, or a list of them; or modules: the"
-                " same of class names.",
-            )
+            text = "params: expected a glob of parameter names, or a list of them; or modules: the"
+            report.problem(path, f"{text} same of class names.")
             return None
         if tag is not None:
             options.setdefault("tags", tag)
@@ -149,7 +147,7 @@ def _options_of(call: Call, options: dict[str, Any], path: Path, report: Report)
     found = check_arguments(call.target, own, path, tried, call.skip)
     report.notes += tried.notes
     # what the optimizer needs besides, it has from its own arguments
-    report.problems += [problem for problem in tried.problems if len(problem.path) > len(path)]
+    report.problems += [problem for problem in tried.problems if problem.path != path]
     return {**found, **beside}
 
 
@@ -188,11 +186,8 @@ def param_groups(call: Call, module: nn.Module, refuse: Refuse) -> Any:
     for parameter, own in names.items():
         kinds = _kinds(module, own)
         key = (
-            _first(
-                _matches_one(own, one.globs) or _matches_one(kinds, one.modules)
-                for one in call.groups
-            ),
-            _first(_matches_one(own, globs) for globs, _ in factors),
+            _first(_matches(own, one.globs) or _matches(kinds, one.modules) for one in call.groups),
+            _first(_matches(own, globs) for globs, _ in factors),
         )
         made.setdefault(key, []).append(parameter)
     refuse(_unused(call, factors, [name for own in names.values() for name in own], made))
@@ -214,12 +209,8 @@ def _first(matches: Iterable[bool]) -> int:
     return found.index(True) if True in found else len(found)
 
 
-def _matches_one(names: list[str], globs: tuple[str, ...]) -> bool:
-    return any(_matches(names, glob) for glob in globs)
-
-
-def _matches(names: Iterable[str], glob: str) -> bool:
-    return any(fnmatchcase(name, glob) for name in names)
+def _matches(names: list[str], globs: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, glob) for name in names for glob in globs)
 
 
 def _options(call: OptimizerCall, entry: int, factor: int) -> dict[str, Any]:
@@ -249,13 +240,13 @@ def _unused(
     for i, group in enumerate(call.groups):
         if group.modules:
             continue
-        wrong = [glob for glob in group.globs if not _matches(names, glob)]
+        wrong = [glob for glob in group.globs if not _matches(names, [glob])]
         problems += [Problem((*group.path, "params"), _no_match(glob, names)) for glob in wrong]
         if not wrong and i not in {entry for entry, _ in made}:
             text = "all its parameters belong to entries before it. Put it before them."
             problems.append(Problem(group.path, text))
     for name, (globs, _) in zip(call.factors, factors, strict=True):
-        if not any(_matches(names, glob) for glob in globs):
+        if not _matches(names, globs):
             problems.append(Problem((*call.factors_path, name), _no_match(globs[0], names)))
     return problems
 

@@ -66,13 +66,12 @@ class BackendShape:
             if key not in ("backend_type", "cluster_config")
             and not report.note_ignored((*path, key))
         }
-        tried = report.fork()
-        arguments = check_arguments(target, given, path, tried, frozenset({"cluster_config"}))
-        report.merge(tried)
-        calls = report.classes.imports and not tried.problems
-        wrong = backend_error(target, arguments) if calls else None
-        if wrong is not None:
-            report.problem(place_of(wrong, given, path), wrong)
+        before = len(report.problems)
+        arguments = check_arguments(target, given, path, report, frozenset({"cluster_config"}))
+        if report.classes.imports and len(report.problems) == before:
+            wrong = backend_error(target, arguments)
+            if wrong is not None:
+                report.problem(place_of(wrong, given, path), wrong)
         if "cluster_config" in value:
             at = (*path, "cluster_config")
             Section(CS_CONFIG).check(value["cluster_config"], at, report)

@@ -24,8 +24,6 @@ except ImportError as error:
 
     raise UnsupportedVersion("jsonargparse", f"lacks what parameter files need: {error}") from None
 
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parameter:
@@ -71,9 +69,7 @@ class Signature:
 @functools.cache
 def signature_of(target: Callable[..., Any]) -> Signature:
     """What a class or function takes."""
-    name = getattr(target, "__name__", type(target).__name__)
-    read = parameters_of(target)
-    found, unclear = _resolved(target) if read is None else read
+    found, open_ended = parameters_of(target) or _resolved(target)
     parameters = {
         item.name: Parameter(
             name=item.name,
@@ -82,26 +78,16 @@ def signature_of(target: Callable[..., Any]) -> Signature:
             text=getattr(item, "doc", None) or "",  # Python's own parameters have none
         )
         for item in found
-        if item.kind not in (*_VARIADIC, inspect.Parameter.POSITIONAL_ONLY)
-        and not item.name.startswith("_")
+        if _can_be_given(item)
     }
-    if read is not None:
-        return Signature(name=name, parameters=parameters, open_ended=unclear)
-    own = _own(target)
-    if own is None:
-        return Signature(name=name, parameters=parameters, open_ended=True)
-    any_more = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in own.values())
-    more_found = parameters.keys() - own.keys()
-    open_ended = any_more and (unclear or (not more_found and _reads_more(target)))
+    name = getattr(target, "__name__", type(target).__name__)
     return Signature(name=name, parameters=parameters, open_ended=open_ended)
 
 
-def _own(target: Callable[..., Any]) -> dict[str, inspect.Parameter] | None:
-    """The parameters as Python has them; None of what is not written in Python."""
-    try:
-        return dict(inspect.signature(target).parameters)
-    except (ValueError, TypeError):
-        return None
+def _can_be_given(item: Any) -> bool:
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    unnamed = (*variadic, inspect.Parameter.POSITIONAL_ONLY)
+    return item.kind not in unnamed and not item.name.startswith("_")
 
 
 class _Complaints(logging.Handler):
@@ -116,6 +102,11 @@ class _Complaints(logging.Handler):
 
 
 def _resolved(target: Callable[..., Any]) -> tuple[list[Any], bool]:
+    """The parameters as jsonargparse finds them, and whether there may be others."""
+    try:
+        own = dict(inspect.signature(target).parameters)
+    except (ValueError, TypeError):  # not written in Python
+        own = None
     found: list[Any]
     complaints = _Complaints()
     log = logging.Logger("fulgurite.config.types.signatures", logging.DEBUG)
@@ -125,8 +116,14 @@ def _resolved(target: Callable[..., Any]) -> tuple[list[Any], bool]:
     elif inspect.ismethod(target) and inspect.isclass(target.__self__):
         found = get_signature_parameters(target.__self__, target.__name__, log)
     else:
-        found = list((_own(target) or {}).values())
-    return found, complaints.unclear
+        found = list((own or {}).values())
+    if own is None:
+        return found, True
+    if all(one.kind is not inspect.Parameter.VAR_KEYWORD for one in own.values()):
+        return found, False
+    # a **kwargs that jsonargparse silently left alone is closed only if nothing reads it
+    followed = any(one.name not in own and _can_be_given(one) for one in found)
+    return found, complaints.unclear or (not followed and _reads_more(target))
 
 
 def _reads_more(target: Callable[..., Any]) -> bool:

@@ -51,7 +51,7 @@ def check_value(kind: Any, value: Any, path: Path, report: Report) -> Any:
     if any(other in _ANYTHING for other in kinds):
         return check_untyped(value, path, report)
     if isinstance(value, (Mapping, list, tuple)):
-        return _first_without_problems([*_ways(kinds, value, path)], kinds, value, path, report)
+        return _structure(kinds, value, path, report)
     return _scalar(kinds, value, path, report)
 
 
@@ -134,23 +134,37 @@ def check_arguments(
     return found
 
 
-_Way = Callable[[Report], Any]
+def _structure(kinds: tuple[Any, ...], value: Any, path: Path, report: Report) -> Any:
+    """What the first type makes of a mapping or list that finds nothing wrong with it.
 
-
-def _ways(kinds: tuple[Any, ...], value: Any, path: Path) -> Iterator[_Way]:
-    """What a mapping or list can be taken for.
-
-    If none will do, what is wrong with the first is told: so jsonargparse, whose errors have no
-    places within the value, comes last.
+    If there is none, what is wrong is what the first of all finds.
     """
+    first = None
+    for way in _ways(kinds, value, path):
+        tried = report.fork()
+        made = way(tried)
+        if not tried.problems:
+            report.merge(tried)
+            return made
+        first = first or tried
+    if first is None:
+        report.problem(path, _expected(kinds, value))
+    else:
+        report.merge(first)
+    return None
+
+
+def _ways(kinds: tuple[Any, ...], value: Any, path: Path) -> Iterator[Callable[[Report], Any]]:
+    """What a mapping or list can be taken for, one after the other."""
     is_mapping = isinstance(value, Mapping)
+    walked = MAPPINGS if is_mapping else (*LISTS, *SETS)
+    others = (*_SCALARS, str) if is_mapping else (*_SCALARS, str, *MAPPINGS)
     if is_mapping:
         classes = tuple(class_of(kind) for kind in kinds if is_class(kind))
         if classes:
             yield partial(_instance, classes, value, path)
+        # jsonargparse last: its errors have no places within the value
         kinds = tuple(sorted(kinds, key=lambda one: not (is_collection(one) or is_dataclass(one))))
-    walked = MAPPINGS if is_mapping else (*LISTS, *SETS)
-    others = (*_SCALARS, str) if is_mapping else (*_SCALARS, str, *MAPPINGS)
     for kind in kinds:
         if is_mapping and is_dataclass(kind):
             yield partial(_dataclass, kind, value, path)
@@ -237,32 +251,11 @@ def _unquoted(kinds: tuple[Any, ...], value: str) -> Any:
     return number if any(kind in (int, float) for kind in kinds) else value
 
 
-def _first_without_problems(
-    ways: list[_Way],
-    kinds: tuple[Any, ...],
-    value: Any,
-    path: Path,
-    report: Report,
-) -> Any:
-    """What the first way makes that finds nothing wrong; else what the first one finds wrong."""
-    if not ways:
-        report.problem(path, _expected(kinds, value))
-        return None
-    tries = []
-    for way in ways:
-        tried = report.fork()
-        made = way(tried)
-        if not tried.problems:
-            report.merge(tried)
-            return made
-        tries.append(tried)
-    report.merge(tries[0])
-    return None
-
-
 def _by_jsonargparse(kinds: tuple[Any, ...], value: Any, path: Path, report: Report) -> Any:
     """What jsonargparse makes of a value, or one line of what it complains about."""
-    is_code = any(map(_names_code, kinds)) and not isinstance(value, bool)
+    is_code = not isinstance(value, bool) and any(
+        class_of(kind) in (abc.Callable, type) for kind in kinds
+    )
     named = _class_paths(value, path)
     if is_code and isinstance(value, str):
         named.append((path, value))
@@ -276,8 +269,8 @@ def _by_jsonargparse(kinds: tuple[Any, ...], value: Any, path: Path, report: Rep
     if (is_code or named or any(map(is_read, kinds))) and not report.classes.imports:
         return value
     # a path may name the function itself, where one that makes a tensor is asked for
-    function = (abc.Callable,) if isinstance(value, str) and any(map(_is_callable, kinds)) else ()
-    parser = parser_of((*kinds, *function))
+    is_function = isinstance(value, str) and any(class_of(one) is abc.Callable for one in kinds)
+    parser = parser_of((*kinds, *((abc.Callable,) if is_function else ())))
     try:
         parsed = parser.parse_object({"value": value})
     except (ArgumentError, OverflowError, RecursionError):
@@ -326,15 +319,6 @@ def _names_unseen(arguments: Any, path: Path, report: Report) -> None:
         for text in (*inside[-1:], value) if "class_path" not in inside else ():
             if isinstance(text, str) and re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", text):
                 report.imports.append(Problem(at, f"imports {text}, if that is taken for a path"))
-
-
-def _names_code(kind: Any) -> bool:
-    """Whether a string of this type names something to import."""
-    return _is_callable(kind) or (typing.get_origin(kind) or kind) is type
-
-
-def _is_callable(kind: Any) -> bool:
-    return (typing.get_origin(kind) or kind) is abc.Callable
 
 
 def _expected(kinds: tuple[Any, ...], value: Any) -> str:
