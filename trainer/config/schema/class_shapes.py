@@ -119,7 +119,8 @@ class DataShape(OneClass):
             target = report.classes.find(self.category, found.name)
         except LookupError:  # said by the base
             target = None
-        if target is not None and not _makes_loaders(target, report):
+        whole = (loader, report.classes.library("lightning.pytorch.LightningDataModule"))
+        if target is not None and not (inspect.isclass(target) and issubclass(target, whole)):
             takes = names_of(target)
             for key in names_of(loader, _DATASET):
                 if key in own and key not in takes:
@@ -133,11 +134,6 @@ class DataShape(OneClass):
                 path=path, name="DataLoader", target=loader, arguments=given, skip=_DATASET
             )
         return DataCall(**vars(call), loader=around)
-
-
-def _makes_loaders(target: Any, report: Report) -> bool:
-    kinds = map(report.classes.library, (_LOADER, "lightning.pytorch.LightningDataModule"))
-    return inspect.isclass(target) and issubclass(target, tuple(kinds))
 
 
 _LOGGER_NAMES = "fulgurite.config.types.loggers.LOGGER_NAMES"

@@ -248,13 +248,11 @@ class _Writer:
         if is_dataclass(kind):
             return self.arguments(kind, frozenset(), depth)
         if is_class(kind) and depth < _DEPTH:
-            return self._instances(class_of(kind), depth)
+            choices = self.classes.short_names(self.classes.category_of((origin,)))
+            name = origin.__name__
+            forms = partial(self._forms, name, choices, frozenset(), "name", depth)
+            return self.define(name, forms)
         return {}
-
-    def _instances(self, kind: type, depth: int) -> Schema:
-        choices = self.classes.short_names(self.classes.category_of((kind,)))
-        name = kind.__name__
-        return self.define(name, partial(self._forms, name, choices, frozenset(), "name", depth))
 
 
 def _ignored(path: str) -> Schema:

@@ -15,6 +15,7 @@ no choices.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -31,7 +32,6 @@ from fulgurite.config.types.categories import Category as Category
 from fulgurite.config.types.makes import (
     KINDS,
     PYTHONS,
-    imported_kinds,
     is_beside,
     is_plain,
     is_pythons,
@@ -257,10 +257,11 @@ class Classes:
 
     def refusal(self, target: Any, category: Category) -> str:
         """Why a class or function has no place in the file, if it has none (``makes``)."""
-        return refusal(target, category, self.packages, self._kinds)
+        return refusal(target, category, self.packages, lambda: self._kinds)
 
+    @functools.cached_property
     def _kinds(self) -> tuple[type, ...]:
-        return imported_kinds() if self.imports else tuple(map(read, KINDS))
+        return tuple(map(self.library, KINDS))
 
     def not_allowed(self, name: str) -> str:
         """Why an import path has no place in a file; nothing is imported."""

@@ -23,9 +23,30 @@ _QUIET_METRICS = ("classification", "regression", "aggregation", "retrieval")
 
 
 def constructor_error(call: Call) -> str | None:
-    """What the constructor of a call raises, in one line; None if it raises nothing."""
-    make = _constructor(call)
-    return None if make is None else _error_of(make)
+    """What a constructor raises, in one line; None if nothing, or if calling it may do more."""
+    import lightning.pytorch as pl
+    import torch
+    from torchmetrics import Metric
+
+    target: Any = call.target
+    if not inspect.isclass(target) or target.__module__.partition(".")[0] not in LIBRARIES:
+        return None
+    if _has_calls(call.arguments):
+        return None  # of other classes, and who knows what they do
+    parameters = signature_of(target).parameters.values()  # type: ignore[arg-type]
+    lacking = {item.name for item in parameters if item.required} - call.arguments.keys()
+    # without what asks for param groups of the model
+    kwargs = {key: value for key, value in call.arguments.items() if key != "param_group_tags"}
+    weight = torch.nn.Parameter(torch.zeros(1))
+    module = target.__module__.split(".")
+    if issubclass(target, torch.optim.Optimizer) and lacking == {"params"}:
+        return _error_of(lambda: target([weight], **kwargs))
+    if issubclass(target, torch.optim.lr_scheduler.LRScheduler) and lacking == {"optimizer"}:
+        return _error_of(lambda: target(torch.optim.AdamW([weight]), **kwargs))
+    of_numbers = issubclass(target, Metric) and module[1:2] and module[1] in _QUIET_METRICS
+    if (of_numbers or issubclass(target, pl.Callback)) and not lacking:
+        return _error_of(lambda: target(**kwargs))
+    return None
 
 
 def backend_error(target: Callable[..., Any], arguments: dict[str, Any]) -> str | None:
@@ -60,7 +81,7 @@ def trainer_error(arguments: dict[str, Any]) -> str | None:
     import lightning.pytorch as pl
 
     given = {key: value for key, value in arguments.items() if key in TRAINER_CHECKS}
-    if not given or any(map(_has_calls, given.values())):
+    if not given or _has_calls(given):
         return None
     quiet: dict[str, Any] = dict.fromkeys(
         ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
@@ -86,35 +107,6 @@ def _error_of(make: Callable[[], Any]) -> str | None:
     finally:
         logging.disable(level)
     return None
-
-
-def _constructor(call: Call) -> Callable[[], Any] | None:
-    """A constructor with its arguments, if calling it has no other effects."""
-    import lightning.pytorch as pl
-    import torch
-    from torchmetrics import Metric
-
-    target: Any = call.target
-    if not inspect.isclass(target) or target.__module__.partition(".")[0] not in LIBRARIES:
-        return None
-    if any(map(_has_calls, call.arguments.values())):
-        return None  # of other classes, and who knows what they do
-    parameters = signature_of(target).parameters.values()  # type: ignore[arg-type]
-    lacking = {item.name for item in parameters if item.required} - call.arguments.keys()
-    # without what asks for param groups of the model
-    kwargs = {key: value for key, value in call.arguments.items() if key != "param_group_tags"}
-    weight = torch.nn.Parameter(torch.zeros(1))
-    if issubclass(target, torch.optim.Optimizer):
-        return lambda: target([weight], **kwargs) if lacking == {"params"} else None
-    if issubclass(target, torch.optim.lr_scheduler.LRScheduler):
-        if lacking == {"optimizer"}:
-            return lambda: target(torch.optim.AdamW([weight]), **kwargs)
-        return None
-    module = target.__module__.split(".")
-    quiet = issubclass(target, pl.Callback) or (
-        issubclass(target, Metric) and module[1:2] and module[1] in _QUIET_METRICS
-    )
-    return (lambda: target(**kwargs)) if quiet and not lacking else None
 
 
 def _has_calls(value: Any) -> bool:

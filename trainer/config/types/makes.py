@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import builtins
 import functools
-import importlib
 import importlib.util
 import inspect
 import os
@@ -27,7 +26,7 @@ from typing import Any
 
 from fulgurite.config.document.problems import with_article
 from fulgurite.config.types.annotations import alternatives, class_of
-from fulgurite.config.types.categories import Category
+from fulgurite.config.types.categories import CATEGORIES, Category
 from fulgurite.config.types.sources import LIBRARIES
 
 PLAIN_NAMES = frozenset(
@@ -52,14 +51,11 @@ OF_RUNS = (*LIBRARIES, "torchvision")
 """What a run is made of: a file names classes of ``KINDS`` of them, and what is in ``COMPUTES``."""
 
 KINDS = (
-    *("torch.nn.Module", "torch.optim.Optimizer", "torch.optim.lr_scheduler.LRScheduler"),
+    *(base for category in CATEGORIES.values() for base in category.bases),
     *("torch.utils.data.Dataset", "torch.utils.data.DataLoader", "torch.utils.data.Sampler"),
-    *("lightning.pytorch.LightningDataModule", "lightning.pytorch.Callback"),
-    *("lightning.pytorch.loggers.Logger", "lightning.pytorch.profilers.Profiler"),
-    *("lightning.pytorch.strategies.Strategy", "lightning.pytorch.accelerators.Accelerator"),
-    *("lightning.pytorch.plugins.precision.Precision", "lightning.fabric.plugins.CheckpointIO"),
-    *("lightning.fabric.plugins.ClusterEnvironment", "lightning.pytorch.plugins.LayerSync"),
+    "lightning.pytorch.LightningDataModule",
 )
+"""The kinds of class that a run is made of."""
 
 COMPUTES = (
     *("torch.nn", "torch._C._nn", "torch._C._linalg", "torch._C._special", "torch._C._fft"),
@@ -95,18 +91,11 @@ READERS_OF_CODE = frozenset(
 """Others that do, by the names that they say they have: their modules also read plain values."""
 
 
-@functools.cache
-def imported_kinds() -> tuple[type, ...]:
-    """The classes of ``KINDS``."""
-    paths = (path.rpartition(".") for path in KINDS)
-    return tuple(getattr(importlib.import_module(home), name) for home, _, name in paths)
-
-
 def refusal(
     target: Any,
     category: Category,
-    packages: Container[str] = (),
-    kinds: Callable[[], tuple[type, ...]] = imported_kinds,
+    packages: Container[str],
+    kinds: Callable[[], tuple[type, ...]],
 ) -> str:
     """Why a class or function has no place in a file; nothing where it has, or nobody can know.
 

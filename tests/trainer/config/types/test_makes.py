@@ -18,7 +18,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from fulgurite.config.types.categories import ANY_CLASS
 from fulgurite.config.types.classes import Classes
-from fulgurite.config.types.makes import is_plain, is_pythons, refusal
+from fulgurite.config.types.makes import is_plain, is_pythons
+
+CLASSES = Classes()
 
 
 class Net(nn.Module):
@@ -58,7 +60,7 @@ def nothing() -> None: ...
     ],
 )
 def test_what_may_make_what_is_asked_for_passes(category: str, target: Any) -> None:
-    assert refusal(target, Classes().category(category)) == ""
+    assert CLASSES.refusal(target, CLASSES.category(category)) == ""
 
 
 @pytest.mark.parametrize(
@@ -82,19 +84,19 @@ def test_what_may_make_what_is_asked_for_passes(category: str, target: Any) -> N
     ],
 )
 def test_what_makes_something_else_is_refused(category: str, target: Any, told: str) -> None:
-    assert told in refusal(target, Classes().category(category))
+    assert told in CLASSES.refusal(target, CLASSES.category(category))
 
 
 @pytest.mark.parametrize("target", [Path, dict, len, ValueError, Unlike, number, torch.tensor])
 def test_where_any_value_does_plain_ones_of_python_do_too(target: Any) -> None:
-    assert refusal(target, ANY_CLASS) == ""
+    assert CLASSES.refusal(target, ANY_CLASS) == ""
 
 
 @pytest.mark.parametrize(
     "target", [functools.partial, subprocess.Popen, exec, dict.fromkeys, torch.jit.load, Path.touch]
 )
 def test_where_any_value_does_what_acts_is_refused(target: Any) -> None:
-    assert refusal(target, ANY_CLASS)
+    assert CLASSES.refusal(target, ANY_CLASS)
 
 
 def test_a_module_beside_the_file_may_have_the_name_of_one_of_pythons(tmp_path: Path) -> None:
