@@ -219,6 +219,7 @@ class _Builder:
                 merges.append((key_node, value_node))
             else:
                 yield key_node, value_node, key
+        # after all keys of its own: those count more, wherever the merge stands among them
         for key_node, value_node in merges:
             yield from self._merged(key_node, value_node, path, set(own))
 

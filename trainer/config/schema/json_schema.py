@@ -25,7 +25,10 @@ from fulgurite.backends import CSConfig, CSXBackend
 from fulgurite.config.document.ignored import IGNORED_KEYS
 from fulgurite.config.schema import schema as tables
 from fulgurite.config.schema.class_shapes import WHEN, Removable
-from fulgurite.config.types.annotations import (
+from fulgurite.config.types.classes import Classes
+from fulgurite.config.types.loggers import LOGGER_NAMES
+from fulgurite.config.types.shapes import Keys, OneClass, Section, Several, Shape, Value
+from fulgurite.config.types.signatures import (
     LISTS,
     MAPPINGS,
     SETS,
@@ -33,11 +36,8 @@ from fulgurite.config.types.annotations import (
     class_of,
     is_class,
     is_dataclass,
+    signature_of,
 )
-from fulgurite.config.types.classes import Classes
-from fulgurite.config.types.loggers import LOGGER_NAMES
-from fulgurite.config.types.shapes import Keys, OneClass, Section, Several, Shape, Value
-from fulgurite.config.types.signatures import signature_of
 from fulgurite.trainer import Trainer
 
 Schema = dict[str, Any]

@@ -178,10 +178,11 @@ def param_groups(call: Call, module: nn.Module, refuse: Refuse) -> Any:
     """
     if not isinstance(call, OptimizerCall) or not (call.groups or call.factors):
         return module.parameters()
-    names: dict[nn.Parameter, list[str]] = {}
+    names: dict[nn.Parameter, list[str]] = {}  # of a shared parameter, each name may match
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
     factors = [(_lr_globs(module, name), factor) for name, factor in call.factors.items()]
+    # A group is what one entry and one factor have in common: either may divide the other's.
     made: dict[tuple[int, int], list[nn.Parameter]] = {}
     for parameter, own in names.items():
         kinds = _kinds(module, own)

@@ -11,7 +11,6 @@ from fulgurite.config.schema.class_shapes import DataShape, LoggerShape, Removab
 from fulgurite.config.schema.conflicts import check_conflicts
 from fulgurite.config.schema.init import AutoRestart, Init, Logging, Loop
 from fulgurite.config.schema.optimizers import OptimizerShape
-from fulgurite.config.types.annotations import alternatives
 from fulgurite.config.types.classes import Classes
 from fulgurite.config.types.constructor_checks import backend_error
 from fulgurite.config.types.report import Call
@@ -27,7 +26,7 @@ from fulgurite.config.types.shapes import (
     place_of,
     unknown_key,
 )
-from fulgurite.config.types.signatures import names_of, signature_of
+from fulgurite.config.types.signatures import alternatives, names_of, signature_of
 from fulgurite.config.types.values import check_arguments
 from fulgurite.mixed_precision import CB16_MIXED, MixedPrecision
 

@@ -200,6 +200,7 @@ class Classes:
             known = self.short_names(category, like=name.lower())
             exact = name if name in known else next(iter(known), None)
             if exact is None:
+                # it may be of a module under `imports`, which nobody has looked into
                 if not self.imports and (self.packages or not category.homes):
                     return None
                 raise LookupError(self._unknown(category, name))

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from fulgurite.config.document.problems import with_article
-from fulgurite.config.types.annotations import alternatives, class_of
 from fulgurite.config.types.categories import CATEGORIES, Category
+from fulgurite.config.types.signatures import alternatives, class_of
 from fulgurite.config.types.sources import LIBRARIES
 
 PLAIN_NAMES = frozenset(

@@ -122,6 +122,7 @@ class Module(ModuleType):
         """A type or a table of the module; Any, of another expression."""
         if not all(isinstance(part, _TYPES) for part in ast.walk(node)):
             return Any
+        # of names, attributes and subscripts alone: no function of the library is called
         code = compile(ast.Expression(node), str(self._file), "eval")
         try:
             return eval(code, {"__builtins__": {}}, _Names(self))
@@ -129,6 +130,7 @@ class Module(ModuleType):
             return Any
 
     def _read(self, name: str) -> Any:
+        # before what the package itself has under that name: paths lead through modules
         if self._is_package and _spec(f"{self._name}.{name}") is not None:
             return _module(f"{self._name}.{name}")
         if name not in self._defined:
@@ -156,6 +158,8 @@ class Module(ModuleType):
         found: dict[str, Any] = dict(_UNKNOWN if "globals()" in text else {})
         for node in _statements(ast.parse(text).body):
             match node:
+                # the first definition of a name counts: that under `if` or `try`, not what stands
+                # in for a missing library under `else` or `except`
                 case ast.ImportFrom():
                     source = resolve_name(f"{'.' * node.level}{node.module or ''}", package)
                     for alias in node.names:
@@ -185,6 +189,7 @@ class Module(ModuleType):
         whole = True
         for base in map(self.evaluated, node.bases):
             kind = typing.get_origin(base) or base
+            # others, an Enum's, do things when a class is derived from them
             if isinstance(kind, type) and type(kind) in (Described, type, ABCMeta):
                 bases += [kind] if kind not in (typing.Generic, object) else []
             elif kind is typing.Protocol:
@@ -399,6 +404,7 @@ def _of_kwargs(
     ]
     if not names:
         return [], False
+    # read, or handed elsewhere too: what may be in them is not known
     if len(names) != len(calls) or {ast.unparse(one.func) for one in calls} != {"super().__init__"}:
         return [], True
     found, open_ended = _of_class(after)

@@ -20,7 +20,10 @@ from jsonargparse import ArgumentError, Namespace
 
 from fulgurite.config.document.nodes import plain_scalar
 from fulgurite.config.document.problems import Path, Problem, choices, nearest, shown
-from fulgurite.config.types.annotations import (
+from fulgurite.config.types.categories import ANY_CLASS
+from fulgurite.config.types.classes import Category, Named, named
+from fulgurite.config.types.report import Call, Later, Report, walk
+from fulgurite.config.types.signatures import (
     LISTS,
     MAPPINGS,
     SETS,
@@ -32,12 +35,9 @@ from fulgurite.config.types.annotations import (
     is_read,
     literals,
     parser_of,
+    signature_of,
     type_names,
 )
-from fulgurite.config.types.categories import ANY_CLASS
-from fulgurite.config.types.classes import Category, Named, named
-from fulgurite.config.types.report import Call, Later, Report, walk
-from fulgurite.config.types.signatures import signature_of
 
 _ANYTHING = (Any, object, inspect.Parameter.empty)
 _SCALARS = (int, float, bool, types.NoneType)
@@ -229,11 +229,12 @@ def _scalar(kinds: tuple[Any, ...], value: Any, path: Path, report: Report) -> A
     if plain and not tried.problems:
         report.merge(tried)
         return found
+    # another type may take what is not of these, but none may take code that has no place here
     if any(not problem.text.startswith("expected ") for problem in tried.problems):
-        report.merge(tried)  # code that no file names
+        report.merge(tried)
         return None
     if classes and isinstance(value, classes):
-        return value
+        return value  # an object, of a dict that somebody checks
     tensor = report.classes.library("torch.Tensor") if classes else None
     named = tuple(one for one in classes if one is not tensor)  # no file names a tensor
     if named and isinstance(value, str):
@@ -261,7 +262,7 @@ def _by_jsonargparse(kinds: tuple[Any, ...], value: Any, path: Path, report: Rep
         named.append((path, value))
     for at, name in named:
         report.names_code(at, name)
-    # before anything of it is imported
+    # judged by their names, for jsonargparse imports what they name
     wrong = next(filter(None, (report.classes.not_allowed(name) for _, name in named)), "")
     if wrong:
         report.problem(path, wrong)

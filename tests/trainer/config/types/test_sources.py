@@ -9,9 +9,14 @@ from typing import Any
 import pytest
 
 from fulgurite.config.types import sources
-from fulgurite.config.types.annotations import alternatives, type_names
 from fulgurite.config.types.classes import Classes
-from fulgurite.config.types.signatures import Parameter, Signature, signature_of
+from fulgurite.config.types.signatures import (
+    Parameter,
+    Signature,
+    alternatives,
+    signature_of,
+    type_names,
+)
 
 READ, IMPORTED = Classes(imports=False), Classes()
 CATEGORIES = ("optimizer", "scheduler", "callback", "logger", "profiler")
