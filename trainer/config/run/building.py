@@ -27,7 +27,8 @@ from fulgurite.config.run.modules import as_lightning, with_optimizer
 from fulgurite.config.run.refusing import refuse_unbuilt
 from fulgurite.config.run.resolved import SaveParams
 from fulgurite.config.schema.checking import Phase, Plan, check
-from fulgurite.config.schema.init import Init, Loop
+from fulgurite.config.schema.schema import Init
+from fulgurite.config.schema.sections import Loop
 from fulgurite.config.types.classes import Named
 from fulgurite.config.types.loggers import ProgressLogger
 from fulgurite.config.types.report import Call

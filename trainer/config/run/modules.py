@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 
 from fulgurite.backends.schedules import ProgramScheduler
 from fulgurite.config.schema.class_shapes import SchedulerCall
-from fulgurite.config.schema.init import Init
 from fulgurite.config.schema.optimizers import OptimizerCall, Refuse, param_groups
+from fulgurite.config.schema.schema import Init
 from fulgurite.config.types.report import Call
 from fulgurite.config.types.signatures import names_of
 from fulgurite.optim.lr_scheduler import ScalePerParamLR

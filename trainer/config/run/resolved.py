@@ -17,7 +17,7 @@ from fulgurite.config.legacy.converting import Converted
 from fulgurite.config.legacy.yaml_text import to_yaml
 from fulgurite.config.schema.checking import Phase, Plan
 from fulgurite.config.schema.conflicts import SAME
-from fulgurite.config.schema.init import Logging
+from fulgurite.config.schema.sections import Logging
 
 PARAMS = "params"
 

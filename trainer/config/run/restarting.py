@@ -31,7 +31,7 @@ from fulgurite.config.run.own_checkpoints import steps_of
 from fulgurite.config.run.summary import AttemptRecord, RunRecord, Summary, now
 from fulgurite.config.run.watching import STOPS, Watch
 from fulgurite.config.schema.checking import Phase, Plan
-from fulgurite.config.schema.init import AutoRestart
+from fulgurite.config.schema.sections import AutoRestart
 
 LOOKS_EVERY_S = 0.2
 START_METHOD = "spawn"  # no state of this process, no locks of its threads

@@ -11,8 +11,7 @@ from typing import Any
 from fulgurite.config.document.problems import Path, Problem, nearest, shown
 from fulgurite.config.document.reading import Document, read, with_environment, with_overrides
 from fulgurite.config.legacy.converting import convert, is_legacy
-from fulgurite.config.schema.init import Init
-from fulgurite.config.schema.schema import INIT, TOP, TRAINER
+from fulgurite.config.schema.schema import INIT, TOP, TRAINER, Init
 from fulgurite.config.types.classes import Classes, module_of
 from fulgurite.config.types.makes import PYTHONS, is_pythons
 from fulgurite.config.types.shapes import Report

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from fulgurite.config.document.problems import Path, Problem, listed, nearest, shown
-from fulgurite.config.schema.class_shapes import DataShape, LoggerShape, Removable, SchedulerShape
+from fulgurite.config.schema.class_shapes import (
+    DataShape,
+    LoggerShape,
+    Removable,
+    SchedulerCall,
+    SchedulerShape,
+)
 from fulgurite.config.schema.conflicts import check_conflicts
-from fulgurite.config.schema.init import AutoRestart, Init, Logging, Loop
 from fulgurite.config.schema.optimizers import OptimizerShape
-from fulgurite.config.types.classes import Classes
+from fulgurite.config.schema.sections import AutoRestart, Logging, Loop
+from fulgurite.config.types.classes import Classes, Named
 from fulgurite.config.types.constructor_checks import backend_error
 from fulgurite.config.types.report import Call
 from fulgurite.config.types.shapes import (
@@ -29,6 +35,9 @@ from fulgurite.config.types.shapes import (
 from fulgurite.config.types.signatures import alternatives, names_of, signature_of
 from fulgurite.config.types.values import check_arguments
 from fulgurite.mixed_precision import CB16_MIXED, MixedPrecision
+
+if TYPE_CHECKING:
+    from fulgurite.callbacks import Checkpoint
 
 # by their paths, for they take long to import
 TRAINER_CLASS = "fulgurite.trainer.Trainer"
@@ -117,6 +126,44 @@ class Unbuilt:
         if value:
             report.notes.append(Problem(path, self.note))
         return value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Init:
+    """What ``init`` says, key by key; None or empty where it says nothing.
+
+    Args:
+        trainer: the call of the Trainer with those arguments that are Lightning's own.
+        backend: ``backend_type`` and the arguments of that backend.
+        callbacks: calls; and a ``Named`` for each default that is taken away. ``loggers`` too.
+    """
+
+    trainer: Call
+    model: Call
+    device: str | None = None
+    backend: dict[str, Any] | None = None
+    model_dir: str | None = None
+    optimizer: Call | None = None
+    schedulers: Sequence[SchedulerCall] = ()
+    precision: MixedPrecision | str | int | None = None
+    loop: Loop | None = None
+    checkpoint: Checkpoint | None = None
+    logging: Logging | None = None
+    callbacks: Sequence[Call | Named] = ()
+    loggers: Sequence[Call | Named] = ()
+    seed: int | None = None
+    sparsity: Any = None
+    autorestart: AutoRestart | None = None
+
+    @property
+    def wants_checkpoints(self) -> bool:
+        """Whether Lightning's ``enable_checkpointing`` leaves checkpoints on."""
+        return self.trainer.arguments.get("enable_checkpointing") is not False
+
+    @property
+    def own_callbacks(self) -> list[Call]:
+        """The callbacks that are to be made, without the defaults that are taken away."""
+        return [one for one in self.callbacks if isinstance(one, Call)]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 from fulgurite.backends import current_backend
 from fulgurite.config.document.problems import ParameterFileError, dotted
 from fulgurite.config.schema.checking import check
-from fulgurite.config.schema.init import Loop
+from fulgurite.config.schema.sections import Loop
 from fulgurite.config.types.classes import Classes
 from fulgurite.config.types.shapes import Keys, OneClass, Report, Section, Several, Value
 
