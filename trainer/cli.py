@@ -212,7 +212,6 @@ def _run_phases(plan: Plan, options: argparse.Namespace) -> int:
 
     from fulgurite.callbacks.stopping import StopOnSignal
     from fulgurite.config.run.attempt import Attempt
-    from fulgurite.config.run.own_checkpoints import all_of
     from fulgurite.config.run.refusing import refuse_unbuilt
     from fulgurite.config.run.restarting import supervise, wants_restarts
     from fulgurite.config.run.running import run_phase
@@ -221,7 +220,7 @@ def _run_phases(plan: Plan, options: argparse.Namespace) -> int:
     without_noise()
     attempt: Attempt | None = options.attempt or Attempt.of_this_rank()
     if attempt is None and wants_restarts(plan):
-        return supervise(plan, options.command, all_of, _attempt, (options,)).status
+        return supervise(plan, options.command, _attempt, (options,)).status
     for phase in plan.phases[attempt.trainer if attempt else 0 :]:
         with StopOnSignal() as stop:
             run_phase(plan, phase, options.command, [stop], attempt)

@@ -10,9 +10,7 @@ hiding           values of the environment stay out of errors and saved hyperpar
 resolved         a checked file with overrides and defaults in; kept with each training
 building         from a plan to Trainer, module and data
 own_checkpoints  those of a trainer's folder: all, and the newest
-summary          summary.json, the history of attempts
 attempt          one attempt of a run that is watched, from its own side
-watching         the same from the side of the process that watches
-restarting       a run in another process, started again after a crash
+restarting       a run in another process that is watched, and started again after a crash
 running          fit, validate, validate_all, test, predict
 """

@@ -39,37 +39,28 @@ _OF_THE_MACHINE = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ENFILE, errno.EMFILE}
     | {errno.ENOMEM, errno.EAGAIN, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN}
 )
-_VARIABLE = "FULGURITE_ATTEMPT"
-"""Of the environment: what the other ranks of an attempt have to know of it."""
-
 _RANK_LOST = re.compile(
     r"(CSX: )?rank \d+ (gave no sign of life|is gone)|Gloo cannot connect|Rank \d+ has waited"
 )
 _WORKER_LOST = re.compile(r"DataLoader (worker \(pid|timed out)|Worker \d+ of the loader \(pid")
+_VARIABLE = "FULGURITE_ATTEMPT"
+"""Of the environment: what the other ranks of an attempt have to know of it."""
 
 _sending = threading.Lock()  # beats come from a thread of their own
 
 Target = Callable[..., int | None]
 """What an attempt does; returns the exit status of its process, None for 0."""
 
-RETURNED, EXITED, RAISED = "returned", "exited", "raised"
-"""How Python ended an attempt; a process that was ended past Python tells nothing."""
-
 Identity = tuple[str, int, int]
 """A file: its path, inode and time, so that another of the same name is another."""
-
-
-def identity(path: str) -> Identity:
-    """Which file lies at a path."""
-    found = os.stat(path)
-    return path, found.st_ino, found.st_mtime_ns
 
 
 def identities(paths: Collection[str]) -> Iterator[Identity]:
     """Which files lie at some paths; those that are gone meanwhile do not count."""
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
-            yield identity(path)
+            found = os.stat(path)
+            yield path, found.st_ino, found.st_mtime_ns
 
 
 def is_of_the_machine(error: BaseException) -> bool:
@@ -116,13 +107,12 @@ class Attempt:
     def begin(self) -> None:
         """Get ready in the new process: signals of the terminal go to the watching process alone,
         and a crash, or SIGQUIT, prints where each thread is.
-
-        Progress bars get a lock of this process alone (torch makes one to run a graph): one for
-        several processes would be told of as a leak where this process is killed.
         """
         os.setpgid(0, 0)
         faulthandler.enable()
         faulthandler.register(signal.SIGQUIT, all_threads=True)
+        # torch makes a progress bar to run a graph, and the bars' own lock is for several
+        # processes: where this one is killed, Python would tell of it as a leak
         tqdm.set_lock(threading.RLock())
         told = {"number": self.number, "trainer": self.trainer, "resume": self.resume}
         os.environ[_VARIABLE] = json.dumps(told)
@@ -152,9 +142,8 @@ class Attempt:
         first = index != self.trainer or self.earlier is None
         earlier = list(identities(checkpoints)) if first else self.earlier
         self.report(trainer=index, earlier=earlier)
-        watched = Watched(self)
         try:
-            with watched:
+            with Watched(self) as watched:
                 yield watched
         except Exception as error:
             told = {"error": f"{type(error).__name__}: {error}", "crash": is_of_the_machine(error)}
@@ -167,23 +156,22 @@ class Attempt:
 
     def done(self, index: int, result: Any) -> None:
         """Report that a trainer's stage is done."""
-        sent = pickle.dumps(result) if self.wants_results else None
-        self.report(trainer=index + 1, earlier=None, result=(index, sent))
+        sent = {index: pickle.dumps(result)} if self.wants_results else {}
+        self.report(trainer=index + 1, earlier=None, results=sent)
 
 
 def run_attempt(target: Target, attempt: Attempt, *arguments: Any) -> None:
-    """Do what an attempt does, and say how Python ended it; what ends the process otherwise,
-    ``os._exit`` or ``exit()`` of a C library, leaves that out.
+    """Do what an attempt does, and say that Python ended it, and whether by ``sys.exit()``; what
+    ends the process otherwise, ``os._exit`` or ``exit()`` of a C library, leaves that out.
     """
-    ended = RAISED
+    exited = False
     try:
         status = target(attempt, *arguments)
-        ended = RETURNED
     except SystemExit:
-        ended = EXITED
+        exited = True
         raise
     finally:
-        attempt.report(ended=ended)
+        attempt.report(exited=exited)
     sys.exit(status)
 
 
@@ -200,15 +188,19 @@ def _sendable(error: Exception) -> bytes | None:
 class Watched(pl.Callback):
     """The callback, and the context, by which an attempt tells whether batches come.
 
-    Beats count as watched while a loop over batches runs and no program is built.
+    Twice a second a thread reports a beat: the step, the counts of batches, and whether they are
+    to be watched, which is while a loop over batches runs and no program is built.
     """
 
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
-        self._beats = _Beats(attempt)
+        self._trainer: pl.Trainer | None = None
+        self._in_a_loop = False
+        self._ended = threading.Event()
+        self._beats = threading.Thread(target=self._report, name="fulgurite-beats", daemon=True)
 
     def __enter__(self) -> Watched:
-        """Begin to report."""
+        """Begin to report, where somebody watches."""
         if self._attempt.reports is not None:
             self._beats.start()
         return self
@@ -216,7 +208,10 @@ class Watched(pl.Callback):
     def __exit__(self, *error: object) -> None:
         """Report a last time, and no more."""
         if self._attempt.reports is not None:
-            self._beats.end()
+            self._in_a_loop = False
+            self._ended.set()
+            self._beats.join()
+            self._beat()
 
     def __deepcopy__(self, memo: object) -> Watched:
         """A copied Trainer is watched by the same thread."""
@@ -224,7 +219,7 @@ class Watched(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Take the trainer."""
-        self._beats.trainer = trainer
+        self._trainer = trainer
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Tell what the fit goes on from; batches must come from here on."""
@@ -237,76 +232,40 @@ class Watched(pl.Callback):
                 "autorestart: no checkpoints are written on the way, so a restart begins where this"
                 " attempt did. checkpoint: {steps: 1000} writes one every 1000 steps."
             )
-        self._beats.running = True
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """No batches come any more."""
-        self._beats.running = False
-
-    def on_exception(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
-    ) -> None:
-        """No batches come any more."""
-        self._beats.running = False
+        self._in_a_loop = True
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Batches must come from here on."""
-        self._beats.running = True
-
-    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Batches must come from here on."""
-        self._beats.running = True
-
-    def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Batches must come from here on."""
-        self._beats.running = True
-
-    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """No batches come any more."""
-        self._beats.running = False
-
-    def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """No batches come any more."""
-        self._beats.running = False
+        self._in_a_loop = True
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Go on watching the fit that it belongs to, if it is not the one before the fit."""
-        fits = trainer.state.fn == "fit" and not trainer.sanity_checking
-        self._beats.running = fits
+        self._in_a_loop = trainer.state.fn == "fit" and not trainer.sanity_checking
 
+    def on_train_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *error: BaseException
+    ) -> None:
+        """No batches come any more."""
+        self._in_a_loop = False
 
-class _Beats(threading.Thread):
-    """Reports step and batches twice a second."""
+    on_test_start = on_predict_start = on_validation_start
+    on_test_end = on_predict_end = on_exception = on_train_end
 
-    def __init__(self, attempt: Attempt) -> None:
-        super().__init__(name="fulgurite-beats", daemon=True)
-        self._attempt = attempt
-        self._ended = threading.Event()
-        self.trainer: pl.Trainer | None = None
-        self.running = False
-
-    def run(self) -> None:
-        """Report until the end; end the process where nobody watches it any more."""
+    def _report(self) -> None:
+        """Report beats; end the process, as SIGTERM does, where nobody watches it any more."""
         while not self._ended.wait(BEAT_S):
             self._beat()
             if os.getppid() != self._attempt.watcher:
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
 
-    def end(self) -> None:
-        """Report a last time."""
-        self.running = False
-        self._ended.set()
-        self.join()
-        self._beat()
-
     def _beat(self) -> None:
-        trainer = self.trainer
+        trainer = self._trainer
         if trainer is None:
             return
         fit = trainer.fit_loop.epoch_loop
         loops: tuple[Any, ...] = (fit, fit.val_loop, trainer.validate_loop, trainer.test_loop)
         every = [loop.batch_progress for loop in (*loops, trainer.predict_loop)]
         batches = [(one.total.completed, one.current.ready) for one in every]
-        watched = self.running and not is_building()
+        watched = self._in_a_loop and not is_building()
         self._attempt.report(last_step=trainer.global_step, beat=(watched, batches))

@@ -6,61 +6,145 @@
     wait 2 s                  1 s again, where it left a new checkpoint
     attempt 3: done           or an error of the code or the file: that is not tried again
 
-Each attempt goes on from the newest whole checkpoint that this run has written.
+Each attempt goes on from the newest whole checkpoint that this run has written. ``summary.json``
+is the history.
+
+torchrun's elastic agent, which restarts too, does not give what is written out here: it tries an
+error of the code again like a crash, counts restarts without asking for progress, does not see a
+hang, and knows no checkpoints; and it is the process of a command line, not of ``run_config``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import os
 import pickle
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from fulgurite.backends.checkpoints.damage import CheckpointError, check_file
+from fulgurite.backends.checkpoints.files import part
+from fulgurite.config.document.variables import Variables
 from fulgurite.config.run.attempt import Attempt, Identity, Target, identities, run_attempt
 from fulgurite.config.run.building import model_dir
-from fulgurite.config.run.own_checkpoints import steps_of
-from fulgurite.config.run.summary import AttemptRecord, RunRecord, Summary, now
-from fulgurite.config.run.watching import STOPS, Watch
+from fulgurite.config.run.own_checkpoints import all_of, steps_of
 from fulgurite.config.schema.checking import Phase, Plan
 from fulgurite.config.schema.sections import AutoRestart
 
+SUMMARY = "summary.json"
 LOOKS_EVERY_S = 0.2
+PRINTS_WITHIN_S = 2.0  # a hung process its stacks
 START_METHOD = "spawn"  # no state of this process, no locks of its threads
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 300.0
+STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 class RestartsUsedUp(RuntimeError):
     """A run crashed more often than ``autorestart.max_num_restarts`` allows."""
 
 
-@dataclass(kw_only=True)
-class Outcome:
-    """How a run ended.
+def now() -> str:
+    """The time, as the history has it."""
+    return datetime.now().astimezone().isoformat(timespec="seconds")
 
-    Args:
-        status: the exit status of the last attempt; 128 and its number for a signal to stop.
-        results: what the stages found, by trainer.
-        raised: the error of the last attempt, pickled, where it can be.
-        told: that error in words.
-        stopped: the signal to stop that came.
-        exited: the code ended it by ``sys.exit()``.
+
+@dataclass(kw_only=True)
+class AttemptRecord:
+    """What the history says of one attempt; docs/reliability.md tells what each field is."""
+
+    number: int
+    pid: int | None = None
+    began: str = field(default_factory=now)
+    ended: str | None = None
+    trainer: int = 0  # of the file, from 0, that ran last
+    ckpt_path: str | None = None
+    from_step: int | None = None
+    last_step: int | None = None  # reported twice a second, or that a checkpoint of it has
+    exit_status: int | None = None
+    signal: str | None = None
+    ended_by: str | None = None
+    waited_s: float | None = None  # before the next one
+
+
+@dataclass(kw_only=True)
+class RunRecord:
+    """What the history says of one run: "running", and then "done", "failed", "stopped" (by a
+    signal, or the code's own ``sys.exit()``) or "given up" as its outcome.
     """
 
-    status: int
-    results: dict[int, Any]
-    raised: bytes | None
-    told: str
+    file: str
+    mode: str
+    began: str = field(default_factory=now)
+    ended: str | None = None
+    outcome: str = "running"
+    attempts: list[AttemptRecord] = field(default_factory=list)
+
+
+class Summary:
+    """The file of the history, and in it the run that goes on now, after those that were there.
+
+    Args:
+        folder: where it lies.
+        run: the record, which the caller changes before ``write``.
+        variables: of the parameter file; their values are written as ``${NAME}``.
+
+    Raises:
+        ValueError: there is a file of that name, and it is no such history.
+    """
+
+    def __init__(self, folder: str, run: RunRecord, variables: Variables) -> None:
+        self.path, self.run, self._variables = Path(folder, SUMMARY), run, variables
+        try:
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            found = {"runs": []}
+        except ValueError:
+            found = None
+        self._before: Any = found.get("runs") if isinstance(found, dict) else None
+        if not isinstance(self._before, list):
+            raise ValueError(
+                f"{self.path} is not the history of runs that autorestart keeps there. Move it, or"
+                " give another model_dir."
+            )
+
+    def write(self) -> None:
+        """Replace the file in one step. A disk that is full does not end the run."""
+        runs = [*self._before, self._variables.hidden_in(asdict(self.run))]
+        try:
+            with part(self.path.parent) as file:
+                file.write((json.dumps({"runs": runs}, indent=1) + "\n").encode())
+                os.fsync(file.fileno())
+                os.replace(str(file.name), self.path)
+        except OSError as error:
+            rank_zero_info(f"{self.path} could not be written: {error.strerror}. The run goes on.")
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """How a run ended: what the last attempt came to, and what the trainers before it found."""
+
+    status: int  # of the last attempt's process; 128 and its number for a signal to stop
+    told: str  # its end, in words
+    raised: bytes | None  # its error, pickled, where it can be
+    results: dict[int, Any]  # what the stages found, by trainer
     stopped: signal.Signals | None
-    exited: bool = False
+    exited: bool  # by sys.exit() in the code
+
+
+def _settings(phase: Phase) -> AutoRestart:
+    return phase.init.autorestart or AutoRestart()
 
 
 def wants_restarts(plan: Plan) -> bool:
@@ -70,24 +154,14 @@ def wants_restarts(plan: Plan) -> bool:
     return not dry and any(_settings(phase).max_num_restarts for phase in plan.phases)
 
 
-def _settings(phase: Phase) -> AutoRestart:
-    return phase.init.autorestart or AutoRestart()
-
-
 def supervise(
-    plan: Plan,
-    mode: str,
-    checkpoints: Callable[[Phase], list[str]],
-    target: Target,
-    arguments: tuple[Any, ...],
-    wants_results: bool = False,
+    plan: Plan, mode: str, target: Target, arguments: tuple[Any, ...], wants_results: bool = False
 ) -> Outcome:
     """Run a file in another process, again after each crash.
 
     Args:
         plan: the file, checked.
         mode: what is run.
-        checkpoints: finds those of a trainer's folder, by step.
         target: what the process calls: with an ``Attempt``, and these arguments.
         arguments: for it.
         wants_results: whether what the stages find comes back.
@@ -103,17 +177,10 @@ def supervise(
         )
     run = RunRecord(file=plan.document.source, mode=mode)
     summary = Summary(model_dir(plan.phases[0].init), run, plan.document.variables)
-    one = _Supervision(
-        plan=plan,
-        checkpoints=checkpoints,
-        target=target,
-        arguments=arguments,
-        wants_results=wants_results,
-        summary=summary,
-    )
     with _signals() as received:
+        one = _Supervision(plan, target, arguments, wants_results, summary, received)
         try:
-            outcome = one.run(received)
+            outcome = one.run()
             failed = "failed" if outcome.status else "done"
             run.outcome = "stopped" if outcome.stopped or outcome.exited else failed
         except RestartsUsedUp:
@@ -125,13 +192,7 @@ def supervise(
     return outcome
 
 
-def run_watched(
-    plan: Plan,
-    mode: str,
-    checkpoints: Callable[[Phase], list[str]],
-    target: Target,
-    arguments: tuple[Any, ...],
-) -> list[Any]:
+def run_watched(plan: Plan, mode: str, target: Target, arguments: tuple[Any, ...]) -> list[Any]:
     """The same for a caller in Python, who gets the results of each trainer, and errors raised.
 
     Raises:
@@ -147,7 +208,7 @@ def run_watched(
             "autorestart runs a file in another process, and this dict holds something that cannot"
             f" be sent there ({error}). Write it as text, classes by their import path."
         ) from None
-    found = supervise(plan, mode, checkpoints, target, arguments, wants_results=True)
+    found = supervise(plan, mode, target, arguments, wants_results=True)
     if found.stopped == signal.SIGINT:
         raise KeyboardInterrupt
     if found.stopped is not None or found.exited:
@@ -161,12 +222,10 @@ def run_watched(
 def _signals() -> Iterator[list[signal.Signals]]:
     """Collect Ctrl-C and SIGTERM; only the main thread gets them."""
     received: list[signal.Signals] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
+    here = threading.current_thread() is threading.main_thread()
     before = {
         one: signal.signal(one, lambda number, _: received.append(signal.Signals(number)))
-        for one in STOPS
+        for one in (STOPS if here else ())
     }
     try:
         yield received
@@ -175,55 +234,60 @@ def _signals() -> Iterator[list[signal.Signals]]:
             signal.signal(one, signal.SIG_DFL if handler is None else handler)
 
 
-@dataclass(kw_only=True)
+@dataclass
 class _Supervision:
     """The attempts of one run, and where the next one goes on."""
 
     plan: Plan
-    checkpoints: Callable[[Phase], list[str]]
     target: Target
     arguments: tuple[Any, ...]
     wants_results: bool
     summary: Summary
+    received: list[signal.Signals]  # to stop
     trainer: int = 0
     earlier: list[Identity] | None = None
     resume: str | None = None
     in_a_row: int = 0
     results: dict[int, Any] = field(default_factory=dict)
 
-    def run(self, received: list[signal.Signals]) -> Outcome:
-        """Try until it is done, or not to be tried again; ``received`` are signals to stop."""
+    def run(self) -> Outcome:
+        """Try until it is done, or not to be tried again."""
         while True:
-            watch, status = self._attempt(received)
-            self.results |= watch.results
+            watch = self._attempt()
             before = self.trainer, self.resume
             self._look_where(watch)
-            outcome = Outcome(
-                status=status,
-                results=self.results,
-                raised=watch.told.get("raised"),
+            status, told, stopped = watch.status, watch.told, self._stopped_by(watch.status)
+            crashed = stopped is None and watch.crashed()
+            if crashed and self.trainer == len(self.plan.phases):
+                status = 0  # it crashed when all was done
+            elif crashed:
+                self.in_a_row = 1 if before != (self.trainer, self.resume) else self.in_a_row + 1
+                self._wait(watch.record)
+                if not self.received:
+                    continue
+                stopped = self.received[0]
+            elif stopped is None and told.get("exited"):
+                rank_zero_info(f"{self._ended(watch.record)}. It is not tried again.")
+            return Outcome(
+                status=status if stopped is None else 128 + stopped,
                 told=watch.record.ended_by or "",
-                stopped=_stopped_by(status, received),
-                exited=watch.exited,
+                raised=told.get("raised"),
+                results=self.results,
+                stopped=stopped,
+                exited=bool(told.get("exited")),
             )
-            if outcome.stopped is not None:
-                outcome.status = 128 + outcome.stopped
-                return outcome
-            if not watch.crashed(status):
-                if outcome.exited:
-                    rank_zero_info(f"{self._ended(watch.record)}. It is not tried again.")
-                return outcome
-            if self.trainer == len(self.plan.phases):  # it crashed when all was done
-                outcome.status = 0
-                return outcome
-            self.in_a_row = 1 if before != (self.trainer, self.resume) else self.in_a_row + 1
-            self._wait(watch.record, received)
-            if received:
-                outcome.stopped, outcome.status = received[0], 128 + received[0]
-                return outcome
 
-    def _attempt(self, received: list[signal.Signals]) -> tuple[Watch, int]:
-        """Start the process, and watch it to its end; returns its exit status too."""
+    def _stopped_by(self, status: int) -> signal.Signals | None:
+        """The signal to stop that ended the run: sent to this process, or to the other alone."""
+        if status == 0:
+            return None
+        if self.received:
+            return self.received[0]
+        number = -status if status < 0 else status - 128
+        return signal.Signals(number) if number in STOPS else None
+
+    def _attempt(self) -> _Watch:
+        """Start the process, and watch it to its end."""
         record = AttemptRecord(number=len(self.summary.run.attempts) + 1)
         context: Any = multiprocessing.get_context(START_METHOD)
         reports, sending = context.Pipe(duplex=False)
@@ -237,35 +301,33 @@ class _Supervision:
         )
         process = context.Process(target=run_attempt, args=(self.target, attempt, *self.arguments))
         process.start()
-        sending.close()
-        watch = Watch(process=process, reports=reports, record=record)
+        sending.close()  # or the pipe would not end with the process
+        watch = _Watch(process, process.pid, reports, record, self.results)
         record.pid = process.pid
         self.summary.run.attempts.append(record)
         self.summary.write()
         try:
             while not watch.has_ended():
                 watch.take(LOOKS_EVERY_S)
-                watch.pass_on(received)
-                if watch.stands_still(self._timeout(watch)):
-                    watch.kill()
+                watch.pass_on(self.received)
+                watch.kill_if_it_hangs(self._hang_timeout(watch))
         finally:
-            status = watch.reap()
-            watch.ended(status, self._timeout(watch))
-        return watch, status
+            watch.reap()
+        return watch
 
-    def _timeout(self, watch: Watch) -> float | None:
-        """``hang_timeout`` of the trainer that runs."""
+    def _hang_timeout(self, watch: _Watch) -> float | None:
+        """That of the trainer that runs."""
         running = min(watch.told.get("trainer", self.trainer), len(self.plan.phases) - 1)
         return _settings(self.plan.phases[running]).hang_timeout
 
-    def _look_where(self, watch: Watch) -> None:
+    def _look_where(self, watch: _Watch) -> None:
         """Find where the next attempt goes on."""
         self.trainer = watch.told.get("trainer", self.trainer)
         self.earlier = watch.told.get("earlier", self.earlier)
         before, self.resume = self.resume, None
         fits = self.summary.run.mode == "fit" and self.trainer < len(self.plan.phases)
         if fits and self.earlier is not None:
-            there = identities(self.checkpoints(self.plan.phases[self.trainer]))
+            there = identities(all_of(self.plan.phases[self.trainer]))
             own = [path for path, *rest in there if (path, *rest) not in self.earlier]
             self.resume = next(filter(_is_whole, reversed(own)), None)
         if self.resume not in (None, before):  # it trained so far, whatever it could still report
@@ -277,7 +339,7 @@ class _Supervision:
         at = "" if record.last_step is None else f" after step {record.last_step}"
         return f"autorestart: attempt {record.number} ended{at}: {told}"
 
-    def _wait(self, record: AttemptRecord, received: list[signal.Signals]) -> None:
+    def _wait(self, record: AttemptRecord) -> None:
         """Wait before the next attempt, or until a signal comes.
 
         Raises:
@@ -299,18 +361,8 @@ class _Supervision:
         record.waited_s = wait_s
         self.summary.write()
         until = time.monotonic() + wait_s
-        while time.monotonic() < until and not received:
+        while time.monotonic() < until and not self.received:
             time.sleep(LOOKS_EVERY_S)
-
-
-def _stopped_by(status: int, received: list[signal.Signals]) -> signal.Signals | None:
-    """The signal to stop that ended a run: sent to this process, or to the other one alone."""
-    if status == 0:
-        return None
-    if received:
-        return received[0]
-    number = -status if status < 0 else status - 128
-    return signal.Signals(number) if number in STOPS else None
 
 
 def _is_whole(path: str) -> bool:
@@ -320,3 +372,102 @@ def _is_whole(path: str) -> bool:
         rank_zero_info(f"{error.path} {error.what}. An older one is taken.")
         return False
     return True
+
+
+@dataclass
+class _Watch:
+    """One attempt as the watching process sees it: what it tells, whether it hangs, its end."""
+
+    process: BaseProcess
+    pid: int
+    reports: Connection
+    record: AttemptRecord
+    results: dict[int, Any]
+    told: dict[str, Any] = field(default_factory=dict)
+    status: int = 0  # once it has ended: of the process, negative for a signal
+    _hung: str = ""
+    _passed_on: int = 0  # signals
+    _moved_at: float = 0.0
+
+    def take(self, wait_s: float) -> None:
+        """Take what was reported; wait so long for it."""
+        try:
+            while self.reports.poll(wait_s):
+                self._merge(self.reports.recv())
+                wait_s = 0.0
+        except (EOFError, OSError):  # also in the middle of a report
+            time.sleep(wait_s)
+
+    def _merge(self, told: dict[str, Any]) -> None:
+        if "beat" in told and (not told["beat"][0] or told["beat"] != self.told.get("beat")):
+            self._moved_at = time.monotonic()
+        self.results |= told.pop("results", {})
+        self.told |= told
+        if told.get("earlier") is not None:  # a trainer began, where else one is done
+            self.record.trainer = told["trainer"]
+
+    def kill_if_it_hangs(self, timeout_s: float | None) -> None:
+        """Print where the process is, and kill it, where no batch that should came for so long."""
+        watched = self.told.get("beat", (False,))[0]
+        if watched and timeout_s is not None and time.monotonic() > self._moved_at + timeout_s:
+            self._hung = f"hung: no batch for {timeout_s:g} s"
+            self._send(signal.SIGQUIT)
+            time.sleep(PRINTS_WITHIN_S)
+            self._send(signal.SIGKILL)
+
+    def pass_on(self, received: list[signal.Signals]) -> None:
+        """Send the signals to stop that came; a process that has not begun is ended at once."""
+        for one in received[self._passed_on :]:
+            self._send(one if "trainer" in self.told else signal.SIGKILL)
+            self._passed_on += 1
+
+    def _send(self, one: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, one)
+
+    def has_ended(self) -> bool:
+        """Whether the process is over; it is not reaped yet, so that its number stays its own."""
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def reap(self) -> None:
+        """Write down how the process ended; what one that failed has left running is killed."""
+        if not self.has_ended():
+            self._send(signal.SIGKILL)
+        found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        if found is not None and found.si_status:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+        self.take(0.0)
+        self.reports.close()
+        self.process.join()
+        assert self.process.exitcode is not None
+        self.status, record = self.process.exitcode, self.record
+        for name in ("ckpt_path", "from_step", "last_step"):
+            setattr(record, name, self.told.get(name))
+        if self.status < 0:
+            record.signal = signal.Signals(-self.status).name
+        else:
+            record.exit_status = self.status
+        record.ended, record.ended_by = now(), self._hung or self._ended_by(self.status)
+
+    def _ended_by(self, status: int) -> str:
+        if status < 0:
+            why = " (the system does that when memory runs out)" if status == -9 else ""
+            return f"killed by {self.record.signal}{why}"
+        if status - 128 in STOPS:
+            return f"stopped by {signal.Signals(status - 128).name}"
+        if "exited" not in self.told:
+            return (
+                f"the process ended with status {status} before the run was done, by os._exit() or"
+                " a C library's exit()"
+            )
+        if self.told["exited"]:
+            return f"the code ended it with status {status} (SystemExit)"
+        return "done" if status == 0 else str(self.told.get("error", f"exit status {status}"))
+
+    def crashed(self) -> bool:
+        """Whether it shall be tried again: not what somebody stopped, nor an error of the code."""
+        killed = self.status < 0 and -self.status not in STOPS
+        if self._hung or killed or "exited" not in self.told:
+            return True
+        return self.status == 1 and bool(self.told.get("crash"))

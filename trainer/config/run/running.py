@@ -70,7 +70,7 @@ def run_config(
     refuse_unbuilt(plan, mode)
     of_rank = Attempt.of_this_rank()
     if of_rank is None and wants_restarts(plan):
-        return run_watched(plan, mode, all_of, _attempt, (file, mode, overrides))
+        return run_watched(plan, mode, _attempt, (file, mode, overrides))
     return run_plan(plan, mode, of_rank)
 
 

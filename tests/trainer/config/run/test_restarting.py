@@ -19,9 +19,14 @@ from fulgurite.config.document.problems import ParameterFileError
 from fulgurite.config.document.variables import Variables
 from fulgurite.config.run import restarting
 from fulgurite.config.run.attempt import is_of_the_machine
-from fulgurite.config.run.own_checkpoints import all_of
-from fulgurite.config.run.restarting import Outcome, RestartsUsedUp, supervise
-from fulgurite.config.run.summary import AttemptRecord, RunRecord, Summary
+from fulgurite.config.run.restarting import (
+    AttemptRecord,
+    Outcome,
+    RestartsUsedUp,
+    RunRecord,
+    Summary,
+    supervise,
+)
 from fulgurite.config.schema.checking import check
 from fulgurite.errors import NoMeeting, OtherRankEnded
 
@@ -52,7 +57,7 @@ def history(folder: Path) -> dict[str, Any]:
 def supervised(target: Any, folder: Path, *arguments: Any, **settings: Any) -> Outcome:
     """Run a function of ``crashing`` as the process that is watched."""
     plan = check(described(folder, autorestart={"max_num_restarts": 2, **settings}))
-    return supervise(plan, "fit", all_of, target, arguments)
+    return supervise(plan, "fit", target, arguments)
 
 
 def troubled(folder: Path, what: str | None = None, **init: Any) -> dict[str, Any]:
@@ -224,13 +229,12 @@ _ENDS_EARLY = """
 import sys
 from pathlib import Path
 import crashing
-from fulgurite.config.run.own_checkpoints import all_of
 from fulgurite.config.run.restarting import supervise
 from fulgurite.config.schema.checking import check
 from parts import described
 if __name__ == "__main__":
     plan = check(described(Path(sys.argv[1]), autorestart={"max_num_restarts": 2}))
-    supervise(plan, "fit", all_of, crashing.ends_early, (sys.argv[1], 0, True))
+    supervise(plan, "fit", crashing.ends_early, (sys.argv[1], 0, True))
 """
 
 
@@ -299,7 +303,7 @@ def test_a_file_that_cannot_be_sent_to_another_process_is_refused(tmp_path: Path
     file = described(tmp_path, autorestart={"max_num_restarts": 1})
     arguments = (lambda: None,)
     with pytest.raises(ValueError, match="Write it as text, classes by their import path"):
-        restarting.run_watched(check(file), "fit", all_of, crashing.dies, arguments)
+        restarting.run_watched(check(file), "fit", crashing.dies, arguments)
 
 
 def test_whoever_runs_a_file_in_his_own_process_is_told_that_nothing_watches(
