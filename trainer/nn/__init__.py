@@ -4,7 +4,6 @@ Users import from here; these files import ``backends`` and ``config`` alone.
 
 losses          torch.nn's, with ``use_autogen``
 autogen         autogen_loss: what gives a class of losses that argument
-multi_margin    a loss in operations that can be generated, where torch's kernel has none
 nonlinearities  torch.nn's, by the names of parameter files
 """
 

@@ -19,6 +19,8 @@ from fulgurite.backends.csx.diagnostics.regions import fused_region
 _Loss = TypeVar("_Loss", bound=nn.Module)
 
 _OPTION = "use_autogen"
+_UNTYPED = ("size_average", "reduce")
+"""Arguments of old that torch's losses leave without a type, which parameter files ask for."""
 _decorated = WeakSet[type[nn.Module]]()
 
 
@@ -93,7 +95,10 @@ def _method(kind: type[nn.Module], name: str) -> Callable[..., Any]:
 
 def _with_option(signature: inspect.Signature) -> inspect.Signature:
     """The signature with the option as its last keyword."""
-    named = list(signature.parameters.values())
+    named = [
+        one.replace(annotation=bool | None) if one.name in _UNTYPED and one.default is None else one
+        for one in signature.parameters.values()
+    ]
     rest = [named.pop()] if named and named[-1].kind is inspect.Parameter.VAR_KEYWORD else []
     option = inspect.Parameter(
         _OPTION, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=bool
