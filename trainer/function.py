@@ -34,6 +34,9 @@ def compile(model: _Module, backend: Backend | str | None = None) -> _Module:
     On GPU its parameters and buffers move there. On CSX nothing is compiled yet: that happens when
     a traced function is first called, for all that it does.
 
+    >>> compile(nn.Linear(3, 1), "CPU")
+    Linear(in_features=3, out_features=1, bias=True)
+
     Args:
         model: any module, not one that went through ``torch.compile``.
         backend: a backend or its type ("CSX", "CPU", "GPU"); None takes the live one.
@@ -89,6 +92,19 @@ def trace(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Resu
     under ``torch.no_grad()`` it computes no gradients. Results are concrete, detached tensors.
 
     On CPU and GPU, and inside another traced function, it is called as it is.
+
+    >>> model = compile(nn.Linear(2, 1, bias=False), "CPU")  # or "CSX", "GPU"
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    >>> @trace
+    ... def training_step(x):
+    ...     loss = model(x).sum()
+    ...     loss.backward()
+    ...     optimizer.step()
+    ...     optimizer.zero_grad()
+    ...     return loss.detach()
+    >>> losses = [training_step(torch.ones(1, 2)) for _ in range(2)]
+    >>> round(float(losses[0] - losses[1]), 4)
+    1.0
 
     Args:
         function: a function, a method (the decorator works in a class body), or another callable.

@@ -19,6 +19,10 @@ class MixedPrecision:
     Weights, gradients and optimizer state are float32; what runs in 16 bits is torch's autocast's
     choice (docs/precision.md).
 
+    >>> precision = MixedPrecision(fp16_type="float16", loss_scaling_factor="dynamic")
+    >>> precision.dynamic, precision.first_scale
+    (True, 32768.0)
+
     Args:
         enabled: False is "32-true", without loss scaling; gradients are clipped all the same.
         fp16_type: "float16", "bfloat16" or "cbfloat16".

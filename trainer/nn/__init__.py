@@ -1,5 +1,11 @@
 """Losses that become one kernel, and nonlinearities by name.
 
+    >>> import torch
+    >>> from fulgurite import nn
+    >>> loss = nn.CrossEntropyLoss(label_smoothing=0.1, use_autogen=True)
+    >>> loss(torch.zeros(2, 4), torch.tensor([0, 3]))
+    tensor(1.3863)
+
 Users import from here; these files import ``backends`` and ``config`` alone.
 
 losses          torch.nn's, with ``use_autogen``

@@ -32,6 +32,14 @@ def autogen_loss(loss: type[_Loss]) -> type[_Loss]:
     where they inherit ``__init__``, or call it, and with it what it does, for a ``forward`` of
     their own too. A loss that another one calls in its ``forward`` is part of that one's kernels.
 
+    >>> import torch
+    >>> @autogen_loss
+    ... class Brier(nn.Module):
+    ...     def forward(self, scores, wanted):
+    ...         return (scores.softmax(-1) - wanted).square().sum(-1).mean()
+    >>> Brier(use_autogen=True)(torch.zeros(1, 2), torch.tensor([[0.0, 1.0]]))
+    tensor(0.5000)
+
     Args:
         loss: a subclass of ``torch.nn.Module``.
 

@@ -40,7 +40,10 @@ NONLINEARITIES: dict[str, Callable[..., nn.Module]] = {
 
 
 def nonlinearity(name: str, **arguments: Any) -> nn.Module:
-    """torch's module of a name: ``nonlinearity("leaky_relu", negative_slope=0.2)``.
+    """torch's module of a name.
+
+    >>> nonlinearity("leaky_relu", negative_slope=0.2)
+    LeakyReLU(negative_slope=0.2)
 
     Args:
         name: a key of ``NONLINEARITIES``.

@@ -27,11 +27,16 @@ from fulgurite.optim.optimizer import (
 class AdamBase(Optimizer):
     """An optimizer with the state of ``torch.optim.Adam``; a subclass writes ``update``.
 
-    The learning rate times what ``update`` returns is subtracted from the parameter::
+    The learning rate times what ``update`` returns is subtracted from the parameter:
 
-        class AdamW(AdamBase):
-            def update(self, p, first, second, group):
-                return first / (second.sqrt() + group["eps"]) + group["weight_decay"] * p
+    >>> class AdamOfWeights(AdamBase):
+    ...     def update(self, p, first, second, group):
+    ...         return p.abs() * first / (second.sqrt() + group["eps"])
+    >>> weight = torch.nn.Parameter(torch.tensor([1.0, 4.0]))
+    >>> weight.grad = torch.tensor([0.1, 0.1])
+    >>> AdamOfWeights([weight], lr=0.5).step()
+    >>> weight.data
+    tensor([0.5000, 2.0000])
 
     ``gradient`` and ``accumulate`` may be overridden too, and ``new_state``, for more state. State
     and options have torch's names, so checkpoints of ``torch.optim.Adam`` and AdamW load.

@@ -4,6 +4,17 @@ Names and arguments are those of parameter files. Below, t is the count of optim
 is ``initial_learning_rate`` and end ``end_learning_rate``. If initial is None, it is each group's
 own learning rate, before any scheduler set it. ``param_group_tags`` chooses groups by their
 ``group["tags"]``; None chooses all.
+
+    >>> import torch
+    >>> optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.8)
+    >>> warm_up = LinearLR(optimizer, 0.0, end_learning_rate=0.8, total_iters=2)
+    >>> decay = CosineDecayLR(optimizer, end_learning_rate=0.0, total_iters=2)
+    >>> scheduler = SequentialLR(optimizer, [warm_up, decay])
+    >>> for _ in range(5):
+    ...     print(round(optimizer.param_groups[0]["lr"], 3), end=" ")
+    ...     optimizer.step()
+    ...     scheduler.step()
+    0.0 0.4 0.8 0.4 0.0
 """
 
 from __future__ import annotations

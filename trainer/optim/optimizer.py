@@ -23,6 +23,18 @@ class Optimizer(torch.optim.Optimizer):
     State is never a Python number: a count is a tensor. The numbers of ``group`` may change from
     step to step; inside a program they are inputs.
 
+    >>> class SignSGD(Optimizer):
+    ...     def new_state(self, p, group):
+    ...         return {}
+    ...
+    ...     def update_parameter(self, p, state, group):
+    ...         p.sub_(p.grad.sign() * group["lr"])
+    >>> weight = torch.nn.Parameter(torch.ones(2))
+    >>> weight.grad = torch.tensor([3.0, -0.5])
+    >>> SignSGD([weight], {"lr": 0.25}).step()
+    >>> weight.data
+    tensor([0.7500, 1.2500])
+
     Args:
         params: parameters, or dicts of a param group each.
         defaults: the options of groups that do not set their own.

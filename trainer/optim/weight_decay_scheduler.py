@@ -2,6 +2,14 @@
 
 Return them from ``configure_optimizers`` beside the scheduler of the learning rate:
 ``return [optimizer], [lr_scheduler, wd_scheduler]``.
+
+    >>> import torch
+    >>> optimizer = torch.optim.AdamW([torch.zeros(1)], weight_decay=0.1)
+    >>> scheduler = MultiStepWD(optimizer, gamma=0.5, milestones=[1])
+    >>> optimizer.step()
+    >>> scheduler.step()
+    >>> optimizer.param_groups[0]["weight_decay"]
+    0.05
 """
 
 from __future__ import annotations

@@ -243,7 +243,10 @@ class Watched(pl.Callback):
         self._in_a_loop = trainer.state.fn == "fit" and not trainer.sanity_checking
 
     def on_train_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *error: BaseException
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        exception: BaseException | None = None,
     ) -> None:
         """No batches come any more."""
         self._in_a_loop = False

@@ -60,6 +60,14 @@ def load(
     What the file says about ``ckpt_path`` and ``checkpoint.autoload_last_checkpoint`` is for
     ``run_config``: here the caller says what ``fit`` begins from.
 
+    >>> parts = "lightning.pytorch.demos.boring_classes"
+    >>> init = {"device": "CPU", "model": {"name": f"{parts}.BoringModel"}}
+    >>> rows = {"name": f"{parts}.RandomDataset", "size": 32, "length": 64, "batch_size": 4}
+    >>> file = {"trainer": {"init": init, "fit": {"train_dataloader": rows}}}
+    >>> trainer, module, data = load(file, {"trainer.init.loop.max_steps": 10})
+    >>> trainer.max_steps
+    10
+
     Args:
         file: its path, or a dict of what it says.
         overrides: dotted keys (``trainer.init.loop.max_steps``) and the values that they get.

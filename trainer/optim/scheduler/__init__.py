@@ -3,8 +3,16 @@
 A class says in ``param_group_key`` which number it sets; ``lr_scheduler`` and
 ``weight_decay_scheduler`` are these classes with their key. For another one, subclass:
 
-    class LinearMomentum(LinearScheduler):
-        param_group_key = "momentum"
+    >>> import torch
+    >>> class LinearMomentum(LinearScheduler):
+    ...     param_group_key = "momentum"
+    >>> optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1, momentum=0.9)
+    >>> scheduler = LinearMomentum(optimizer, 0.5, end_val=1.0, total_iters=4)
+    >>> for _ in range(2):
+    ...     optimizer.step()
+    ...     scheduler.step()
+    >>> optimizer.param_groups[0]["momentum"]
+    0.75
 
 In reading order: ``dual`` (functions of Python's numbers and of tensors), ``base`` (what all
 share), ``decays`` (from one number to another), ``stairs`` (constant between milestones),
