@@ -69,7 +69,7 @@ class _Version(argparse.Action):
     """Print versions that are looked up only when they are asked for."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from fulgurite.commands.versions import installed_versions
+        from fulgurite.commands.options import installed_versions
 
         print(installed_versions())
         parser.exit()

@@ -108,7 +108,7 @@ def test_version_names_what_decides_what_runs_and_imports_none_of_it() -> None:
 def test_version_says_which_package_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("fulgurite.commands.versions.PACKAGES", ("torch", "no-such-package"))
+    monkeypatch.setattr("fulgurite.commands.options.PACKAGES", ("torch", "no-such-package"))
     with pytest.raises(SystemExit) as caught:
         cli.main(["--version"])
     assert caught.value.code == 0

@@ -1,11 +1,19 @@
-"""What may be typed after ``fulgurite cache``, ``compile``, ``doctor``, ``report``, ``diff``."""
+"""What may be typed after ``fulgurite cache``, ``compile``, ``doctor``, ``report``, ``diff``.
+
+And the versions, which ``--version`` tells without an import of torch.
+"""
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
+import platform
 import re
 from typing import Any
 
+import fulgurite
+
+PACKAGES = ("torch", "lightning", "torchmetrics")
 COMMANDS = ("doctor", "cache", "compile", "report", "diff")
 CACHE = {
     "list": "what is compiled already, and how large and old it is",
@@ -86,16 +94,16 @@ def run_command(options: argparse.Namespace) -> int:
 
         return doctor(options.compile_dir)
     if options.command == "compile":
-        from fulgurite.commands.compiling import compile_script
+        from fulgurite.commands.programs import compile_script
 
         return compile_script(options.script, options.arguments)
     if options.command in ("report", "diff"):
-        from fulgurite.commands.report import diff, report
+        from fulgurite.commands.programs import diff, report
 
         if options.command == "report":
             return report(options.folder)
         return diff(options.before, options.after)
-    from fulgurite.commands.cache import clear, prune, show
+    from fulgurite.commands.cached import clear, prune, show
 
     if options.what == "prune":
         return prune(options.compile_dir, options.size, options.days)
@@ -119,3 +127,17 @@ def _days(text: str) -> float:
     if re.fullmatch(r"\d+(\.\d+)?", text) is None:
         raise argparse.ArgumentTypeError(f"expected a number of days; got {text!r}")
     return float(text)
+
+
+def installed_versions() -> str:
+    """Versions of Fulgurite, Python and the packages that count; imports none of them."""
+    packages = [f"{name} {_installed(name)}" for name in PACKAGES]
+    python = f"python {platform.python_version()}"
+    return ", ".join([f"fulgurite {fulgurite.__version__}", python, *packages])
+
+
+def _installed(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

@@ -13,7 +13,7 @@ import pytest
 from fulgurite import cli
 from fulgurite.backends.csx.compile.store.cache import CompileCache
 from fulgurite.backends.csx.compile.store.upkeep import locked_key
-from fulgurite.commands.cache import ago
+from fulgurite.commands.cached import ago
 
 KEYS = sorted(hashlib.sha256(bytes([i])).hexdigest() for i in range(4))
 DAY_S = 86400

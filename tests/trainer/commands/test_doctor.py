@@ -18,7 +18,7 @@ from fulgurite import cli
 from fulgurite.backends.csx.compile.inductor import toolchain
 from fulgurite.backends.csx.compile.inductor.headers import Headers
 from fulgurite.backends.csx.compile.store.cache import CompileCache
-from fulgurite.commands import checkups, doctor, processes, self_test
+from fulgurite.commands import doctor, self_test
 from fulgurite.commands.self_test import Outcome, OutOfTime
 
 GOOD = Outcome(
@@ -34,8 +34,8 @@ def healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toolchain, "loading_fails", lambda folder: None)
     monkeypatch.setattr(Headers, "keep", lambda headers: None)
     monkeypatch.setattr(doctor, "self_test", lambda folder: GOOD)
-    monkeypatch.setattr(checkups, "cores", torch.get_num_threads)
-    monkeypatch.setattr(processes, "meets", lambda: checkups.Finding("meeting", "they met"))
+    monkeypatch.setattr(doctor, "cores", torch.get_num_threads)
+    monkeypatch.setattr(doctor, "meets", lambda: doctor.Finding("meeting", "they met"))
     without_place(monkeypatch)
 
 
@@ -56,8 +56,8 @@ def test_a_machine_that_compiles_is_well_and_its_cache_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     without_place(monkeypatch)
-    monkeypatch.setattr(checkups, "cores", torch.get_num_threads)
-    monkeypatch.setattr(processes, "LIMIT_S", 300.0)
+    monkeypatch.setattr(doctor, "cores", torch.get_num_threads)
+    monkeypatch.setattr(doctor, "MEETING_LIMIT_S", 300.0)
     monkeypatch.setattr(self_test, "LIMIT_S", 300.0)  # tests share the machine
     assert cli.main(["doctor", "--compile-dir", str(tmp_path / "programs")]) == 0
     lines = told(capsys)
@@ -125,7 +125,7 @@ def test_a_compiler_whose_libraries_cannot_be_loaded_is_told(
 
     monkeypatch.setattr(toolchain.ctypes, "CDLL", refuse)
     assert "failed to map segment" in str(toolchain.loading_fails(tmp_path))
-    found = checkups.compiler(tmp_path)
+    found = doctor.compiler(tmp_path)
     assert "but what it makes cannot be loaded: " in found.text
     assert "'noexec'" in found.remedy
 
@@ -134,7 +134,7 @@ def test_a_compiler_whose_libraries_cannot_be_loaded_is_told(
 def test_more_threads_than_cores_are_told_with_the_number_to_set(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(checkups, "cores", lambda: 2)
+    monkeypatch.setattr(doctor, "cores", lambda: 2)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
     assert cli.main(["doctor", "--compile-dir", str(tmp_path)]) == 1
     assert "-> Set OMP_NUM_THREADS=2 before Python starts" in told(capsys)
@@ -149,9 +149,9 @@ def test_a_containers_share_of_the_cores_counts(
 ) -> None:
     file = tmp_path / "cpu.max"
     file.write_text(quota)
-    monkeypatch.setattr(checkups, "_QUOTA", file)
-    monkeypatch.setattr(checkups.os, "sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
-    assert checkups.cores() == expected
+    monkeypatch.setattr(doctor, "_QUOTA", file)
+    monkeypatch.setattr(doctor.os, "sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
+    assert doctor.cores() == expected
 
 
 def test_a_cache_that_others_can_write_or_that_is_a_file_is_told(tmp_path: Path) -> None:
@@ -160,16 +160,16 @@ def test_a_cache_that_others_can_write_or_that_is_a_file_is_told(tmp_path: Path)
     shared.chmod(0o777)
     file.write_text("")
     for path, says in [(shared, "chmod go-w"), (file, "File exists")]:
-        found, cache = checkups.cache(str(path))
+        found, cache = doctor.cache(str(path))
         assert says in found.text
         assert found.remedy
         assert cache is None
 
 
 def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = checkups.shutil.disk_usage(tmp_path)._replace(free=1 << 20)
-    monkeypatch.setattr(checkups.shutil, "disk_usage", lambda path: usage)
-    found, _ = checkups.cache(str(tmp_path))
+    usage = doctor.shutil.disk_usage(tmp_path)._replace(free=1 << 20)
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: usage)
+    found, _ = doctor.cache(str(tmp_path))
     assert "only 1.0 MiB left on its disk" in found.text
     assert found.remedy.startswith("Make room")
 

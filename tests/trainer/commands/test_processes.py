@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from fulgurite.backends.csx.plugins import network
-from fulgurite.commands import processes
+from fulgurite.commands import doctor
 
 TWO = {"lo": "127.0.0.1", "eth0": "10.1.2.3"}
 
@@ -19,7 +19,7 @@ def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "GLOO_SOCKET_IFNAME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
-    for module in (network, processes):
+    for module in (network, doctor):
         monkeypatch.setattr(module, "interfaces", lambda: TWO)
     monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
 
@@ -32,7 +32,7 @@ def held() -> Iterator[int]:
 
 
 def test_interfaces_are_told_and_the_one_that_gloo_takes() -> None:
-    found = processes.network()
+    found = doctor.network()
     assert not found.remedy
     assert found.text.startswith("lo 127.0.0.1, eth0 10.1.2.3; gloo listens at 127.0.0.1, to which")
     assert "between machines: export GLOO_SOCKET_IFNAME=eth0" in found.text
@@ -40,42 +40,42 @@ def test_interfaces_are_told_and_the_one_that_gloo_takes() -> None:
 
 def test_an_interface_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
-    found = processes.network()
+    found = doctor.network()
     assert "GLOO_SOCKET_IFNAME=eth7 is no interface of this machine" in found.text
     assert found.remedy == "export GLOO_SOCKET_IFNAME=eth0"
-    assert "not tried" in processes.meets().text
+    assert "not tried" in doctor.meets().text
 
 
 def test_a_loopback_between_machines_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "192.0.2.77")  # nobody's: RFC 5737
-    found = processes.network()
+    found = doctor.network()
     assert "where other machines do not reach it" in found.text
     assert found.remedy.startswith("export GLOO_SOCKET_IFNAME=eth0")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
-    assert not processes.network().remedy
+    assert not doctor.network().remedy
 
 
 def test_without_a_place_there_is_nothing_to_tell_of_it() -> None:
-    assert processes.place() is None
+    assert doctor.place() is None
 
 
 def test_a_port_that_is_held_is_told(monkeypatch: pytest.MonkeyPatch, held: int) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(held))
-    found = processes.place()
+    found = doctor.place()
     assert found is not None
     assert "and held already" in found.text
     assert "export MASTER_PORT=N" in found.remedy
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    found = processes.place()
+    found = doctor.place()
     assert found is not None
     assert not found.remedy
 
 
 def test_a_port_that_is_free_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(processes.find_free_network_port()))
-    found = processes.place()
+    monkeypatch.setenv("MASTER_PORT", str(doctor.find_free_network_port()))
+    found = doctor.place()
     assert found is not None
     assert found.text.endswith("on this machine, and free")
 
@@ -92,7 +92,7 @@ def test_a_place_that_is_none_is_told(
 ) -> None:
     monkeypatch.setenv("MASTER_ADDR", host)
     monkeypatch.setenv("MASTER_PORT", port)
-    found = processes.place()
+    found = doctor.place()
     assert found is not None
     assert says in found.text
     assert found.remedy
@@ -100,8 +100,8 @@ def test_a_place_that_is_none_is_told(
 
 @pytest.mark.several
 def test_two_processes_meet_and_add_up_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "LIMIT_S", 200.0)  # tests share the machine
-    found = processes.meets()
+    monkeypatch.setattr(doctor, "MEETING_LIMIT_S", 200.0)  # tests share the machine
+    found = doctor.meets()
     assert found.text.startswith("two processes met over gloo")
     assert not found.remedy
 
@@ -110,7 +110,7 @@ def test_two_processes_meet_and_add_up_a_number(monkeypatch: pytest.MonkeyPatch)
 def test_processes_that_do_not_meet_in_time_are_ended_and_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(processes, "LIMIT_S", 0.1)
-    found = processes.meets()
+    monkeypatch.setattr(doctor, "MEETING_LIMIT_S", 0.1)
+    found = doctor.meets()
     assert "two processes did not meet over gloo: not done after 0 s" in found.text
     assert "export GLOO_SOCKET_IFNAME=eth0" in found.remedy

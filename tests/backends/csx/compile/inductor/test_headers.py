@@ -19,7 +19,7 @@ from fulgurite.backends.csx.compile.inductor.kernel_modules import build, load
 from fulgurite.backends.csx.compile.inductor.processes import compilers
 from fulgurite.backends.csx.compile.programs.steps import KernelSource
 from fulgurite.backends.csx.program import payback
-from fulgurite.commands import cache
+from fulgurite.commands import cached as cache
 
 pytestmark = pytest.mark.compiler
 
