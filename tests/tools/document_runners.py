@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fulgurite.backends import reset_backend
 from fulgurite.callbacks.runner_hooks import HOOKS
 from fulgurite.runners import PyTorchCSRunner
-from fulgurite.runners.flags import FLAGS
+from fulgurite.runners.parameters import FLAGS
 from fulgurite.runners.runner import NOT_CALLED
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))

@@ -31,9 +31,8 @@ from fulgurite.runners import (
     PyTorchRunner,
     run,
 )
-from fulgurite.runners.flags import FLAGS, MODES, parsed
-from fulgurite.runners.runner import NOT_CALLED
-from fulgurite.runners.running import _MODES
+from fulgurite.runners.parameters import FLAGS, MODES, parsed
+from fulgurite.runners.runner import _STAGES, NOT_CALLED
 
 LEGACY: dict[str, Any] = {
     "runconfig": {"seed": 1, "num_epochs": 2, "log_steps": 2, "target_device": "CSX"},
@@ -319,7 +318,7 @@ def test_flags_without_a_meaning_are_noted_once_each(
     params: dict[str, Any], start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr("fulgurite.runners.running.rank_zero_info", said.append)
+    monkeypatch.setattr("fulgurite.runners.runner.rank_zero_info", said.append)
     given = [
         part
         for flag in MEANINGLESS
@@ -660,5 +659,5 @@ def test_the_documentation_is_that_of_the_code() -> None:
 
 
 def test_every_mode_is_a_method() -> None:
-    assert list(_MODES) == list(MODES)
-    assert all(hasattr(PyTorchBaseRunner, method) for method, _ in _MODES.values())
+    assert list(_STAGES) == list(MODES)
+    assert all(hasattr(PyTorchBaseRunner, method) for method, _ in _STAGES.values())

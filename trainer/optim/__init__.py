@@ -3,8 +3,7 @@
 Users import classes from here, and ``config`` too; these files import ``backends`` alone.
 
 optimizer               the base of all optimizers: state before the first step
-adam                    AdamBase, for optimizers like Adam; Adam and AdamW on it
-lamb                    Lamb, AdamW with a trust ratio
+adam                    AdamBase, for optimizers like Adam; Adam, AdamW and Lamb on it
 lion                    Lion
 adafactor               Adafactor
 scheduler               schedules of any number of a param group; a folder
@@ -19,6 +18,6 @@ from fulgurite.optim.adafactor import Adafactor as Adafactor
 from fulgurite.optim.adam import Adam as Adam
 from fulgurite.optim.adam import AdamBase as AdamBase
 from fulgurite.optim.adam import AdamW as AdamW
-from fulgurite.optim.lamb import Lamb as Lamb
+from fulgurite.optim.adam import Lamb as Lamb
 from fulgurite.optim.lion import Lion as Lion
 from fulgurite.optim.optimizer import Optimizer as Optimizer

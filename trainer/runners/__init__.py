@@ -6,11 +6,9 @@
 Scripts import what stands below; nothing of Fulgurite imports this package. Its files import
 ``config``, ``callbacks`` and ``cli``.
 
-flags       the command line of such a script, as a table
-parameters  a parameter file, the flags in it, and the plan that it makes
+parameters  the command line of such a script, its parameter file, and the plan that they make
 models      what a model_fn gives, as a LightningModule
-runner      what runs: on CPU or GPU, on CSX, or only compiles there; its hooks
-running     run: from the command line to a runner
+runner      what runs: on CPU or GPU, on CSX, or only compiles there; run, which begins it
 """
 
 from __future__ import annotations
@@ -20,4 +18,4 @@ from fulgurite.runners.runner import PyTorchBaseRunner as PyTorchBaseRunner
 from fulgurite.runners.runner import PyTorchCSCompiler as PyTorchCSCompiler
 from fulgurite.runners.runner import PyTorchCSRunner as PyTorchCSRunner
 from fulgurite.runners.runner import PyTorchRunner as PyTorchRunner
-from fulgurite.runners.running import run as run
+from fulgurite.runners.runner import run as run

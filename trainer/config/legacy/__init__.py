@@ -3,10 +3,9 @@
 ``schema``, ``run``, the CLI and the runners import ``converting`` and ``yaml_text``; these files
 import ``document``.
 
-table        the keys of old files, and where each one's value goes
-draft        the new file while it is made, with the old key of each value
-schedules    old schedules as schedulers
-optimizer    old optimizers
-converting   a whole file
-yaml_text    a file as YAML text, with notes on what changed
+table           the keys of old files, and where each one's value goes
+draft           the new file while it is made, with the old key of each value
+old_optimizers  old optimizers, and old schedules as schedulers
+converting      a whole file
+yaml_text       a file as YAML text, with notes on what changed
 """

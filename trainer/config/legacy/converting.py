@@ -15,7 +15,7 @@ from typing import Any
 
 from fulgurite.config.document.problems import Path, Problem, dotted, nearest
 from fulgurite.config.legacy.draft import Draft, Note
-from fulgurite.config.legacy.optimizer import convert_optimizer
+from fulgurite.config.legacy.old_optimizers import convert_optimizer
 from fulgurite.config.legacy.table import CLOSED_SECTIONS, ROWS, SECTIONS, WITHOUT_MEANING, Row
 
 ORDER = {

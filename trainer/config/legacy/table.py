@@ -258,4 +258,4 @@ BY_FUNCTION = (
         ("fit.val_dataloader", "validate.val_dataloader", "validate_all.val_dataloaders"),
     ),
 )
-"""What takes more than a new name: functions in ``converting`` and ``optimizer`` convert it."""
+"""What takes more than a new name: ``converting`` and ``old_optimizers`` have functions for it."""

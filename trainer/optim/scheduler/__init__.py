@@ -15,9 +15,8 @@ A class says in ``param_group_key`` which number it sets; ``lr_scheduler`` and
     0.75
 
 In reading order: ``dual`` (functions of Python's numbers and of tensors), ``base`` (what all
-share), ``decays`` (from one number to another), ``stairs`` (constant between milestones),
-``cycles`` (up and down again), ``functions`` (the user's own), ``combined`` (schedulers of
-schedulers).
+share), ``formulas`` (from one number to another, constant between milestones, the user's own),
+``cycles`` (up and down again), ``combined`` (schedulers of schedulers).
 """
 
 from fulgurite.optim.scheduler.base import Scheduler as Scheduler
@@ -30,21 +29,21 @@ from fulgurite.optim.scheduler.cycles import (
 )
 from fulgurite.optim.scheduler.cycles import CyclicScheduler as CyclicScheduler
 from fulgurite.optim.scheduler.cycles import OneCycleScheduler as OneCycleScheduler
-from fulgurite.optim.scheduler.decays import CosineDecayScheduler as CosineDecayScheduler
-from fulgurite.optim.scheduler.decays import ExponentialScheduler as ExponentialScheduler
-from fulgurite.optim.scheduler.decays import (
+from fulgurite.optim.scheduler.formulas import ConstantScheduler as ConstantScheduler
+from fulgurite.optim.scheduler.formulas import CosineDecayScheduler as CosineDecayScheduler
+from fulgurite.optim.scheduler.formulas import ExponentialScheduler as ExponentialScheduler
+from fulgurite.optim.scheduler.formulas import (
     InverseExponentialTimeDecayScheduler as InverseExponentialTimeDecayScheduler,
 )
-from fulgurite.optim.scheduler.decays import (
+from fulgurite.optim.scheduler.formulas import (
     InverseSquareRootDecayScheduler as InverseSquareRootDecayScheduler,
 )
-from fulgurite.optim.scheduler.decays import LinearScheduler as LinearScheduler
-from fulgurite.optim.scheduler.decays import PolynomialScheduler as PolynomialScheduler
-from fulgurite.optim.scheduler.functions import LambdaScheduler as LambdaScheduler
-from fulgurite.optim.scheduler.functions import MultiplicativeScheduler as MultiplicativeScheduler
-from fulgurite.optim.scheduler.stairs import ConstantScheduler as ConstantScheduler
-from fulgurite.optim.scheduler.stairs import MultiStepScheduler as MultiStepScheduler
-from fulgurite.optim.scheduler.stairs import (
+from fulgurite.optim.scheduler.formulas import LambdaScheduler as LambdaScheduler
+from fulgurite.optim.scheduler.formulas import LinearScheduler as LinearScheduler
+from fulgurite.optim.scheduler.formulas import MultiplicativeScheduler as MultiplicativeScheduler
+from fulgurite.optim.scheduler.formulas import MultiStepScheduler as MultiStepScheduler
+from fulgurite.optim.scheduler.formulas import (
     PiecewiseConstantScheduler as PiecewiseConstantScheduler,
 )
-from fulgurite.optim.scheduler.stairs import StepScheduler as StepScheduler
+from fulgurite.optim.scheduler.formulas import PolynomialScheduler as PolynomialScheduler
+from fulgurite.optim.scheduler.formulas import StepScheduler as StepScheduler

@@ -11,8 +11,7 @@ from old_files import SGD, init_of, old_file
 
 import fulgurite.optim
 from fulgurite.config.legacy.converting import convert
-from fulgurite.config.legacy.optimizer import NO_DECAY, OLD_DEFAULTS
-from fulgurite.config.legacy.schedules import NAMES
+from fulgurite.config.legacy.old_optimizers import NAMES, NO_DECAY, OLD_DEFAULTS
 from fulgurite.optim import lr_scheduler
 
 
