@@ -6,7 +6,7 @@ one is gone: docs/private_names.md.
 
 REQUIRED: dict[str, dict[str, str]] = {
     "lightning.fabric.connector": {
-        "_convert_precision_to_unified_args": "trainer/precision.py",
+        "_convert_precision_to_unified_args": "trainer/precision_arguments.py",
     },
     "lightning.fabric.loggers.tensorboard": {
         "_TENSORBOARDX_AVAILABLE": "trainer/trainer.py",

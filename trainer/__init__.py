@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from fulgurite.backends.gradient_norm import gradient_norm as gradient_norm
     from fulgurite.backends.patches import trace_lock as trace_lock
     from fulgurite.backends.step_count import global_step as global_step
-    from fulgurite.config.run.building import load as load
+    from fulgurite.config.run.loading import load as load
     from fulgurite.config.run.running import run_config as run_config
     from fulgurite.function import compile as compile
     from fulgurite.function import trace as trace
@@ -64,7 +64,7 @@ _HOMES = {
     "global_step": "fulgurite.backends.step_count",
     "gradient_norm": "fulgurite.backends.gradient_norm",
     "compile": "fulgurite.function",
-    "load": "fulgurite.config.run.building",
+    "load": "fulgurite.config.run.loading",
     "run_config": "fulgurite.config.run.running",
     "trace": "fulgurite.function",
     "trace_lock": "fulgurite.backends.patches",

@@ -43,7 +43,7 @@ from fulgurite.callbacks.beside import beside_steps
 from fulgurite.callbacks.folders import check_folders
 from fulgurite.mixed_precision import MixedPrecision
 from fulgurite.placement import ACCELERATORS, PLACEMENT, contradiction, systems
-from fulgurite.precision import precision_arguments
+from fulgurite.precision_arguments import precision_arguments
 
 _Init = TypeVar("_Init", bound=Callable[..., None])
 _P = ParamSpec("_P")

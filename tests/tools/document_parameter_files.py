@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fulgurite.config.document.ignored import IGNORED_KEYS
+from fulgurite.config.legacy.old_keys import BY_FUNCTION, ROWS, WITHOUT_MEANING, Row
 from fulgurite.config.legacy.old_optimizers import OLD_DEFAULTS
-from fulgurite.config.legacy.table import BY_FUNCTION, ROWS, WITHOUT_MEANING, Row
 
 PAGE = Path(__file__).parents[2] / "docs" / "parameter_files.md"
 

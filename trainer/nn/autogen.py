@@ -104,7 +104,9 @@ def _method(kind: type[nn.Module], name: str) -> Callable[..., Any]:
 def _with_option(signature: inspect.Signature) -> inspect.Signature:
     """The signature with the option as its last keyword."""
     named = [
-        one.replace(annotation=bool | None) if one.name in _UNTYPED and one.default is None else one
+        one.replace(annotation=bool | None)
+        if one.name in _UNTYPED and one.annotation is one.empty
+        else one
         for one in signature.parameters.values()
     ]
     rest = [named.pop()] if named and named[-1].kind is inspect.Parameter.VAR_KEYWORD else []

@@ -29,9 +29,9 @@ from fulgurite.callbacks.runner_hooks import Runner, RunnerHooks
 from fulgurite.callbacks.stopping import StopOnSignal
 from fulgurite.cli import without_noise
 from fulgurite.config.document.problems import ParameterFileError
-from fulgurite.config.run.building import built, model_dir
+from fulgurite.config.run.loading import built, model_dir
 from fulgurite.config.run.own_checkpoints import all_of, steps_of
-from fulgurite.config.run.refusing import device_of
+from fulgurite.config.run.refusing import device_of, only_builds
 from fulgurite.config.run.resolved import SaveParams
 from fulgurite.config.run.running import checkpoint, say_if_done
 from fulgurite.config.schema.checking import Phase
@@ -329,10 +329,7 @@ def _refuse_mode_without(
 
 
 def _runner_of(phase: Phase) -> type[PyTorchBaseRunner]:
-    backend = phase.init.backend or {}
-    if backend.get("compile_only") or backend.get("validate_only"):
-        return PyTorchCSCompiler
-    return RUNNERS[device_of(phase)]
+    return PyTorchCSCompiler if only_builds(phase) else RUNNERS[device_of(phase)]
 
 
 def _say_how_to_go_on(stop: StopOnSignal, script: Path, left: int | None, partly: bool) -> None:

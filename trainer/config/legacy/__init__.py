@@ -3,7 +3,7 @@
 ``schema``, ``run``, the CLI and the runners import ``converting`` and ``yaml_text``; these files
 import ``document``.
 
-table           the keys of old files, and where each one's value goes
+old_keys        the keys of old files, and where each one's value goes
 draft           the new file while it is made, with the old key of each value
 old_optimizers  old optimizers, and old schedules as schedulers
 converting      a whole file

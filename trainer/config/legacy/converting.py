@@ -1,7 +1,7 @@
 """The old form of parameter files, turned into this one.
 
 Words: *old* keys stand under ``runconfig``, ``model``, ``optimizer`` and the like, *new* ones under
-``trainer``. ``table`` has a row for each old key; this file applies the rows, and does what
+``trainer``. ``old_keys`` has a row for each old key; this file applies the rows, and does what
 takes more than a new name.
 """
 
@@ -15,8 +15,8 @@ from typing import Any
 
 from fulgurite.config.document.problems import Path, Problem, dotted, nearest
 from fulgurite.config.legacy.draft import Draft, Note
+from fulgurite.config.legacy.old_keys import CLOSED_SECTIONS, ROWS, SECTIONS, WITHOUT_MEANING, Row
 from fulgurite.config.legacy.old_optimizers import convert_optimizer
-from fulgurite.config.legacy.table import CLOSED_SECTIONS, ROWS, SECTIONS, WITHOUT_MEANING, Row
 
 ORDER = {
     "init": (

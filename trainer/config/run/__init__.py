@@ -3,12 +3,10 @@
 ``fulgurite``, the CLI and the runners import from here; these files may import every other room.
 
 refusing         what a checked file cannot be run with
-modules          a plain nn.Module as a LightningModule; the file's optimizer and schedulers for it
-loaders          the loaders of a file as a LightningDataModule
+modules          its model, optimizer and loaders as Lightning's modules
 eval_frequency   validation after so many steps
-hiding           values of the environment stay out of errors and saved hyperparameters
-resolved         a checked file with overrides and defaults in; kept with each training
-building         from a plan to Trainer, module and data
+resolved         the file with overrides and defaults in, kept with each training; no secrets in it
+loading          from a plan to Trainer, module and data
 own_checkpoints  those of a trainer's folder: all, and the newest
 attempt          one attempt of a run that is watched, from its own side
 restarting       a run in another process that is watched, and started again after a crash

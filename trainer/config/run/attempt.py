@@ -114,22 +114,22 @@ class Attempt:
         # torch makes a progress bar to run a graph, and the bars' own lock is for several
         # processes: where this one is killed, Python would tell of it as a leak
         tqdm.set_lock(threading.RLock())
-        told = {"number": self.number, "trainer": self.trainer, "resume": self.resume}
-        os.environ[_VARIABLE] = json.dumps(told)
+        of_all_ranks = {"number": self.number, "trainer": self.trainer, "resume": self.resume}
+        os.environ[_VARIABLE] = json.dumps(of_all_ranks)
 
     @classmethod
     def of_this_rank(cls) -> Self | None:
         """What this process is to do, where an attempt has started it as another rank."""
-        told = os.environ.get(_VARIABLE)
-        if told is None or os.environ.get("LOCAL_RANK", "0") == "0":
+        found = os.environ.get(_VARIABLE)
+        if found is None or os.environ.get("LOCAL_RANK", "0") == "0":
             return None
-        return cls(**json.loads(told), reports=None)
+        return cls(**json.loads(found), reports=None)
 
-    def report(self, **told: Any) -> None:
+    def report(self, **values: Any) -> None:
         """Tell the watching process; not an error where that is gone."""
         if self.reports is not None:
             with _sending, contextlib.suppress(BrokenPipeError):
-                self.reports.send(told)
+                self.reports.send(values)
 
     @contextlib.contextmanager
     def running(self, index: int, checkpoints: Sequence[str]) -> Iterator[Watched]:
@@ -146,8 +146,9 @@ class Attempt:
             with Watched(self) as watched:
                 yield watched
         except Exception as error:
-            told = {"error": f"{type(error).__name__}: {error}", "crash": is_of_the_machine(error)}
-            self.report(**told, raised=_sendable(error) if self.wants_results else None)
+            sent = _sendable(error) if self.wants_results else None
+            text, crash = f"{type(error).__name__}: {error}", is_of_the_machine(error)
+            self.report(error=text, crash=crash, raised=sent)
             raise
 
     def resumes(self, index: int) -> str | None:

@@ -105,6 +105,8 @@ class EvalFrequency(SparseCallback):
             last = trainer.current_epoch + 1 == trainer.max_epochs
             trainer.val_check_batch = math.inf if last else _NEVER
             return
+        # Lightning validates when a count of batches is reached, so the next step that is due is
+        # turned into batches: that step is a multiple of the interval, or the end of the training
         step = trainer.global_step
         count = (max(step, self.begin) - self.begin) // self._interval + 1
         steps = min(self.begin + count * self._interval, self._end) - step
@@ -116,8 +118,10 @@ class EvalFrequency(SparseCallback):
         left = length - done  # the last batch of an epoch makes a step
         window = done % accumulate  # batches since the last step
         batches = min(steps * accumulate - window, left)
+        # a step of a later epoch is planned when that epoch begins
         within = left == math.inf or steps <= math.ceil((left + window) / accumulate)
         planned = 0 < steps < math.inf and within
+        # compared are batches of all epochs, and one counts as ready before it is processed
         ready = progress.total.ready - current.ready + current.processed
         trainer.val_check_batch = ready + int(batches) if planned else _NEVER
 

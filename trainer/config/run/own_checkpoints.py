@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import Checkpoint as AnyCheckpoint
 
 from fulgurite.backends.safe_load import read_checkpoint
 from fulgurite.callbacks import Checkpoint
-from fulgurite.config.run.building import model_dir
+from fulgurite.config.run.loading import model_dir
 from fulgurite.config.run.refusing import LIGHTNINGS_PATHS
 from fulgurite.config.schema.checking import Phase
 

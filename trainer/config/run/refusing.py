@@ -78,6 +78,12 @@ def _other_devices(plan: Plan) -> Iterator[Problem]:
             )
 
 
+def only_builds(phase: Phase) -> bool:
+    """Whether a trainer builds its programs and runs none."""
+    backend = phase.init.backend or {}
+    return bool(backend.get("compile_only") or backend.get("validate_only"))
+
+
 def device_of(phase: Phase) -> str:
     """CSX, CPU or GPU."""
     backend = phase.init.backend or {}

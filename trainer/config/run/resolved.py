@@ -1,9 +1,13 @@
-"""A checked file as YAML again: with overrides and defaults in, it loads back to the same run."""
+"""What a run writes of its file: the file as YAML again, and no value of the environment.
+
+With overrides and defaults in, the YAML loads back to the same run.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path as FilePath
 from typing import Any
@@ -13,8 +17,10 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 
 from fulgurite.callbacks import DEFAULT_CALLBACKS, Checkpoint
 from fulgurite.config.document.problems import Path
+from fulgurite.config.document.variables import Variables
 from fulgurite.config.legacy.converting import Converted
 from fulgurite.config.legacy.yaml_text import to_yaml
+from fulgurite.config.run.refusing import only_builds
 from fulgurite.config.schema.checking import Phase, Plan
 from fulgurite.config.schema.conflicts import SAME
 from fulgurite.config.schema.sections import Logging
@@ -103,8 +109,7 @@ class SaveParams(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Write the file when a fit begins."""
-        backends = [phase.init.backend or {} for phase in self._plan.phases]
-        dry = any(one.get("compile_only") or one.get("validate_only") for one in backends)
+        dry = any(map(only_builds, self._plan.phases))
         if stage == "fit" and trainer.is_global_zero and not (dry or trainer.fast_dev_run):  # type: ignore[attr-defined]
             save(self._plan, FilePath(trainer.default_root_dir))
 
@@ -124,3 +129,41 @@ def save(plan: Plan, folder: FilePath) -> None:
         return
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def hiding(variables: Variables) -> Iterator[None]:
+    """Write ``${NAME}`` for values of the environment in the errors of a block."""
+    try:
+        yield
+    except Exception as error:
+        variables.hide_in(error)
+        raise
+
+
+class HideVariables(pl.Callback):
+    """Writes ``${NAME}`` for values of the environment in hyperparameters that a model saves.
+
+    In checkpoints and in what loggers get: ``self.hparams`` of the model itself keeps them. Only
+    strings are changed, so ``load_from_checkpoint`` needs those that hold one as an argument.
+
+    Args:
+        variables: of the file.
+    """
+
+    def __init__(self, variables: Variables) -> None:
+        self._variables = variables
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Hide them in what loggers get (``_hparams_initial``, checked against Lightning 2.6.6)."""
+        logged = getattr(pl_module, "_hparams_initial", None)
+        if logged is not None:
+            pl_module._hparams_initial = type(logged)(self._variables.hidden_in(dict(logged)))
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Hide them in what a checkpoint gets."""
+        key = pl_module.CHECKPOINT_HYPER_PARAMS_KEY
+        if key in checkpoint:
+            checkpoint[key] = self._variables.hidden_in(checkpoint[key])

@@ -38,8 +38,9 @@ from fulgurite.backends.checkpoints.damage import CheckpointError, check_file
 from fulgurite.backends.checkpoints.files import part
 from fulgurite.config.document.variables import Variables
 from fulgurite.config.run.attempt import Attempt, Identity, Target, identities, run_attempt
-from fulgurite.config.run.building import model_dir
+from fulgurite.config.run.loading import model_dir
 from fulgurite.config.run.own_checkpoints import all_of, steps_of
+from fulgurite.config.run.refusing import only_builds
 from fulgurite.config.schema.checking import Phase, Plan
 from fulgurite.config.schema.sections import AutoRestart
 
@@ -136,7 +137,7 @@ class Outcome:
     """How a run ended: what the last attempt came to, and what the trainers before it found."""
 
     status: int  # of the last attempt's process; 128 and its number for a signal to stop
-    told: str  # its end, in words
+    reason: str  # its end, in words
     raised: bytes | None  # its error, pickled, where it can be
     results: dict[int, Any]  # what the stages found, by trainer
     stopped: signal.Signals | None
@@ -149,9 +150,8 @@ def _settings(phase: Phase) -> AutoRestart:
 
 def wants_restarts(plan: Plan) -> bool:
     """Whether a trainer of a file is to be started again after a crash; none that only builds."""
-    backends = [phase.init.backend or {} for phase in plan.phases]
-    dry = any(one.get("compile_only") or one.get("validate_only") for one in backends)
-    return not dry and any(_settings(phase).max_num_restarts for phase in plan.phases)
+    restarts = any(_settings(phase).max_num_restarts for phase in plan.phases)
+    return restarts and not any(map(only_builds, plan.phases))
 
 
 def supervise(
@@ -214,7 +214,7 @@ def run_watched(plan: Plan, mode: str, target: Target, arguments: tuple[Any, ...
     if found.stopped is not None or found.exited:
         raise SystemExit(found.status)
     if found.status:
-        raise RuntimeError(found.told) if found.raised is None else pickle.loads(found.raised)
+        raise RuntimeError(found.reason) if found.raised is None else pickle.loads(found.raised)
     return [pickle.loads(found.results[i]) for i in range(len(plan.phases))]
 
 
@@ -256,7 +256,7 @@ class _Supervision:
             watch = self._attempt()
             before = self.trainer, self.resume
             self._look_where(watch)
-            status, told, stopped = watch.status, watch.told, self._stopped_by(watch.status)
+            status, report, stopped = watch.status, watch.report, self._stopped_by(watch.status)
             crashed = stopped is None and watch.crashed()
             if crashed and self.trainer == len(self.plan.phases):
                 status = 0  # it crashed when all was done
@@ -266,15 +266,15 @@ class _Supervision:
                 if not self.received:
                     continue
                 stopped = self.received[0]
-            elif stopped is None and told.get("exited"):
+            elif stopped is None and report.get("exited"):
                 rank_zero_info(f"{self._ended(watch.record)}. It is not tried again.")
             return Outcome(
                 status=status if stopped is None else 128 + stopped,
-                told=watch.record.ended_by or "",
-                raised=told.get("raised"),
+                reason=watch.record.ended_by or "",
+                raised=report.get("raised"),
                 results=self.results,
                 stopped=stopped,
-                exited=bool(told.get("exited")),
+                exited=bool(report.get("exited")),
             )
 
     def _stopped_by(self, status: int) -> signal.Signals | None:
@@ -317,16 +317,18 @@ class _Supervision:
 
     def _hang_timeout(self, watch: _Watch) -> float | None:
         """That of the trainer that runs."""
-        running = min(watch.told.get("trainer", self.trainer), len(self.plan.phases) - 1)
+        running = min(watch.report.get("trainer", self.trainer), len(self.plan.phases) - 1)
         return _settings(self.plan.phases[running]).hang_timeout
 
     def _look_where(self, watch: _Watch) -> None:
         """Find where the next attempt goes on."""
-        self.trainer = watch.told.get("trainer", self.trainer)
-        self.earlier = watch.told.get("earlier", self.earlier)
+        self.trainer = watch.report.get("trainer", self.trainer)
+        self.earlier = watch.report.get("earlier", self.earlier)
         before, self.resume = self.resume, None
         fits = self.summary.run.mode == "fit" and self.trainer < len(self.plan.phases)
         if fits and self.earlier is not None:
+            # also where the file says what to begin from: those of another run are told apart by
+            # what lay there before this one began, which a new file of the same name is not
             there = identities(all_of(self.plan.phases[self.trainer]))
             own = [path for path, *rest in there if (path, *rest) not in self.earlier]
             self.resume = next(filter(_is_whole, reversed(own)), None)
@@ -335,9 +337,9 @@ class _Supervision:
 
     def _ended(self, record: AttemptRecord) -> str:
         """The end of an attempt, in words."""
-        told = self.plan.document.variables.hidden(record.ended_by or "").rstrip(". ")
+        reason = self.plan.document.variables.hidden(record.ended_by or "").rstrip(". ")
         at = "" if record.last_step is None else f" after step {record.last_step}"
-        return f"autorestart: attempt {record.number} ended{at}: {told}"
+        return f"autorestart: attempt {record.number} ended{at}: {reason}"
 
     def _wait(self, record: AttemptRecord) -> None:
         """Wait before the next attempt, or until a signal comes.
@@ -383,7 +385,7 @@ class _Watch:
     reports: Connection
     record: AttemptRecord
     results: dict[int, Any]
-    told: dict[str, Any] = field(default_factory=dict)
+    report: dict[str, Any] = field(default_factory=dict)
     status: int = 0  # once it has ended: of the process, negative for a signal
     _hung: str = ""
     _passed_on: int = 0  # signals
@@ -398,17 +400,18 @@ class _Watch:
         except (EOFError, OSError):  # also in the middle of a report
             time.sleep(wait_s)
 
-    def _merge(self, told: dict[str, Any]) -> None:
-        if "beat" in told and (not told["beat"][0] or told["beat"] != self.told.get("beat")):
+    def _merge(self, sent: dict[str, Any]) -> None:
+        # a beat that is not watched moves the clock too: it begins when batches are due
+        if "beat" in sent and (not sent["beat"][0] or sent["beat"] != self.report.get("beat")):
             self._moved_at = time.monotonic()
-        self.results |= told.pop("results", {})
-        self.told |= told
-        if told.get("earlier") is not None:  # a trainer began, where else one is done
-            self.record.trainer = told["trainer"]
+        self.results |= sent.pop("results", {})
+        self.report |= sent
+        if sent.get("earlier") is not None:  # a trainer began, where else one is done
+            self.record.trainer = sent["trainer"]
 
     def kill_if_it_hangs(self, timeout_s: float | None) -> None:
         """Print where the process is, and kill it, where no batch that should came for so long."""
-        watched = self.told.get("beat", (False,))[0]
+        watched = self.report.get("beat", (False,))[0]
         if watched and timeout_s is not None and time.monotonic() > self._moved_at + timeout_s:
             self._hung = f"hung: no batch for {timeout_s:g} s"
             self._send(signal.SIGQUIT)
@@ -418,7 +421,7 @@ class _Watch:
     def pass_on(self, received: list[signal.Signals]) -> None:
         """Send the signals to stop that came; a process that has not begun is ended at once."""
         for one in received[self._passed_on :]:
-            self._send(one if "trainer" in self.told else signal.SIGKILL)
+            self._send(one if "trainer" in self.report else signal.SIGKILL)
             self._passed_on += 1
 
     def _send(self, one: signal.Signals) -> None:
@@ -431,8 +434,9 @@ class _Watch:
 
     def reap(self) -> None:
         """Write down how the process ended; what one that failed has left running is killed."""
-        if not self.has_ended():
+        if not self.has_ended():  # an error of the process that watches
             self._send(signal.SIGKILL)
+        # its number is another process's once it is reaped, so its group is killed before that
         found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         if found is not None and found.si_status:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -443,7 +447,7 @@ class _Watch:
         assert self.process.exitcode is not None
         self.status, record = self.process.exitcode, self.record
         for name in ("ckpt_path", "from_step", "last_step"):
-            setattr(record, name, self.told.get(name))
+            setattr(record, name, self.report.get(name))
         if self.status < 0:
             record.signal = signal.Signals(-self.status).name
         else:
@@ -456,18 +460,18 @@ class _Watch:
             return f"killed by {self.record.signal}{why}"
         if status - 128 in STOPS:
             return f"stopped by {signal.Signals(status - 128).name}"
-        if "exited" not in self.told:
+        if "exited" not in self.report:
             return (
                 f"the process ended with status {status} before the run was done, by os._exit() or"
                 " a C library's exit()"
             )
-        if self.told["exited"]:
+        if self.report["exited"]:
             return f"the code ended it with status {status} (SystemExit)"
-        return "done" if status == 0 else str(self.told.get("error", f"exit status {status}"))
+        return "done" if status == 0 else str(self.report.get("error", f"exit status {status}"))
 
     def crashed(self) -> bool:
         """Whether it shall be tried again: not what somebody stopped, nor an error of the code."""
         killed = self.status < 0 and -self.status not in STOPS
-        if self._hung or killed or "exited" not in self.told:
+        if self._hung or killed or "exited" not in self.report:
             return True
-        return self.status == 1 and bool(self.told.get("crash"))
+        return self.status == 1 and bool(self.report.get("crash"))

@@ -17,8 +17,7 @@ from fulgurite.backends.checkpoints.damage import check_file
 from fulgurite.backends.patches import patched
 from fulgurite.callbacks import LoadCheckpointStates
 from fulgurite.config.run.attempt import Attempt
-from fulgurite.config.run.building import Loaded, built
-from fulgurite.config.run.hiding import hiding
+from fulgurite.config.run.loading import Loaded, built
 from fulgurite.config.run.modules import FileModule
 from fulgurite.config.run.own_checkpoints import (
     all_of,
@@ -33,6 +32,7 @@ from fulgurite.config.run.refusing import (
     no_optimizer,
     refuse_unbuilt,
 )
+from fulgurite.config.run.resolved import hiding
 from fulgurite.config.run.restarting import run_watched, wants_restarts
 from fulgurite.config.schema.checking import Phase, Plan, check
 

@@ -94,6 +94,7 @@ def _advance(scheduler: Scheduler, count: Number) -> None:
         if count >= 1:
             scheduler.advance(count)
         return
+    # a program does not branch on its count: all is advanced, and put back where it was too early
     products = [scheduler.kept(name) for name in _products(scheduler)]
     before_all = [product.clone() for product in products]
     scheduler.advance(count)

@@ -14,7 +14,7 @@ import fulgurite
 from fulgurite.config.document.problems import ParameterFileError
 from fulgurite.config.document.reading import read
 from fulgurite.config.legacy.converting import convert, is_legacy
-from fulgurite.config.legacy.table import ROWS, WITHOUT_MEANING, Row
+from fulgurite.config.legacy.old_keys import ROWS, WITHOUT_MEANING, Row
 from fulgurite.config.schema.checking import check
 
 

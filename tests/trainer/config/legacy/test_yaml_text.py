@@ -11,7 +11,7 @@ from old_files import SGD, old_file
 
 from fulgurite.config.document.reading import parse
 from fulgurite.config.legacy.converting import convert
-from fulgurite.config.legacy.table import ROWS
+from fulgurite.config.legacy.old_keys import ROWS
 from fulgurite.config.legacy.yaml_text import to_yaml
 
 

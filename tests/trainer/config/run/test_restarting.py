@@ -184,7 +184,7 @@ def test_a_crash_when_all_is_done_is_no_reason_to_begin_again(tmp_path: Path) ->
 @FORKED
 def test_an_error_of_the_machine_is_tried_again(tmp_path: Path) -> None:
     outcome = supervised(crashing.loses_a_worker, tmp_path)
-    assert (outcome.status, outcome.told) == (1, "KeyError: 'mine'")
+    assert (outcome.status, outcome.reason) == (1, "KeyError: 'mine'")
     assert len(history(tmp_path)["attempts"]) == 2
 
 

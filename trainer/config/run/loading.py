@@ -21,11 +21,9 @@ import fulgurite.callbacks
 from fulgurite.callbacks import DEFAULT_CALLBACKS, Checkpoint
 from fulgurite.config.document.problems import Path, dotted
 from fulgurite.config.run.eval_frequency import ARGUMENTS, EvalFrequency
-from fulgurite.config.run.hiding import HideVariables
-from fulgurite.config.run.loaders import FileData
-from fulgurite.config.run.modules import as_lightning, with_optimizer
+from fulgurite.config.run.modules import FileData, as_lightning, with_optimizer
 from fulgurite.config.run.refusing import refuse_unbuilt
-from fulgurite.config.run.resolved import SaveParams
+from fulgurite.config.run.resolved import HideVariables, SaveParams
 from fulgurite.config.schema.checking import Phase, Plan, check
 from fulgurite.config.schema.schema import Init
 from fulgurite.config.schema.sections import Loop

@@ -15,7 +15,7 @@ import fulgurite
 from fulgurite.callbacks import DEFAULT_CALLBACKS, Checkpoint, KeepNCheckpoints
 from fulgurite.config.document.problems import ParameterFileError
 from fulgurite.config.document.reading import parse
-from fulgurite.config.run import building
+from fulgurite.config.run import loading
 from fulgurite.config.run.resolved import as_yaml
 from fulgurite.config.schema.checking import check
 
@@ -221,7 +221,7 @@ def test_the_file_with_its_defaults_loads_back_to_the_same(
     places = {"device": "CPU", "model_dir": str(tmp_path)}
     said = parse(text, "again").data["trainer"]["init"]
     assert places.items() <= said.items()
-    one, other = (building.trainer_arguments(p, p.phases[0].init, []) for p in (plan, again))
+    one, other = (loading.trainer_arguments(p, p.phases[0].init, []) for p in (plan, again))
     for made in (one, other):
         made["callbacks"] = [vars(callback) for callback in made["callbacks"]]
     assert {**one, "log_every_n_steps": 0} == {**other, "log_every_n_steps": 0}
