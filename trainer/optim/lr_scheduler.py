@@ -19,7 +19,8 @@ own learning rate, before any scheduler set it. ``param_group_tags`` chooses gro
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from torch.optim import Optimizer
@@ -37,22 +38,67 @@ _GENERIC_NAMES = {
     "lr_lambda": "val_lambda",
 }
 """Arguments that ``fulgurite.optim.scheduler`` calls otherwise; all others have the same name."""
-
-
-def _generic(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The ``locals()`` of a constructor here, as the arguments of the class that it inherits from.
-
-    So a signature is written once, where editors and type checkers read it, and nothing forwards
-    its arguments one by one.
-    """
-    own = ("self", "__class__")
-    return {_GENERIC_NAMES.get(k, k): v for k, v in arguments.items() if k not in own}
+_NAMES = {generic_name: name for name, generic_name in _GENERIC_NAMES.items()}
 
 
 class _LearningRate:
-    """What the schedulers below set."""
+    """What the schedulers below set.
+
+    A constructor here names what the generic class calls otherwise, and hands on the rest, which is
+    what type checkers and ``fulgurite check --no-imports`` read. Who asks Python finds all
+    arguments: those of the generic class, under the names here.
+    """
 
     param_group_key: ClassVar[str] = "lr"
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        bases = [base for base in cls.__bases__ if issubclass(base, generic.Scheduler)]
+        if cls.__module__ == __name__ and bases:  # not a subclass of somebody's
+            _name_arguments(cls, bases[0])
+
+
+def _name_arguments(kind: Any, generic_kind: Any) -> None:
+    """Put a constructor with all arguments before that of a class.
+
+    It is written and compiled, as those of dataclasses are, so that Python's own errors about
+    arguments name the class and the arguments here.
+    """
+    arguments = inspect.signature(generic_kind.__init__, eval_str=True).parameters.values()
+    shown = [one.replace(name=_NAMES.get(one.name, one.name)) for one in arguments]
+    plain = inspect.Signature([one.replace(annotation=one.empty) for one in shown])
+    given = ", ".join(f"{one.name}={one.name}" for one in shown[1:])
+    names = {"construct": kind.__init__}
+    exec(compile(f"def __init__{plain}: construct(self, {given})", __file__, "exec"), names)
+    constructor = kind.__init__ = names["__init__"]
+    constructor.__qualname__, constructor.__module__ = f"{kind.__qualname__}.__init__", __name__
+    types = {one.name: one.annotation for one in shown[1:]}
+    constructor.__annotations__ = {**types, "return": None}
+
+
+class _Initial(_LearningRate):
+    """Begins at an initial learning rate."""
+
+    def __init__(
+        self, optimizer: Optimizer, initial_learning_rate: float | None = None, **rest: Any
+    ) -> None:
+        super().__init__(optimizer, initial_learning_rate, **rest)  # type: ignore[call-arg]
+
+
+class _InitialToEnd(_LearningRate):
+    """Goes from an initial learning rate to an end."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        initial_learning_rate: float | None = None,
+        *,
+        end_learning_rate: float,
+        **rest: Any,
+    ) -> None:
+        super().__init__(  # type: ignore[call-arg]
+            optimizer, initial_learning_rate, end_val=end_learning_rate, **rest
+        )
 
 
 class ConstantLR(generic.ConstantScheduler, _LearningRate):
@@ -63,93 +109,39 @@ class ConstantLR(generic.ConstantScheduler, _LearningRate):
     """
 
     def __init__(
-        self,
-        optimizer: Optimizer,
-        learning_rate: float,
-        total_iters: int | None = None,
-        param_group_tags: str | Sequence[str | None] | None = None,
+        self, optimizer: Optimizer, learning_rate: float, *rest: Any, **named: Any
     ) -> None:
-        super().__init__(**_generic(locals()))
+        super().__init__(optimizer, *(learning_rate, *rest), **named)
 
 
-class PolynomialLR(generic.PolynomialScheduler, _LearningRate):
+class PolynomialLR(_InitialToEnd, generic.PolynomialScheduler):
     """end + (initial - end) (1 - t / total_iters) ** power, then end; torch's has end 0.
 
     With ``cycle`` it jumps up after each ``total_iters`` and falls again, as Keras'
     PolynomialDecay.
     """
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        initial_learning_rate: float | None = None,
-        *,
-        end_learning_rate: float,
-        total_iters: int,
-        power: float = 1.0,
-        cycle: bool = False,
-        param_group_tags: str | Sequence[str | None] | None = None,
-    ) -> None:
-        super().__init__(**_generic(locals()))
 
-
-class LinearLR(generic.LinearScheduler, _LearningRate):
+class LinearLR(_InitialToEnd, generic.LinearScheduler):
     """A straight line from initial to end in ``total_iters`` steps, then end.
 
     Torch's with initial = lr * start_factor and end = lr * end_factor.
     """
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        initial_learning_rate: float | None = None,
-        *,
-        end_learning_rate: float,
-        total_iters: int,
-        cycle: bool = False,
-        param_group_tags: str | Sequence[str | None] | None = None,
-    ) -> None:
-        super().__init__(**_generic(locals()))
 
-
-class ExponentialLR(generic.ExponentialScheduler, _LearningRate):
+class ExponentialLR(_Initial, generic.ExponentialScheduler):
     """initial * decay_rate ** (t / total_iters), the exponent rounded down with ``staircase``.
 
     Torch's with total_iters = 1 and decay_rate = gamma.
     """
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        initial_learning_rate: float | None = None,
-        *,
-        total_iters: int,
-        decay_rate: float,
-        staircase: bool = False,
-        param_group_tags: str | Sequence[str | None] | None = None,
-    ) -> None:
-        super().__init__(**_generic(locals()))
 
-
-class InverseExponentialTimeDecayLR(generic.InverseExponentialTimeDecayScheduler, _LearningRate):
+class InverseExponentialTimeDecayLR(_Initial, generic.InverseExponentialTimeDecayScheduler):
     """initial / (1 + decay_rate * t ** step_exponent / total_iters).
 
     With ``staircase``, t ** step_exponent / total_iters is rounded down. Keras' InverseTimeDecay at
     step_exponent = 1.
     """
-
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        initial_learning_rate: float | None = None,
-        *,
-        step_exponent: int,
-        total_iters: int,
-        decay_rate: float,
-        staircase: bool = False,
-        param_group_tags: str | Sequence[str | None] | None = None,
-    ) -> None:
-        super().__init__(**_generic(locals()))
 
 
 class InverseSquareRootDecayLR(generic.InverseSquareRootDecayScheduler, _LearningRate):
@@ -159,26 +151,14 @@ class InverseSquareRootDecayLR(generic.InverseSquareRootDecayScheduler, _Learnin
         self,
         optimizer: Optimizer,
         initial_learning_rate: float | None = 1.0,
-        scale: float = 1.0,
-        warmup_steps: int = 1,
-        param_group_tags: str | Sequence[str | None] | None = None,
+        *rest: Any,
+        **named: Any,
     ) -> None:
-        super().__init__(**_generic(locals()))
+        super().__init__(optimizer, *(initial_learning_rate, *rest), **named)
 
 
-class CosineDecayLR(generic.CosineDecayScheduler, _LearningRate):
+class CosineDecayLR(_InitialToEnd, generic.CosineDecayScheduler):
     """Half a cosine from initial to end in ``total_iters`` steps, then end; Keras' CosineDecay."""
-
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        initial_learning_rate: float | None = None,
-        *,
-        end_learning_rate: float,
-        total_iters: int,
-        param_group_tags: str | Sequence[str | None] | None = None,
-    ) -> None:
-        super().__init__(**_generic(locals()))
 
 
 class SequentialLR(generic.SequentialScheduler, _LearningRate):
@@ -193,58 +173,21 @@ class PiecewiseConstantLR(generic.PiecewiseConstantScheduler, _LearningRate):
     """learning_rates[i] once i of the milestones have been reached."""
 
     def __init__(
-        self,
-        optimizer: Optimizer,
-        learning_rates: Sequence[float],
-        milestones: Sequence[int],
-        param_group_tags: str | Sequence[str | None] | None = None,
+        self, optimizer: Optimizer, learning_rates: Sequence[float], *rest: Any, **named: Any
     ) -> None:
-        super().__init__(**_generic(locals()))
+        super().__init__(optimizer, *(learning_rates, *rest), **named)
 
 
-class MultiStepLR(generic.MultiStepScheduler, _LearningRate):
+class MultiStepLR(_Initial, generic.MultiStepScheduler):
     """initial * gamma ** (how many milestones have been reached)."""
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        initial_learning_rate: float | None = None,
-        *,
-        gamma: float = 0.1,
-        milestones: Sequence[int],
-        param_group_tags: str | Sequence[str | None] | None = None,
-    ) -> None:
-        super().__init__(**_generic(locals()))
 
-
-class StepLR(generic.StepScheduler, _LearningRate):
+class StepLR(_Initial, generic.StepScheduler):
     """initial * gamma ** floor(t / step_size)."""
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        initial_learning_rate: float | None = None,
-        *,
-        step_size: int,
-        gamma: float = 0.1,
-        param_group_tags: str | Sequence[str | None] | None = None,
-    ) -> None:
-        super().__init__(**_generic(locals()))
 
-
-class CosineAnnealingLR(generic.CosineAnnealingScheduler, _LearningRate):
+class CosineAnnealingLR(_Initial, generic.CosineAnnealingScheduler):
     """A cosine from initial to ``eta_min`` at ``T_max``, and up again after it."""
-
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        initial_learning_rate: float | None = None,
-        *,
-        T_max: int,
-        eta_min: float = 0.0,
-        param_group_tags: str | Sequence[str | None] | None = None,
-    ) -> None:
-        super().__init__(**_generic(locals()))
 
 
 class LambdaLR(generic.LambdaScheduler, _LearningRate):
@@ -259,28 +202,16 @@ class LambdaLR(generic.LambdaScheduler, _LearningRate):
         initial_learning_rate: float | None = None,
         *,
         lr_lambda: Function | Sequence[Function],
-        param_group_tags: str | Sequence[str | None] | None = None,
+        **rest: Any,
     ) -> None:
-        super().__init__(**_generic(locals()))
+        super().__init__(optimizer, initial_learning_rate, val_lambda=lr_lambda, **rest)
 
 
-class CosineAnnealingWarmRestarts(generic.CosineAnnealingWarmRestartsScheduler, _LearningRate):
+class CosineAnnealingWarmRestarts(_Initial, generic.CosineAnnealingWarmRestartsScheduler):
     """Half a cosine from initial to ``eta_min``, again and again.
 
     The first takes ``T_0`` steps, each other ``T_mult`` times as many as the one before.
     """
-
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        initial_learning_rate: float | None = None,
-        *,
-        T_0: int,
-        T_mult: int = 1,
-        eta_min: float = 0.0,
-        param_group_tags: str | Sequence[str | None] | None = None,
-    ) -> None:
-        super().__init__(**_generic(locals()))
 
 
 class MultiplicativeLR(generic.MultiplicativeScheduler, _LearningRate):
@@ -298,7 +229,7 @@ class MultiplicativeLR(generic.MultiplicativeScheduler, _LearningRate):
         param_group_tags: str | Sequence[str | None] | None = None,
         lr_lambda: Function | Sequence[Function] | None = None,
     ) -> None:
-        super().__init__(**_generic(locals()))
+        super().__init__(optimizer, initial_learning_rate, coefficient, param_group_tags, lr_lambda)
 
 
 class CyclicLR(generic.CyclicScheduler, _LearningRate):
@@ -308,19 +239,9 @@ class CyclicLR(generic.CyclicScheduler, _LearningRate):
     """
 
     def __init__(
-        self,
-        optimizer: Optimizer,
-        base_lr: float,
-        max_lr: float,
-        step_size_up: int = 2000,
-        step_size_down: int | None = None,
-        mode: str = "triangular",
-        gamma: float = 1.0,
-        scale_mode: str = "cycle",
-        param_group_tags: str | Sequence[str | None] | None = None,
-        scale_fn: Function | None = None,
+        self, optimizer: Optimizer, base_lr: float, max_lr: float, *rest: Any, **named: Any
     ) -> None:
-        super().__init__(**_generic(locals()))
+        super().__init__(optimizer, base_lr, *(max_lr, *rest), **named)
 
 
 class OneCycleLR(generic.OneCycleScheduler, _LearningRate):
@@ -335,14 +256,10 @@ class OneCycleLR(generic.OneCycleScheduler, _LearningRate):
         optimizer: Optimizer,
         initial_learning_rate: float,
         max_lr: float,
-        total_steps: int = 1000,
-        pct_start: float = 0.3,
-        final_div_factor: float = 1e4,
-        three_phase: bool = False,
-        anneal_strategy: str = "cos",
-        param_group_tags: str | Sequence[str | None] | None = None,
+        *rest: Any,
+        **named: Any,
     ) -> None:
-        super().__init__(**_generic(locals()))
+        super().__init__(optimizer, initial_learning_rate, *(max_lr, *rest), **named)
 
 
 class ChainedLR(generic.ChainedScheduler, _LearningRate):
