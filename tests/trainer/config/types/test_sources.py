@@ -30,10 +30,13 @@ OTHERS = (
 
 
 def agrees(read: Signature, real: Signature) -> bool:
-    """Whether what was read refuses nothing that the class takes, and knows all that is closed."""
+    """Whether what was read refuses nothing that the class takes, and knows all that is closed.
+
+    What a constructor adds to that of its base is read first, where Python may have it last.
+    """
     known = {name: item for name, item in real.parameters.items() if name in read.parameters}
     return (
-        list(read.parameters) == list(known)
+        read.parameters.keys() == known.keys()
         and (read.open_ended or (known == real.parameters and not real.open_ended))
         and all(same(read.parameters[name], item) for name, item in known.items())
     )
