@@ -183,7 +183,7 @@ def test_what_cannot_be_removed_is_told_with_status_1(
     def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("fulgurite.backends.csx.compile.upkeep.remove", refuse)
+    monkeypatch.setattr("fulgurite.backends.csx.compile.store.upkeep.remove", refuse)
     assert cli.main(["cache", "clear", "--compile-dir", str(folder)]) == 1
     told = capsys.readouterr()
     assert told.out == f"Removed no programs from {folder}.\n"
