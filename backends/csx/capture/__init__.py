@@ -20,6 +20,6 @@ side_effects     what the step left on the host, and what becomes of it; trainer
                  Trainer; trainer_state: what it read there
 recording        a trace's operations as plain data; comparison: the first difference of two;
                  updates: those of optimizers, which may be left out; retrace: the comparison on
-                 every batch; python_state: what a second trace changes, put back; contents: what
-                 is in its values; readable: what the host may have changed that the step can read
+                 every batch; python_state: what a second trace changes, put back; readable: what
+                 the host may have changed that the step can read
 """

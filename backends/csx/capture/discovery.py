@@ -24,6 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from fulgurite.backends.closures import is_closure
 from fulgurite.backends.csx.contract.constants import Source
 from fulgurite.backends.csx.diagnostics.user_lines import belongs_to_library
+from fulgurite.backends.csx.state.python_objects import named, owner_of
 from fulgurite.backends.csx.state.storage import dict_of, member
 from fulgurite.backends.patches import MISSING
 
@@ -122,7 +123,9 @@ class _Walk:
                 for key, value in _named_attributes(space, self.names):
                     own = dict_of(space)
                     held = isinstance(own, dict) and key in own
-                    self.visit(f"{name}.{key}", value, own if held else _Attributes(space), key)
+                    self.visit(
+                        named(name, (False, key)), value, own if held else _Attributes(space), key
+                    )
 
     def _open(self, name: str, value: Any, container: Any, key: Any) -> None:
         """Keep a value, or visit what is in it."""
@@ -135,7 +138,7 @@ class _Walk:
                 self.found.places.append((container, key, value))
         if isinstance(value, nn.Module):
             for path, module in value.named_modules():
-                if not belongs_to_library(type(module)):
+                if not owner_of(type(module)).is_library:
                     self._spaces.append((member(name, path), module))
         elif kept is self.found.objects or (
             isinstance(value, (ModuleType, type)) and not belongs_to_library(value)
@@ -148,10 +151,10 @@ class _Walk:
                 self.visit(part, inner)
         elif isinstance(value, dict):
             for key, item in value.items():
-                self.visit(f"{name}[{key!r}]", item, value, key)
+                self.visit(named(name, (True, key)), item, value, key)
         elif isinstance(value, (list, tuple)):
             for i, item in enumerate(value):
-                self.visit(f"{name}[{i}]", item, value, i)
+                self.visit(named(name, (True, i)), item, value, i)
 
     def _kept(self, value: Any) -> dict[str, Any] | None:
         """Where a value is to be kept; None for what only leads to others."""
@@ -162,7 +165,7 @@ class _Walk:
         if isinstance(value, LRScheduler):
             return self.found.schedulers
         leads = (FunctionType, ModuleType, type, dict, list, tuple)
-        known = isinstance(value, leads) or belongs_to_library(type(value))
+        known = isinstance(value, leads) or owner_of(type(value)).is_library
         return None if known else self.found.objects
 
     def _open_function(self, function: FunctionType) -> None:
@@ -196,13 +199,24 @@ class _Walk:
         """What a function's code names, and that of the functions in it."""
         for one in _codes(code):
             self.codes[one] = None
-            self.names.update(one.co_names)
-            self.names.update(c for c in one.co_consts if isinstance(c, str) and c.isidentifier())
+        self.names |= names_in(code)
 
 
 def _free(name: str, taken: dict[str, Any]) -> str:
     """The name, or one like it: helpers may call other things so."""
     return name if name not in taken else _free(f"{name}'", taken)
+
+
+@functools.lru_cache(maxsize=4096)
+def names_in(code: CodeType) -> frozenset[str]:
+    """The names in a function's code and in that of the functions in it, and strings like names."""
+    found = {*code.co_names}
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            found |= names_in(constant)
+        elif isinstance(constant, str) and constant.isidentifier():
+            found.add(constant)
+    return frozenset(found)
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

@@ -7,7 +7,7 @@ it, a *path* the way to it from the attribute.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Set
 from types import SimpleNamespace
 from typing import Any
@@ -23,12 +23,18 @@ from torchmetrics import Metric
 
 from fulgurite.backends.csx.contract.leaks import Leaked
 from fulgurite.backends.csx.diagnostics.errors import StateChanged
-from fulgurite.backends.csx.diagnostics.user_lines import belongs_to_library
 from fulgurite.backends.csx.state.places import Place
-from fulgurite.backends.csx.state.storage import dict_of, member
+from fulgurite.backends.csx.state.python_objects import (
+    Owner,
+    Step,
+    children,
+    named,
+    owner_of,
+    refill,
+)
+from fulgurite.backends.csx.state.storage import member
 from fulgurite.backends.patches import MISSING
 
-Step = tuple[bool, Any]  # (whether it is an item, its key; else an attribute, its name)
 Path = tuple[Step, ...]
 
 _WIDEST = 1024  # items of a container that is searched; longer ones are collections of data
@@ -38,35 +44,20 @@ _NOT_STATE = (
     *(LightningDataModule, Trainer, Logger, Metric),
     *(Optimizer, LRScheduler, DataLoader, Dataset, Sampler, type),
 )
-_FRAMEWORKS = ("torch", "lightning", "pytorch_lightning", "lightning_fabric", "torchmetrics")
 _OF_MODULES = ("_parameters", "_buffers", "_modules")
 _NOT_SEARCHED = frozenset((*_OF_MODULES, "_trainer", "_fabric", "_hparams_initial"))
 
 
-def children(value: Any) -> list[tuple[Step, Any]] | None:
-    """What is in a container or an object; None where a value is neither."""
-    if isinstance(value, (Tensor, str)):
-        return None
-    if isinstance(value, dict):
-        return [((True, key), item) for key, item in value.items()]
-    if isinstance(value, (list, tuple, deque)):
-        return [((True, i), item) for i, item in enumerate(value)]
-    if not _is_users_object(value):
-        return None
-    found = [((False, key), item) for key, item in (dict_of(value) or {}).items()]
-    for owner in type(value).__mro__:
-        slots = vars(owner).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if name not in ("__dict__", "__weakref__"):
-                found.append(((False, name), getattr(value, name, MISSING)))
-    return found
+def held_in(value: Any) -> list[tuple[Step, Any]] | None:
+    """What is in a container or an object that may hold state; None where a value is neither."""
+    return children(value, _may_hold_state)
 
 
-def _is_users_object(value: Any) -> bool:
-    kind = type(value)
+def _may_hold_state(value: Any) -> bool:
     if isinstance(value, _NOT_STATE):
         return False
-    return isinstance(value, (nn.Module, SimpleNamespace)) or not belongs_to_library(kind)
+    plain = isinstance(value, (nn.Module, SimpleNamespace))
+    return plain or not owner_of(type(value)).is_library
 
 
 class Inside:
@@ -143,11 +134,9 @@ class Inside:
         of_module = ""
         for is_item, key in path:
             if not is_item and key in _OF_MODULES:
-                of_module = key
-            elif of_module or not is_item:
-                text, of_module = f"{text}.{key}", ""
+                of_module = key  # its items are attributes to the user
             else:
-                text = f"{text}[{key!r}]"
+                text, of_module = named(text, (is_item and not of_module, key)), ""
         return Place(self, path, text)
 
 
@@ -181,7 +170,7 @@ def _in_class(module: nn.Module) -> dict[str, Any]:
     """The lists, dicts and deques of the user's that a module has from its class."""
     found: dict[str, Any] = {}
     for kind in reversed(type(module).__mro__):
-        if not _is_framework(kind):
+        if owner_of(kind) is not Owner.FRAMEWORK:
             found.update({key: one for key, one in vars(kind).items() if key[:2] != "__"})
     return {
         key: value
@@ -238,7 +227,7 @@ class Trees:
 
     def enters(self, value: Any) -> list[tuple[Step, Any]] | None:
         """What is in a container or an object that is searched."""
-        return None if id(value) in self._registered else children(value)
+        return None if id(value) in self._registered else held_in(value)
 
     def _search(self, value: Any, inside: Inside, path: Path, above: list[int]) -> None:
         if type(value) is Leaked:  # in an object that a step made anew: it is no state
@@ -277,8 +266,7 @@ class Trees:
     def restore(self) -> None:
         """Make everything as it was; what did not change is not touched."""
         for value, items in self.content.values():
-            if not same(children(value) or [], items):
-                refill(value, items)
+            put_back(value, items)
 
 
 def same(now: list[tuple[Step, Any]], before: list[tuple[Step, Any]]) -> bool:
@@ -288,35 +276,16 @@ def same(now: list[tuple[Step, Any]], before: list[tuple[Step, Any]]) -> bool:
     )
 
 
-def refill(value: Any, items: list[tuple[Step, Any]]) -> None:
-    """Give a container or an object this content."""
-    if isinstance(value, dict):
-        kind = OrderedDict if isinstance(value, OrderedDict) else dict
-        kind.clear(value)
-        kind.update(value, {key: item for (_, key), item in items})
-    elif isinstance(value, list):
-        list.__setitem__(value, slice(None), [item for _, item in items])
-    elif isinstance(value, deque):
-        value.clear()
-        value.extend(item for _, item in items)
+def put_back(value: Any, items: list[tuple[Step, Any]]) -> None:
+    """Give a container or an object these items; a tuple cannot have others."""
+    if isinstance(value, (list, deque)):
+        refill(value, [item for _, item in items])
     elif not isinstance(value, tuple):
-        for (_, name), _ in children(value) or ():
-            if all(step[1] != name for step, _ in items):
-                object.__delattr__(value, name)
-        for (_, name), item in items:
-            if item is MISSING:
-                if hasattr(value, name):
-                    object.__delattr__(value, name)
-            else:
-                object.__setattr__(value, name, item)
+        refill(value, {key: item for (_, key), item in items if item is not MISSING})
 
 
 def holders_in(module: nn.Module, root: str) -> Iterator[tuple[str, object]]:
     """The modules whose attributes are searched: the user's own, and other packages'."""
     for path, one in module.named_modules():
-        if not _is_framework(type(one)) and not isinstance(one, Metric):
+        if owner_of(type(one)) is not Owner.FRAMEWORK and not isinstance(one, Metric):
             yield member(root, path), one
-
-
-def _is_framework(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] in _FRAMEWORKS

@@ -20,10 +20,10 @@ from fulgurite.backends.csx.capture.scope import Scope
 from fulgurite.backends.csx.capture.trainer_writes import check_trainer
 from fulgurite.backends.csx.contract.constants import Source
 from fulgurite.backends.csx.diagnostics.errors import StateChanged
-from fulgurite.backends.csx.diagnostics.user_lines import UserLine, belongs_to_library, line_naming
+from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_naming
 from fulgurite.backends.csx.state.optimizer_init import NewState
 from fulgurite.backends.csx.state.places import Place
-from fulgurite.backends.csx.state.snapshot import Snapshot
+from fulgurite.backends.csx.state.python_objects import Snapshot, owner_of
 from fulgurite.backends.schedules import program_schedulers
 
 
@@ -80,7 +80,7 @@ class LightningScope(Scope):
         """The modules, and callbacks of the user's with hooks inside the step."""
         yield from Scope.holders(self)
         for callback in self._traced_callbacks():
-            if not belongs_to_library(type(callback)):
+            if not owner_of(type(callback)).is_library:
                 yield type(callback).__name__, callback
 
     def readable(self) -> Readable:
@@ -183,7 +183,7 @@ class LightningScope(Scope):
         holders = (self.module, *self.trainer.callbacks, *self.module.modules())  # type: ignore[attr-defined]
         kinds = dict.fromkeys(kind for holder in holders for kind in type(holder).__mro__)
         return line_naming(
-            (kind for kind in kinds if not belongs_to_library(kind)), names, stored=stored
+            (kind for kind in kinds if not owner_of(kind).is_library), names, stored=stored
         )
 
     def line_now(self) -> UserLine | None:

@@ -32,7 +32,7 @@ from fulgurite.backends.csx.contract.proxies import USES
 from fulgurite.backends.csx.contract.rules import METRIC
 from fulgurite.backends.csx.diagnostics.errors import TraceError, UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
-from fulgurite.backends.csx.state.snapshot import Snapshot
+from fulgurite.backends.csx.state.python_objects import Snapshot
 from fulgurite.backends.patches import Patch, applied, patches_of
 
 _NOT_STATIC = (TraceError, DynamicOutputShapeException, DataDependentOutputException)

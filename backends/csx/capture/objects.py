@@ -28,7 +28,7 @@ from fulgurite.backends.csx.capture.batch_changes import OBJECT, Path
 from fulgurite.backends.csx.capture.batch_spec import CONSTANTS
 from fulgurite.backends.csx.contract.watched import watch_container
 from fulgurite.backends.csx.diagnostics.errors import InputChanged, UnsupportedInput
-from fulgurite.backends.csx.diagnostics.user_lines import LIBRARIES
+from fulgurite.backends.csx.state.python_objects import Owner, attributes_of, owner_of
 from fulgurite.backends.csx.state.storage import dict_of
 
 _Run = Callable[[Any], Any]
@@ -164,7 +164,7 @@ class Opened:
             raise _linked(value, "attributes")
         self.kinds.append(type(value))
         inside: dict[Any, Any] = {}
-        for key, item in _attributes(value).items():
+        for key, item in attributes_of(value).items():
             if not _stays(item):
                 inside[Attribute(key)] = self._open(item, (*above, value))
             elif not isinstance(item, weakref.ref):
@@ -188,13 +188,16 @@ def _opens(value: Any) -> bool:
     """Whether a value is an object that holds tensors."""
     if isinstance(value, (*_NEVER, *CONSTANTS, *_CONTAINERS)):
         return False
-    owners = {kind.__module__.partition(".")[0] for kind in type(value).__mro__[:-1]}
-    return not owners <= _LIBRARIES and any(
+    ours = type(value).__mro__[:-1]
+    return not all(map(_leads_elsewhere, ours)) and any(
         isinstance(leaf, Tensor) for leaf in _leaves(value, 0, set())
     )
 
 
-_LIBRARIES = LIBRARIES - {"collections", "types", "fulgurite"}
+def _leads_elsewhere(kind: type) -> bool:
+    """Whether a class is a library's whose objects are more than what they hold."""
+    plain = kind.__module__.partition(".")[0] in ("collections", "types")
+    return owner_of(kind) in (Owner.FRAMEWORK, Owner.STANDARD) and not plain
 
 
 def _leaves(value: Any, depth: int, seen: set[int]) -> Iterator[Any]:
@@ -206,20 +209,9 @@ def _leaves(value: Any, depth: int, seen: set[int]) -> Iterator[Any]:
         return
     seen.add(id(value))
     if not isinstance(value, _CONTAINERS):
-        value = _attributes(value)
+        value = attributes_of(value)
     for item in itertools.islice(value.values() if isinstance(value, dict) else value, _LONGEST):
         yield from _leaves(item, depth + 1, seen)
-
-
-def _attributes(value: Any) -> dict[str, Any]:
-    """What an object holds: its ``__dict__``, and its slots."""
-    held = dict(dict_of(value) or {})
-    for kind in type(value).__mro__:
-        slots = vars(kind).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                held[name] = getattr(value, name)
-    return held
 
 
 def _stays(item: Any) -> bool:
@@ -243,7 +235,7 @@ class _Copy(NamedTuple):
 
     def note_changes(self) -> None:
         """Put into the dict that stands for it what the step has set on it."""
-        now = _attributes(self.object)
+        now = attributes_of(self.object)
         for key, value in now.items():
             if value is not self.before.get(key, _MISSING) and not _stays(value):
                 self.opened[Attribute(key)] = value
@@ -257,12 +249,12 @@ def _close(batch: Any, given: Any, copies: list[_Copy], path: Path) -> Any:
         return batch
     if isinstance(batch, dict) and not isinstance(given, dict):
         one = copy.copy(given)
-        held = _attributes(one)
+        held = attributes_of(one)
         for key in [key for key in held if key not in batch and not _stays(held[key])]:
             _delete(one, key)  # set by the step on an object that came before
         for key, value in batch.items():
             _set(one, key, _close(value, held.get(key), copies, (*path, key)))
-        copies.append(_Copy(one, batch, _attributes(one), path))
+        copies.append(_Copy(one, batch, attributes_of(one), path))
         return one
     items = batch if isinstance(batch, dict) else dict(enumerate(batch))
     closed = {

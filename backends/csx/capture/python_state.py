@@ -8,15 +8,13 @@ of other packages.
 from __future__ import annotations
 
 import argparse
-import array
 import functools
-import random
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from types import CellType, CodeType, FunctionType, MethodType, SimpleNamespace
+from types import CellType, FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -25,11 +23,20 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from fulgurite.backends.csx.capture.contents import BYTES, Position, Slots, holds_the_same, place_of
+from fulgurite.backends.csx.capture.discovery import names_in
 from fulgurite.backends.csx.contract.frozen_scalars import is_scalar
-from fulgurite.backends.csx.diagnostics.user_lines import LIBRARIES, belongs_to_library
+from fulgurite.backends.csx.diagnostics.user_lines import belongs_to_library
 from fulgurite.backends.csx.state.places import Place
-from fulgurite.backends.csx.state.snapshot import dict_kind, elements
+from fulgurite.backends.csx.state.python_objects import (
+    ARRAYS,
+    GENERATORS,
+    content,
+    elements,
+    filled_slots,
+    named,
+    owner_of,
+    refill,
+)
 from fulgurite.backends.csx.state.storage import dict_of, member
 from fulgurite.backends.patches import MISSING
 
@@ -42,18 +49,42 @@ _PLAIN_OBJECTS = (SimpleNamespace, argparse.Namespace)
 _OPAQUE = (str, bytes, int, float, complex, bool, type(None), Tensor, Enum, type, types.ModuleType)
 
 
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """Some of the values that something holds, by their names: of a class, of slots, of a cell."""
+
+    get: Callable[[str, Any], Any]
+    put: Callable[[str, Any], object]
+
+
+@dataclass(frozen=True, slots=True)
+class _Position:
+    """Where an iterator was."""
+
+    place: Any
+
+
 @dataclass(slots=True)
 class _Kept:
-    """Something that may change, and a function that puts it back as it was.
-
-    ``before`` is its copy where it is a container, ``name`` how the user reaches it.
-    """
+    """Something that may change, what was in it, and how the user reaches it."""
 
     item: Any
     before: Any
     name: str
-    restore: Callable[[], None]
+    whole: bool = True  # whether what is in ``item`` and not in ``before`` is new
     told: bool = True  # whether a change is the user's, who wants to know
+
+    def restore(self) -> None:
+        """Put it back as it was; iterators cannot be."""
+        if isinstance(self.before, _Position):
+            return
+        if self.whole:
+            refill(self.item, self.before)
+            return
+        put = self.item.put if isinstance(self.item, _Values) else self.item.__setitem__
+        for key, value in self.before.items():
+            if self.item.get(key, MISSING) is not value:
+                put(key, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +108,7 @@ class PythonState:
         self._seen: dict[int, Any] = {}
         self._scalars: dict[int, dict[str, Any]] = {}  # globals, by the identity of their dict
         for path, module in root.named_modules():
-            if not _is_frameworks(type(module)):
+            if not owner_of(type(module)).is_named_library:
                 where = member(name, path)
                 self._code(type(module))
                 self._attributes(module, where, scalars=False)
@@ -85,10 +116,10 @@ class PythonState:
             kind = type(item)
             if isinstance(item, _FUNCTIONS):
                 self._look(item, "", 0)
-            elif isinstance(item, pl.Callback) and _is_frameworks(kind):
+            elif isinstance(item, pl.Callback) and owner_of(kind).is_named_library:
                 hooks = (hook for hook in vars(item).values() if isinstance(hook, _FUNCTIONS))
                 self._look((*hooks,), "", 0)  # of a LambdaCallback
-            elif not (_is_frameworks(kind) or isinstance(item, _ELSEWHERE)):
+            elif not (owner_of(kind).is_named_library or isinstance(item, _ELSEWHERE)):
                 self._code(kind)
                 self._attributes(item, kind.__name__, scalars=True)
 
@@ -113,8 +144,8 @@ class PythonState:
 
     # -- looking -------------------------------------------------------------------------------
 
-    def _keep(self, item: Any, before: Any, name: str, restore: Callable[[], None]) -> _Kept:
-        kept = self._kept[id(item)] = _Kept(item, before, name, restore)
+    def _keep(self, item: Any, before: Any, name: str, *, whole: bool = True) -> _Kept:
+        kept = self._kept[id(item)] = _Kept(item, before, name, whole)
         return kept
 
     def _attributes(self, owner: Any, name: str, *, scalars: bool, depth: int = 0) -> None:
@@ -122,43 +153,31 @@ class PythonState:
         if id(own) in self._kept:
             return
         before = dict(own)
-        kept = self._keep(own, before, f"{name}.", lambda: _refill_dict(own, before))
-        kept.told = scalars
+        self._keep(own, before, f"{name}.").told = scalars
         for key, value in before.items():
             if not (isinstance(owner, (nn.Module, pl.Callback)) and key in FRAMEWORKS):
-                self._look(value, f"{name}.{key.removeprefix('_') if key == '_hparams' else key}",
-                           depth + 1)  # fmt: skip
+                shown = key.removeprefix("_") if key == "_hparams" else key
+                self._look(value, f"{name}.{shown}", depth + 1)
 
     def _look(self, value: Any, name: str, depth: int) -> None:
         if isinstance(value, _OPAQUE) or id(value) in self._seen or depth > _DEEPEST:
             return
         self._seen[id(value)] = value
-        if isinstance(value, dict):
-            before = elements(value)
-            self._keep(value, before, name, lambda: _refill_dict(value, before))
-            self._inside(((f"{name}[{key!r}]", one) for key, one in before.items()), before, depth)
-        elif isinstance(value, (list, deque, tuple)):
-            items = list(value)
-            if not isinstance(value, tuple):
-                self._keep(value, items, name, lambda: _refill(value, items))
-            self._inside(((f"{name}[{i}]", one) for i, one in enumerate(items)), items, depth)
-        elif isinstance(value, set):
-            members = set(value)
-            self._keep(value, members, name, lambda: _refill(value, members))
+        if isinstance(value, (dict, list, deque)):
+            before = content(value)
+            self._keep(value, before, name)
+            self._items(before, name, depth)
+        elif isinstance(value, tuple):
+            self._items(value, name, depth)
         elif isinstance(value, np.ndarray):
             if value.nbytes <= _LARGEST and value.flags.writeable:
-                content = value.copy()
-                self._keep(value, content, name, lambda: np.copyto(value, content))
-        elif isinstance(value, (bytearray, array.array)):
-            here: Any = value
-            held = here[:]
-            self._keep(value, held, name, lambda: here.__setitem__(slice(None), held))
+                self._keep(value, content(value), name)
+        elif isinstance(value, (set, *ARRAYS, *GENERATORS)):
+            self._keep(value, content(value), name)
         elif isinstance(value, memoryview):
             self._look(value.obj, name, depth + 1)
-        elif (place := place_of(value)) is not None:
-            self._keep(value, Position(place), name, lambda: None)
-        elif isinstance(value, (random.Random, np.random.Generator, np.random.RandomState)):
-            self._keep(value, None, name, _random_state(value))
+        elif (place := _place_of(value)) is not None:
+            self._keep(value, _Position(place), name)
         elif isinstance(value, FunctionType):
             self._function(value, name, depth)
         elif isinstance(value, MethodType):
@@ -167,23 +186,29 @@ class PythonState:
             self._look((value.func, value.args, value.keywords), name, depth + 1)
         elif isinstance(value, _ELSEWHERE):
             return
-        elif isinstance(value, _PLAIN_OBJECTS) or not belongs_to_library(type(value)):
+        elif isinstance(value, _PLAIN_OBJECTS) or not owner_of(type(value)).is_library:
             self._object(value, name, depth)
 
-    def _inside(self, items: Iterable[tuple[str, Any]], sized: Any, depth: int) -> None:
-        if len(sized) <= _LONGEST:
-            for name, item in items:
-                self._look(item, name, depth + 1)
+    def _items(self, items: Any, name: str, depth: int) -> None:
+        if len(items) <= _LONGEST:
+            pairs = items.items() if isinstance(items, dict) else enumerate(items)
+            for key, item in pairs:
+                self._look(item, named(name, (True, key)), depth + 1)
 
     def _object(self, value: Any, name: str, depth: int) -> None:
         self._code(type(value))
         if isinstance(dict_of(value), dict):
             self._attributes(value, name, scalars=True, depth=depth)
-        slots = [s for kind in type(value).__mro__ for s in vars(kind).get("__slots__", ())]
-        held = {s: getattr(value, s) for s in slots if hasattr(value, s)}
-        if held and not isinstance(slots, str):
-            self._keep(Slots(value), held, f"{name}.", lambda: _set_all(value, held))
-            self._inside(((f"{name}.{key}", one) for key, one in held.items()), held, depth)
+        held = filled_slots(value)
+        if held:
+            slots = _Values(
+                lambda key, default: getattr(value, key, default),
+                lambda key, item: object.__setattr__(value, key, item),
+            )
+            self._keep(slots, held, f"{name}.", whole=False)
+            if len(held) <= _LONGEST:
+                for key, item in held.items():
+                    self._look(item, named(name, (False, key)), depth + 1)
 
     def _function(self, function: FunctionType, name: str, depth: int) -> None:
         if belongs_to_library(function):
@@ -195,14 +220,14 @@ class PythonState:
                 value = cell.cell_contents
             except ValueError:  # not filled yet
                 continue
-            self._keep(cell, {key: value}, "", lambda c=cell, v=value: _fill(c, v))  # type: ignore[misc]
+            self._keep(_of_cell(cell), {key: value}, "", whole=False)
             self._look(value, key, depth + 1)
         self._globals(function, depth)
 
     def _code(self, kind: type) -> None:
         """The globals that the methods of a class name."""
         for owner in kind.__mro__:
-            if id(owner) in self._seen or _is_frameworks(owner):
+            if id(owner) in self._seen or owner_of(owner).is_named_library:
                 continue
             self._seen[id(owner)] = owner
             self._class(owner)
@@ -217,21 +242,22 @@ class PythonState:
         own = vars(kind)  # a view, which nobody can write
         held = {key: value for key, value in own.items() if key[:2] != "__" and is_scalar(value)}
         if held:
-            self._keep(own, held, f"{kind.__name__}.", lambda: _set_changed(kind, held))
+            values = _Values(own.get, functools.partial(setattr, kind))
+            self._keep(values, held, f"{kind.__name__}.", whole=False)
         for key, value in own.items():
             if isinstance(value, (dict, list, set, deque)) and key[:2] != "__":
                 self._look(value, f"{kind.__name__}.{key}", 1)
 
     def _globals(self, function: FunctionType, depth: int) -> None:
         space, scalars = function.__globals__, self._scalars
-        for name in _names(function.__code__):
+        for name in names_in(function.__code__):
             if name not in space:
                 continue
             value = space[name]
             if is_scalar(value):
                 if id(space) not in scalars:
                     held = scalars[id(space)] = {}
-                    self._keep(space, held, "", functools.partial(space.update, held))
+                    self._keep(space, held, "", whole=False)
                 scalars[id(space)][name] = value
             else:
                 self._look(value, name, depth + 1)
@@ -243,34 +269,23 @@ FRAMEWORKS = frozenset((*vars(nn.Module()), *vars(pl.LightningModule()), *vars(p
 """Attributes that every module, LightningModule or Callback has."""
 
 
-def _is_frameworks(kind: type) -> bool:
-    """Whether a class is torch's, Lightning's, ours, or of the standard library."""
-    return kind.__module__.partition(".")[0] in LIBRARIES
-
-
-def _names(code: CodeType) -> set[str]:
-    inner = (one for one in code.co_consts if isinstance(one, CodeType))
-    return set(code.co_names).union(*map(_names, inner))
-
-
 def _changes(kept: _Kept) -> Iterator[Change]:
     item, before = kept.item, kept.before
-    if isinstance(item, CellType):
-        [(key, was)] = before.items()
-        item, before = {key: item.cell_contents}, {key: was}
+    if isinstance(item, GENERATORS):
+        return
     if isinstance(before, dict):
         of_attributes, keys = kept.name.endswith("."), [*before]
-        whole = isinstance(kept.item, dict) and kept.name
-        if whole:  # of globals and classes only those that were kept
+        if kept.whole:
             keys += [key for key in item if key not in before]
+        # a dict's own get, whatever its class has: one may make what is asked for
+        get = functools.partial(dict.get, item) if isinstance(item, dict) else item.get
         for key in keys:
-            name = (
-                f"{kept.name}{key}" if of_attributes or not kept.name else f"{kept.name}[{key!r}]"
-            )
-            yield from _difference(name, before.get(key, MISSING), _value(item, key))
-    elif isinstance(before, BYTES):
+            bare = of_attributes or not kept.name
+            name = f"{kept.name}{key}" if bare else named(kept.name, (True, key))
+            yield from _difference(name, before.get(key, MISSING), get(key, MISSING))
+    elif isinstance(before, ARRAYS):
         yield from _difference(kept.name, before, item)
-    elif isinstance(before, Position) and place_of(item) != before.place:
+    elif isinstance(before, _Position) and _place_of(item) != before.place:
         yield Change(kept.name, "where it was", "a later element")
     elif isinstance(before, set):
         for one in item ^ before:
@@ -284,12 +299,12 @@ def _changes(kept: _Kept) -> Iterator[Change]:
                 yield Change(kept.name, f"{len(before)} {_ELEMENTS}", f"{len(item)}")
         else:
             for i, (was, now) in enumerate(zip(before, item, strict=True)):
-                yield from _difference(f"{kept.name}[{i}]", was, now)
+                yield from _difference(named(kept.name, (True, i)), was, now)
 
 
 def _difference(name: str, was: Any, now: Any) -> Iterator[Change]:
     """A change of a Python scalar, an array or bytes; NaN equals NaN."""
-    if isinstance(was, BYTES) and type(was) is type(now) and not holds_the_same(was, now):
+    if isinstance(was, ARRAYS) and type(was) is type(now) and not _holds_the_same(was, now):
         yield Change(name, "what it held", "other values", is_of_array=True)
     if was is now or not all(one is MISSING or is_scalar(one) for one in (was, now)):
         return
@@ -298,53 +313,44 @@ def _difference(name: str, was: Any, now: Any) -> Iterator[Change]:
         yield Change(name, before, after)
 
 
-def _refill_dict(item: dict[Any, Any], before: dict[Any, Any]) -> None:
-    now, kind = elements(item), dict_kind(item)
-    if len(now) == len(before) and all(
-        a is c and b is d for (a, b), (c, d) in zip(now.items(), before.items(), strict=True)
-    ):
-        return
-    for key in [key for key in now if key not in before]:
-        kind.pop(item, key)
-    for key, value in before.items():
-        if dict.get(item, key, MISSING) is not value:
-            kind.__setitem__(item, key, value)
+def _of_cell(cell: CellType) -> _Values:
+    """What a closure's cell holds, under any name."""
+
+    def get(key: str, default: Any) -> Any:
+        try:
+            return cell.cell_contents
+        except ValueError:  # emptied
+            return default
+
+    return _Values(get, lambda key, value: setattr(cell, "cell_contents", value))
 
 
-def _value(item: Any, key: Any) -> Any:
-    """What a dict has, whatever its class's ``get`` does, or a view of one."""
-    return dict.get(item, key, MISSING) if isinstance(item, dict) else item.get(key, MISSING)
+def _holds_the_same(was: Any, now: Any) -> bool:
+    if isinstance(was, np.ndarray) and (was.dtype, was.shape) != (now.dtype, now.shape):
+        return False
+    return bool(was.tobytes() == now.tobytes() if hasattr(was, "tobytes") else was == now)
 
 
-def _refill(item: Any, before: Any) -> None:
-    if len(item) != len(before) or any(a is not b for a, b in zip(item, before, strict=True)):
-        item.clear()
-        (item.update if isinstance(item, set) else item.extend)(before)
+def _place_of(value: Any) -> Any:
+    """Where an iterator of Python's own is; None for what is none, and where that is not known."""
+    if isinstance(value, types.GeneratorType):
+        frame = value.gi_frame
+        held = {} if frame is None else frame.f_locals
+        scalars = [(key, repr(one)) for key, one in held.items() if is_scalar(one)]
+        return (None if frame is None else frame.f_lasti, *scalars)
+    if not hasattr(value, "__next__") or type(value).__module__ not in ("builtins", "itertools"):
+        return None
+    try:
+        made = value.__reduce__()
+    except TypeError:
+        return None
+    return tuple([_within(part) for part in made[1:]])
 
 
-def _fill(cell: CellType, value: Any) -> None:
-    cell.cell_contents = value
-
-
-def _set_changed(kind: type, values: dict[str, Any]) -> None:
-    for key, value in values.items():
-        if vars(kind).get(key) is not value:
-            setattr(kind, key, value)
-
-
-def _set_all(owner: Any, values: dict[str, Any]) -> None:
-    for key, value in values.items():
-        object.__setattr__(owner, key, value)
-
-
-def _random_state(generator: Any) -> Callable[[], None]:
-    if isinstance(generator, np.random.Generator):
-        state = generator.bit_generator.state
-
-        def restore() -> None:
-            generator.bit_generator.state = state
-
-        return restore
-    python = isinstance(generator, random.Random)
-    now = generator.getstate() if python else generator.get_state()
-    return lambda: generator.setstate(now) if python else generator.set_state(now)
+def _within(part: Any) -> Any:
+    """A part of what an iterator can be made of again, to be compared."""
+    if isinstance(part, tuple):
+        return tuple([_within(one) for one in part])
+    if isinstance(part, list):
+        return id(part), len(part)
+    return part if is_scalar(part) else _place_of(part) or id(part)

@@ -16,7 +16,7 @@ import types
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import lightning.pytorch as pl
@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import Metric
 
-from fulgurite.backends.csx.capture.discovery import codes_reached
+from fulgurite.backends.csx.capture.discovery import codes_reached, names_in
 from fulgurite.backends.csx.capture.python_state import FRAMEWORKS
 from fulgurite.backends.csx.contract.frozen_scalars import is_scalar
 from fulgurite.backends.csx.diagnostics.user_lines import (
@@ -34,9 +34,13 @@ from fulgurite.backends.csx.diagnostics.user_lines import (
     belongs_to_library,
     is_from_library,
 )
-from fulgurite.backends.csx.state.snapshot import elements
+from fulgurite.backends.csx.state.python_objects import (
+    attributes_of,
+    elements,
+    named,
+    owner_of,
+)
 from fulgurite.backends.csx.state.storage import member
-from fulgurite.backends.patches import MISSING
 
 _DEEPEST, _LONGEST = 8, 1000  # containers within containers; elements that are looked into
 _CHECKSUMMED = 1 << 20  # bytes of an array; of a larger one only the first are looked at
@@ -73,7 +77,7 @@ class Readable:
         self._others = list(others)
         self._module, self._name = module, name
         codes = codes_reached(self._functions, _BY_SYNTAX)
-        self._names = _BY_SYNTAX.union(*map(_names, codes))
+        self._names = _BY_SYNTAX.union(*map(names_in, codes))
         self._seen = self._walk()
 
     def changed(self) -> list[str]:
@@ -123,7 +127,7 @@ class _Walk:
         kind, own = type(module), vars(module)
         hooks = module._forward_pre_hooks, module._forward_hooks, module._backward_hooks
         self._note(f"{name} hooks", (*map(tuple, hooks),))
-        if kind.__module__.partition(".")[0] in LIBRARIES:
+        if owner_of(kind).is_named_library:
             self._note(f"{name}.forward", own.get("forward", kind.forward))
             return
         items = {key: value for key, value in dict(own).items() if key not in FRAMEWORKS}
@@ -137,7 +141,7 @@ class _Walk:
             held |= {"datamodule": item.datamodule} if "datamodule" in self._names else {}  # type: ignore[attr-defined]
             for key, value in held.items():
                 self.look(value, f"trainer.{key}", 1)
-        elif not belongs_to_library(kind) and not isinstance(item, nn.Module):
+        elif not owner_of(kind).is_library and not isinstance(item, nn.Module):
             common = vars(pl.Callback()) if isinstance(item, pl.Callback) else _OF_OPTIMIZERS
             items = {key: value for key, value in dict(vars(item)).items() if key not in common}
             self._attributes(items, kind.__name__, 1, of=kind)
@@ -158,11 +162,11 @@ class _Walk:
     def _into(self, value: Any, name: str, depth: int) -> None:
         if isinstance(value, (dict, types.MappingProxyType)):
             items = _items(value)
-            named = ((f"{name}[{_shown(key)}]", one) for key, one in items.items())
-            self._inside(named, items, depth)
+            pairs = ((f"{name}[{_shown(key)}]", one) for key, one in items.items())
+            self._inside(pairs, items, depth)
         elif isinstance(value, (list, deque, tuple)):
             held = list(value)
-            self._inside(((f"{name}[{i}]", one) for i, one in enumerate(held)), held, depth)
+            self._inside(((named(name, (True, i)), one) for i, one in enumerate(held)), held, depth)
         elif isinstance(value, FunctionType):
             self._function(value, depth)
         elif isinstance(value, MethodType):
@@ -183,7 +187,7 @@ class _Walk:
             for path, module in value.named_modules():
                 self.module(module, member(name, path))
         if type(value).__module__.partition(".")[0] not in _COMPILED | {"builtins"}:
-            self._attributes(_own(value), name, depth, of=type(value))
+            self._attributes(attributes_of(value), name, depth, of=type(value))
 
     def _inside(self, items: Iterable[tuple[str, Any]], sized: Any, depth: int) -> None:
         if len(sized) <= _LONGEST:
@@ -194,7 +198,7 @@ class _Walk:
         self, items: Mapping[str, Any], name: str, depth: int, of: type | None = None
     ) -> None:
         """Attributes, and the class ``of`` their owner; of the user's those that code names."""
-        if not (self._any or (of is not None and belongs_to_library(of))):
+        if not (self._any or (of is not None and owner_of(of).is_library)):
             items = {
                 key: items[key]
                 for key in items
@@ -209,7 +213,7 @@ class _Walk:
     def _class(self, kind: type, depth: int) -> None:
         """What the user's classes have for their instances: methods, numbers, containers."""
         for owner in kind.__mro__:
-            if owner not in self._classes and not belongs_to_library(owner):
+            if owner not in self._classes and not owner_of(owner).is_library:
                 self._classes.add(owner)
                 own = {k: v for k, v in vars(owner).items() if k not in _OF_CLASSES}
                 self._attributes(own, f"{owner.__module__}.{owner.__qualname__}", depth)
@@ -226,38 +230,13 @@ class _Walk:
         defaults = [function.__defaults__, function.__kwdefaults__]
         self.look(defaults, f"{where}.__defaults__", depth + 1)
         space = function.__globals__
-        for name in _names(code):
+        for name in names_in(code):
             if name in space:
                 self.look(space[name], f"{function.__module__}.{name}", depth + 1)
 
 
 _OF_OPTIMIZERS = frozenset({"state", "param_groups", "defaults"})
 _OF_CLASSES = frozenset({"__dict__", "__weakref__", "__module__", "__doc__", "__slots__"})
-
-
-@functools.lru_cache(maxsize=4096)
-def _names(code: CodeType) -> frozenset[str]:
-    """The names in a function's code, and its strings that are names."""
-    names = {*code.co_names}
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            names |= _names(constant)
-        elif isinstance(constant, str) and constant.isidentifier():
-            names.add(constant)
-    return frozenset(names)
-
-
-def _own(value: Any) -> dict[str, Any]:
-    """An object's attributes, in its dict or in slots."""
-    own = getattr(value, "__dict__", None)
-    items = dict(own) if isinstance(own, dict) else {}
-    for owner in type(value).__mro__:
-        slots = vars(owner).get("__slots__", ())
-        for slot in (slots,) if isinstance(slots, str) else slots:
-            held = getattr(value, slot, MISSING)
-            if held is not MISSING:
-                items[slot] = held
-    return items
 
 
 def _shown(key: Any) -> str:

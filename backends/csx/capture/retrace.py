@@ -21,6 +21,7 @@ from fulgurite.backends.csx.capture.undo import undone_on_failure
 from fulgurite.backends.csx.contract.refusals import explained
 from fulgurite.backends.csx.contract.watched import values_where_refused
 from fulgurite.backends.csx.state.places import Place
+from fulgurite.backends.csx.state.python_objects import refill
 from fulgurite.backends.patches import MISSING, tracing
 
 
@@ -78,9 +79,9 @@ def as_first_traced(first: Recording) -> Iterator[None]:
         for place, value in places:
             place.put(value)
         for one, before in first.lists:
-            one[:] = before
+            refill(one, before)
         for (state, now), (_, old) in zip(states, first.states, strict=True):
-            _refill(state, {key: now.get(key, value) for key, value in old.items()} | now)
+            refill(state, {key: now.get(key, value) for key, value in old.items()} | now)
         yield
     finally:
         for place, value in found:
@@ -88,11 +89,6 @@ def as_first_traced(first: Recording) -> Iterator[None]:
         for place in reversed(begun):
             place.put(MISSING)
         for one, content in lists:
-            one[:] = content
+            refill(one, content)
         for state, now in states:
-            _refill(state, now)
-
-
-def _refill(state: dict[Any, Any], items: dict[Any, Any]) -> None:
-    state.clear()
-    state.update(items)
+            refill(state, now)

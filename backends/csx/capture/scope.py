@@ -24,7 +24,7 @@ from fulgurite.backends.csx.state.first_update import DeferredState
 from fulgurite.backends.csx.state.gradients import OtherPrograms
 from fulgurite.backends.csx.state.optimizer_init import NewState, check_optimizer, init_state
 from fulgurite.backends.csx.state.places import Place, StateTensor
-from fulgurite.backends.csx.state.snapshot import Snapshot
+from fulgurite.backends.csx.state.python_objects import Snapshot
 from fulgurite.backends.schedules import program_schedulers
 
 

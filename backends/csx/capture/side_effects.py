@@ -24,7 +24,7 @@ from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.graph.graph import storage_of
 from fulgurite.backends.csx.state.places import Place, SideEffects, StateTensor
-from fulgurite.backends.csx.state.snapshot import Snapshot
+from fulgurite.backends.csx.state.python_objects import Snapshot
 from fulgurite.backends.csx.state.storage import StateInput, brief
 from fulgurite.backends.patches import MISSING
 

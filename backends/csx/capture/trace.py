@@ -57,8 +57,8 @@ from fulgurite.backends.csx.hyperparams.slots import set_numbers
 from fulgurite.backends.csx.hyperparams.torch_functions import forget_failed_reads
 from fulgurite.backends.csx.state.first_update import first_updates
 from fulgurite.backends.csx.state.places import Place, SideEffects
+from fulgurite.backends.csx.state.python_objects import Snapshot
 from fulgurite.backends.csx.state.set_data import ReplacedData
-from fulgurite.backends.csx.state.snapshot import Snapshot
 from fulgurite.backends.patches import applied
 from fulgurite.backends.step_context import running
 

@@ -22,10 +22,9 @@ from fulgurite.backends.csx.capture.leaves import (
     DEEPEST,
     Inside,
     Path,
-    Step,
     Trees,
-    children,
-    refill,
+    held_in,
+    put_back,
     same,
 )
 from fulgurite.backends.csx.contract.lists import may_collect
@@ -34,6 +33,7 @@ from fulgurite.backends.csx.contract.watched import holds_traced
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.state.places import NewPlace, Place, SideEffects, StateTensor
+from fulgurite.backends.csx.state.python_objects import Step
 from fulgurite.backends.csx.state.storage import StateInput, brief
 from fulgurite.backends.patches import MISSING
 
@@ -205,7 +205,7 @@ class TreeChanges:
         if id(value) not in self._trees.content or id(value) in self._seen:
             return
         self._seen.add(id(value))
-        before, now = self._trees.content[id(value)][1], children(value) or []
+        before, now = self._trees.content[id(value)][1], held_in(value) or []
         if not same(now, before):
             added = _added(value, before, now)
             if added and holds_traced(added):
@@ -221,7 +221,7 @@ class TreeChanges:
     ) -> None:
         place = inside.place(path)
         self._left.append_after(Place(Grown(inside, path), None, place.name), added)
-        refill(value, before)
+        put_back(value, before)
         rotates = isinstance(value, deque) and len(before) == value.maxlen
         watched = not path and type(value) is list and may_collect([item for _, item in before])
         if not rotates and not watched:
@@ -316,7 +316,7 @@ def _structure(value: Any, levels: int = DEEPEST) -> Any:
         return "passed on"
     if isinstance(value, Tensor):
         return brief(value)
-    items = None if isinstance(value, nn.Module) or not levels else children(value)
+    items = None if isinstance(value, nn.Module) or not levels else held_in(value)
     if items is None:
         return None
     found = {step: _structure(item, levels - 1) for step, item in items}

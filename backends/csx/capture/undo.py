@@ -10,7 +10,7 @@ from torch import nn
 from fulgurite.backends.csx.capture.python_state import PythonState
 from fulgurite.backends.csx.capture.scope import Scope
 from fulgurite.backends.csx.graph import rng
-from fulgurite.backends.csx.state.snapshot import Snapshot
+from fulgurite.backends.csx.state.python_objects import Snapshot
 from fulgurite.backends.interrupts import shielded
 
 

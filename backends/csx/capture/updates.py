@@ -16,9 +16,10 @@ from torch import fx
 from torch.optim import Optimizer
 
 from fulgurite.backends.csx.state.optimizer_hooks import around_steps
+from fulgurite.backends.csx.state.python_objects import Owner, owner_of
 
-_OWN = ("torch", "fulgurite")
-"""Packages of whose optimizers it is known that an update of no parameters is nothing."""
+_KNOWN = (Owner.FRAMEWORK, Owner.FULGURITE)
+"""Of whose optimizers it is known that an update of no parameters is nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Updates:
     """
 
     def __init__(self, optimizers: Iterable[Optimizer], left_out: bool) -> None:
-        self._optimizers = [one for one in optimizers if type(one).__module__.split(".")[0] in _OWN]
+        self._optimizers = [one for one in optimizers if owner_of(type(one)) in _KNOWN]
         self.left_out = left_out
         self._begun: dict[int, tuple[frozenset[fx.Node], tuple[fx.Node | None, ...]]] = {}
         self._groups: dict[int, Any] = {}  # of optimizers that are not to find any

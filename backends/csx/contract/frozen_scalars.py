@@ -8,7 +8,6 @@ hooks that somebody overrides.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -21,11 +20,8 @@ from torch import Tensor, nn
 
 from fulgurite.backends.csx.contract.rules import misuse
 from fulgurite.backends.csx.diagnostics.errors import TraceError
-from fulgurite.backends.csx.diagnostics.user_lines import (
-    UserLine,
-    belongs_to_library,
-    user_modules,
-)
+from fulgurite.backends.csx.diagnostics.user_lines import UserLine
+from fulgurite.backends.csx.state.python_objects import owner_of
 from fulgurite.backends.csx.state.storage import brief
 from fulgurite.backends.patches import MISSING
 
@@ -81,7 +77,7 @@ def scalar_of_class(kind: type, name: str) -> Any:
     """The scalar that a class of the user's gives its instances under a name, or none."""
     owners = (one for one in kind.__mro__ if name in vars(one))
     owner = next(owners, None)
-    if owner is None or belongs_to_library(owner):
+    if owner is None or owner_of(owner).is_library:
         return MISSING
     value = vars(owner)[name]
     return value if is_scalar(value) else MISSING
@@ -135,7 +131,7 @@ class FrozenScalars:
 
 def _changed(read: Access, was: Any, value: Any) -> TraceError:
     name, remedy = read.name, ""
-    if type(was) in (bool, int, float) and _is_users(read.module):
+    if type(was) in (bool, int, float) and not owner_of(type(read.module)).is_library:
         remedy = f"{buffer_code(name, was)}, and self.{name}.fill_(value) on the host"
         if type(was) is bool:
             remedy += f"; torch.where(self.{name}, a, b) in the step"
@@ -163,11 +159,6 @@ def _shown(value: Any) -> str:
     if isinstance(value, Tensor) and value.numel() <= 8:
         return repr(value.tolist())
     return "gone" if value is MISSING else repr(value) if is_scalar(value) else brief(value)
-
-
-def _is_users(module: nn.Module) -> bool:
-    """Whether the user wrote a module's class."""
-    return sys.modules.get(type(module).__module__) in list(user_modules())
 
 
 def buffer_code(name: str, value: Any) -> str:

@@ -25,6 +25,7 @@ from fulgurite.backends.csx.diagnostics.errors import LeakedTensor
 from fulgurite.backends.csx.diagnostics.muted import muted
 from fulgurite.backends.csx.diagnostics.user_lines import belongs_to_library, user_modules
 from fulgurite.backends.csx.state.fake_swap import swap
+from fulgurite.backends.csx.state.python_objects import owner_of
 
 _DEPTH, _SECONDS = 5, 1.0  # of this thread's own time: a busy machine finds no less
 _OPAQUE = (ModuleType, MethodType, CodeType)
@@ -135,7 +136,7 @@ def _named(referrer: Any, held: Any, content: Any, modules: dict[int, ModuleType
         what = "class" if isinstance(referrer, type) else "function"
         return None if belongs_to_library(referrer) else f"the {what} {referrer.__name__}"
     own = getattr(referrer, "__dict__", None)
-    if not isinstance(own, dict) or belongs_to_library(type(referrer)):
+    if not isinstance(own, dict) or owner_of(type(referrer)).is_library:
         return None
     key = _key(own, content if own is held else held)
     return f"the attribute {key} of a {type(referrer).__name__}"

@@ -6,7 +6,7 @@ import from here; this room imports from ``diagnostics`` and ``graph`` alone.
 places             one place on the host that holds a tensor, and what goes where after a step
 storage            the tensors that modules and optimizers hold: which inputs of a program they are
 binding            the tensors that are in these places when a program runs
-snapshot           Python state, remembered and put back
+python_objects     whose class it is, what is in it, and how that is remembered and put back
 optimizer_init     the state of optimizers before the first step
 optimizer_trial    a step of one on trial: what it makes and does
 optimizer_hooks    what is called before and after its steps

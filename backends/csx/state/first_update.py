@@ -24,7 +24,7 @@ from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.state.optimizer_hooks import around_steps
 from fulgurite.backends.csx.state.optimizer_init import NewState
 from fulgurite.backends.csx.state.places import Place
-from fulgurite.backends.csx.state.snapshot import remember
+from fulgurite.backends.csx.state.python_objects import refill, remember
 from fulgurite.backends.csx.state.storage import brief
 
 FLAG = "updated"
@@ -65,8 +65,7 @@ def hidden(deferred: list[DeferredState]) -> Iterator[None]:
         yield
     finally:
         for state, values in before:
-            state.clear()
-            state.update(values)
+            refill(state, values)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fulgurite.backends.csx.state.snapshot import remember
+from fulgurite.backends.csx.state.python_objects import remember
 from fulgurite.backends.step_context import running
 
 
