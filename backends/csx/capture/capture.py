@@ -88,12 +88,12 @@ def _captured(scope: Scope, trace: Callable[[], FinishedTrace]) -> Captured:
         finished, tables = traced(), 0
         finished.check_host()
         while finished.begins_with_other_gradients() or (
-            finished.trace.filled and tables < _TABLES
+            finished.trace.left.filled and tables < _TABLES
         ):
-            tables += finished.trace.filled
+            tables += finished.trace.left.filled
             undo()
             finished = traced()
-        if finished.trace.new_places:
+        if finished.trace.left.collected.new_places:
             created = finished.created_state()
             undo()
             stack.enter_context(created.there())
@@ -101,5 +101,5 @@ def _captured(scope: Scope, trace: Callable[[], FinishedTrace]) -> Captured:
             names = [item.name for item in finished.trace.inputs.items]
             created.check(finished.recorded(), finished.module.graph, names)
         captured = finished.captured()
-        tell_of_leaks(finished.trace.leaked, traced_and_undone)
+        tell_of_leaks(finished.trace.left.leaked, traced_and_undone)
     return captured

@@ -48,7 +48,7 @@ class FinishedTrace:
         """Look at what the step changed on the host."""
         scope = self.trace.scope
         with warn_of_frozen_reads() if scope.freezes else contextlib.nullcontext():
-            scope.check_trace(self.trace.snapshot)
+            scope.check_trace(self.trace.host.snapshot)
 
     def begins_with_other_gradients(self) -> bool:
         """Whether the next step finds other gradients than this trace did.
@@ -66,35 +66,35 @@ class FinishedTrace:
         """What the step left in places that held no tensors."""
         nodes = pytree.tree_leaves(self.module.graph.output_node().args[0])
         examples = [node.meta["val"] for node in nodes]
-        recording, batch = self.recorded(), self.trace.batch
+        recording, batch = self.recorded(), self.trace.step.batch
         passed = passed_on(recording.outputs.passed, batch, batch, {INDEX: 0, EPOCH: 0})
-        return CreatedState(self.trace.new_places, recording, examples, passed)
+        return CreatedState(self.trace.left.collected.new_places, recording, examples, passed)
 
     def refuse_the_rest(self) -> None:
         """Raise where the step left something behind that would be frozen."""
-        trace = self.trace
-        refuse_the_rest(trace.snapshot, trace.modules, trace.scope.module, trace.changes.of_modules)
+        host, changed_at = self.trace.host, self.trace.watch.changes.of_modules
+        refuse_the_rest(host.snapshot, host.modules, host.scope.module, changed_at)
 
     def recorded(self) -> Recording:
         """What is kept of a trace, to compare a later one with it."""
-        trace, inputs, python = self.trace, self.trace.inputs, self.trace.python
+        trace, inputs, host = self.trace, self.trace.inputs, self.trace.host
         updates, once = trace.updates.noted, trace.scope.freezes  # what Python does happens once
         recording = Recording(
             **self._operations(updates if trace.updates.left_out else ()),
-            outputs=trace.outputs,
+            outputs=trace.left.collected.outputs,
             deferred=inputs.deferred,
-            states=trace.states,
+            states=host.states,
             filled=self._filled(),
-            kept=[] if python is None else list(python.traced(holds_traced)),
-            changes=trace.attributes.changes() if once else (),
-            lists=trace.attributes.changed_lists if once else [],
-            reads=trace.reads,
+            kept=[] if host.python is None else list(host.python.traced(holds_traced)),
+            changes=trace.watch.attributes.changes() if once else (),
+            lists=trace.watch.attributes.changed_lists if once else [],
+            reads=host.reads,
             places=frozenset(
                 place.name for held in inputs.state_tensors() for place in held.places
             ),
             was_none=inputs.gradients.handover.was_none,
         )
-        if trace.first is None and updates and can_leave_out(self.module.graph, updates):
+        if host.first is None and updates and can_leave_out(self.module.graph, updates):
             outline = replace(recording, **self._operations(updates), is_outline=True)
             recording = replace(recording, outline=outline)
         return recording
@@ -102,13 +102,13 @@ class FinishedTrace:
     def _operations(self, updates: Sequence[Update]) -> dict[str, Any]:
         """The fields of a recording that say what is computed; each of ``updates`` is one."""
         operations, own, constants = record_operations(
-            self.module, self.trace.inputs.items, self.trace.last, updates
+            self.module, self.trace.inputs.items, self.trace.left.last, updates
         )
         return {"operations": operations, "own": own, "constants": self._sources(constants)}
 
     def _filled(self) -> list[tuple[Place, Any]]:
         """The places that the program fills, and what is there now."""
-        inputs, outputs = self.trace.inputs, self.trace.outputs
+        inputs, outputs = self.trace.inputs, self.trace.left.collected.outputs
         views = {p for item in inputs.state if item.whole for t in item.tensors for p in t.places}
         filled = [(place, place.get(MISSING)) for place in outputs.attributes]
         kept = [(p, now) for p, now in filled if not isinstance(now, Tensor) or p in views]
@@ -119,7 +119,7 @@ class FinishedTrace:
         trace, scope, inputs = self.trace, self.trace.scope, self.trace.inputs
         recording = self.recorded() if scope.looks_again else None
         self.refuse_the_rest()
-        inputs.state = release_rebound(trace.rebound, inputs.state, inputs.nodes)
+        inputs.state = release_rebound(trace.left.collected.rebound, inputs.state, inputs.nodes)
         constants = constants_as_inputs(self.module, inputs.position_of_batch(), inputs.mode)
         sources = self._sources(constants)
         inputs.add_constants(constants)
@@ -137,15 +137,15 @@ class FinishedTrace:
                 constants=tuple(sources),
                 batch=inputs.batch,
             ),
-            outputs=trace.outputs,
+            outputs=trace.left.collected.outputs,
             assumptions=Assumptions(
                 numbers=tuple(inputs.guards),
-                scalars=(*trace.attributes.reads(), *trace.fixed.accesses())
+                scalars=(*trace.watch.attributes.reads(), *trace.watch.fixed.accesses())
                 if scope.freezes
                 else (),
                 answers=trace.answers,
             ),
-            changes=trace.attributes.changes(),
+            changes=trace.watch.attributes.changes(),
             counted=tuple(inputs.scheduled.counted.items()),
             recording=recording,
             products=products,
@@ -154,7 +154,7 @@ class FinishedTrace:
     def _sources(self, constants: list[Tensor]) -> list[Source | Accumulator]:
         """Where tensors that were read from outside come from."""
         known: dict[int, Source | Accumulator] = {}
-        for source in self.trace.outside:
+        for source in self.trace.host.outside:
             known.setdefault(id(source.tensor), source)  # the shortest way to it
-        known |= self.trace.accumulators
+        known |= self.trace.left.collected.accumulators
         return constant_sources(self.trace.scope.module, self.trace.scope.root, constants, known)

@@ -9,6 +9,8 @@ Python value that an optimizer changed, would be frozen: an error.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from itertools import starmap
 from operator import is_
 from typing import Any
 
@@ -16,14 +18,25 @@ from torch import Tensor, fx, nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from fulgurite.backends.csx.capture.host_calls import MetricCall
+from fulgurite.backends.csx.capture.host_calls import MetricCall, NumberCall
 from fulgurite.backends.csx.capture.leaves import Inside
+from fulgurite.backends.csx.capture.logs import Accumulator, LogCall
+from fulgurite.backends.csx.capture.outputs import Outputs, collected_outputs
 from fulgurite.backends.csx.capture.step_inputs import StepInputs
+from fulgurite.backends.csx.capture.trees import (
+    TreeChanges,
+    check_gradients,
+    check_ties,
+    order_of,
+)
+from fulgurite.backends.csx.capture.undo import HostState
+from fulgurite.backends.csx.contract.watch import Watch
 from fulgurite.backends.csx.contract.watched import holds_traced
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.graph.graph import storage_of
-from fulgurite.backends.csx.state.places import Place, SideEffects, StateTensor
+from fulgurite.backends.csx.hyperparams.slots import set_numbers
+from fulgurite.backends.csx.state.places import NewPlace, Place, SideEffects, StateTensor
 from fulgurite.backends.csx.state.python_objects import Snapshot
 from fulgurite.backends.csx.state.storage import StateInput, brief
 from fulgurite.backends.patches import MISSING
@@ -41,6 +54,81 @@ EARLY = (
     " before the optimizer is made"
 )
 IN_PLACE = "change it in place (tensor.copy_(...)), or untie it before fit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """What becomes of what a step left on the host.
+
+    Args:
+        outputs: where the graph's results go.
+        new_places: where the step left tensors, and none were.
+        rebound: state whose places get a new tensor after every step.
+        accumulators: tensors of logged results that the step adds to.
+    """
+
+    outputs: Outputs
+    new_places: list[NewPlace]
+    rebound: list[StateTensor]
+    accumulators: dict[int, Accumulator]
+
+
+def collect(
+    inputs: StepInputs,
+    host: HostState,
+    watch: Watch,
+    result: Any,
+    calls: list[Any],
+    emptied: Collection[int],
+    *,
+    clears_gradients: bool,
+) -> tuple[Collected, list[Tensor]]:
+    """Find what a step left behind when its code has run, and undo it.
+
+    Each kind has its turn: what one has dealt with is no other's any more. Returns what becomes of
+    it, and the graph's results.
+
+    Args:
+        inputs: those of the trace.
+        host: what was there before.
+        watch: what looked at the step's code.
+        result: what the step returned.
+        calls: what is done on the host after every step.
+        emptied: the identities of metrics that the step has reset.
+        clears_gradients: gradients are zero afterwards.
+    """
+    scope, module, state = host.scope, host.scope.module, inputs.state
+    left, accumulators = SideEffects(), dict[int, Accumulator]()
+    watch.fixed.check()
+    numbers = [*set_numbers(inputs.groups, scope.line_of("training_step"))]
+    inputs.gradients.keep(cleared=clears_gradients)
+    watch.attributes.settle(left, watch.is_constant)
+    if host.first is None:  # a second trace finds them untied
+        check_ties(state)
+    check_gradients(state)
+    order = host.trees.order()  # before they are as they were
+    known = TreeChanges(
+        host.trees, state, left, watch.is_constant, watch.line, host.grows_anew()
+    ).collect()
+    known |= sort_state(inputs, module, inputs.memory, left, watch.line_of_change)
+    collect_outputs(module, host.snapshot, known, left)
+    counted = metric_calls(module, host.snapshot, emptied)
+    calls = [*starmap(NumberCall, numbers), *counted, *calls]
+    for call in calls:
+        if isinstance(call, LogCall):
+            accumulators |= call.reduce()
+    owners = {id(vars(one)): path for path, one in module.named_modules()}
+    left.writes.sort(key=lambda write: order_of(write[0][0], owners, order))
+    outputs, tensors = collected_outputs(result, left, calls, inputs.memory)
+    inputs.replaced_data.write_back()  # the program's memory does not move
+    watch.fixed.check()  # again, for what was written back
+    collected = Collected(
+        outputs=outputs,
+        new_places=left.new_places,
+        rebound=left.rebound,
+        accumulators=accumulators,
+    )
+    return collected, tensors
 
 
 def sort_state(

@@ -21,7 +21,7 @@ from fulgurite.backends.csx.capture.batch_spec import BatchSpec
 from fulgurite.backends.csx.capture.leaves import Trees
 from fulgurite.backends.csx.capture.recording import Recording
 from fulgurite.backends.csx.capture.scope import Scope
-from fulgurite.backends.csx.graph.graph import Input, Kind, Role, like
+from fulgurite.backends.csx.graph.graph import Input, Kind, Role, like, storage_of
 from fulgurite.backends.csx.hyperparams.schedules import Scheduled, scheduler_places
 from fulgurite.backends.csx.hyperparams.slots import (
     NotedGroup,
@@ -35,6 +35,7 @@ from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard
 from fulgurite.backends.csx.state.fake_swap import StateFakeTensor, fake_for, swap
 from fulgurite.backends.csx.state.gradients import Gradients
 from fulgurite.backends.csx.state.places import Place, StateTensor
+from fulgurite.backends.csx.state.set_data import ReplacedData
 from fulgurite.backends.csx.state.storage import (
     StateInput,
     module_places,
@@ -60,6 +61,8 @@ class StepInputs:
         guards: what Python saw of numbers that may change.
         groups: the optimizers' param groups while the step ran.
         nodes: the input of each state tensor, by its identity; values: its real tensor.
+        memory: the identity of each input's memory, while the step runs.
+        replaced_data: the inputs whose ``.data`` the step has replaced.
     """
 
     def __init__(self, scope: Scope, batch: Any, trees: Trees, first: Recording | None) -> None:
@@ -84,6 +87,8 @@ class StepInputs:
         self.groups: list[NotedGroup] = []
         self.nodes: dict[int, fx.Node] = {}
         self.values: dict[int, Tensor] = {}
+        self.memory: set[int] = set()
+        self.replaced_data = ReplacedData()
 
     def _places(self, trees: Trees) -> Iterator[Place]:
         """All places of state."""
@@ -128,6 +133,17 @@ class StepInputs:
             laid_out = torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype)
             example = fake(laid_out)
             yield Input(kind=Kind.BATCH, index=i, name=leaf.name, example=example, role=Role.BATCH)
+
+    def begin(self, tensors: tuple[Tensor, ...]) -> None:
+        """The step begins, with these tensors as the graph's inputs."""
+        self.memory = {storage_of(tensor) for tensor in tensors}
+
+    def set_data(self, tensor: Tensor, value: Tensor) -> None:
+        """``tensor.data = value``, as the step sets it."""
+        if storage_of(tensor) in self.memory or self.replaced_data.holds(tensor):
+            self.replaced_data.replace(tensor, value)
+        else:
+            tensor.detach().copy_(value)
 
     def of_kind(self, kind: Kind, tensors: tuple[Tensor, ...]) -> list[Tensor]:
         """Those of the graph's tensors that are inputs of a kind."""

@@ -8,10 +8,47 @@ from collections.abc import Iterable, Iterator
 from torch import nn
 
 from fulgurite.backends.csx.capture.python_state import PythonState
+from fulgurite.backends.csx.capture.recording import Recording
 from fulgurite.backends.csx.capture.scope import Scope
+from fulgurite.backends.csx.capture.trees import Regrown
+from fulgurite.backends.csx.contract.replay import Reads
 from fulgurite.backends.csx.graph import rng
 from fulgurite.backends.csx.state.python_objects import Snapshot
 from fulgurite.backends.interrupts import shielded
+
+
+class HostState:
+    """What a trace finds on the host, to tell afterwards what the step did there.
+
+    Args:
+        scope: what the step works on.
+        first: the trace that this one is to be compared with.
+
+    Attributes:
+        is_recorded: whether later traces are compared with this one.
+        reads: the frozen values that the step reads, those of ``first`` again.
+        snapshot: the attributes of all objects, and the containers in them.
+        trees: the lists, dicts and objects that may hold state.
+        modules: all of them.
+        outside: tensors that no module holds.
+        states: each optimizer's state, and what was in it.
+        python: whatever else the step's code can reach, where this trace is recorded.
+    """
+
+    def __init__(self, scope: Scope, first: Recording | None) -> None:
+        self.scope, self.first = scope, first
+        self.is_recorded = first is None and scope.looks_again and scope.freezes
+        self.reads = Reads() if first is None else first.reads
+        self.snapshot, self.trees = Snapshot(scope.objects()), scope.trees()
+        self.modules = list(scope.module.modules())
+        self.python = scope.python_state() if self.is_recorded else None
+        self.states = [(optimizer.state, dict(optimizer.state)) for optimizer in scope.optimizers]
+        self.outside = scope.outside_tensors()
+
+    def grows_anew(self) -> set[str]:
+        """The places whose lists the first trace made anew and longer."""
+        lists = () if self.first is None else self.first.outputs.lists
+        return {one.name for one in lists if isinstance(one.container, Regrown)}
 
 
 class Before:

@@ -3,6 +3,7 @@
 ``capture`` and the rooms above it import all that runs while a step is traced; this room imports
 ``hyperparams``, ``state``, ``graph`` and ``diagnostics``.
 
+watch              all that looks at a step's code, put together
 rules              the table of rules: each misuse, its error, text and remedy; refusals: which of
                    them a call broke; scalar_remedies: what to write where torch takes only numbers
 function_mode      stands in front of every torch call of the step; callers: who made it

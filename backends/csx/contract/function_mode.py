@@ -36,11 +36,11 @@ from fulgurite.backends.csx.contract.indices import at, without_known_masks, wit
 from fulgurite.backends.csx.contract.lists import note_lists
 from fulgurite.backends.csx.contract.overrides import STATIC_FORMS
 from fulgurite.backends.csx.contract.refusals import Refusals
-from fulgurite.backends.csx.contract.rules import BREAKING_CALLS, misuse
+from fulgurite.backends.csx.contract.rules import BREAKING_CALLS, MASKS, misuse
 from fulgurite.backends.csx.contract.tensor_names import Names, function_name
 from fulgurite.backends.csx.contract.watched import all_unwatched
-from fulgurite.backends.csx.diagnostics.errors import TraceError
-from fulgurite.backends.csx.diagnostics.user_lines import UserLine, run_backward
+from fulgurite.backends.csx.diagnostics.errors import DynamicShape, TraceError
+from fulgurite.backends.csx.diagnostics.user_lines import UserLine, raised_at, run_backward
 from fulgurite.backends.csx.graph.dtypes import STAND_IN, wide
 from fulgurite.backends.csx.hyperparams.torch_functions import call_with_numbers
 from fulgurite.backends.csx.hyperparams.torch_optim import host_value
@@ -194,9 +194,28 @@ class Contract(TorchFunctionMode):
                 raise
             raise refused from None
 
-    def refused_by_torch(self, error: TypeError) -> TraceError | None:
-        """What an error of torch's own, which looks at numbers before any mode does, is here."""
-        return self._refusals.scalar_argument_seen_by_torch(error)
+    @contextlib.contextmanager
+    def telling(self, line_now: Callable[[], UserLine | None]) -> Iterator[None]:
+        """Say as the user's misuse why a trace ended, and raise what code in between has caught.
+
+        Args:
+            line_now: the user's line to blame where none is in the error's traceback.
+        """
+        try:
+            yield
+            if self.refused is not None:
+                raise self.refused
+        except TypeError as error:  # torch looks at numbers before any mode does
+            refused = self._refusals.scalar_argument_seen_by_torch(error)
+            if refused is None:
+                raise
+            raise refused from None
+        except (DynamicOutputShapeException, DataDependentOutputException) as error:
+            raise DynamicShape(
+                f"{error.func} has a result whose shape depends on values.",
+                line=raised_at(error) or line_now(),  # the step is off the stack by now
+                remedy=MASKS,
+            ) from None
 
     def _note(self, func: Any, result: Tensor, args: Any) -> None:
         """Remember where a tensor came from; refuse what the backend does not have."""
