@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from fulgurite.backends.csx.capture.batch_changes import container_at
 from fulgurite.backends.csx.capture.host_calls import HostCall
 from fulgurite.backends.csx.capture.metrics import BatchValue
-from fulgurite.backends.csx.contract.proxies import Source, is_watched, source_of, unwatched
+from fulgurite.backends.csx.contract.proxies import PassedOn, is_watched, source_of, unwatched
 from fulgurite.backends.csx.graph.graph import storage_of
 from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber
 from fulgurite.backends.csx.state.places import Place, SideEffects
@@ -25,7 +25,7 @@ class Outputs:
 
     tree: pytree.TreeSpec
     leaves: tuple[Any, ...]  # an ``Output``, or a constant
-    passed: tuple[Source, ...]  # what the step only passed on: outputs after the program's own
+    passed: tuple[PassedOn, ...]  # what the step only passed on: outputs after the program's own
     attributes: tuple[Place, ...]  # set after every step
     lists: tuple[Place, ...]  # of lists, grown after every step
     calls: tuple[HostCall, ...]
@@ -80,7 +80,7 @@ def collected_outputs(
 
 def _numbered(
     leaves: list[Any], of_inputs: set[int]
-) -> tuple[tuple[Any, ...], list[Tensor], tuple[Source, ...]]:
+) -> tuple[tuple[Any, ...], list[Tensor], tuple[PassedOn, ...]]:
     """The leaves with an ``Output`` for each traced tensor, and these tensors, each once.
 
     So is what the step only passed on, numbered after the tensors; returned third. An output over
@@ -89,7 +89,7 @@ def _numbered(
     tensors: list[Tensor] = []
     known: dict[int, Output] = {}
     kept: list[Any] = []
-    passed: dict[Source, list[int]] = {}
+    passed: dict[PassedOn, list[int]] = {}
     for leaf in leaves:
         if isinstance(leaf, BatchValue):
             leaf.refuse()
@@ -148,7 +148,7 @@ def builder(outputs: Outputs) -> Callable[[Sequence[Tensor]], tuple[Any, Any, An
 
 
 def passed_on(
-    sources: Sequence[Source], batch: Any, given: Any, arguments: dict[str, Any]
+    sources: Sequence[PassedOn], batch: Any, given: Any, arguments: dict[str, Any]
 ) -> list[Any]:
     """What this call has for the sources of ``Outputs.passed``.
 
@@ -160,7 +160,7 @@ def passed_on(
     """
     leaves = pytree.tree_leaves(batch)
 
-    def value(source: Source) -> Any:
+    def value(source: PassedOn) -> Any:
         if isinstance(source, tuple):
             return container_at(given, source)
         return leaves[source] if isinstance(source, int) else arguments[source]

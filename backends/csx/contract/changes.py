@@ -17,7 +17,7 @@ from fulgurite.backends.csx.diagnostics.user_lines import UserLine, user_line
 from fulgurite.backends.patches import applied, patches_of
 from fulgurite.backends.torch_versions import CHECKED
 
-_METHODS = ("__setattr__", "__delattr__", "register_parameter", "register_buffer", "add_module")
+_SETTERS = ("__setattr__", "__delattr__", "register_parameter", "register_buffer", "add_module")
 
 
 class Changes:
@@ -52,7 +52,7 @@ class Changes:
 
             return method
 
-        methods = {name: noting(getattr(nn.Module, name)) for name in _METHODS}
+        methods = {name: noting(getattr(nn.Module, name)) for name in _SETTERS}
         why = "an error about what the step put into a module names the line"
         with applied(patches_of(nn.Module, methods, why=why, checked=CHECKED)):
             yield

@@ -52,7 +52,7 @@ _DRAWN = {
     "choices": "x[torch.randint(len(x), (k,))], with weights x[torch.multinomial(weights, k)]",
 }
 """What draws in a program as functions of Python's and NumPy's generators do."""
-_STATES = ("getstate", "setstate", "get_state", "set_state", "get_bit_generator")
+_OF_STATE = ("getstate", "setstate", "get_state", "set_state", "get_bit_generator")
 
 
 def impure_functions() -> Iterator[Patch]:
@@ -82,7 +82,7 @@ def _methods_of(module: ModuleType, generator: object) -> list[str]:
     return [
         name
         for name, value in vars(module).items()
-        if getattr(value, "__self__", None) is generator and name not in _STATES
+        if getattr(value, "__self__", None) is generator and name not in _OF_STATE
     ]
 
 

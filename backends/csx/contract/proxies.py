@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-Source = int | str | tuple[Any, ...]
+PassedOn = int | str | tuple[Any, ...]
 """Where a call finds a value: the number of a leaf of its batch, the name of an argument, or the
 path to a container in the batch."""
 
@@ -32,7 +32,7 @@ class Held:
 
     __slots__ = ("note", "source", "value")
 
-    def __init__(self, value: Any, note: Callable[[], object], source: Source) -> None:
+    def __init__(self, value: Any, note: Callable[[], object], source: PassedOn) -> None:
         self.value, self.note, self.source = value, note, source
 
 
@@ -47,7 +47,7 @@ def is_watched(value: Any) -> bool:
     return issubclass(type(value), Watched)
 
 
-def source_of(value: Any) -> Source:
+def source_of(value: Any) -> PassedOn:
     """Where each call finds what a proxy stands for."""
     return held_by(value).source
 

@@ -29,7 +29,7 @@ from fulgurite.backends.csx.contract.leaks import Leaked
 from fulgurite.backends.csx.contract.proxies import (
     PROXIES,
     Held,
-    Source,
+    PassedOn,
     Watched,
     WatchedObject,
     held_by,
@@ -50,7 +50,7 @@ _given: frozenset[str] = frozenset()  # kinds of proxies that this trace does wi
 _refused_at: UserLine | None = None  # where an earlier trace failed for want of the values
 
 
-def watch(value: Any, note: Callable[[], object], source: Source) -> Any:
+def watch(value: Any, note: Callable[[], object], source: PassedOn) -> Any:
     """A proxy for a number or a string, which calls ``note`` when it is read.
 
     Of another value there is no proxy: ``note`` is called at once, and the value returned.
@@ -62,7 +62,7 @@ def watch(value: Any, note: Callable[[], object], source: Source) -> Any:
     return _made(_of_kind(made, _kind_of(held)), held)
 
 
-def watch_object(kind: type, refuse: Callable[[], object], note: Any, source: Source) -> Any:
+def watch_object(kind: type, refuse: Callable[[], object], note: Any, source: PassedOn) -> Any:
     """A proxy for an object that can only be passed on.
 
     It calls ``refuse``, which raises, when it is used, and ``note`` when its type is asked for.

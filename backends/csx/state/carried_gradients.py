@@ -17,13 +17,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
-from fulgurite.backends.csx.state.first_update import FLAG as UPDATED
-from fulgurite.backends.csx.state.first_update import DeferredState
+from fulgurite.backends.csx.state.first_update import UPDATED, DeferredState
 from fulgurite.backends.csx.state.optimizer_hooks import around_steps
 from fulgurite.backends.csx.state.places import Place
 from fulgurite.backends.csx.state.storage import tensors_in
 
-FLAG = "is there"
+IS_THERE = "is there"
 Waiting = Callable[[Optimizer], dict[nn.Parameter, Tensor]]
 
 
@@ -37,17 +36,17 @@ class Carried:
 
     def __init__(self, name: str, there: bool) -> None:
         self._name, self._there = name, there
-        self.flag = {FLAG: torch.tensor(there)}
+        self.flag = {IS_THERE: torch.tensor(there)}
 
     def place(self) -> Place:
         """Where the flag is kept."""
-        return Place(self.flag, FLAG, f"whether {self._name}.grad is there")
+        return Place(self.flag, IS_THERE, f"whether {self._name}.grad is there")
 
     def is_now(self, there: bool) -> None:
         """Tell the program what the host made of the gradient."""
         if there is not self._there:
             self._there = there
-            self.flag[FLAG].fill_(there)
+            self.flag[IS_THERE].fill_(there)
 
     def was_left(self, there: bool) -> None:
         """The program itself has set its flag to this."""

@@ -27,7 +27,7 @@ from fulgurite.backends.csx.state.places import Place
 from fulgurite.backends.csx.state.python_objects import refill, remember
 from fulgurite.backends.csx.state.storage import brief
 
-FLAG = "updated"
+UPDATED = "updated"
 _CHANGES = "changes parameters before it evaluates its closure"
 
 
@@ -36,7 +36,7 @@ class DeferredState:
     """New state whose values mean nothing until its optimizer's first update."""
 
     new_state: NewState
-    flag: dict[str, Tensor] = field(default_factory=lambda: {FLAG: torch.tensor(False)})
+    flag: dict[str, Tensor] = field(default_factory=lambda: {UPDATED: torch.tensor(False)})
 
     @property
     def state(self) -> dict[Any, Any]:
@@ -46,12 +46,12 @@ class DeferredState:
     def place(self) -> Place:
         """Where the flag is kept."""
         return Place(
-            self.flag, FLAG, f"whether {type(self.new_state.optimizer).__name__} has updated"
+            self.flag, UPDATED, f"whether {type(self.new_state.optimizer).__name__} has updated"
         )
 
     def waits(self) -> bool:
         """Whether the first update is still to come; asked on the host."""
-        return not self.flag[FLAG]
+        return not self.flag[UPDATED]
 
 
 @contextlib.contextmanager
@@ -116,7 +116,7 @@ class _BothUpdates:
         """After the step, which was a later update: take the first one where that is due."""
         with torch.no_grad():
             for one in self._deferred:
-                updated = one.flag[FLAG]
+                updated = one.flag[UPDATED]
                 for p in one.new_state.parameters:
                     p.copy_(torch.where(updated, p, self._weights[id(p)]))
                 for key in one.new_state.keys:

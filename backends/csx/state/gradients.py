@@ -26,7 +26,11 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fulgurite.backends.csx.graph.graph import Input, Kind
-from fulgurite.backends.csx.state.carried_gradients import FLAG, Carried, skipping_without_gradient
+from fulgurite.backends.csx.state.carried_gradients import (
+    IS_THERE,
+    Carried,
+    skipping_without_gradient,
+)
 from fulgurite.backends.csx.state.fake_swap import on_gradient
 from fulgurite.backends.csx.state.first_update import DeferredState
 
@@ -198,7 +202,7 @@ class Gradients:
 
         def waiting(optimizer: Optimizer) -> dict[nn.Parameter, Tensor]:
             found = self._as_found & carried.keys() - self._reached
-            return {self.parameters[name]: carried[name].flag[FLAG] for name in sorted(found)}
+            return {self.parameters[name]: carried[name].flag[IS_THERE] for name in sorted(found)}
 
         handle = register_optimizer_step_pre_hook(hide)
         carrying = optimizers if carried else []
@@ -234,7 +238,7 @@ class Gradients:
                 left[name] = True
             p.grad = None
             if name in self.handover.carried and name in left:
-                self.handover.carried[name].flag[FLAG].fill_(left[name])
+                self.handover.carried[name].flag[IS_THERE].fill_(left[name])
         self._inputs.clear()  # or they would be searched for as tensors that leaked: 1 s each trace
         if not self.handover.on_host:
             others, leaves = self._others, {name for name, there in left.items() if there}
