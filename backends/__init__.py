@@ -35,7 +35,7 @@ from fulgurite.backends.cpu import CPUBackend as CPUBackend
 from fulgurite.backends.csx.config import CSConfig as CSConfig
 from fulgurite.backends.csx.config import CSXBackend as CSXBackend
 from fulgurite.backends.csx.config import forget_config
-from fulgurite.backends.csx.contract.frozen_reads import forget_shown
+from fulgurite.backends.csx.contract import forget_shown
 from fulgurite.backends.csx.plugins.accelerator import CSXAccelerator
 from fulgurite.backends.csx.plugins.parallel import CSXParallelStrategy
 from fulgurite.backends.csx.plugins.strategy import CSXStrategy

@@ -27,7 +27,7 @@ class StepContext:
         calls: receives what is done on the host after every step.
         note: takes calls of closures, which run when the step is over: (closure, args, kwargs).
         schedules: what a trace does with schedulers (a ``schedules.Traced``).
-        reads: the frozen values that the trace reads (a ``contract.replay.Reads``).
+        reads: the frozen values that the trace reads (a ``contract.Reads``).
     """
 
     trace: Any = None

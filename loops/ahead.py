@@ -27,8 +27,7 @@ from torch.utils.data import (
 )
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
-from fulgurite.backends.csx.capture.python_state import PythonState
-from fulgurite.backends.csx.capture.sizes import SHAPES, Shapes, shapes_of, too_many, varying
+from fulgurite.backends.csx.capture import SHAPES, PythonState, Shapes, shapes_of, too_many, varying
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.diagnostics.muted import muted
 from fulgurite.loops.shapes import plain_batches

@@ -24,7 +24,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import _Result
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 
-from fulgurite.backends.csx.capture.host_reads import overrides
+from fulgurite.backends.csx.capture import overrides
 from fulgurite.backends.csx.plugins.strategy import strategy_of
 from fulgurite.callbacks.sparse import SparseCallback, period
 

@@ -25,11 +25,10 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from fulgurite.backends.csx.capture.leaves import Trees, holders_in
+from fulgurite.backends.csx.capture import Trees, holders_in
 from fulgurite.backends.csx.graph.passes.hold import GUARD
 from fulgurite.backends.csx.plugins.strategy import strategy_of
-from fulgurite.backends.csx.state.places import Place
-from fulgurite.backends.csx.state.storage import brief, module_places
+from fulgurite.backends.csx.state import Place, brief, module_places
 
 _DICTS = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 _META = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph")

@@ -22,7 +22,7 @@ from lightning.pytorch.loops.utilities import _block_parallel_sync_behavior
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fulgurite.backends.csx.contract.frozen_reads import frozen_hook_arguments, frozen_index
+from fulgurite.backends.csx.contract import frozen_hook_arguments, frozen_index
 from fulgurite.backends.csx.diagnostics.errors import NoLoss
 from fulgurite.backends.csx.diagnostics.stop_iteration import refuse_users
 from fulgurite.backends.csx.plugins.refusals import refuse_zero_grad_hooks

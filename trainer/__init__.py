@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from fulgurite.backends.backend import current_backend as current_backend
     from fulgurite.backends.closures import checkpoint_closure as checkpoint_closure
     from fulgurite.backends.closures import step_closure as step_closure
-    from fulgurite.backends.csx.contract.frozen_reads import (
+    from fulgurite.backends.csx.contract import (
         FrozenValueWarning as FrozenValueWarning,
     )
     from fulgurite.backends.csx.diagnostics.errors import TraceError as TraceError

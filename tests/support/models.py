@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import BinaryAccuracy, MulticlassAccuracy, MulticlassF1Score
 
-from fulgurite.backends.csx.contract.replay import told_again
+from fulgurite.backends.csx.contract.frozen_reads import told_again
 
 CLASSES = 4
 

@@ -178,7 +178,7 @@ ENDS = {
 """With what names end that are put together, or begin."""
 
 PYTHONS = {"math", "sys", "warnings", "logging", "logging.Logger", "log"}
-PYTHONS_HERE = {("backends/csx/contract/impure.py", "owner")}
+PYTHONS_HERE = {("backends/csx/contract/frozen_reads.py", "owner")}
 """Owners of patches that are Python's own, or numpy's; anywhere, and in a file."""
 
 _CSX = "backends/csx"
@@ -197,20 +197,20 @@ STANDS_FOR: dict[tuple[str, str], tuple[str, ...]] = {
     (f"{_CSX}/capture/metrics.py", "metric"): tuple(
         f"{_METRIC}.{name}" for name in ("compute", "reset", "update")
     ),
-    (f"{_CSX}/capture/trainer_state.py", "Trainer"): tuple(
+    (f"{_CSX}/capture/lightning_scope.py", "Trainer"): tuple(
         f"{_TRAINER}.{name}"
         for name in (
             *("sanity_checking", "training", "validating", "testing", "predicting"),
             "evaluating",
         )
     ),
-    (f"{_CSX}/capture/trainer_state.py", "TrainerState"): tuple(
+    (f"{_CSX}/capture/lightning_scope.py", "TrainerState"): tuple(
         f"{_L}.trainer.states.TrainerState.{name}" for name in ("stage", "fn")
     ),
     (f"{_CSX}/compile/inductor/toolchain.py", "vector_units.VecISA"): (
         "torch._inductor.cpu_vec_isa.VecISA.check_build",
     ),
-    (f"{_CSX}/contract/changes.py", "nn.Module"): tuple(
+    (f"{_CSX}/contract/attributes.py", "nn.Module"): tuple(
         f"{_NN}.{name}"
         for name in (
             *("__setattr__", "__delattr__", "register_parameter", "register_buffer"),

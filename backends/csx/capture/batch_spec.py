@@ -4,23 +4,186 @@ A program does not check what it is given: a float64 batch into a float32 progra
 (measured), so this does. Tensors with other strides are brought to the traced layout. Numbers and
 strings in a batch are constants of the program; one that the step read may not change. Other
 objects can only be passed on.
+
+What a step changes in the containers of its batch: hooks after the step find it there.
+
+A trace works on containers of its own. Keys that it adds to a dict of the batch (``batch["pred"] =
+y``), replaces or removes, and what it appends to a list, are done again in each batch.
+
+Batches whose sizes vary: which dimension of which tensor, and code that makes one size of them.
+
+A program has fixed shapes. Where batches come in a few, each gets a program; where they come in
+many, the user has to pad them, or to put those of a size together.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import reduce
+from operator import getitem
+from typing import Any, NamedTuple
 
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from fulgurite.backends.csx.contract.watched import watch, watch_object
+from fulgurite.backends.csx.contract import watch, watch_container, watch_object
 from fulgurite.backends.csx.diagnostics.errors import InputChanged, UnsupportedInput
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, user_line
-from fulgurite.backends.csx.state.storage import dtype_and_shape
+from fulgurite.backends.csx.state import dtype_and_shape
+
+Path = tuple[Any, ...]
+"""Keys and indices that lead from a batch to a container in it."""
+
+OBJECT = object()
+"""Ends a path to an object of the batch (``batch_objects``)."""
+
+
+class BatchChanges:
+    """What a step did to the dicts and lists of its batch, to be done again (a ``HostCall``).
+
+    ``before`` is the batch as it was, in other containers; ``added`` are the keys that are new.
+    """
+
+    def __init__(self, batch: Any, before: Any) -> None:
+        self.added: list[tuple[Path, Any]] = []
+        self.value: Any = [
+            (watch_container(path), *change) for path, *change in self._of(batch, before, ())
+        ]
+
+    def _of(self, now: Any, before: Any, path: Path) -> Iterator[Any]:
+        """(path, what is set, what is appended, which keys go) of each container."""
+        if isinstance(now, dict):
+            gone = [key for key in before if key not in now]
+            self.added += [(path, key) for key in now if key not in before]
+            items: Iterable[Any] = now.items()
+        elif isinstance(now, list):
+            gone, items = [], enumerate(now[: len(before)])
+        else:
+            if isinstance(now, tuple):
+                for i, (one, other) in enumerate(zip(now, before, strict=True)):
+                    yield from self._of(one, other, (*path, i))
+            return
+        put = []
+        known = before if isinstance(before, dict) else range(len(before))
+        for key, value in items:
+            old = before[key] if key in known else None
+            if _is_container(value) and _alike(value, old):
+                yield from self._of(value, old, (*path, key))
+            elif key not in known or value is not old:
+                put.append((key, value))
+        more = now[len(before) :] if isinstance(now, list) else []
+        if put or more or gone:
+            yield path, put, more, gone
+
+    def __call__(self, value: Any) -> None:
+        """Change this batch."""
+        for container, put, more, gone in value:
+            for key, new in put:
+                container[key] = new
+            if more:
+                container.extend(more)
+            for key in gone:
+                container.pop(key, None)
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, (dict, list, tuple))
+
+
+def _alike(now: Any, before: Any) -> bool:
+    """Whether a container is in the place of one of its kind, a tuple one of its length."""
+    return type(now) is type(before) and (not isinstance(now, tuple) or len(now) == len(before))
+
+
+def copied(batch: Any) -> Any:
+    """A batch in other containers."""
+    return pytree.tree_map(lambda leaf: leaf, batch)
+
+
+def container_at(batch: Any, path: Path) -> Any:
+    """A container in a batch, or what stands for an object."""
+    return reduce(getitem, (key for key in path if key is not OBJECT), batch)
+
+
+def without(batch: Any, added: list[tuple[Path, Any]]) -> Any:
+    """A batch that comes again, without the keys that an earlier step added to it."""
+    for path, key in added:
+        batch = _without(batch, path, key)
+    return batch
+
+
+def _without(batch: Any, path: Path, key: Any) -> Any:
+    if not isinstance(batch, dict) or (path[0] if path else key) not in batch:
+        return batch
+    if not path:
+        rest = batch.copy()
+        del rest[key]
+        return rest
+    inner = _without(batch[path[0]], path[1:], key)
+    return batch if inner is batch[path[0]] else {**batch, path[0]: inner}
+
+
+SHAPES = 4
+"""How many shapes of batches get a program each, unless the backend was told another number."""
+
+Shapes = Mapping[str, torch.Size]
+"""Of the tensors of a batch, by their names."""
+
+
+def shapes_of(batch: Any, name: Callable[[Any], str]) -> dict[str, torch.Size]:
+    """The shapes of a batch's tensors; ``name`` makes a name of a path in it."""
+    paths, _ = pytree.tree_flatten_with_path(batch)
+    return {name(path): leaf.shape for path, leaf in paths if isinstance(leaf, Tensor)}
+
+
+class Varying(NamedTuple):
+    """A dimension of a tensor that is not the same in all batches."""
+
+    name: str
+    dimension: int
+    dimensions: int  # of the tensor
+    sizes: tuple[int, ...]  # that were seen, ascending
+
+    def __str__(self) -> str:
+        *others, last = map(str, self.sizes)
+        return f"{self.name}, dimension {self.dimension}: {', '.join(others)} and {last} seen"
+
+    def remedy(self) -> str:
+        """Code that pads, and what else there is."""
+        size, i = 1 << (self.sizes[-1] - 1).bit_length(), self.dimension
+        before = "0, 0, " * (self.dimensions - 1 - i)
+        return (
+            f"pad to one size, in collate_fn or the dataset ({size} here, and a mask where padding"
+            " must not count):\n"
+            f"      x = torch.nn.functional.pad(x, ({before}0, {size} - x.shape[{i}]))\n"
+            "    or to the next of a few sizes (buckets), each of which gets a program"
+        )
+
+
+def too_many(stage: str, found: list[Varying], most: int) -> InputChanged:
+    """The error for batches of more shapes than ``most``, each of which has a program."""
+    return InputChanged(
+        f"The {stage} step needs another program: {'; '.join(map(str, found))}. Each shape is a"
+        f" program of its own, and {most} may be built.",
+        remedy=f"{found[0].remedy()}; or backend('CSX', max_programs=n), for n of them",
+    )
+
+
+def varying(batches: Iterable[Shapes]) -> list[Varying]:
+    """The dimensions in which tensors of these batches differ."""
+    first, *others = batches
+    found = []
+    for name, shape in first.items():
+        shapes = {shape, *(other[name] for other in others if name in other)}
+        if len({len(one) for one in shapes}) == 1:
+            for i, sizes in enumerate(zip(*shapes, strict=True)):
+                if len(set(sizes)) > 1:
+                    found.append(Varying(name, i, len(shape), tuple(sorted(set(sizes)))))
+    return found
+
 
 CONSTANTS = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _ENDED = (

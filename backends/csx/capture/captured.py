@@ -1,23 +1,69 @@
-"""What a trace of one entry point gives: a graph, and all that is needed to run it."""
+"""Capture: run one step of Lightning's own code once, on fakes, and keep the operations.
+
+Lightning's loop runs under ``make_fx`` on fakes of its tensors (``step_inputs``), and everything is
+put back. What the step left behind is sorted: tensors updated in place, or put where one was, are
+state; tensors in other attributes are outputs; logging and the like are host calls.
+
+What a trace of one entry point gives: a graph, and all that is needed to run it.
+
+What a trace gives: a recording to compare later ones with, and what a program is built from.
+
+Trace a step again, and see that it still is the program that was built.
+
+With ``retrace_every_iteration`` a step's Python runs on every batch, so what it does on the host
+happens each time. The program that runs stays the first one; where its results go, and what is done
+on the host with them, follows the new trace.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch.utils._pytree as pytree
+from torch import Tensor, fx
 
 from fulgurite.backends.csx.capture.batch_spec import BatchSpec
-from fulgurite.backends.csx.capture.logs import Accumulator
-from fulgurite.backends.csx.capture.outputs import Outputs
-from fulgurite.backends.csx.capture.recording import Recording
-from fulgurite.backends.csx.capture.trainer_state import Answers
-from fulgurite.backends.csx.contract.constants import Source
-from fulgurite.backends.csx.contract.frozen_scalars import Access
-from fulgurite.backends.csx.graph.flops import Product
+from fulgurite.backends.csx.capture.comparison import CreatedState, check_same
+from fulgurite.backends.csx.capture.host_calls import Accumulator
+from fulgurite.backends.csx.capture.lightning_scope import Answers
+from fulgurite.backends.csx.capture.recording import (
+    Outputs,
+    Recording,
+    Update,
+    can_leave_out,
+    passed_on,
+    record_operations,
+)
+from fulgurite.backends.csx.capture.scope import Before, Scope, restored, undone_on_failure
+from fulgurite.backends.csx.capture.side_effects import refuse_the_rest, release_rebound
+from fulgurite.backends.csx.capture.trace import Trace
+from fulgurite.backends.csx.capture.trees import Grown, Untied, where_put
+from fulgurite.backends.csx.contract import (
+    EPOCH,
+    INDEX,
+    Access,
+    Source,
+    constant_sources,
+    constants_as_inputs,
+    explained,
+    holds_traced,
+    tell_of_leaks,
+    values_where_refused,
+    warn_of_frozen_reads,
+)
+from fulgurite.backends.csx.diagnostics.muted import muted
+from fulgurite.backends.csx.graph.flops import Product, products_of
 from fulgurite.backends.csx.graph.graph import Graph, Kind
+from fulgurite.backends.csx.graph.passes import CBFLOAT16_PASSES, lower
+from fulgurite.backends.csx.graph.passes.as_traced import let_views_copy, lowered
 from fulgurite.backends.csx.hyperparams.slots import NumberSlot
 from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard
-from fulgurite.backends.csx.state.gradients import Handover
-from fulgurite.backends.csx.state.places import StateTensor
-from fulgurite.backends.csx.state.storage import StateInput
+from fulgurite.backends.csx.state import Carried, Handover, Place, StateInput, StateTensor, refill
+from fulgurite.backends.patches import MISSING, tracing
 from fulgurite.backends.schedules import ProgramScheduler
 
 
@@ -58,3 +104,283 @@ class Captured:
         """The tensors that the graph works on."""
         used = [item.index for item in self.graph.inputs if item.kind is Kind.STATE]
         return [held for i in used for held in self.sources.state[i].tensors]
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedTrace:
+    """A trace that has run.
+
+    Args:
+        trace: it.
+        module: its graph, before any pass.
+    """
+
+    trace: Trace
+    module: fx.GraphModule
+
+    def check_host(self) -> None:
+        """Look at what the step changed on the host."""
+        scope = self.trace.scope
+        with warn_of_frozen_reads() if scope.freezes else contextlib.nullcontext():
+            scope.check_trace(self.trace.host.snapshot)
+
+    def begins_with_other_gradients(self) -> bool:
+        """Whether the next step finds other gradients than this trace did.
+
+        Those that its optimizers need and this trace hid from them are added to
+        ``scope.carried``; the caller then traces the step again.
+        """
+        inputs = self.trace.inputs
+        for name in sorted(inputs.gradients.missed):
+            there = inputs.parameters[name].grad is not None
+            self.trace.scope.carried[name] = Carried(name, there)
+        return inputs.gradients.begins_otherwise() or bool(inputs.gradients.missed)
+
+    def created_state(self) -> CreatedState:
+        """What the step left in places that held no tensors."""
+        nodes = pytree.tree_leaves(self.module.graph.output_node().args[0])
+        examples = [node.meta["val"] for node in nodes]
+        recording, batch = self.recorded(), self.trace.step.batch
+        passed = passed_on(recording.outputs.passed, batch, batch, {INDEX: 0, EPOCH: 0})
+        return CreatedState(self.trace.left.collected.new_places, recording, examples, passed)
+
+    def refuse_the_rest(self) -> None:
+        """Raise where the step left something behind that would be frozen."""
+        host, changed_at = self.trace.host, self.trace.watch.changes.of_modules
+        refuse_the_rest(host.snapshot, host.modules, host.scope.module, changed_at)
+
+    def recorded(self) -> Recording:
+        """What is kept of a trace, to compare a later one with it."""
+        trace, inputs, host = self.trace, self.trace.inputs, self.trace.host
+        updates, once = trace.updates.noted, trace.scope.freezes  # what Python does happens once
+        recording = Recording(
+            **self._operations(updates if trace.updates.left_out else ()),
+            outputs=trace.left.collected.outputs,
+            deferred=inputs.deferred,
+            states=host.states,
+            filled=self._filled(),
+            kept=[] if host.python is None else list(host.python.traced(holds_traced)),
+            changes=trace.watch.attributes.changes() if once else (),
+            lists=trace.watch.attributes.changed_lists if once else [],
+            reads=host.reads,
+            places=frozenset(
+                place.name for held in inputs.state_tensors() for place in held.places
+            ),
+            was_none=inputs.gradients.handover.was_none,
+        )
+        if host.first is None and updates and can_leave_out(self.module.graph, updates):
+            outline = replace(recording, **self._operations(updates), is_outline=True)
+            recording = replace(recording, outline=outline)
+        return recording
+
+    def _operations(self, updates: Sequence[Update]) -> dict[str, Any]:
+        """The fields of a recording that say what is computed; each of ``updates`` is one."""
+        operations, own, constants = record_operations(
+            self.module, self.trace.inputs.items, self.trace.left.last, updates
+        )
+        return {"operations": operations, "own": own, "constants": self._sources(constants)}
+
+    def _filled(self) -> list[tuple[Place, Any]]:
+        """The places that the program fills, and what is there now."""
+        inputs, outputs = self.trace.inputs, self.trace.left.collected.outputs
+        views = {p for item in inputs.state if item.whole for t in item.tensors for p in t.places}
+        filled = [(place, place.get(MISSING)) for place in outputs.attributes]
+        kept = [(p, now) for p, now in filled if not isinstance(now, Tensor) or p in views]
+        return kept + [(place, copy(place.get())) for place in map(where_put, outputs.lists)]
+
+    def captured(self) -> Captured:
+        """Lower what was traced, and sort what the step left behind."""
+        trace, scope, inputs = self.trace, self.trace.scope, self.trace.inputs
+        recording = self.recorded() if scope.looks_again else None
+        self.refuse_the_rest()
+        inputs.state = release_rebound(trace.left.collected.rebound, inputs.state, inputs.nodes)
+        constants = constants_as_inputs(self.module, inputs.position_of_batch(), inputs.mode)
+        sources = self._sources(constants)
+        inputs.add_constants(constants)
+        items = inputs.gradients.marked(inputs.items)
+        traced = let_views_copy(Graph(module=self.module, inputs=tuple(items), mode=inputs.mode))
+        products = products_of(traced)
+        narrow = scope.fp16_type == "cbfloat16"
+        graph = lower(traced, CBFLOAT16_PASSES) if narrow else lowered(traced)
+        return Captured(
+            graph=graph,
+            sources=InputSources(
+                state=inputs.state,
+                gradients=inputs.gradients.handover,
+                numbers=tuple(inputs.number_slots),
+                constants=tuple(sources),
+                batch=inputs.batch,
+            ),
+            outputs=trace.left.collected.outputs,
+            assumptions=Assumptions(
+                numbers=tuple(inputs.guards),
+                scalars=(*trace.watch.attributes.reads(), *trace.watch.fixed.accesses())
+                if scope.freezes
+                else (),
+                answers=trace.answers,
+            ),
+            changes=trace.watch.attributes.changes(),
+            counted=tuple(inputs.scheduled.counted.items()),
+            recording=recording,
+            products=products,
+        )
+
+    def _sources(self, constants: list[Tensor]) -> list[Source | Accumulator]:
+        """Where tensors that were read from outside come from."""
+        known: dict[int, Source | Accumulator] = {}
+        for source in self.trace.host.outside:
+            known.setdefault(id(source.tensor), source)  # the shortest way to it
+        known |= self.trace.left.collected.accumulators
+        return constant_sources(self.trace.scope.module, self.trace.scope.root, constants, known)
+
+
+_TABLES = 3
+"""How often a step is traced again for tables: one that it then still makes, it makes each time."""
+
+
+def capture(
+    scope: Scope, run: Callable[[Any], Any], batch: Any, *, clears_gradients: bool = False
+) -> Captured:
+    """Trace ``run(batch)``; to be called inside ``undone_on_failure``.
+
+    Args:
+        scope: what the step works on.
+        run: one step of Lightning's own code, a function of the batch.
+        batch: the batch to trace with; only its structure, shapes and dtypes matter.
+        clears_gradients: the step ends an accumulation window: gradients are zero afterwards.
+
+    Raises:
+        TraceError: the step is not static.
+    """
+
+    def trace() -> FinishedTrace:
+        now = Trace(scope, run, batch, clears_gradients)
+        return FinishedTrace(now, now.trace())
+
+    with explained():
+        return values_where_refused(
+            lambda: _captured(scope, trace), lambda: undone_on_failure(scope)
+        )
+
+
+def _captured(scope: Scope, trace: Callable[[], FinishedTrace]) -> Captured:
+    """Trace until the trace is what every later step will be.
+
+    The first one may not be, for five reasons; each is dealt with, and the step is traced again:
+
+    - It puts several tensors into places that hold one: each place gets memory of its own.
+    - It caches a table (in ``functools.lru_cache``), which later steps find: now this one does.
+    - It leaves a gradient for an optimizer of the next step, which this step hid from it.
+    - It began with a zero where every step begins with None, and its code may ask for that.
+    - It leaves tensors where none were, and later steps may read them: they are put there.
+    """
+    before = Before(scope)
+    with contextlib.ExitStack() as stack:
+
+        def undo() -> None:
+            before.restore()
+            stack.enter_context(muted("stdout"))  # it printed once
+
+        def traced() -> FinishedTrace:
+            while True:
+                try:
+                    return trace()
+                except Untied as tied:
+                    undo()
+                    tied.untie()
+                except AssertionError:  # that there is no gradient yet, perhaps
+                    if not scope.other_programs.supposed_none():
+                        raise
+                    undo()
+
+        def traced_and_undone() -> None:
+            with restored(scope):
+                traced()
+
+        finished, tables = traced(), 0
+        finished.check_host()
+        while finished.begins_with_other_gradients() or (
+            finished.trace.left.filled and tables < _TABLES
+        ):
+            tables += finished.trace.left.filled
+            undo()
+            finished = traced()
+        if finished.trace.left.collected.new_places:
+            created = finished.created_state()
+            undo()
+            stack.enter_context(created.there())
+            finished = traced()
+            names = [item.name for item in finished.trace.inputs.items]
+            created.check(finished.recorded(), finished.module.graph, names)
+        captured = finished.captured()
+        tell_of_leaks(finished.trace.left.leaked, traced_and_undone)
+    return captured
+
+
+def retrace(
+    scope: Scope,
+    run: Callable[[Any], Any],
+    batch: Any,
+    first: Recording,
+    *,
+    step: str,
+    clears_gradients: bool,
+) -> Recording:
+    """Trace ``run(batch)`` again, as ``capture`` does; on failure all is as before.
+
+    Args:
+        first: the trace that the program was built from.
+        step: its name in messages.
+
+    Raises:
+        GraphChanged: it is another program than ``first``.
+        TraceError: the step is no longer static.
+    """
+    with tracing(), undone_on_failure(scope), explained(), as_first_traced(first):
+        return values_where_refused(
+            lambda: _recorded_again(Trace(scope, run, batch, clears_gradients, first), step, first),
+            lambda: undone_on_failure(scope),
+        )
+
+
+def _recorded_again(trace: Trace, step: str, first: Recording) -> Recording:
+    finished = FinishedTrace(trace, trace.trace())
+    now = finished.recorded()
+    check_same(step, first, now)
+    finished.refuse_the_rest()
+    return now
+
+
+@contextlib.contextmanager
+def as_first_traced(first: Recording) -> Iterator[None]:
+    """Put back what the program itself changes: attributes that it fills, unused optimizer state.
+
+    A mask that the step cached in an attribute would else be state in the second trace. The same
+    with scalars that the step changed, as the user was told, and with tensors of the first trace
+    that are still where it left them.
+    """
+    kept = [(place, was) for place, was, left in first.kept if place.get() is left]
+    changed = [(Place(one.container, one.name), one.before) for one in first.changes]
+    places = [*first.filled, *kept, *changed]
+    found = [(place, place.get(MISSING)) for place, _ in places]
+    states = [(state, dict(state)) for state, _ in first.states]
+    lists = [(one, list(one)) for one, _ in first.lists]
+    grown = (one.container for one in first.outputs.lists if type(one.container) is Grown)
+    begun = [place for one in grown if (place := one.begin()) is not None]
+    try:
+        for place, value in places:
+            place.put(value)
+        for one, before in first.lists:
+            refill(one, before)
+        for (state, now), (_, old) in zip(states, first.states, strict=True):
+            refill(state, {key: now.get(key, value) for key, value in old.items()} | now)
+        yield
+    finally:
+        for place, value in found:
+            place.put(value)
+        for place in reversed(begun):
+            place.put(MISSING)
+        for one, content in lists:
+            refill(one, content)
+        for state, now in states:
+            refill(state, now)

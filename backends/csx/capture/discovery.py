@@ -22,10 +22,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from fulgurite.backends.closures import is_closure
-from fulgurite.backends.csx.contract.constants import Source
+from fulgurite.backends.csx.contract import Source
 from fulgurite.backends.csx.diagnostics.user_lines import belongs_to_library
-from fulgurite.backends.csx.state.python_objects import named, owner_of
-from fulgurite.backends.csx.state.storage import dict_of, member
+from fulgurite.backends.csx.state import dict_of, member, named, owner_of
 from fulgurite.backends.patches import MISSING
 
 _CALLED_BY_SYNTAX = ("forward", "__call__")

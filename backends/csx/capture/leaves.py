@@ -21,18 +21,18 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torchmetrics import Metric
 
-from fulgurite.backends.csx.contract.leaks import Leaked
+from fulgurite.backends.csx.contract import Leaked
 from fulgurite.backends.csx.diagnostics.errors import StateChanged
-from fulgurite.backends.csx.state.places import Place
-from fulgurite.backends.csx.state.python_objects import (
+from fulgurite.backends.csx.state import (
     Owner,
+    Place,
     Step,
     children,
+    member,
     named,
     owner_of,
     refill,
 )
-from fulgurite.backends.csx.state.storage import member
 from fulgurite.backends.patches import MISSING
 
 Path = tuple[Step, ...]

@@ -1,30 +1,204 @@
-"""What a LightningModule's step works on: the module, and what its Trainer has."""
+"""What a LightningModule's step works on: the module, and what its Trainer has.
+
+Which hooks run on the host, between steps; and do they read ``.grad``?
+
+If so, programs write all gradients back; if not, they skip that. The hooks of module and callbacks
+are searched for ``.grad``, with the code of the user's that they name, and the functions that wait
+for ``fit`` to return.
+
+What a step's Python read of the trainer's state selects its program.
+
+One validation program serves the sanity check, fit and ``validate``, unless the step asks which of
+them it is: ``if self.trainer.sanity_checking``, ``f"{self.trainer.state.stage}/loss"``. Then each
+answer has a program of its own; graphs that are equal are compiled once, as ever. Only programs
+that asked compare. Checked against Lightning 2.6.6.
+
+What a step sets on the Trainer, while it is traced: that happens once.
+
+``trainer.should_stop = True`` stays set, so a step that always sets it stops the run, as eagerly.
+One that would set it on a later batch never does: its condition was False when it was traced.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dis
 import operator
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch import Trainer
 from lightning.pytorch.loops.optimization.automatic import ClosureResult
+from lightning.pytorch.trainer.states import TrainerState
 
-from fulgurite.backends.csx.capture.discovery import discover
-from fulgurite.backends.csx.capture.host_reads import TRACED_HOOKS, overrides
+from fulgurite.backends.csx.capture.discovery import attributes_read, codes_reached, discover
 from fulgurite.backends.csx.capture.readable import Readable
 from fulgurite.backends.csx.capture.scope import Scope
-from fulgurite.backends.csx.capture.trainer_writes import check_trainer
-from fulgurite.backends.csx.contract.constants import Source
-from fulgurite.backends.csx.diagnostics.errors import StateChanged
-from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_naming
-from fulgurite.backends.csx.state.optimizer_init import NewState
-from fulgurite.backends.csx.state.places import Place
-from fulgurite.backends.csx.state.python_objects import Snapshot, owner_of
+from fulgurite.backends.csx.contract import PLAIN, Source, warn, warned_in
+from fulgurite.backends.csx.diagnostics.errors import StateChanged, UnsupportedState
+from fulgurite.backends.csx.diagnostics.user_lines import (
+    UserLine,
+    is_from_library,
+    is_library,
+    line_naming,
+    top_package,
+)
+from fulgurite.backends.csx.state import NewState, Place, Snapshot, owner_of
+from fulgurite.backends.patches import MISSING, Patch, caller, patches_of
 from fulgurite.backends.schedules import program_schedulers
+
+_READERS = {"grad", "grad_norm", "clip_grad_norm_", "clip_grad_value_", "get_total_norm"}
+_BEFORE_OR_AFTER = {
+    *("on_fit_start", "on_train_start", "on_sanity_check_start", "on_sanity_check_end"),
+    *("on_train_end", "on_fit_end", "teardown", "on_exception"),
+}
+"""Hooks that run before the first step of a run or after its last one."""
+TRACED_HOOKS = {
+    *("on_before_zero_grad", "on_before_backward", "on_after_backward"),
+    "on_before_optimizer_step",
+}
+"""Hooks of modules and callbacks that run inside the step, and so are traced."""
+
+
+def reads_gradients(trainer: Any, module: pl.LightningModule) -> bool:
+    """Whether the code of a host hook, or of whoever called ``fit``, names ``.grad``."""
+    if not _READERS.isdisjoint(_names_of_callers()):
+        return True
+    return not _READERS.isdisjoint(attributes_read(hook for _, hook in _hooks(trainer, module)))
+
+
+def hooks_between_steps(trainer: Any, module: pl.LightningModule) -> frozenset[str]:
+    """Names of the hooks that the user wrote and that run on the host between two steps."""
+    written = {name for name, hook in _hooks(trainer, module) if not is_from_library(hook)}
+    return frozenset(written - _BEFORE_OR_AFTER)
+
+
+def overrides(owner: Any, name: str, base: type) -> bool:
+    """Whether calling a hook runs other code than ``base``'s, which does nothing.
+
+    The object is asked and not its class: ``LambdaCallback`` has its hooks as attributes.
+    Lightning's ``is_overridden`` compares code objects, which callable objects lack.
+    """
+    method = getattr(owner, name, None)
+    return getattr(method, "__func__", method) is not getattr(base, name, None)
+
+
+def _hooks(trainer: Any, module: pl.LightningModule) -> Iterator[tuple[str, Any]]:
+    """The host hooks of the module and of all callbacks."""
+    yield from _host_hooks(module, pl.LightningModule)
+    for callback in trainer.callbacks:
+        yield from _host_hooks(callback, pl.Callback)
+
+
+def _host_hooks(owner: Any, base: type) -> Iterator[tuple[str, Any]]:
+    """The hooks that run on the host and that somebody overrides, by name."""
+    names = {name for name in dir(base) if name.startswith("on_")} - TRACED_HOOKS - {"on_gpu"}
+    for name in sorted(names | {"lr_scheduler_step", "teardown"}):
+        if overrides(owner, name, base):
+            yield name, getattr(owner, name)
+
+
+def _names_of_callers() -> Iterator[str]:
+    frame = sys._getframe(1)
+    while frame is not None:
+        if not is_library(frame):
+            yield from frame.f_code.co_names
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+Answers = dict[tuple[str, str], Any]
+"""What the trainer's state said, by where and which attribute."""
+
+_TRAINER, _STATE = "trainer", "trainer.state"
+_PROPERTIES = ("sanity_checking", "training", "validating", "testing", "predicting", "evaluating")
+_FIELDS = ("stage", "fn")
+_FRAMEWORKS = ("lightning", "fulgurite", "torchmetrics")
+
+
+def noted_answers(answers: Answers) -> Iterator[Patch]:
+    """Patches that note what code other than Lightning's reads."""
+
+    def note(where: str, name: str, value: Any) -> Any:
+        if top_package(caller(sys._getframe(2))) not in _FRAMEWORKS:
+            answers[where, name] = value
+        return value
+
+    def of_trainer(name: str) -> property:
+        own: property = vars(Trainer)[name]
+        get: Any = own.fget
+        return property(lambda trainer: note(_TRAINER, name, get(trainer)), own.fset)
+
+    def of_state(name: str) -> property:
+        return property(
+            lambda state: note(_STATE, name, vars(state)[name]),
+            lambda state, value: vars(state).__setitem__(name, value),
+        )
+
+    why, checked = "a program holds for the answers that its step got", "lightning 2.6"
+    asked = {name: of_trainer(name) for name in _PROPERTIES}
+    yield from patches_of(Trainer, asked, why=why, checked=checked)
+    asked = {name: of_state(name) for name in _FIELDS}
+    yield from patches_of(TrainerState, asked, why=why, checked=checked)
+
+
+def hold(answers: Answers, trainer: Trainer | None) -> bool:
+    """Whether the trainer's state still says the same."""
+    assert trainer is not None
+    asked = {_TRAINER: trainer, _STATE: trainer.state}
+    return all(getattr(asked[at], name) == value for (at, name), value in answers.items())
+
+
+_STOP = "should_stop"
+_REMEDY = (
+    "the same in on_train_batch_end, a host hook that runs on every batch; or"
+    " Trainer(max_steps=n), max_time=..., EarlyStopping"
+)
+
+
+def check_trainer(trainer: Any, before: dict[str, Any], hooks: Iterable[Any]) -> None:
+    """Say what the traced step set on the Trainer, or would set on another batch.
+
+    ``before`` are its attributes before the trace, ``hooks`` the functions that were traced.
+
+    Raises:
+        UnsupportedState: the step would stop the run under a condition that is frozen.
+    """
+    now = vars(trainer)
+    changed = {
+        name
+        for name, value in now.items()
+        if isinstance(value, PLAIN) and value is not before.get(name, MISSING)
+    }
+    codes = codes_reached(hooks)
+    for code, name, line in _writes(codes):
+        if name == _STOP and not now[_STOP]:
+            what = (
+                "trainer.should_stop is set under a condition that was False when the step was"
+                " traced: the program never sets it"
+            )
+            callers = [one for one in codes if code.co_name in one.co_names]
+            if any(map(warned_in, (code, *callers))):
+                raise UnsupportedState(f"{what}.", line=line, remedy=_REMEDY)
+            warn("trainer.should_stop", what, line, _REMEDY)
+        elif name in changed - {_STOP}:
+            text = f"trainer.{name} was changed while the step was traced; that happens once"
+            warn(f"trainer.{name}", text, line, "a host hook such as on_train_batch_end")
+
+
+def _writes(codes: Iterable[CodeType]) -> Iterator[tuple[CodeType, str, UserLine]]:
+    """Each ``trainer.name = ...`` in the code of functions."""
+    for code in codes:
+        before, now = None, code.co_firstlineno
+        for instruction in dis.get_instructions(code):
+            now = instruction.starts_line or now
+            of_trainer = before is not None and before.argval == "trainer"
+            if instruction.opname == "STORE_ATTR" and of_trainer:
+                yield code, instruction.argval, UserLine(code.co_filename, now, code.co_name)
+            before = instruction
 
 
 @dataclass(slots=True, kw_only=True)

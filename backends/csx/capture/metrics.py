@@ -27,12 +27,10 @@ from torch._subclasses.fake_tensor import (
 from torchmetrics import Metric
 from torchmetrics.wrappers import Running
 
-from fulgurite.backends.csx.contract.function_mode import Contract
-from fulgurite.backends.csx.contract.proxies import USES
-from fulgurite.backends.csx.contract.rules import METRIC
+from fulgurite.backends.csx.contract import METRIC, USES, Contract
 from fulgurite.backends.csx.diagnostics.errors import TraceError, UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
-from fulgurite.backends.csx.state.python_objects import Snapshot
+from fulgurite.backends.csx.state import Snapshot
 from fulgurite.backends.patches import Patch, applied, patches_of
 
 _NOT_STATIC = (TraceError, DynamicOutputShapeException, DataDependentOutputException)

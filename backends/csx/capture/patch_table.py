@@ -3,7 +3,7 @@
 ``patches`` is read from top to bottom; a row's replacement is beside its name, in the room that it
 is imported from. Each row says why it is there and what it was checked with. Some patches hold for
 a part of a trace only, and are made where that part begins: the methods of ``nn.Module``
-(``contract/attributes``, ``contract/changes``), ``backward()`` (``contract/function_mode``),
+(``contract/attributes``), ``backward()`` (``contract/function_mode``),
 ``torch.any`` (``contract/overrides``), logging and schedulers (``host_calls``), the making of nodes
 (``diagnostics/user_lines``), logs of second traces (``program/audit``), warnings while a program is
 built (``report/noting``). Those of the compiler hold while it runs (``compile/inductor``,
@@ -23,11 +23,14 @@ import torch
 import torch._dynamo.config
 
 from fulgurite.backends.csx.capture.host_calls import static_metrics
+from fulgurite.backends.csx.capture.lightning_scope import Answers, noted_answers
 from fulgurite.backends.csx.capture.scope import Scope
-from fulgurite.backends.csx.capture.trainer_state import Answers, noted_answers
-from fulgurite.backends.csx.contract.frozen_reads import frozen_reads, warn_of_frozen_reads
-from fulgurite.backends.csx.contract.impure import impure_functions
-from fulgurite.backends.csx.contract.refusals import refused_calls
+from fulgurite.backends.csx.contract import (
+    impure_functions,
+    reads_of_lightning,
+    refused_calls,
+    warn_of_frozen_reads,
+)
 from fulgurite.backends.csx.diagnostics.user_lines import LIBRARIES, UserLine, user_modules
 from fulgurite.backends.csx.graph.dtypes import cbfloat16_facts
 from fulgurite.backends.csx.graph.layouts import laid_out_by_kernels
@@ -35,8 +38,7 @@ from fulgurite.backends.csx.hyperparams.python_math import traced_math
 from fulgurite.backends.csx.hyperparams.rounding import fused_rounding
 from fulgurite.backends.csx.hyperparams.torch_optim import eager_updates, plain_library_code
 from fulgurite.backends.csx.hyperparams.updates import as_operations
-from fulgurite.backends.csx.state.fake_swap import traced_as_fakes
-from fulgurite.backends.csx.state.optimizer_trial import plain_options
+from fulgurite.backends.csx.state import plain_options, traced_as_fakes
 from fulgurite.backends.patches import Patch, applied
 
 
@@ -64,7 +66,7 @@ def patches(scope: Scope, line: Callable[[], UserLine | None], answers: Answers)
     yield from traced_math()  # math: functions of traced numbers
     yield from noted_answers(answers)  # lightning: the trainer's state selects the program
     if scope.freezes:
-        yield from frozen_reads()  # lightning: counters, metrics and loggers, with a warning
+        yield from reads_of_lightning()  # lightning: counters, metrics and loggers, with a warning
         yield from impure_functions()  # time, random, numpy.random, with a warning
 
 

@@ -24,20 +24,21 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from fulgurite.backends.csx.capture.discovery import names_in
-from fulgurite.backends.csx.contract.frozen_scalars import is_scalar
+from fulgurite.backends.csx.contract import is_scalar
 from fulgurite.backends.csx.diagnostics.user_lines import belongs_to_library
-from fulgurite.backends.csx.state.places import Place
-from fulgurite.backends.csx.state.python_objects import (
+from fulgurite.backends.csx.state import (
     ARRAYS,
     GENERATORS,
+    Place,
     content,
+    dict_of,
     elements,
     filled_slots,
+    member,
     named,
     owner_of,
     refill,
 )
-from fulgurite.backends.csx.state.storage import dict_of, member
 from fulgurite.backends.patches import MISSING
 
 _DEEPEST, _LONGEST = 8, 1000  # containers within containers; elements that are looked into

@@ -28,19 +28,19 @@ from torchmetrics import Metric
 
 from fulgurite.backends.csx.capture.discovery import codes_reached, names_in
 from fulgurite.backends.csx.capture.python_state import FRAMEWORKS
-from fulgurite.backends.csx.contract.frozen_scalars import is_scalar
+from fulgurite.backends.csx.contract import is_scalar
 from fulgurite.backends.csx.diagnostics.user_lines import (
     LIBRARIES,
     belongs_to_library,
     is_from_library,
 )
-from fulgurite.backends.csx.state.python_objects import (
+from fulgurite.backends.csx.state import (
     attributes_of,
     elements,
+    member,
     named,
     owner_of,
 )
-from fulgurite.backends.csx.state.storage import member
 
 _DEEPEST, _LONGEST = 8, 1000  # containers within containers; elements that are looked into
 _CHECKSUMMED = 1 << 20  # bytes of an array; of a larger one only the first are looked at

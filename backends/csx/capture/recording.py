@@ -1,4 +1,14 @@
-"""What is kept of a trace's operations, to compare a later one with it (see ``comparison``).
+"""What is kept of a trace: its operations, the updates in it, and where its results go.
+
+What a program returns, and where it goes: the step's result, attributes, lists, host calls.
+
+The updates of torch's and this package's optimizers, which audits leave out.
+
+An update follows from its gradients, and from numbers and options that are compared on every step;
+to trace it takes more than half of a trace (measured: MLP and GPT under AdamW). In the outline of a
+recording an update is one operation, which reads the gradients. Checked against torch 2.13.
+
+What is kept of a trace's operations, to compare a later one with it (see ``comparison``).
 
 Graphs are recorded as they were captured, before any pass: each operation by its function and
 arguments (other operations by number, inputs by name, Python's numbers by value), the tensors that
@@ -7,24 +17,304 @@ it read from outside, and where its results went.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch.utils._pytree as pytree
 from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim import Optimizer
 
-from fulgurite.backends.csx.capture.logs import Accumulator
-from fulgurite.backends.csx.capture.outputs import Outputs
-from fulgurite.backends.csx.capture.updates import Update
-from fulgurite.backends.csx.contract.constants import Source
-from fulgurite.backends.csx.contract.frozen_scalars import Access
-from fulgurite.backends.csx.contract.replay import Reads
+from fulgurite.backends.csx.capture.batch_spec import container_at
+from fulgurite.backends.csx.capture.host_calls import Accumulator, HostCall
+from fulgurite.backends.csx.capture.metrics import BatchValue
+from fulgurite.backends.csx.contract import (
+    Access,
+    PassedOn,
+    Reads,
+    Source,
+    is_watched,
+    source_of,
+    unwatched,
+)
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_of
-from fulgurite.backends.csx.graph.graph import Input, Kind
+from fulgurite.backends.csx.graph.graph import Input, Kind, storage_of
 from fulgurite.backends.csx.graph.op_schema import is_mutable, is_random
 from fulgurite.backends.csx.graph.passes.rename import RENAMES
-from fulgurite.backends.csx.state.first_update import DeferredState
-from fulgurite.backends.csx.state.places import Place
+from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber
+from fulgurite.backends.csx.state import (
+    DeferredState,
+    Owner,
+    Place,
+    SideEffects,
+    around_steps,
+    owner_of,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """Where the outputs of a program go, as a tree whose tensor leaves they are."""
+
+    tree: pytree.TreeSpec
+    leaves: tuple[Any, ...]  # an ``Output``, or a constant
+    passed: tuple[PassedOn, ...]  # what the step only passed on: outputs after the program's own
+    attributes: tuple[Place, ...]  # set after every step
+    lists: tuple[Place, ...]  # of lists, grown after every step
+    calls: tuple[HostCall, ...]
+
+    def template(self) -> Any:
+        """The tree with its leaves: {"result", "attributes", "lists", "calls"}."""
+        return pytree.tree_unflatten(list(self.leaves), self.tree)
+
+    def filled(self, template: Any) -> tuple[list[tuple[Place, Any]], list[tuple[Place, Any]]]:
+        """The places that are set, and those of lists, each with what it is given."""
+        return (
+            list(zip(self.attributes, template["attributes"], strict=True)),
+            list(zip(self.lists, template["lists"], strict=True)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A leaf of ``Outputs``: the program's output number ``index``, or what it passed on."""
+
+    index: int
+
+
+def collected_outputs(
+    result: Any, left: SideEffects, calls: list[Any], of_inputs: set[int]
+) -> tuple[Outputs, list[Tensor]]:
+    """The tensors among what a traced step returned, set, appended and logged: its outputs.
+
+    ``of_inputs`` is memory that belongs to inputs; the calls lose their traced values.
+    """
+    places, values = left.written()
+    tree = {
+        "result": result,
+        "attributes": values,
+        "lists": left.list_values,
+        "calls": [call.value for call in calls],
+    }
+    leaves, spec = pytree.tree_flatten(_with_plain_keys(tree))
+    kept, tensors, passed = _numbered(leaves, of_inputs)
+    for call in calls:
+        call.value = None
+    outputs = Outputs(
+        tree=spec,
+        leaves=kept,
+        passed=passed,
+        attributes=tuple(places),
+        lists=tuple(left.lists),
+        calls=tuple(calls),
+    )
+    return outputs, tensors
+
+
+def _numbered(
+    leaves: list[Any], of_inputs: set[int]
+) -> tuple[tuple[Any, ...], list[Tensor], tuple[PassedOn, ...]]:
+    """The leaves with an ``Output`` for each traced tensor, and these tensors, each once.
+
+    So is what the step only passed on, numbered after the tensors; returned third. An output over
+    the memory of an input is copied, for the next step writes there.
+    """
+    tensors: list[Tensor] = []
+    known: dict[int, Output] = {}
+    kept: list[Any] = []
+    passed: dict[PassedOn, list[int]] = {}
+    for leaf in leaves:
+        if isinstance(leaf, BatchValue):
+            leaf.refuse()
+        if is_watched(leaf):
+            passed.setdefault(source_of(leaf), []).append(len(kept))
+            kept.append(None)
+            continue
+        value = leaf.tensor if isinstance(leaf, TracedNumber) else leaf
+        if isinstance(value, FakeTensor):
+            if id(value) not in known:
+                known[id(value)] = Output(len(tensors))
+                alias = storage_of(value) in of_inputs
+                tensors.append(value.detach().clone() if alias else value.detach())
+            value = known[id(value)]
+        kept.append(value)
+    for number, places in enumerate(passed.values(), start=len(tensors)):
+        for place in places:
+            kept[place] = Output(number)
+    return tuple(kept), tensors, tuple(passed)
+
+
+def _with_plain_keys(tree: Any) -> Any:
+    """The tree with values for the stand-ins that are keys of its dicts; hashing has read them."""
+
+    def plain(value: Any) -> Any:
+        if not _has_watched_keys(value):
+            return value
+        return {unwatched(key): _with_plain_keys(one) for key, one in value.items()}
+
+    return pytree.tree_map(plain, tree, is_leaf=_has_watched_keys)
+
+
+def _has_watched_keys(value: Any) -> bool:
+    return type(value) is dict and any(map(is_watched, value))
+
+
+def builder(outputs: Outputs) -> Callable[[Sequence[Tensor]], tuple[Any, Any, Any]]:
+    """A function that puts a program's outputs where they go; returns (result, calls, values)."""
+    template = outputs.template()
+    result = _filler(template["result"])
+    values = [_filler(value) for value in template["calls"]]
+    attributes, lists = (
+        [(place.container, place.key, _filler(value)) for place, value in filled]
+        for filled in outputs.filled(template)
+    )
+    calls = outputs.calls
+
+    def build(tensors: Sequence[Tensor]) -> tuple[Any, Any, Any]:
+        for owner, key, fill in attributes:
+            owner[key] = fill(tensors)
+        for owner, key, fill in lists:
+            owner[key].extend(fill(tensors))
+        return result(tensors), calls, [fill(tensors) for fill in values]
+
+    return build
+
+
+def passed_on(
+    sources: Sequence[PassedOn], batch: Any, given: Any, arguments: dict[str, Any]
+) -> list[Any]:
+    """What this call has for the sources of ``Outputs.passed``.
+
+    Args:
+        sources: these.
+        batch: of the structure that the program was traced with.
+        given: the batch as it came, whose containers the step may change.
+        arguments: the others, by name.
+    """
+    leaves = pytree.tree_leaves(batch)
+
+    def value(source: PassedOn) -> Any:
+        if isinstance(source, tuple):
+            return container_at(given, source)
+        return leaves[source] if isinstance(source, int) else arguments[source]
+
+    return [value(source) for source in sources]
+
+
+def result_of(outputs: Outputs) -> Callable[[Sequence[Tensor]], Any]:
+    """A function that makes the step's result of a program's outputs, and does nothing else."""
+    return _filler(outputs.template()["result"])
+
+
+def _filler(template: Any) -> Callable[[Sequence[Tensor]], Any]:
+    """A function from a program's outputs to a copy of ``template`` with them in it."""
+    if isinstance(template, Output):
+        index = template.index
+        return lambda tensors: tensors[index]
+    if type(template) in (list, tuple):
+        kind = type(template)
+        items = [_filler(item) for item in template]
+        return lambda tensors: kind(fill(tensors) for fill in items)
+    if type(template) is dict:
+        pairs = [(key, _filler(value)) for key, value in template.items()]
+        return lambda tensors: {key: fill(tensors) for key, fill in pairs}
+    leaves, tree = pytree.tree_flatten(template)
+    if tree.is_leaf():
+        return lambda tensors: template
+    fillers = [_filler(leaf) for leaf in leaves]
+    return lambda tensors: pytree.tree_unflatten([fill(tensors) for fill in fillers], tree)
+
+
+_KNOWN = (Owner.FRAMEWORK, Owner.FULGURITE)
+"""Of whose optimizers it is known that an update of no parameters is nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One update of the graph.
+
+    Args:
+        name: in messages.
+        before: the nodes that were there when it began.
+        inside: its own.
+        gradients: the nodes of its parameters' gradients, None where there is none.
+    """
+
+    name: str
+    before: frozenset[fx.Node]
+    inside: frozenset[fx.Node]
+    gradients: tuple[fx.Node | None, ...]
+
+
+class Updates:
+    """The updates of one trace.
+
+    Args:
+        optimizers: whose; those of other classes than torch's and ours are traced like any code.
+        left_out: whether they are not to be run.
+
+    Attributes:
+        noted: those of the trace, in order.
+    """
+
+    def __init__(self, optimizers: Iterable[Optimizer], left_out: bool) -> None:
+        self._optimizers = [one for one in optimizers if owner_of(type(one)) in _KNOWN]
+        self.left_out = left_out
+        self._begun: dict[int, tuple[frozenset[fx.Node], tuple[fx.Node | None, ...]]] = {}
+        self._groups: dict[int, Any] = {}  # of optimizers that are not to find any
+        self.noted: list[Update] = []
+
+    @contextlib.contextmanager
+    def watched(self, graph: fx.Graph, node_of: Callable[[Any], fx.Node | None]) -> Iterator[None]:
+        """Note the updates in a graph while the block runs; ``node_of`` gives a tensor's node."""
+
+        def begin(optimizer: Optimizer) -> None:
+            groups = optimizer.param_groups
+            gradients = [p.grad for group in groups for p in group["params"]]
+            nodes = tuple([None if one is None else node_of(one) for one in gradients])
+            self._begun[id(optimizer)] = frozenset(graph.nodes), nodes
+            if self.left_out:
+                self._groups[id(optimizer)], optimizer.param_groups = groups, []
+
+        def before(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+            closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+            if closure is None:
+                begin(optimizer)
+                return None
+
+            def evaluated() -> Any:
+                value = closure()
+                begin(optimizer)
+                return value
+
+            return args[:1], {**kwargs, "closure": evaluated}
+
+        def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            there, gradients = self._begun.pop(id(optimizer))
+            self._restore(optimizer)
+            if not self._optimizers:
+                return
+            inside = frozenset(graph.nodes) - there
+            name = f"the update by {type(optimizer).__name__}"
+            self.noted.append(Update(name, there, inside, gradients))
+
+        with contextlib.ExitStack() as stack:
+            for one in self._optimizers:
+                stack.enter_context(around_steps(one, before, after))
+                stack.callback(self._restore, one)
+            yield
+
+    def trace_whole(self) -> None:
+        """Leave none out: something else follows from what they do."""
+        self._optimizers = []
+
+    def _restore(self, optimizer: Optimizer) -> None:
+        groups = self._groups.pop(id(optimizer), None)
+        if groups is not None:
+            optimizer.param_groups = groups
+
 
 CONSTANT, OUTPUTS = "a constant", "the outputs"
 

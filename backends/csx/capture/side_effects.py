@@ -18,10 +18,10 @@ from torch import Tensor, fx, nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from fulgurite.backends.csx.capture.host_calls import MetricCall, NumberCall
+from fulgurite.backends.csx.capture.host_calls import Accumulator, LogCall, MetricCall, NumberCall
 from fulgurite.backends.csx.capture.leaves import Inside
-from fulgurite.backends.csx.capture.logs import Accumulator, LogCall
-from fulgurite.backends.csx.capture.outputs import Outputs, collected_outputs
+from fulgurite.backends.csx.capture.recording import Outputs, collected_outputs
+from fulgurite.backends.csx.capture.scope import HostState
 from fulgurite.backends.csx.capture.step_inputs import StepInputs
 from fulgurite.backends.csx.capture.trees import (
     TreeChanges,
@@ -29,16 +29,20 @@ from fulgurite.backends.csx.capture.trees import (
     check_ties,
     order_of,
 )
-from fulgurite.backends.csx.capture.undo import HostState
-from fulgurite.backends.csx.contract.watch import Watch
-from fulgurite.backends.csx.contract.watched import holds_traced
+from fulgurite.backends.csx.contract import Observers, holds_traced
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.graph.graph import storage_of
 from fulgurite.backends.csx.hyperparams.slots import set_numbers
-from fulgurite.backends.csx.state.places import NewPlace, Place, SideEffects, StateTensor
-from fulgurite.backends.csx.state.python_objects import Snapshot
-from fulgurite.backends.csx.state.storage import StateInput, brief
+from fulgurite.backends.csx.state import (
+    NewPlace,
+    Place,
+    SideEffects,
+    Snapshot,
+    StateInput,
+    StateTensor,
+    brief,
+)
 from fulgurite.backends.patches import MISSING
 
 _IN_A_MODULE = (
@@ -76,7 +80,7 @@ class Collected:
 def collect(
     inputs: StepInputs,
     host: HostState,
-    watch: Watch,
+    watch: Observers,
     result: Any,
     calls: list[Any],
     emptied: Collection[int],

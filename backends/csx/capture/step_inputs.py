@@ -32,15 +32,18 @@ from fulgurite.backends.csx.hyperparams.slots import (
     read_numbers,
 )
 from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard
-from fulgurite.backends.csx.state.fake_swap import StateFakeTensor, fake_for, swap
-from fulgurite.backends.csx.state.gradients import Gradients
-from fulgurite.backends.csx.state.places import Place, StateTensor
-from fulgurite.backends.csx.state.set_data import ReplacedData
-from fulgurite.backends.csx.state.storage import (
+from fulgurite.backends.csx.state import (
+    Gradients,
+    Place,
+    ReplacedData,
+    StateFakeTensor,
     StateInput,
+    StateTensor,
+    fake_for,
     module_places,
     optimizer_places,
     state_inputs,
+    swap,
 )
 from fulgurite.backends.schedules import program_schedulers
 from fulgurite.backends.step_context import running

@@ -19,20 +19,18 @@ from torch import Tensor, fx
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import get_innermost_proxy_mode, make_fx
 
-from fulgurite.backends.csx.capture.batch_changes import BatchChanges, copied
+from fulgurite.backends.csx.capture.batch_spec import BatchChanges, copied
 from fulgurite.backends.csx.capture.host_calls import record_host_calls
 from fulgurite.backends.csx.capture.metrics import metrics_in_step
 from fulgurite.backends.csx.capture.patch_table import traceable
-from fulgurite.backends.csx.capture.recording import Recording
-from fulgurite.backends.csx.capture.scope import Scope
+from fulgurite.backends.csx.capture.recording import Recording, Updates
+from fulgurite.backends.csx.capture.scope import HostState, Scope, flat_weights_kept
 from fulgurite.backends.csx.capture.side_effects import Collected, collect
 from fulgurite.backends.csx.capture.step_inputs import StepInputs
-from fulgurite.backends.csx.capture.undo import HostState, flat_weights_kept
-from fulgurite.backends.csx.capture.updates import Updates
-from fulgurite.backends.csx.contract.watch import Watch
+from fulgurite.backends.csx.contract import Observers
 from fulgurite.backends.csx.diagnostics.user_lines import record_lines
 from fulgurite.backends.csx.graph.graph import Kind
-from fulgurite.backends.csx.state.first_update import first_updates
+from fulgurite.backends.csx.state import first_updates
 from fulgurite.backends.step_context import running
 
 
@@ -93,7 +91,7 @@ class Trace:
         noted = scope.trains and (self.host.is_recorded or leaves_out_updates)
         self.updates = Updates(scope.optimizers if noted else (), leaves_out_updates)
         self.inputs = StepInputs(scope, batch, self.host.trees, first)
-        self.watch = Watch(
+        self.watch = Observers(
             scope.module,
             self.inputs.state,
             Trace._step.__code__,

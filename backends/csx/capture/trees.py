@@ -3,7 +3,7 @@
 A tensor whose place got another one is state (``side_effects.sort_state``). A container that the
 step replaced is made anew after every step; one that grew is given again what was added. A place
 that got tensors and held none before is a *new place*: the step may have found it empty, and may
-do something else next time, so ``created_state`` looks into it.
+do something else next time, so ``CreatedState`` looks into it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,18 @@ from fulgurite.backends.csx.capture.leaves import (
     put_back,
     same,
 )
-from fulgurite.backends.csx.contract.lists import may_collect
-from fulgurite.backends.csx.contract.proxies import is_watched
-from fulgurite.backends.csx.contract.watched import holds_traced
+from fulgurite.backends.csx.contract import holds_traced, is_watched, may_collect
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
-from fulgurite.backends.csx.state.places import NewPlace, Place, SideEffects, StateTensor
-from fulgurite.backends.csx.state.python_objects import Step
-from fulgurite.backends.csx.state.storage import StateInput, brief
+from fulgurite.backends.csx.state import (
+    NewPlace,
+    Place,
+    SideEffects,
+    StateInput,
+    StateTensor,
+    Step,
+    brief,
+)
 from fulgurite.backends.patches import MISSING
 
 Items = list[tuple[Step, Any]]

@@ -1,14 +1,27 @@
 """What the step's Python reads and writes in attributes of modules while it is traced.
 
 - A *scalar* that it read (``self.kl_weight``, a Dropout's ``p``) is a constant of the program
-  (``frozen_scalars``).
+  (``frozen_values``).
 - A scalar that it changed (``self.n += 1``) changes that once: a warning.
 - An attribute that it found without a tensor and left with one (``if self.ema is None: ...``,
   ``self.total += loss`` from 0.0) is state born from data: an error, as is a list that it both
-  appends to and reads (``lists``).
+  appends to and reads (``WatchedList``).
 
 ``nn.Module``'s own attribute access is replaced while a trace lasts: 16,569 reads in the GPT of
 examples/ (measured), which do not show in the 1.8 s that its trace takes.
+
+Lists of modules that the step appends to: outputs, unless it reads them too.
+
+``self.outs.append(loss)`` is Lightning's idiom for collecting outputs, and works: what a step
+appended is appended after every step. A step that also *reads* the list (``len``, an index,
+``torch.stack(self.outs)``) would see the list as it was in the first step, for ever.
+
+While a step is traced, the user's code gets a proxy for such a list, which notes reads.
+
+Which line of the user's put something into a module while a step is traced.
+
+Errors about what the step left there name it: ``self.seen = torch.cat([self.seen, y])``,
+``torch.nn.utils.weight_norm(self.net)``.
 """
 
 from __future__ import annotations
@@ -17,7 +30,7 @@ import contextlib
 import functools
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from operator import is_
 from types import CodeType
 from typing import Any
@@ -30,23 +43,147 @@ from torch.nn.modules.dropout import _DropoutNd
 from torchmetrics import Metric
 
 from fulgurite.backends.csx.contract.frozen_reads import warn
-from fulgurite.backends.csx.contract.frozen_scalars import (
+from fulgurite.backends.csx.contract.frozen_values import (
     Access,
     buffer_code,
     is_scalar,
     may_be_scalar,
     scalar_of_class,
 )
-from fulgurite.backends.csx.contract.lists import WatchedList, may_collect
-from fulgurite.backends.csx.contract.proxies import unwatched
 from fulgurite.backends.csx.contract.rules import misuse
-from fulgurite.backends.csx.contract.watched import holds_traced
+from fulgurite.backends.csx.contract.watched import holds_traced, unwatched
 from fulgurite.backends.csx.diagnostics.errors import TraceError, UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, is_library, user_line
-from fulgurite.backends.csx.state.places import Place, SideEffects
-from fulgurite.backends.csx.state.storage import brief, copying_remedy, parameter_replaced
+from fulgurite.backends.csx.state import (
+    Place,
+    SideEffects,
+    brief,
+    copying_remedy,
+    parameter_replaced,
+)
 from fulgurite.backends.patches import MISSING, applied, caller, patches_of
 from fulgurite.backends.torch_versions import CHECKED
+
+
+class WatchedList(list[Any]):
+    """Stands for the list ``original`` while a step is traced; ``line`` is the user's, now."""
+
+    __slots__ = ("changed_at", "cleared", "line", "original", "read_at")
+
+    def __init__(self, original: list[Any], line: Callable[[], UserLine | None]) -> None:
+        super().__init__(original)
+        self.original, self.line = original, line
+        self.read_at: UserLine | None = None
+        self.changed_at: UserLine | None = None
+        self.cleared = False
+
+    def note_read(self) -> None:
+        """Somebody looks at the content; what the step itself put there is no other step's."""
+        if self.read_at is None and not self.cleared:
+            self.read_at = self.line()
+
+    def note_change(self) -> None:
+        """Somebody adds to the content."""
+        self.changed_at = self.line()
+
+    def clear(self) -> None:
+        """Empty it."""
+        super().clear()
+        self.note_change()
+        self.cleared = True
+
+    def content(self) -> list[Any]:
+        """What it holds, without noting a read."""
+        return list(list.__iter__(self))
+
+
+def _noting(name: str, note: Callable[[WatchedList], None]) -> Callable[..., Any]:
+    original = getattr(list, name)
+
+    def method(self: WatchedList, *args: Any, **kwargs: Any) -> Any:
+        note(self)
+        return original(self, *args, **kwargs)
+
+    return method
+
+
+_OPERATORS = ("len", "iter", "getitem", "delitem", "contains", "reversed", "eq", "repr")
+_METHODS = ("index", "count", "copy", "pop", "remove", "insert", "sort", "reverse")
+for _name in (*(f"__{name}__" for name in _OPERATORS), *_METHODS):
+    setattr(WatchedList, _name, _noting(_name, WatchedList.note_read))
+for _name in ("append", "extend", "__iadd__", "__setitem__"):
+    setattr(WatchedList, _name, _noting(_name, WatchedList.note_change))
+
+pytree.register_pytree_node(  # results of a step, arguments of a checkpoint
+    WatchedList,
+    lambda watched: (list(watched), None),
+    lambda leaves, _: list(leaves),
+    serialized_type_name=f"{__name__}.{WatchedList.__name__}",
+)
+
+
+def may_collect(values: list[Any]) -> bool:
+    """Whether outputs may be collected in a list: it is empty, or holds tensors already."""
+    return not values or any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(values))
+
+
+def note_lists(arguments: Iterable[Any]) -> None:
+    """Note the lists among a torch function's arguments: it reads them past their methods."""
+    for argument in arguments:
+        if type(argument) is WatchedList:
+            argument.note_read()
+
+
+_SETTERS = ("__setattr__", "__delattr__", "register_parameter", "register_buffer", "add_module")
+
+
+class Changes:
+    """Tensors and modules that a step puts into the modules of ``root``, or takes out.
+
+    Attributes:
+        of_modules: the line that added, removed or replaced a module first; None if none did.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        self._owners = {
+            id(container): id(module)
+            for module in root.modules()
+            for container in (vars(module), module._parameters, module._buffers)
+        }
+        self._modules = frozenset(self._owners.values())
+        self._lines: dict[tuple[int, str], UserLine | None] = {}
+        self._last: dict[int, UserLine | None] = {}
+        self.of_modules: UserLine | None = None
+
+    @contextlib.contextmanager
+    def watched(self, boundary: CodeType) -> Iterator[None]:
+        """Watch all modules; ``boundary`` is the frame where the trace began."""
+
+        def noting(original: Callable[..., Any]) -> Callable[..., Any]:
+            def method(module: nn.Module, name: str, *value: Any, **options: Any) -> Any:
+                if id(module) in self._modules and isinstance(
+                    value[0] if value else None, (Tensor, nn.Module, type(None))
+                ):
+                    self._note(module, name, value, user_line(boundary))
+                return original(module, name, *value, **options)
+
+            return method
+
+        methods = {name: noting(getattr(nn.Module, name)) for name in _SETTERS}
+        why = "an error about what the step put into a module names the line"
+        with applied(patches_of(nn.Module, methods, why=why, checked=CHECKED)):
+            yield
+
+    def _note(self, module: nn.Module, name: str, value: Any, line: UserLine | None) -> None:
+        self._lines[id(module), name] = self._last[id(module)] = line
+        if name in module._modules or (value and isinstance(value[0], nn.Module)):
+            self.of_modules = self.of_modules or line
+
+    def line_of(self, container: Any, key: Any) -> UserLine | None:
+        """Where the attribute ``key`` that the dict ``container`` holds was last set."""
+        module = self._owners.get(id(container), 0)
+        return self._lines.get((module, key)) or self._last.get(module)
+
 
 _HOST_HOOK = "a host hook such as on_train_batch_start, which runs on every step"
 _Key = tuple[int, str]

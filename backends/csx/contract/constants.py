@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fulgurite.backends.csx.contract.default_dtype import with_explicit_dtype
+from fulgurite.backends.csx.contract.dtype_rules import with_explicit_dtype
 from fulgurite.backends.csx.contract.leaks import Created
 from fulgurite.backends.csx.contract.rules import misuse
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_of
@@ -30,7 +30,7 @@ from fulgurite.backends.csx.graph.op_schema import (
     written,
 )
 from fulgurite.backends.csx.hyperparams.torch_optim import TRACEABLE
-from fulgurite.backends.csx.state.storage import Layout, member
+from fulgurite.backends.csx.state import Layout, member
 
 _DEVICE = torch.ops.prim.device.default
 LARGEST = 1 << 22  # elements; larger constants are not followed (assumed: none is looked at)

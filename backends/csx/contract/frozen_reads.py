@@ -1,24 +1,43 @@
 """Python values that a step reads while it is traced: the program keeps them as they were then.
 
 Reading one works, and warns once per line of the user's. Here are Lightning's counters, dicts and
-loggers; impure.py has clocks and random numbers, attributes.py what modules hold. Not everything
-can be seen: docs/steps.md lists what is frozen without a warning.
+loggers, clocks and random numbers; ``attributes`` has what modules hold. Not everything can be
+seen: docs/steps.md lists what is frozen without a warning.
+
+Frozen reads, kept: when a step is traced again its code is told what it was told first.
+
+``batch_idx``, ``self.current_epoch``, clocks and random numbers are other values on every batch,
+and the user has been warned that the program keeps the first. Code that is traced again is told
+these again, so that only what nobody was warned of can make another program.
+
+Functions that give another value on each call: clocks and random numbers of the host.
+
+While a step is traced they warn when the user's code calls them. A profiler of Python's
+(``sys.setprofile``) would see calls of every kind, but looks at all calls of a trace.
+
+Not seen: ``datetime.now`` and numpy's generator objects, whose types are written in C; a function
+that an object or a closure holds.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
+import random
 import sys
 import threading
+import time
 import warnings
-from collections.abc import Callable, Iterator
-from types import CodeType, FrameType
+from collections.abc import Callable, Iterable, Iterator
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
+from lightning.pytorch.loggers.logger import DummyLogger
 from torch.optim.lr_scheduler import LRScheduler
 
-from fulgurite.backends.csx.contract.replay import told, told_again
 from fulgurite.backends.csx.contract.watched import EPOCH, INDEX, refused_at, watch
 from fulgurite.backends.csx.diagnostics.errors import PUBLIC
 from fulgurite.backends.csx.diagnostics.user_lines import (
@@ -27,8 +46,84 @@ from fulgurite.backends.csx.diagnostics.user_lines import (
     package_of,
     user_line,
 )
+from fulgurite.backends.csx.graph.rng import note_draw
 from fulgurite.backends.patches import Patch, caller, patched, patches_of
+from fulgurite.backends.step_context import step_context
 from fulgurite.backends.torch_versions import CHECKED
+
+
+class Reads:
+    """The frozen values that a trace read, in order."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, list[Any]] = {}
+        self.begin(again=False)
+
+    def begin(self, *, again: bool) -> None:
+        """A trace begins, whose reads are kept; ``again``: it is told what is kept, in order."""
+        self.again = again
+        self._told: dict[str, int] = {}
+
+    def value(self, name: str, value: Any) -> Any:
+        """What the step is told for ``value``, which it reads now."""
+        if self.again and name in ("logger", "loggers"):  # what it writes is written
+            quiet = DummyLogger()
+            return value and ([quiet] * len(value) if name == "loggers" else quiet)
+        return self._next(name, lambda: value)
+
+    def call(self, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """What the step is told by a clock or a random function that it calls now."""
+        generator = getattr(function, "__self__", args[0] if args else None)
+        states = _STATES.get(_kind(generator))
+        if states is None:
+            value = self._next(name, lambda: function(*args, **kwargs))
+            if not self.again:  # the step may change what it got: a generator
+                self._kept[name][-1] = copy.deepcopy(value)
+            return copy.deepcopy(value) if self.again else value
+        get, put = (getattr(generator, method) for method in states)
+        now = get()
+        before = self._next(name, lambda: now)
+        if before is now:
+            return function(*args, **kwargs)
+        put(before)  # the same numbers again
+        return function(*args, **kwargs)
+
+    def _next(self, name: str, now: Callable[[], Any]) -> Any:
+        kept, i = self._kept.setdefault(name, []), self._told.get(name, 0)
+        if not self.again:
+            value = now()
+            kept.append(dict(value) if isinstance(value, dict) else value)
+            return value
+        self._told[name] = i + 1
+        return kept[min(i, len(kept) - 1)] if kept else now()
+
+
+_STATES = {"Random": ("getstate", "setstate"), "RandomState": ("get_state", "set_state")}
+
+
+def _kind(generator: Any) -> str:
+    if isinstance(generator, random.Random):
+        return "Random"
+    return "RandomState" if type(generator).__name__ == "RandomState" else ""
+
+
+def told(name: str, value: Any) -> Any:
+    """What a step that is traced is told for ``value``."""
+    reads: Reads | None = step_context.get().reads
+    return value if reads is None else reads.value(name, value)
+
+
+def told_again() -> bool:
+    """Whether a step is traced that is told what an earlier trace of it was told."""
+    reads: Reads | None = step_context.get().reads
+    return reads is not None and reads.again
+
+
+def call_told(name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """What a step that is traced is told by an impure function."""
+    reads: Reads | None = step_context.get().reads
+    return function(*args, **kwargs) if reads is None else reads.call(name, function, args, kwargs)
+
 
 _COUNT = (
     "fulgurite.global_step(), a tensor that counts optimizer steps, with torch.where; or a host"
@@ -194,7 +289,7 @@ def warn_of_frozen_reads() -> Iterator[None]:
         _thread = before
 
 
-def frozen_reads() -> Iterator[Patch]:
+def reads_of_lightning() -> Iterator[Patch]:
     """Patches after which the user's reads of Lightning's counters, metrics and loggers warn."""
     why = "the program keeps the value that the first step read, so the user is warned"
     for owner, names in _PROPERTIES.items():
@@ -226,3 +321,85 @@ def _last_lr(original: Callable[..., Any]) -> Callable[..., Any]:
         return value
 
     return get_last_lr
+
+
+_CLOCKS = ("time", "perf_counter", "monotonic", "process_time", "thread_time")
+_TEXTS = ("ctime", "localtime", "gmtime", "strftime")
+_TIME = "on_train_batch_start and on_train_batch_end, which run on the host, to take the time"
+_ANEW = ", which draw{} anew on every step"
+_RANDOM = "torch.rand, torch.randint or torch.randperm" + _ANEW.format("")
+_DRAWN = {
+    "beta": "torch.distributions.Beta(a, b).sample()",
+    "betavariate": "torch.distributions.Beta(a, b).sample()",
+    "dirichlet": "torch.distributions.Dirichlet(concentration).sample()",
+    "gamma": "torch.distributions.Gamma(shape, 1 / scale).sample()",
+    "gammavariate": "torch.distributions.Gamma(alpha, 1 / beta).sample()",
+    "exponential": "torch.empty(size).exponential_(1 / scale)",
+    "expovariate": "torch.empty(()).exponential_(rate)",
+    "normal": "mean + std * torch.randn(size)",
+    "randn": "torch.randn(size)",
+    "standard_normal": "torch.randn(size)",
+    "gauss": "mean + std * torch.randn(())",
+    "normalvariate": "mean + std * torch.randn(())",
+    "uniform": "torch.empty(size).uniform_(low, high)",
+    "binomial": "torch.bernoulli(torch.full(size, p))",
+    "poisson": "torch.poisson(torch.full(size, rate))",
+    "permutation": "x[torch.randperm(len(x))]",
+    "shuffle": "x[torch.randperm(len(x))]",
+    "sample": "x[torch.randperm(len(x))[:k]]",
+    "choice": "x[torch.randint(len(x), (k,))], with weights x[torch.multinomial(weights, k)]",
+    "choices": "x[torch.randint(len(x), (k,))], with weights x[torch.multinomial(weights, k)]",
+}
+"""What draws in a program as functions of Python's and NumPy's generators do."""
+_OF_STATE = ("getstate", "setstate", "get_state", "set_state", "get_bit_generator")
+
+
+def impure_functions() -> Iterator[Patch]:
+    """Patches after which the user's calls in a step warn."""
+    clocks = (*_CLOCKS, *(f"{clock}_ns" for clock in _CLOCKS), *_TEXTS)
+    drawn = _methods_of(random, random._inst)
+    numpys = (*_methods_of(np.random, np.random.mtrand._rand), "default_rng")
+    yield from _warning(time, "time", clocks, _TIME, "Python 3.11")
+    yield from _warning(random, "random", drawn, _RANDOM, "Python 3.11")
+    yield from _warning(random.Random, "random.Random", drawn, _RANDOM, "Python 3.11")
+    yield from _warning(np.random, "numpy.random", numpys, _RANDOM, "numpy 2.4")
+
+
+def _warning(
+    owner: Any, label: str, names: Iterable[str], remedy: str, checked: str
+) -> Iterator[Patch]:
+    """Patches of an owner's functions, which messages call ``label`` and the function's name."""
+    functions = {
+        name: _watched(getattr(owner, name), f"{label}.{name}()", remedy, name) for name in names
+    }
+    why = "the program keeps the value that the first step got, so the user is warned"
+    return patches_of(owner, functions, why=why, checked=checked)
+
+
+def _methods_of(module: ModuleType, generator: object) -> list[str]:
+    """The functions of a module that are methods of its global generator."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if getattr(value, "__self__", None) is generator and name not in _OF_STATE
+    ]
+
+
+def _watched(
+    original: Callable[..., Any], label: str, remedy: str, name: str
+) -> Callable[..., Any]:
+    draws = remedy == _RANDOM
+    if draws and name in _DRAWN:
+        remedy = _DRAWN[name] + _ANEW.format("s")
+
+    @functools.wraps(original)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        if draws:
+            note_draw()
+        if not (is_models if draws else is_users)(sys._getframe(1)):
+            return original(*args, **kwargs)
+        value = call_told(label, original, args, kwargs)
+        warn_frozen(label, value, remedy, done="called")
+        return value
+
+    return watched

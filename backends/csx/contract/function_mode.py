@@ -25,19 +25,23 @@ from torch._subclasses.fake_tensor import (
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fulgurite.backends.csx.contract.callers import (
+from fulgurite.backends.csx.contract.attributes import note_lists
+from fulgurite.backends.csx.contract.dtype_rules import OneNarrowType
+from fulgurite.backends.csx.contract.frozen_values import FixedBuffers
+from fulgurite.backends.csx.contract.leaks import Names, function_name
+from fulgurite.backends.csx.contract.overrides import (
+    STATIC_FORMS,
+    at,
+    without_known_masks,
+    without_scalars,
+)
+from fulgurite.backends.csx.contract.refusals import (
+    Refusals,
     called_by_library,
     called_by_torch_optim,
     may_use_double,
 )
-from fulgurite.backends.csx.contract.dtype_rules import OneNarrowType
-from fulgurite.backends.csx.contract.fixed_buffers import FixedBuffers
-from fulgurite.backends.csx.contract.indices import at, without_known_masks, without_scalars
-from fulgurite.backends.csx.contract.lists import note_lists
-from fulgurite.backends.csx.contract.overrides import STATIC_FORMS
-from fulgurite.backends.csx.contract.refusals import Refusals
 from fulgurite.backends.csx.contract.rules import BREAKING_CALLS, MASKS, misuse
-from fulgurite.backends.csx.contract.tensor_names import Names, function_name
 from fulgurite.backends.csx.contract.watched import all_unwatched
 from fulgurite.backends.csx.diagnostics.errors import DynamicShape, TraceError
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, raised_at, run_backward
@@ -45,7 +49,7 @@ from fulgurite.backends.csx.graph.dtypes import STAND_IN, wide
 from fulgurite.backends.csx.hyperparams.torch_functions import call_with_numbers
 from fulgurite.backends.csx.hyperparams.torch_optim import host_value
 from fulgurite.backends.csx.hyperparams.traced_float import is_traced
-from fulgurite.backends.csx.state.storage import brief
+from fulgurite.backends.csx.state import brief
 from fulgurite.backends.patches import Patch, patches_of
 from fulgurite.backends.torch_versions import CHECKED
 

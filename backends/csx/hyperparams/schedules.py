@@ -26,7 +26,7 @@ from fulgurite.backends.csx.hyperparams.traced_float import (
     TracedNumber,
     as_number,
 )
-from fulgurite.backends.csx.state.places import Place
+from fulgurite.backends.csx.state import Place
 from fulgurite.backends.schedules import ProgramScheduler, check_schedulers, program_schedulers
 
 

@@ -22,8 +22,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import fx, nn
 from torch.nn.parameter import is_lazy
 
-from fulgurite.backends.csx.capture.captured import Captured
-from fulgurite.backends.csx.capture.logs import reduced_later
+from fulgurite.backends.csx.capture import Captured, reduced_later
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.diagnostics.errors import BatchesDiffer, GraphsDiffer
 from fulgurite.backends.csx.diagnostics.user_lines import line_of

@@ -16,8 +16,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from fulgurite.backends.csx.capture.batch_spec import CONSTANTS
-from fulgurite.backends.csx.capture.objects import keystr
+from fulgurite.backends.csx.capture import CONSTANTS, keystr
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedInput
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 

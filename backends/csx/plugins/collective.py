@@ -19,7 +19,7 @@ from fulgurite.backends.csx.diagnostics.errors import UnsupportedInput
 from fulgurite.backends.csx.diagnostics.user_lines import user_line
 from fulgurite.backends.csx.graph.collectives import Processes
 from fulgurite.backends.csx.plugins.strategy import StaticGraph
-from fulgurite.backends.csx.state.reduction import share_first
+from fulgurite.backends.csx.state import share_first
 from fulgurite.backends.step_context import step_context
 
 

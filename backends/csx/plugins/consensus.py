@@ -17,15 +17,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fulgurite.backends.csx.capture.captured import Captured
-from fulgurite.backends.csx.capture.logs import begin_mean
+from fulgurite.backends.csx.capture import Captured, begin_mean
 from fulgurite.backends.csx.graph.collectives import Processes
 from fulgurite.backends.csx.graph.votes import Vote, Votes, VotesCall, votes_of
 from fulgurite.backends.csx.plugins.agreement import gathered, refuse_other_ends
 from fulgurite.backends.csx.plugins.collective import ChangedBuffers
 from fulgurite.backends.csx.plugins.strategy import StaticGraph
-from fulgurite.backends.csx.state.gradients import Gradients
-from fulgurite.backends.csx.state.reduction import reduced
+from fulgurite.backends.csx.state import Gradients, reduced
 from fulgurite.backends.step_context import step_context
 
 

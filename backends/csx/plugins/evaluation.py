@@ -7,7 +7,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from fulgurite.backends.csx.contract.frozen_reads import frozen_index
+from fulgurite.backends.csx.contract import frozen_index
 from fulgurite.backends.csx.graph.collectives import has_collectives
 from fulgurite.backends.csx.program.step_function import StepFunction
 from fulgurite.backends.csx.program.summary import STEP

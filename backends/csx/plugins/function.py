@@ -21,11 +21,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fulgurite.backends.closures import Span, current_span
-from fulgurite.backends.csx.capture.discovery import Discovered, discover
-from fulgurite.backends.csx.capture.scope import Scope
+from fulgurite.backends.csx.capture import Discovered, Scope, discover
 from fulgurite.backends.csx.compile.fabrics import make_fabric
 from fulgurite.backends.csx.config import CSXBackend
-from fulgurite.backends.csx.contract.constants import Source
+from fulgurite.backends.csx.contract import Source
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, user_line
 from fulgurite.backends.csx.plugins.arguments import argument_name, check_argument, split_static

@@ -17,8 +17,7 @@ from torch.optim import Optimizer
 
 from fulgurite.backends.csx.diagnostics.errors import NoLoss
 from fulgurite.backends.csx.diagnostics.user_lines import user_line
-from fulgurite.backends.csx.state.conditional_step import skipped_where
-from fulgurite.backends.csx.state.places import Place
+from fulgurite.backends.csx.state import Place, skipped_where
 from fulgurite.backends.step_context import step_context
 
 

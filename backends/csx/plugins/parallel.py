@@ -18,7 +18,7 @@ from lightning.pytorch.overrides.distributed import _sync_module_states
 from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
 from lightning.pytorch.trainer.connectors.accelerator_connector import _AcceleratorConnector
 
-from fulgurite.backends.csx.capture.captured import Captured
+from fulgurite.backends.csx.capture import Captured
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.diagnostics.errors import OtherRankEnded
 from fulgurite.backends.csx.graph.collectives import has_collectives
@@ -38,7 +38,7 @@ from fulgurite.backends.csx.plugins.launcher import Launcher
 from fulgurite.backends.csx.plugins.meeting import meeting
 from fulgurite.backends.csx.plugins.processes import RANKS, position_of_rank
 from fulgurite.backends.csx.plugins.sync_batchnorm import SyncsBatchNorm
-from fulgurite.backends.csx.state.gradients import Gradients
+from fulgurite.backends.csx.state import Gradients
 
 
 class CSXParallelStrategy(CollectiveStrategy):

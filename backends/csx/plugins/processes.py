@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fulgurite.backends.checkpoints.damage import CheckpointError
-from fulgurite.backends.csx.capture.captured import Captured
+from fulgurite.backends.csx.capture import Captured
 from fulgurite.backends.csx.plugins.order import ORDER
-from fulgurite.backends.csx.state.gradients import Gradients
+from fulgurite.backends.csx.state import Gradients
 
 RANKS = "ranks"
 """The key of what each process has, in what a checkpoint holds beside Lightning's."""

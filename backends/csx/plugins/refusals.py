@@ -19,7 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import user_line
-from fulgurite.backends.csx.state.optimizer_hooks import before_steps
+from fulgurite.backends.csx.state import before_steps
 from fulgurite.backends.step_context import step_context
 
 _guarded: Any = WeakIdKeyDictionary()  # optimizers that refuse a step on the host

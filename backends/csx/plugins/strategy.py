@@ -22,11 +22,14 @@ from torch.optim import Optimizer
 from fulgurite.backends.backend import current_backend
 from fulgurite.backends.checkpoints.plugin import install
 from fulgurite.backends.closures import checkpoint_written, watch_trainer
-from fulgurite.backends.csx.capture.host_reads import hooks_between_steps, reads_gradients
-from fulgurite.backends.csx.capture.lightning_scope import LightningScope
+from fulgurite.backends.csx.capture import (
+    LightningScope,
+    hooks_between_steps,
+    reads_gradients,
+)
 from fulgurite.backends.csx.compile.fabrics import fabric_devices, make_fabric
 from fulgurite.backends.csx.config import CSXBackend, process_config
-from fulgurite.backends.csx.contract.frozen_reads import forget_shown
+from fulgurite.backends.csx.contract import forget_shown
 from fulgurite.backends.csx.graph import rng
 from fulgurite.backends.csx.hyperparams.schedules import RunSchedulers
 from fulgurite.backends.csx.plugins.accelerator import CSXAccelerator
@@ -51,8 +54,7 @@ from fulgurite.backends.csx.program import offline
 from fulgurite.backends.csx.program.audit import Budget
 from fulgurite.backends.csx.program.step_function import HostCode, StepFunction
 from fulgurite.backends.csx.program.summary import Program
-from fulgurite.backends.csx.state.first_update import hidden
-from fulgurite.backends.csx.state.optimizer_hooks import before_steps
+from fulgurite.backends.csx.state import before_steps, hidden
 from fulgurite.backends.heap import keep_freed_memory
 from fulgurite.backends.safe_load import naming_classes
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fulgurite.backends.csx.program.step_function import StepFunction
-from fulgurite.backends.csx.state.dropped_gradient import forget
+from fulgurite.backends.csx.state import forget
 from fulgurite.backends.step_context import step_context
 
 

@@ -23,18 +23,24 @@ from typing import Any
 
 from lightning.pytorch.profilers import PassThroughProfiler
 
-from fulgurite.backends.csx.capture.comparison import check_results, check_same
-from fulgurite.backends.csx.capture.finished_trace import FinishedTrace
-from fulgurite.backends.csx.capture.python_state import Change
-from fulgurite.backends.csx.capture.readable import Readable
-from fulgurite.backends.csx.capture.recording import Recording
-from fulgurite.backends.csx.capture.retrace import as_first_traced
-from fulgurite.backends.csx.capture.scope import Scope
-from fulgurite.backends.csx.capture.trace import Trace
-from fulgurite.backends.csx.capture.undo import undone
-from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning, warn_of_audit
-from fulgurite.backends.csx.contract.refusals import explained
-from fulgurite.backends.csx.contract.watched import values_where_refused
+from fulgurite.backends.csx.capture import (
+    Change,
+    FinishedTrace,
+    Readable,
+    Recording,
+    Scope,
+    Trace,
+    as_first_traced,
+    check_results,
+    check_same,
+    undone,
+)
+from fulgurite.backends.csx.contract import (
+    FrozenValueWarning,
+    explained,
+    values_where_refused,
+    warn_of_audit,
+)
 from fulgurite.backends.csx.diagnostics.errors import LeakedTensor, TraceError
 from fulgurite.backends.csx.diagnostics.line_finder import LineFinder
 from fulgurite.backends.csx.diagnostics.muted import muted

@@ -11,15 +11,17 @@ from typing import Any
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from fulgurite.backends.csx.capture.capture import capture
-from fulgurite.backends.csx.capture.captured import Captured
-from fulgurite.backends.csx.capture.outputs import passed_on, result_of
-from fulgurite.backends.csx.capture.scope import Scope
-from fulgurite.backends.csx.capture.undo import undone_on_failure
+from fulgurite.backends.csx.capture import (
+    Captured,
+    Scope,
+    capture,
+    passed_on,
+    result_of,
+    undone_on_failure,
+)
 from fulgurite.backends.csx.compile.fabric import Fabric, Loaded, Wanted
 from fulgurite.backends.csx.config import CSXBackend
-from fulgurite.backends.csx.contract.leaks import valueless
-from fulgurite.backends.csx.contract.watched import EPOCH, INDEX
+from fulgurite.backends.csx.contract import EPOCH, INDEX, valueless
 from fulgurite.backends.csx.diagnostics.errors import StateChanged
 from fulgurite.backends.csx.graph.votes import votes_of
 from fulgurite.backends.csx.program.executable import Executable

@@ -7,23 +7,25 @@ from typing import Any
 
 from torch import Tensor
 
-from fulgurite.backends.csx.capture.batch_changes import BatchChanges
-from fulgurite.backends.csx.capture.captured import Captured
-from fulgurite.backends.csx.capture.host_calls import ClosureCall
-from fulgurite.backends.csx.capture.leaves import lies_in
-from fulgurite.backends.csx.capture.logs import Accumulator, LogCall
-from fulgurite.backends.csx.capture.outputs import Outputs, builder
-from fulgurite.backends.csx.capture.scope import Scope
-from fulgurite.backends.csx.capture.trees import where_put
+from fulgurite.backends.csx.capture import (
+    Accumulator,
+    BatchChanges,
+    Captured,
+    ClosureCall,
+    LogCall,
+    Outputs,
+    Scope,
+    builder,
+    lies_in,
+    where_put,
+)
 from fulgurite.backends.csx.compile.fabric import Fabric, Loaded
-from fulgurite.backends.csx.contract.constants import Source
+from fulgurite.backends.csx.contract import Source
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedInput
 from fulgurite.backends.csx.graph.collectives import Waits, has_collectives
 from fulgurite.backends.csx.graph.graph import Kind
 from fulgurite.backends.csx.program.first_bad import first_not_finite
-from fulgurite.backends.csx.state.binding import Binding
-from fulgurite.backends.csx.state.kept_gradients import Unkept, held_gradients
-from fulgurite.backends.csx.state.places import Place
+from fulgurite.backends.csx.state import Binding, Place, Unkept, held_gradients
 
 
 class Results:

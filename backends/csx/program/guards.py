@@ -13,17 +13,14 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from fulgurite.backends.csx.capture.captured import Captured
-from fulgurite.backends.csx.capture.host_calls import NumberCall
-from fulgurite.backends.csx.capture.scope import Scope
-from fulgurite.backends.csx.capture.trainer_state import hold
-from fulgurite.backends.csx.contract.frozen_scalars import Access, FrozenScalars
+from fulgurite.backends.csx.capture import Captured, NumberCall, Scope, hold
+from fulgurite.backends.csx.contract import Access, FrozenScalars
 from fulgurite.backends.csx.diagnostics.errors import InputChanged, StateChanged
 from fulgurite.backends.csx.graph.graph import used_numbers
 from fulgurite.backends.csx.hyperparams.schedules import of_computed
 from fulgurite.backends.csx.hyperparams.slots import read_numbers, unused_guards
 from fulgurite.backends.csx.program.param_groups import NumberGuards, ParamGroups
-from fulgurite.backends.csx.state.gradients import broken_gradient
+from fulgurite.backends.csx.state import broken_gradient
 
 _SETTINGS = ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm")
 settings_of = attrgetter(*_SETTINGS)

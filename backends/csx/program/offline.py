@@ -13,7 +13,7 @@ from typing import Any
 from lightning.pytorch.loggers.logger import DummyLogger
 
 from fulgurite.backends.csx.graph import rng
-from fulgurite.backends.csx.state.python_objects import Snapshot
+from fulgurite.backends.csx.state import Snapshot
 
 
 class BuiltOnly(Exception):

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fulgurite.backends.csx.capture.scope import Scope
+from fulgurite.backends.csx.capture import Scope
 from fulgurite.backends.csx.hyperparams.schedules import ShownNumbers
 from fulgurite.backends.csx.hyperparams.slots import (
     NumberSlot,

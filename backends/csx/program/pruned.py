@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.utils.prune import BasePruningMethod
 
-from fulgurite.backends.csx.state.storage import member
+from fulgurite.backends.csx.state import member
 
 
 def pruned(module: nn.Module) -> tuple[str, ...]:

@@ -9,15 +9,14 @@ from typing import Any
 from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 
-from fulgurite.backends.csx.capture.scope import Scope
-from fulgurite.backends.csx.capture.sizes import SHAPES, Varying, shapes_of, too_many, varying
+from fulgurite.backends.csx.capture import SHAPES, Scope, Varying, shapes_of, too_many, varying
 from fulgurite.backends.csx.diagnostics.errors import InputChanged, StateChanged, TraceError
 from fulgurite.backends.csx.program.build import BoundProgram
 from fulgurite.backends.csx.program.executable import Executable
 from fulgurite.backends.csx.program.guards import Conditions, Misfit, settings_of
 from fulgurite.backends.csx.program.param_groups import ParamGroups
 from fulgurite.backends.csx.program.pruned import difference, pruned, rename
-from fulgurite.backends.csx.state.held_states import HeldStates
+from fulgurite.backends.csx.state import HeldStates
 
 _requires_grad, _training = attrgetter("requires_grad"), attrgetter("training")
 _tracking = attrgetter("track_running_stats")

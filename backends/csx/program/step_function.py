@@ -10,12 +10,15 @@ from typing import Any
 
 from torch import Tensor
 
-from fulgurite.backends.csx.capture.batch_changes import Path, without
-from fulgurite.backends.csx.capture.logs import begin_step
-from fulgurite.backends.csx.capture.objects import Objects
-from fulgurite.backends.csx.capture.outputs import passed_on
-from fulgurite.backends.csx.capture.retrace import retrace
-from fulgurite.backends.csx.capture.scope import Scope
+from fulgurite.backends.csx.capture import (
+    Objects,
+    Path,
+    Scope,
+    begin_step,
+    passed_on,
+    retrace,
+    without,
+)
 from fulgurite.backends.csx.compile.fabric import Fabric
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.diagnostics.errors import TraceError
@@ -27,8 +30,7 @@ from fulgurite.backends.csx.program.profiling import CAPTURE, HOST, PROGRAM, pro
 from fulgurite.backends.csx.program.selection import Selection
 from fulgurite.backends.csx.program.speed import Speed
 from fulgurite.backends.csx.program.summary import STEP
-from fulgurite.backends.csx.state.first_update import DeferredState
-from fulgurite.backends.csx.state.kept_gradients import zero_kept
+from fulgurite.backends.csx.state import DeferredState, zero_kept
 from fulgurite.backends.interrupts import interrupted_once
 from fulgurite.backends.schedules import program_schedulers
 

@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from fulgurite.backends.csx.capture.batch_spec import Leaf
-from fulgurite.backends.csx.capture.captured import Captured
+from fulgurite.backends.csx.capture import Captured, Leaf
 from fulgurite.backends.csx.graph.flops import Product
 from fulgurite.backends.csx.graph.graph import Graph, Kind
 from fulgurite.backends.csx.program.payback import Payback
 from fulgurite.backends.csx.program.speed import Gain
-from fulgurite.backends.csx.state.storage import Layout
+from fulgurite.backends.csx.state import Layout
 
 ACCUMULATE, STEP = "accumulate", "step"
 

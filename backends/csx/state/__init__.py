@@ -3,20 +3,70 @@
 Tracing (capture), numbers of param groups (hyperparams), rules (contract), programs and plugins
 import from here; this room imports from ``diagnostics`` and ``graph`` alone.
 
-places             one place on the host that holds a tensor, and what goes where after a step
-storage            the tensors that modules and optimizers hold: which inputs of a program they are
-binding            the tensors that are in these places when a program runs
-python_objects     whose class it is, what is in it, and how that is remembered and put back
-optimizer_init     the state of optimizers before the first step
-optimizer_trial    a step of one on trial: what it makes and does
-optimizer_hooks    what is called before and after its steps
-held_states        whether optimizers' state still is in the same dicts
-first_update       state that only the first gradient can make
-conditional_step   steps of an optimizer that may not count
-gradients          p.grad in a trace; kept_gradients: where they are between steps;
-                   carried_gradients: used one step later; dropped_gradient: what stands in p.grad
-                   where no program keeps it
-reduction          gradients of several processes: their mean
-fake_swap          fakes behind the user's own tensors
-set_data           ``p.data = value``
+storage              places that hold tensors, and which inputs of a program these are
+binding              the tensors that are in these places when a program runs
+python_objects       whose class it is, what is in it, and how that is remembered and put back
+optimizer_state      the state of optimizers before the first step
+conditional_updates  updates of optimizers that may not count, or are others the first time
+gradients            p.grad in a trace
+kept_gradients       where gradients are between steps, and what stands in p.grad meanwhile
+reduction            gradients of several processes: their mean
+fake_swap            fakes behind the user's own tensors
 """
+
+from fulgurite.backends.csx.state.binding import Binding as Binding
+from fulgurite.backends.csx.state.binding import HeldStates as HeldStates
+from fulgurite.backends.csx.state.conditional_updates import Carried as Carried
+from fulgurite.backends.csx.state.conditional_updates import DeferredState as DeferredState
+from fulgurite.backends.csx.state.conditional_updates import first_updates as first_updates
+from fulgurite.backends.csx.state.conditional_updates import hidden as hidden
+from fulgurite.backends.csx.state.conditional_updates import skipped_where as skipped_where
+from fulgurite.backends.csx.state.fake_swap import ReplacedData as ReplacedData
+from fulgurite.backends.csx.state.fake_swap import StateFakeTensor as StateFakeTensor
+from fulgurite.backends.csx.state.fake_swap import fake_for as fake_for
+from fulgurite.backends.csx.state.fake_swap import swap as swap
+from fulgurite.backends.csx.state.fake_swap import traced_as_fakes as traced_as_fakes
+from fulgurite.backends.csx.state.gradients import Gradients as Gradients
+from fulgurite.backends.csx.state.gradients import Handover as Handover
+from fulgurite.backends.csx.state.gradients import OtherPrograms as OtherPrograms
+from fulgurite.backends.csx.state.gradients import broken_gradient as broken_gradient
+from fulgurite.backends.csx.state.kept_gradients import Unkept as Unkept
+from fulgurite.backends.csx.state.kept_gradients import forget as forget
+from fulgurite.backends.csx.state.kept_gradients import held_gradients as held_gradients
+from fulgurite.backends.csx.state.kept_gradients import zero_kept as zero_kept
+from fulgurite.backends.csx.state.optimizer_state import NewState as NewState
+from fulgurite.backends.csx.state.optimizer_state import around_steps as around_steps
+from fulgurite.backends.csx.state.optimizer_state import before_steps as before_steps
+from fulgurite.backends.csx.state.optimizer_state import check_optimizer as check_optimizer
+from fulgurite.backends.csx.state.optimizer_state import init_state as init_state
+from fulgurite.backends.csx.state.optimizer_state import plain_options as plain_options
+from fulgurite.backends.csx.state.python_objects import ARRAYS as ARRAYS
+from fulgurite.backends.csx.state.python_objects import GENERATORS as GENERATORS
+from fulgurite.backends.csx.state.python_objects import Owner as Owner
+from fulgurite.backends.csx.state.python_objects import Snapshot as Snapshot
+from fulgurite.backends.csx.state.python_objects import Step as Step
+from fulgurite.backends.csx.state.python_objects import attributes_of as attributes_of
+from fulgurite.backends.csx.state.python_objects import children as children
+from fulgurite.backends.csx.state.python_objects import content as content
+from fulgurite.backends.csx.state.python_objects import elements as elements
+from fulgurite.backends.csx.state.python_objects import filled_slots as filled_slots
+from fulgurite.backends.csx.state.python_objects import named as named
+from fulgurite.backends.csx.state.python_objects import owner_of as owner_of
+from fulgurite.backends.csx.state.python_objects import refill as refill
+from fulgurite.backends.csx.state.reduction import reduced as reduced
+from fulgurite.backends.csx.state.reduction import share_first as share_first
+from fulgurite.backends.csx.state.storage import Layout as Layout
+from fulgurite.backends.csx.state.storage import NewPlace as NewPlace
+from fulgurite.backends.csx.state.storage import Place as Place
+from fulgurite.backends.csx.state.storage import SideEffects as SideEffects
+from fulgurite.backends.csx.state.storage import StateInput as StateInput
+from fulgurite.backends.csx.state.storage import StateTensor as StateTensor
+from fulgurite.backends.csx.state.storage import brief as brief
+from fulgurite.backends.csx.state.storage import copying_remedy as copying_remedy
+from fulgurite.backends.csx.state.storage import dict_of as dict_of
+from fulgurite.backends.csx.state.storage import dtype_and_shape as dtype_and_shape
+from fulgurite.backends.csx.state.storage import member as member
+from fulgurite.backends.csx.state.storage import module_places as module_places
+from fulgurite.backends.csx.state.storage import optimizer_places as optimizer_places
+from fulgurite.backends.csx.state.storage import parameter_replaced as parameter_replaced
+from fulgurite.backends.csx.state.storage import state_inputs as state_inputs

@@ -1,24 +1,55 @@
-"""The state of a program while it runs: the tensors that are in its places now."""
+"""The state of a program while it runs: the tensors that are in its places now.
+
+Whether optimizers still hold their state in the dicts that programs were built on.
+
+A program takes tensors from the dicts of ``optimizer.state``. Host code may put other dicts in
+their place (``load_state_dict`` does) or clear them; then the programs have to be built anew.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import is_
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from fulgurite.backends.csx.diagnostics.errors import StateChanged
-from fulgurite.backends.csx.state.places import StateTensor
 from fulgurite.backends.csx.state.storage import (
     Layout,
     StateInput,
+    StateTensor,
     copying_remedy,
     parameter_replaced,
     storage_key,
     tensor_at,
 )
+
+
+class HeldStates:
+    """The dicts of the state of optimizers as they are now, to be compared with those later.
+
+    They are kept, so that no identity is used twice.
+    """
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        self._held: list[tuple[Optimizer, Any, list[Any]]] = [
+            (optimizer, optimizer.state, list(optimizer.state.values())) for optimizer in optimizers
+        ]
+
+    def are_replaced(self) -> bool:
+        """Whether one is gone or another one; state of further parameters comes after them.
+
+        Asked whenever host code ran: keys are not looked up, for a tensor's hash is slow.
+        """
+        return any(
+            optimizer.state is not state
+            or len(state) < len(values)
+            or not all(map(is_, values, state.values()))
+            for optimizer, state, values in self._held
+        )
 
 
 class Binding:

@@ -2,6 +2,12 @@
 
 While they are there other threads meet them too. What such a thread does with them waits until the
 trace is over, and then sees the real tensors (``StateFakeTensor``).
+
+``p.data = value`` in a step: the tensor moves to other memory, as eagerly.
+
+What it leaves keeps its values for whoever still looks there (``old = p.data; p.data = q.data;
+q.data = old`` swaps). The program's memory does not move: what is where at the step's end is copied
+into it, after everything else.
 """
 
 from __future__ import annotations
@@ -11,10 +17,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C import DisableTorchFunction
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental import proxy_tensor
+from torch.fx.experimental.proxy_tensor import get_innermost_proxy_mode
 from torch.overrides import resolve_name
 
+from fulgurite.backends.csx.graph.graph import storage_of
 from fulgurite.backends.patches import Patch, patches_of, trace_lock
 from fulgurite.backends.torch_versions import CHECKED
 
@@ -92,3 +101,35 @@ def traced_as_fakes() -> Iterator[Patch]:
     kinds = (*proxy_tensor.HANDLED_TYPES, StateFakeTensor)
     why = "a trace refuses subclasses of FakeTensor that are no inputs of its own"
     yield from patches_of(proxy_tensor, {"HANDLED_TYPES": kinds}, why=why, checked=CHECKED)
+
+
+class ReplacedData:
+    """The inputs of one trace whose ``.data`` was replaced."""
+
+    def __init__(self) -> None:
+        self._left: list[tuple[Tensor, Tensor]] = []  # (the tensor, the memory that it left)
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor's data was replaced."""
+        return any(tensor is one for one, _ in self._left)
+
+    def replace(self, tensor: Tensor, value: Tensor) -> None:
+        """``tensor.data = value``, of equal shape and dtype."""
+        mode = get_innermost_proxy_mode()
+        assert mode is not None
+        proxies = mode.tracer.tensor_tracker
+        with torch.no_grad():
+            if value not in proxies:  # a constant
+                value = value.clone()
+            if not self.holds(tensor):
+                self._left.append((tensor, tensor.detach()))
+        with DisableTorchFunction():
+            tensor.data = value
+        proxies[tensor] = proxies[value]  # which torch does not see: the update would be lost
+
+    def write_back(self) -> None:
+        """Copy each into the memory that it left; all are read before one is written."""
+        pairs = [(left, t) for t, left in self._left if storage_of(t) != storage_of(left)]
+        values = [tensor.detach().clone() for _, tensor in pairs]
+        for (left, _), value in zip(pairs, values, strict=True):
+            left.copy_(value)

@@ -10,7 +10,7 @@ leaves None, it is traced again with None in the place of a zero (``OtherProgram
 
 A function of a hand-written loop finds gradients in ``p.grad`` and leaves them there, so that the
 loop may clear them, or another function may use them; only those that an optimizer has used and
-nobody reads again are not worth writing down. Where they are between steps: kept_gradients.py.
+nobody reads again are not worth writing down. ``kept_gradients`` says where they are between steps.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fulgurite.backends.csx.graph.graph import Input, Kind
-from fulgurite.backends.csx.state.carried_gradients import (
+from fulgurite.backends.csx.state.conditional_updates import (
     IS_THERE,
     Carried,
+    DeferredState,
     skipping_without_gradient,
 )
 from fulgurite.backends.csx.state.fake_swap import on_gradient
-from fulgurite.backends.csx.state.first_update import DeferredState
 
 
 @dataclass(slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import fulgurite
-from fulgurite.backends.csx.capture.undo import Before
+from fulgurite.backends.csx.capture.scope import Before
 from fulgurite.backends.csx.state import fake_swap
 
 pytestmark = pytest.mark.fits

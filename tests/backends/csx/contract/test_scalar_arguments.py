@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fulgurite
-from fulgurite.backends.csx.contract.scalar_remedies import ANY, MULTIPLIED_OUT, SIZED
+from fulgurite.backends.csx.contract.rules import ANY, MULTIPLIED_OUT, SIZED
 from fulgurite.backends.csx.diagnostics.errors import (
     ConditionalOnTensor,
     DynamicShape,

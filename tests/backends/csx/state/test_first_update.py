@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
-from fulgurite.backends.csx.state.first_update import around_steps
+from fulgurite.backends.csx.state.conditional_updates import around_steps
 
 
 class Averaging(PerParameter):

@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fulgurite.backends.csx.graph.graph import storage_of
-from fulgurite.backends.csx.state.places import Place, SideEffects, StateTensor
+from fulgurite.backends.csx.state.storage import Place, SideEffects, StateTensor
 from fulgurite.backends.patches import MISSING
 
 

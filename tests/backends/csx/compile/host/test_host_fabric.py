@@ -301,7 +301,7 @@ def test_passes_are_pure(monkeypatch: pytest.MonkeyPatch, precision: str) -> Non
             graph = after
         return graph
 
-    for module in (finished_trace, as_traced):
+    for module in (captured, as_traced):
         monkeypatch.setattr(module, "lower", watched)
     with looking(lambda *_: None):
         fit(lambda: Classifier(mlp()), lambda: (loader(16),), static=True, precision=precision)

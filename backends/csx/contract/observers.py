@@ -10,24 +10,21 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from fulgurite.backends.csx.contract.attributes import Attributes
-from fulgurite.backends.csx.contract.changes import Changes
+from fulgurite.backends.csx.contract.attributes import Attributes, Changes
 from fulgurite.backends.csx.contract.constants import Constants
 from fulgurite.backends.csx.contract.dtype_rules import OneNarrowType
-from fulgurite.backends.csx.contract.fixed_buffers import FixedBuffers
+from fulgurite.backends.csx.contract.frozen_values import FixedBuffers
 from fulgurite.backends.csx.contract.function_mode import Contract
-from fulgurite.backends.csx.contract.holders import fill_constants
-from fulgurite.backends.csx.contract.tensor_names import Names
+from fulgurite.backends.csx.contract.leaks import Names, fill_constants
 from fulgurite.backends.csx.contract.watched import settle
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, user_line
 from fulgurite.backends.csx.graph.dtypes import in_double
 from fulgurite.backends.csx.hyperparams.torch_functions import forget_failed_reads
-from fulgurite.backends.csx.state.places import Place
-from fulgurite.backends.csx.state.storage import StateInput
+from fulgurite.backends.csx.state import Place, StateInput
 from fulgurite.backends.patches import applied
 
 
-class Watch:
+class Observers:
     """What looks at the code of one traced step.
 
     Args:

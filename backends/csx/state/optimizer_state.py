@@ -1,4 +1,10 @@
-"""Optimizer state before the first step.
+"""The state of optimizers before the first step, found by a step of each on trial.
+
+What is called before and after an optimizer's steps.
+
+A step of an optimizer on trial, with made-up gradients: the state it makes, what it does.
+
+Optimizer state before the first step.
 
 A program's state must exist before it is traced, and most optimizers make theirs in their first
 ``step``. So that step is run on trial, with made-up gradients, each state tensor is kept with its
@@ -8,28 +14,222 @@ torch 2.13.)
 
 An initial value that differs between two trials comes from the *first gradient*. Where the first
 update does the same from zeros (SGD's momentum), it is zeros; else only that update itself can tell
-it: first_update.py.
+it: ``conditional_updates``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import FunctionType
-from typing import Any
+from types import FunctionType, MethodType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer, SparseAdam
+from torch.utils.hooks import RemovableHandle
 
 from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, belongs_to_library
 from fulgurite.backends.csx.graph.dtypes import wide
-from fulgurite.backends.csx.state.optimizer_trial import begin_counts, copied, equal, trial
-from fulgurite.backends.csx.state.places import StateTensor
+from fulgurite.backends.csx.state.python_objects import remember
+from fulgurite.backends.csx.state.storage import StateTensor
+from fulgurite.backends.step_context import running
+
+
+def before_steps(optimizer: Optimizer, hook: Callable[..., Any]) -> RemovableHandle:
+    """Call a hook before every step, also of an optimizer whose ``__init__`` left torch's out.
+
+    Without it there may be no place for hooks, or a dict that has no weak references, and ``step``
+    does not call them.
+    """
+    for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+        hooks = vars(optimizer).get(name)
+        if type(hooks) is not OrderedDict:
+            setattr(optimizer, name, OrderedDict(hooks or {}))
+    if not hasattr(optimizer.step, "hooked"):  # which torch would set on the class, for all of it
+        step: Any = Optimizer.profile_hook_step(type(optimizer).step)
+        step.hooked = True
+        optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
+    return optimizer.register_step_pre_hook(hook)
+
+
+@contextlib.contextmanager
+def around_steps(
+    optimizer: Optimizer, before: Callable[..., Any], after: Callable[..., None]
+) -> Iterator[None]:
+    """Call these around every step of an optimizer, within the hooks of users."""
+    depth = 0  # a step may call its parent class's, which has hooks too
+
+    def begin(optimizer: Any, args: Any, kwargs: Any) -> Any:
+        nonlocal depth
+        depth += 1
+        return before(optimizer, args, kwargs) if depth == 1 else None
+
+    def end(optimizer: Any, args: Any, kwargs: Any) -> None:
+        nonlocal depth
+        depth -= 1
+        if not depth:
+            after(optimizer, args, kwargs)
+
+    first, last = before_steps(optimizer, begin), optimizer.register_step_post_hook(end)
+    hooks: Any = optimizer._optimizer_step_post_hooks  # an OrderedDict
+    hooks.move_to_end(last.id, last=False)
+    try:
+        yield
+    finally:
+        first.remove()
+        last.remove()
+
+
+class _InitialValues(dict[Any, Any]):
+    """A state dict that remembers each value as it was when its key was first set."""
+
+    def __init__(self, state: dict[Any, Any] | None = None) -> None:
+        super().__init__()
+        self.initial: dict[Any, Any] = {}
+        self.update(state or {})
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.initial.setdefault(key, copied(value))
+        super().__setitem__(key, value)
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def update(self, *others: Any, **values: Any) -> None:
+        for key, value in dict(*others, **values).items():
+            self[key] = value
+
+
+class _States(defaultdict[Any, Any]):
+    """``optimizer.state`` during a trial: what is made in it keeps its initial values."""
+
+    def __init__(self, states: dict[Any, Any]) -> None:
+        super().__init__(_InitialValues)
+        self.update(states)
+        self.given: dict[Any, Any] = {}
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.given.setdefault(key, copied(value))
+        super().__setitem__(key, value)
+
+    def initial(self, known: dict[Any, Any]) -> tuple[dict[Any, Any], bool]:
+        """Initial values of new states, and whether all were seen; others are as they are now."""
+        values: dict[Any, Any] = {}
+        seen = True
+        for key, now in self.items():
+            if key in known:
+                continue
+            initial = now.initial if isinstance(now, _InitialValues) else self.given[key]
+            if isinstance(now, dict):
+                seen = seen and initial.keys() >= now.keys()
+                initial = {name: initial.get(name, value) for name, value in now.items()}
+            values[key] = initial
+        return values, seen
+
+
+def copied(value: Any) -> Any:
+    """A copy of a tensor, or of dicts of them; another value itself."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    plain = type(value) in (dict, _InitialValues)
+    return {key: copied(item) for key, item in value.items()} if plain else value
+
+
+class Trial(NamedTuple):
+    """What a step of an optimizer did."""
+
+    initial: dict[Any, Any]  # new states as they were when the step made them
+    seen: bool  # whether all of them were (``_States.initial``)
+    after: list[Any]  # the parameters, all state, and what is in the groups
+    groups: list[dict[str, Any]]
+
+
+def begin_counts(optimizer: Optimizer, known: dict[Any, Any], first: Trial) -> Trial:
+    """Let counts that the first step puts into the groups begin before it, where it is the same.
+
+    Published optimizers have ``group["step"] = 1`` on the first step and ``+= 1`` on later ones.
+    """
+    groups = optimizer.param_groups
+    born = [
+        (group, key, value - 1)
+        for group, after in zip(groups, first.groups, strict=True)
+        for key, value in after.items()
+        if key not in group and type(value) is int
+    ]
+    for group, key, value in born:
+        group[key] = value
+    if born and not equal([*first], [*trial(optimizer, known, seed=1)]):
+        for group, key, _ in born:
+            del group[key]
+    return first
+
+
+def trial(optimizer: Optimizer, known: dict[Any, Any], seed: int) -> Trial:
+    """A step of an optimizer whose state is ``known``; everything is put back."""
+    everyone = [p for group in optimizer.param_groups for p in group["params"]]
+    gradients = [p.grad for p in everyone]
+    restore = remember(optimizer)
+    generator = torch.Generator().manual_seed(seed)
+    try:
+        for p in everyone:
+            made_up = torch.randn(p.shape, generator=generator)
+            p.grad = torch.empty_like(p).copy_(made_up).detach() if p.requires_grad else None
+        optimizer.state = states = _States(known)
+        step = inspect.unwrap(type(optimizer).step)  # without hooks and the schedulers' counter
+        alone = torch.random.fork_rng(devices=[])
+        with alone, running(initializes=True), torch.no_grad(), plain_options([optimizer]):
+            step(optimizer, closure=lambda: torch.zeros(()))
+        groups = [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in optimizer.param_groups
+        ]
+        after = [*map(copied, everyone), copied(dict(states)), copied(groups)]
+        return Trial(*states.initial(known), after, groups)
+    finally:
+        restore()
+        for p, gradient in zip(everyone, gradients, strict=True):
+            p.grad = gradient
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Whether two states hold the same: tensors bit by bit, NaN equal to NaN."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        same = a.shape == b.shape and a.dtype == b.dtype
+        return same and bool(torch.eq(a, b).logical_or(a.ne(a) & b.ne(b)).all())
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return type(a) is type(b) and bool(a == b)
+
+
+@contextlib.contextmanager
+def plain_options(optimizers: list[Optimizer]) -> Iterator[None]:
+    """Let torch's optimizers take their plain loop over parameters, on any device.
+
+    The fused and foreach variants compute the same, and do not trace; capturable ones insist on a
+    device that CSX does not look at.
+    """
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    flags = ("foreach", "fused", "capturable")
+    before = [(group, key, group[key]) for group in groups for key in flags if key in group]
+    try:
+        for group, key, value in before:
+            group[key] = False if value else value
+            if key == "foreach":
+                group[key] = False  # None chooses by device
+        yield
+    finally:
+        for group, key, value in before:
+            group[key] = value
 
 
 def check_optimizer(optimizer: Optimizer, line: UserLine | None = None) -> None:

@@ -3,7 +3,7 @@
 A program knows lists, tuples, dicts and tensors. An object of the batch that has tensors in it is
 *opened*: a dict of its attributes stands in its place. The step's code is given a *closed* copy of
 the object, with what is traced in its attributes. What the step sets on the copy is set on the
-user's object after every step, as is what it puts into a dict of the batch (``batch_changes``).
+user's object after every step, as is what it puts into a dict of the batch (``BatchChanges``).
 
 Nothing of the user's object may be left on the copy that could be read and be another one in the
 next batch: what is neither opened nor known to programs is a stand-in there that can only be passed
@@ -24,12 +24,10 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fulgurite.backends.csx.capture.batch_changes import OBJECT, Path
-from fulgurite.backends.csx.capture.batch_spec import CONSTANTS
-from fulgurite.backends.csx.contract.watched import watch_container
+from fulgurite.backends.csx.capture.batch_spec import CONSTANTS, OBJECT, Path
+from fulgurite.backends.csx.contract import watch_container
 from fulgurite.backends.csx.diagnostics.errors import InputChanged, UnsupportedInput
-from fulgurite.backends.csx.state.python_objects import Owner, attributes_of, owner_of
-from fulgurite.backends.csx.state.storage import dict_of
+from fulgurite.backends.csx.state import Owner, attributes_of, dict_of, owner_of
 
 _Run = Callable[[Any], Any]
 _DEEPEST, _LONGEST = 8, 100
