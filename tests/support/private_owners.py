@@ -178,7 +178,7 @@ ENDS = {
 """With what names end that are put together, or begin."""
 
 PYTHONS = {"math", "sys", "warnings", "logging", "logging.Logger", "log"}
-PYTHONS_HERE = {("backends/csx/contract/frozen_reads.py", "owner")}
+PYTHONS_HERE = {("backends/csx/contract/frozen_reads.py", "home")}
 """Owners of patches that are Python's own, or numpy's; anywhere, and in a file."""
 
 _CSX = "backends/csx"

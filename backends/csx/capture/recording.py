@@ -1,18 +1,13 @@
 """What is kept of a trace: its operations, the updates in it, and where its results go.
 
-What a program returns, and where it goes: the step's result, attributes, lists, host calls.
-
-The updates of torch's and this package's optimizers, which audits leave out.
-
-An update follows from its gradients, and from numbers and options that are compared on every step;
-to trace it takes more than half of a trace (measured: MLP and GPT under AdamW). In the outline of a
-recording an update is one operation, which reads the gradients. Checked against torch 2.13.
-
-What is kept of a trace's operations, to compare a later one with it (see ``comparison``).
-
 Graphs are recorded as they were captured, before any pass: each operation by its function and
 arguments (other operations by number, inputs by name, Python's numbers by value), the tensors that
-it read from outside, and where its results went.
+it read from outside, and where its results went. ``comparison`` compares a later trace with that.
+
+The updates of torch's and this package's optimizers may be left out of a trace. An update follows
+from its gradients, and from numbers and options that are compared on every step; to trace it takes
+more than half of a trace (measured: MLP and GPT under AdamW). In the outline of a recording an
+update is one operation, which reads the gradients. Checked against torch 2.13.
 """
 
 from __future__ import annotations

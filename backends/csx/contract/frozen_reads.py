@@ -366,14 +366,14 @@ def impure_functions() -> Iterator[Patch]:
 
 
 def _warning(
-    owner: Any, label: str, names: Iterable[str], remedy: str, checked: str
+    home: Any, label: str, names: Iterable[str], remedy: str, checked: str
 ) -> Iterator[Patch]:
-    """Patches of an owner's functions, which messages call ``label`` and the function's name."""
+    """Patches of a home's functions, which messages call ``label`` and the function's name."""
     functions = {
-        name: _watched(getattr(owner, name), f"{label}.{name}()", remedy, name) for name in names
+        name: _watched(getattr(home, name), f"{label}.{name}()", remedy, name) for name in names
     }
     why = "the program keeps the value that the first step got, so the user is warned"
-    return patches_of(owner, functions, why=why, checked=checked)
+    return patches_of(home, functions, why=why, checked=checked)
 
 
 def _methods_of(module: ModuleType, generator: object) -> list[str]:
