@@ -38,6 +38,12 @@ class Role(Enum):
     OTHER = "other"  # states of metrics, plain attributes, gradients between steps, numbers
 
 
+class Placement(Enum):
+    """Where the processes of a run hold a tensor of an input."""
+
+    REPLICATED = "replicated"  # each process holds all of it
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
     """One input of a graph: ``index`` counts within its kind, as the capture numbered it."""
@@ -49,6 +55,7 @@ class Input:
     kept: bool = False  # a gradient that is of use even where it is only written
     zero: bool = False  # a gradient that is zero whenever the step begins
     role: Role = Role.OTHER
+    placement: Placement = Placement.REPLICATED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

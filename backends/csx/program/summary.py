@@ -9,22 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 
 from fulgurite.backends.csx.capture import Captured, Leaf
 from fulgurite.backends.csx.graph.flops import Product
-from fulgurite.backends.csx.graph.graph import Graph, Kind
+from fulgurite.backends.csx.graph.graph import Graph, Kind, Placement
 from fulgurite.backends.csx.program.payback import Payback
 from fulgurite.backends.csx.program.speed import Gain
 from fulgurite.backends.csx.state import Layout
 
 ACCUMULATE, STEP = "accumulate", "step"
-
-
-class Placement(Enum):
-    """Where the processes of a run hold a state."""
-
-    REPLICATED = "replicated"  # each process holds all of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +128,7 @@ def make_program(stage: str, captured: Mapping[str, Captured]) -> Program:
             states[item.name] = State(
                 name=item.name,
                 layout=Layout.of(item.example),
-                placement=Placement.REPLICATED,
+                placement=item.placement,
                 written=i in written or (before is not None and before.written),
             )
         outputs = len(one.graph.runs.module.graph.output_node().args[0])  # type: ignore[arg-type]
