@@ -27,6 +27,8 @@ FLOORS = {
 """Rooms inside rooms, from the ground up: each imports from itself and from those before it."""
 MAY_COMPILE = ("compile", "costs", "program", "plugins")
 """Who imports from ``backends/csx/compile``."""
+FACES = tuple(f"backends/csx/{room}" for room in ("state", "contract", "capture"))
+"""Rooms that list what others use of them: these import it from the room, not from its files."""
 INNER = [(house, room) for house, rooms in FLOORS.items() for room in rooms]
 
 MOST_LINES = {ast.Module: 500, ast.ClassDef: 200, ast.FunctionDef: 60}
@@ -143,6 +145,19 @@ def test_who_shows_a_report_has_its_data_alone() -> None:
         for path in files("backends/report")
         for line, name in imported(parsed(path))
         if re.match(r"(torch|lightning|fulgurite(?!\.backends\.report\.))\b", name)
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("room", FACES)
+def test_what_a_room_has_a_face_for_is_imported_from_it(room: str) -> None:
+    package = ".".join(["fulgurite", *room.split("/")])
+    wrong = [
+        f"{path}:{line} imports {name}"
+        for path in files(*ROOMS)
+        if not path.is_relative_to(room)
+        for line, name in imported(parsed(path))
+        if name.startswith(f"{package}.") and name.count(".") > package.count(".") + 1
     ]
     assert wrong == []
 

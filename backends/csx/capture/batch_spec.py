@@ -5,15 +5,12 @@ A program does not check what it is given: a float64 batch into a float32 progra
 strings in a batch are constants of the program; one that the step read may not change. Other
 objects can only be passed on.
 
-What a step changes in the containers of its batch: hooks after the step find it there.
-
 A trace works on containers of its own. Keys that it adds to a dict of the batch (``batch["pred"] =
-y``), replaces or removes, and what it appends to a list, are done again in each batch.
-
-Batches whose sizes vary: which dimension of which tensor, and code that makes one size of them.
+y``), replaces or removes, and what it appends to a list, are done again in each batch
+(``BatchChanges``): hooks after the step find it there.
 
 A program has fixed shapes. Where batches come in a few, each gets a program; where they come in
-many, the user has to pad them, or to put those of a size together.
+many, the user has to pad them, or to put those of a size together (``Varying``).
 """
 
 from __future__ import annotations

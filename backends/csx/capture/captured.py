@@ -2,17 +2,13 @@
 
 Lightning's loop runs under ``make_fx`` on fakes of its tensors (``step_inputs``), and everything is
 put back. What the step left behind is sorted: tensors updated in place, or put where one was, are
-state; tensors in other attributes are outputs; logging and the like are host calls.
+state; tensors in other attributes are outputs; logging and the like are host calls. ``capture``
+gives a ``Captured``: a graph, and all that is needed to run it.
 
-What a trace of one entry point gives: a graph, and all that is needed to run it.
-
-What a trace gives: a recording to compare later ones with, and what a program is built from.
-
-Trace a step again, and see that it still is the program that was built.
-
-With ``retrace_every_iteration`` a step's Python runs on every batch, so what it does on the host
-happens each time. The program that runs stays the first one; where its results go, and what is done
-on the host with them, follows the new trace.
+``retrace`` traces a step again, and sees that it still is the program that was built. With
+``retrace_every_iteration`` a step's Python runs on every batch, so what it does on the host happens
+each time. The program that runs stays the first one; where its results go, and what is done on the
+host with them, follows the new trace.
 """
 
 from __future__ import annotations

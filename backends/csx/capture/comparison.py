@@ -1,12 +1,12 @@
 """Two traces of one step: are they the same program, and if not, what differs first?
 
-State inside lists, dicts and objects that the step makes from data: is it read, or an output?
-
-``self.last["x"] = x`` leaves a tensor where there was none. If the step would do the same with that
-tensor there, it is an output, filled after every step. If not (``self.d.get("x", default)``, ``if
-meter.value is None``), it is state that begins with data, which no program can have. Who reads a
-dict or an object cannot be seen, so the step is traced a second time, with tensors in those places.
-The second trace, which is as all later steps are, is the one that is kept.
+``CreatedState`` compares the two where the first left tensors inside lists, dicts and objects that
+held none: is what it left read, or an output? ``self.last["x"] = x`` leaves a tensor where there
+was none. If the step would do the same with that tensor there, it is an output, filled after every
+step. If not (``self.d.get("x", default)``, ``if meter.value is None``), it is state that begins
+with data, which no program can have. Who reads a dict or an object cannot be seen, so the step is
+traced a second time, with tensors in those places. The second trace, which is as all later steps
+are, is the one that is kept.
 """
 
 from __future__ import annotations

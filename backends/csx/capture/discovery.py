@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from fulgurite.backends.closures import is_closure
 from fulgurite.backends.csx.contract import Source
 from fulgurite.backends.csx.diagnostics.user_lines import belongs_to_library
-from fulgurite.backends.csx.state import dict_of, member, named, owner_of
+from fulgurite.backends.csx.state import dict_of, filled_cells, member, named, owner_of
 from fulgurite.backends.patches import MISSING
 
 _CALLED_BY_SYNTAX = ("forward", "__call__")
@@ -174,11 +174,8 @@ class _Walk:
             self.visit(function.__name__, getattr(function, "__wrapped__", None))
             return
         code = function.__code__
-        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            try:
-                self.visit(name, cell.cell_contents, _Attributes(cell), _CONTENT)
-            except ValueError:  # not filled yet
-                continue
+        for name, cell, value in filled_cells(function):
+            self.visit(name, value, _Attributes(cell), _CONTENT)
         defaults = function.__defaults__ or ()
         names = code.co_varnames[: code.co_argcount]
         for name, value in zip(reversed(names), reversed(defaults), strict=False):

@@ -1,22 +1,18 @@
 """What a LightningModule's step works on: the module, and what its Trainer has.
 
-Which hooks run on the host, between steps; and do they read ``.grad``?
+- Do hooks that run on the host between steps read ``.grad``? If so, programs write all gradients
+  back; if not, they skip that. The hooks of module and callbacks are searched for ``.grad``, with
+  the code of the user's that they name, and the functions that wait for ``fit`` to return.
+- What a step's Python read of the trainer's state selects its program. One validation program
+  serves the sanity check, fit and ``validate``, unless the step asks which of them it is: ``if
+  self.trainer.sanity_checking``, ``f"{self.trainer.state.stage}/loss"``. Then each answer has a
+  program of its own; graphs that are equal are compiled once, as ever. Only programs that asked
+  compare.
+- What a step sets on the Trainer while it is traced happens once. ``trainer.should_stop = True``
+  stays set, so a step that always sets it stops the run, as eagerly. One that would set it on a
+  later batch never does: its condition was False when it was traced.
 
-If so, programs write all gradients back; if not, they skip that. The hooks of module and callbacks
-are searched for ``.grad``, with the code of the user's that they name, and the functions that wait
-for ``fit`` to return.
-
-What a step's Python read of the trainer's state selects its program.
-
-One validation program serves the sanity check, fit and ``validate``, unless the step asks which of
-them it is: ``if self.trainer.sanity_checking``, ``f"{self.trainer.state.stage}/loss"``. Then each
-answer has a program of its own; graphs that are equal are compiled once, as ever. Only programs
-that asked compare. Checked against Lightning 2.6.6.
-
-What a step sets on the Trainer, while it is traced: that happens once.
-
-``trainer.should_stop = True`` stays set, so a step that always sets it stops the run, as eagerly.
-One that would set it on a later batch never does: its condition was False when it was traced.
+Checked against Lightning 2.6.6.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ from fulgurite.backends.csx.state import (
     content,
     dict_of,
     elements,
+    filled_cells,
     filled_slots,
     member,
     named,
@@ -214,13 +215,7 @@ class PythonState:
     def _function(self, function: FunctionType, name: str, depth: int) -> None:
         if belongs_to_library(function):
             return
-        for key, cell in zip(
-            function.__code__.co_freevars, function.__closure__ or (), strict=True
-        ):
-            try:
-                value = cell.cell_contents
-            except ValueError:  # not filled yet
-                continue
+        for key, cell, value in filled_cells(function):
             self._keep(_of_cell(cell), {key: value}, "", whole=False)
             self._look(value, key, depth + 1)
         self._globals(function, depth)

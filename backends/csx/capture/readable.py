@@ -37,6 +37,7 @@ from fulgurite.backends.csx.diagnostics.user_lines import (
 from fulgurite.backends.csx.state import (
     attributes_of,
     elements,
+    filled_cells,
     member,
     named,
     owner_of,
@@ -222,11 +223,8 @@ class _Walk:
         if belongs_to_library(function):
             return
         where, code = f"{function.__module__}.{function.__qualname__}", function.__code__
-        for key, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            try:
-                self.look(cell.cell_contents, f"{where}.{key}", depth + 1)
-            except ValueError:  # not filled yet
-                continue
+        for key, _, value in filled_cells(function):
+            self.look(value, f"{where}.{key}", depth + 1)
         defaults = [function.__defaults__, function.__kwdefaults__]
         self.look(defaults, f"{where}.__defaults__", depth + 1)
         space = function.__globals__
@@ -265,7 +263,7 @@ def _comparable(value: Any) -> Any:
         return type(value), frozenset(value) if len(value) <= _LONGEST else len(value)
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         content = value.flat[: _CHECKSUMMED // max(1, value.itemsize)]
-        return value.shape, value.dtype.str, zlib.crc32(np.ascontiguousarray(content).data)
+        return value.shape, value.dtype.str, zlib.crc32(content.tobytes())
     return bytes(value) if isinstance(value, (array.array, bytearray)) else value
 
 

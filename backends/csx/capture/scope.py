@@ -1,6 +1,6 @@
-"""What a step works on: modules, optimizers and schedulers.
+"""What a step works on: modules, optimizers and schedulers; and how a trace is undone on them.
 
-How a trace is undone: the first one if it fails, those that only compare in any case.
+The first trace is undone if it fails, those that only compare in any case.
 """
 
 from __future__ import annotations

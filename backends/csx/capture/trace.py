@@ -103,17 +103,21 @@ class Trace:
 
     def trace(self) -> fx.GraphModule:
         """The step as it was traced, before any pass."""
-        with self.watch.mode.telling(self.scope.line_now):
-            with contextlib.ExitStack() as stack:
-                self.host.reads.begin(again=self.host.first is not None)
-                for around in self._around_trace():
-                    stack.enter_context(around)
-                examples = [item.example for item in self.inputs.items]
-                module = make_fx(self._step, tracing_mode="real")(*examples)
-                self.watch.settle()
+        module = self._graph()
         self.inputs.drop_batch()
         self.left.filled, self.left.leaked = self.watch.release(module.graph)
         return module
+
+    def _graph(self) -> fx.GraphModule:
+        """Run the step as a graph; no local of this function may outlive it, or it has leaked."""
+        with self.watch.mode.telling(self.scope.line_now), contextlib.ExitStack() as stack:
+            self.host.reads.begin(again=self.host.first is not None)
+            for around in self._around_trace():
+                stack.enter_context(around)
+            examples = [item.example for item in self.inputs.items]
+            graph = make_fx(self._step, tracing_mode="real")(*examples)
+            self.watch.settle()
+        return graph
 
     def _around_trace(self) -> Iterator[AbstractContextManager[object]]:
         """What holds while the graph is made, the outermost first; each is made when it begins."""

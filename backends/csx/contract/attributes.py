@@ -4,24 +4,17 @@
   (``frozen_values``).
 - A scalar that it changed (``self.n += 1``) changes that once: a warning.
 - An attribute that it found without a tensor and left with one (``if self.ema is None: ...``,
-  ``self.total += loss`` from 0.0) is state born from data: an error, as is a list that it both
-  appends to and reads (``WatchedList``).
+  ``self.total += loss`` from 0.0) is state born from data: an error.
+- What it appends to a list (``self.outs.append(loss)``, Lightning's idiom for collecting outputs)
+  is appended after every step. A step that also *reads* the list (``torch.stack(self.outs)``) would
+  see it as it was in the first step, for ever: an error. While a step is traced, the user's code
+  gets a ``WatchedList`` for such a list, which notes reads.
+
+``Changes`` notes which line put something into a module, for errors about what the step left there:
+``self.seen = torch.cat([self.seen, y])``, ``torch.nn.utils.weight_norm(self.net)``.
 
 ``nn.Module``'s own attribute access is replaced while a trace lasts: 16,569 reads in the GPT of
 examples/ (measured), which do not show in the 1.8 s that its trace takes.
-
-Lists of modules that the step appends to: outputs, unless it reads them too.
-
-``self.outs.append(loss)`` is Lightning's idiom for collecting outputs, and works: what a step
-appended is appended after every step. A step that also *reads* the list (``len``, an index,
-``torch.stack(self.outs)``) would see the list as it was in the first step, for ever.
-
-While a step is traced, the user's code gets a proxy for such a list, which notes reads.
-
-Which line of the user's put something into a module while a step is traced.
-
-Errors about what the step left there name it: ``self.seen = torch.cat([self.seen, y])``,
-``torch.nn.utils.weight_norm(self.net)``.
 """
 
 from __future__ import annotations

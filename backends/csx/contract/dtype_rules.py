@@ -1,6 +1,4 @@
-"""Narrow floats: a run has one 16-bit type, that of its precision.
-
-The default dtype of a trace, written into its operations.
+"""Narrow floats: a run has one 16-bit type, that of its precision, and dtypes are written out.
 
 Lightning's "bf16-true" makes bfloat16 torch's default while ``training_step`` runs. An operation
 that was traced without a dtype (``randn(4, 8)``, an integer tensor divided by 2) would take the

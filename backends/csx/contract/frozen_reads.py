@@ -2,21 +2,13 @@
 
 Reading one works, and warns once per line of the user's. Here are Lightning's counters, dicts and
 loggers, clocks and random numbers; ``attributes`` has what modules hold. Not everything can be
-seen: docs/steps.md lists what is frozen without a warning.
+seen: docs/steps.md lists what is frozen without a warning, such as ``datetime.now`` and numpy's
+generator objects, whose types are written in C, or a function that an object or a closure holds.
+(``sys.setprofile`` would see calls of every kind, but looks at all calls of a trace.)
 
-Frozen reads, kept: when a step is traced again its code is told what it was told first.
-
-``batch_idx``, ``self.current_epoch``, clocks and random numbers are other values on every batch,
-and the user has been warned that the program keeps the first. Code that is traced again is told
-these again, so that only what nobody was warned of can make another program.
-
-Functions that give another value on each call: clocks and random numbers of the host.
-
-While a step is traced they warn when the user's code calls them. A profiler of Python's
-(``sys.setprofile``) would see calls of every kind, but looks at all calls of a trace.
-
-Not seen: ``datetime.now`` and numpy's generator objects, whose types are written in C; a function
-that an object or a closure holds.
+These values are others on every batch, and the user has been warned that the program keeps the
+first. So code that is traced again is told these again (``Reads``), and only what nobody was warned
+of can make another program.
 """
 
 from __future__ import annotations

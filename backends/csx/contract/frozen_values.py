@@ -1,17 +1,12 @@
-"""Python scalars in attributes, and buffers, whose values a program has as constants.
-
-Python scalars in attributes of modules, and buffers, that a program has as constants.
+"""Python scalars in attributes of modules, and buffers, that a program has as constants.
 
 A step that reads ``self.kl_weight`` or a Dropout's ``p`` is traced with the value that it finds.
 The host may not change it afterwards: ``FrozenScalars`` compares, at every epoch's start and after
 hooks that somebody overrides.
 
-Buffers whose values Python reads: ``if self.initted:``, ``self.size.item()``.
-
-A buffer that the step does not write is as constant as a Python number in an attribute, and so is
-what follows from such buffers alone. Its value is read once. A step that reads a buffer so and
-writes it too is refused, on the line that reads; a change on the host is found by
-``FrozenScalars``.
+So it is with a buffer whose value Python reads (``if self.initted:``, ``self.size.item()``) and
+that the step does not write, and with what follows from such buffers alone (``FixedBuffers``). A
+step that reads a buffer so and writes it too is refused, on the line that reads.
 """
 
 from __future__ import annotations

@@ -1,21 +1,16 @@
 """Traced tensors: what they are called, who kept one, and what becomes of such a one.
 
-What tensors of a trace are called in messages.
-
-State goes by the place that holds it (``self.head.weight``), the batch by its path
+In messages state goes by the place that holds it (``self.head.weight``), the batch by its path
 (``batch[0]``), the rest by what made it: ``The result of layer_norm, model.py:41``.
 
-Traced tensors that the user kept where nothing fills them: they raise when somebody uses them.
+What a module holds gets the value of every step (``capture/side_effects``). A global, a closure, an
+object that no module holds would keep a tensor without a value: such a tensor becomes a ``Leaked``,
+which knows where it was made, and raises when somebody uses it.
 
-What a module holds gets the value of every step (``side_effects``). A global, a closure, an object
-that no module holds would keep a tensor without a value: such a tensor becomes a ``Leaked``, which
-knows where it was made.
-
-Leaked tensors are told of before a program is compiled: who holds them, and who will read them.
-
-The holder (``the global LOSSES of model.py``) is found by the garbage collector's references,
-backwards, a few steps: 20 ms each in a process with torch and Lightning. Whether the next step
-reads such a tensor is seen by tracing the step once more. Both only where something leaked.
+The user is told of it before a program is compiled. The holder (``the global LOSSES of model.py``)
+is found by the garbage collector's references, backwards, a few steps: 20 ms each in a process with
+torch and Lightning. Whether the next step reads such a tensor is seen by tracing the step once
+more. Both only where something leaked.
 """
 
 from __future__ import annotations

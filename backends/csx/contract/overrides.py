@@ -1,9 +1,7 @@
-"""Static forms of torch functions whose ordinary form looks at values.
+"""Static forms of torch functions whose ordinary form looks at values, and of indices.
 
-One computes what torch does, or returns ``NotImplemented`` where it does not apply. Checked
-against torch 2.13.
-
-Indices with tensors in them, in a form that reads no value and has a static shape.
+One computes what torch does, or returns ``NotImplemented`` where it does not apply. Indices with
+tensors in them get a form that reads no value and has a static shape. Checked against torch 2.13.
 """
 
 from __future__ import annotations

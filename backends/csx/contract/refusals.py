@@ -2,17 +2,12 @@
 
 ``function_mode`` asks here when a call needs a value, or fails, while the step is traced. Calls
 that no function mode sees are replaced by functions that raise (``refused_calls``), and what
-Python or torch themselves say is explained (``explained``).
-
-Who called the torch function that runs now: the step's own code, an optimizer, or a metric.
-
-What is a misuse in the user's code may be harmless in a library's, which knows what it does.
-
-Find which argument of a torch function must be a Python number, and was given a tensor.
+Python or torch themselves say is explained (``explained``). What is a misuse in the user's code may
+be harmless in a library's, which knows what it does: so it is asked who called.
 
 ``F.leaky_relu(x, t)`` reads the value of ``t``, which has none while the step is traced. Some such
 calls reach the function mode, some are noticed inside of torch, and some raise before any mode
-sees them: then the traceback and the user's source tell. ``rules`` has what to write.
+sees them: then the traceback and the user's source tell which argument it was.
 """
 
 from __future__ import annotations

@@ -5,10 +5,9 @@ tests. A torch function that is a misuse wherever it is called is named in the r
 is refused where it is noticed: ``raise misuse("generator", line)``. ``docs/errors.md`` shows each,
 with the rules of other rooms.
 
-What to write instead of giving torch a tensor where it takes only Python's own numbers.
-
-Two tables, by function or by ``function.argument``. Their code calls the first tensor ``x``, the
-next ones ``y`` and ``z``, and the tensor that should be a number ``t``.
+What to write where torch takes only Python's own numbers is in two tables, by function or by
+``function.argument``. Their code calls the first tensor ``x``, the next ones ``y`` and ``z``, and
+the tensor that should be a number ``t``.
 """
 
 from __future__ import annotations

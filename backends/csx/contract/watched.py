@@ -6,8 +6,6 @@ call finds the value; those that it reads are told of, and keep the first batch'
 be passed on. Code that refuses a proxy makes the step be traced once more, with the values
 themselves, which then count as read (``values_where_refused``).
 
-Proxies: what a step finds in place of the numbers, strings and objects of its batch.
-
 Every operation on a proxy notes that the value was read, and works on the value. A proxy is no int,
 float or str: one that was could be read unseen by code written in C, and the value be frozen in
 silence. To torch's own functions it is a ``SymInt`` or ``SymFloat``, which they take for numbers,

@@ -49,6 +49,7 @@ from fulgurite.backends.csx.state.python_objects import attributes_of as attribu
 from fulgurite.backends.csx.state.python_objects import children as children
 from fulgurite.backends.csx.state.python_objects import content as content
 from fulgurite.backends.csx.state.python_objects import elements as elements
+from fulgurite.backends.csx.state.python_objects import filled_cells as filled_cells
 from fulgurite.backends.csx.state.python_objects import filled_slots as filled_slots
 from fulgurite.backends.csx.state.python_objects import named as named
 from fulgurite.backends.csx.state.python_objects import owner_of as owner_of

@@ -1,9 +1,8 @@
 """The state of a program while it runs: the tensors that are in its places now.
 
-Whether optimizers still hold their state in the dicts that programs were built on.
-
 A program takes tensors from the dicts of ``optimizer.state``. Host code may put other dicts in
-their place (``load_state_dict`` does) or clear them; then the programs have to be built anew.
+their place (``load_state_dict`` does) or clear them; then the programs have to be built anew, which
+``HeldStates`` tells.
 """
 
 from __future__ import annotations

@@ -1,26 +1,23 @@
 """Updates of an optimizer that may not count, or are others the first time.
 
-Optimizer steps that a tensor can cancel: where it says so, what the step wrote is put back.
+Eagerly the host decides whether ``optimizer.step()`` is called. Here it always runs, and a tensor
+can cancel it: every state that it wrote becomes ``torch.where(skip, before, after)``: parameters,
+the optimizer's state, and what hooks on the step changed (``skipped_where``). What was written is
+read off the recorded operations, so it does not matter through which tensor (``p``, ``p.data``, a
+view) that happened.
 
-Eagerly the host decides whether ``optimizer.step()`` is called. Here it always runs, and every
-state that it wrote becomes ``torch.where(skip, before, after)``: parameters, the optimizer's state,
-and what hooks on the step changed. What was written is read off the recorded operations, so it does
-not matter through which tensor (``p``, ``p.data``, a view) that happened.
+State that comes from the first gradient: SGD with dampening starts its buffer as the first
+gradient, and many a user's optimizer has ``if "buf" not in state: state["buf"] = p.grad.clone()``.
+While such a step is traced it runs twice after one backward pass: as the first update, without that
+state, and as any later one, with it (``first_updates``). A flag in the program's state,
+``updated``, chooses between the two results. State from a checkpoint is not new, so it needs none
+of this.
 
-State that comes from the first gradient: the first update runs as eager's, in the same program.
-
-SGD with dampening starts its buffer as the first gradient, and many a user's optimizer has ``if
-"buf" not in state: state["buf"] = p.grad.clone()``. While such a step is traced it runs twice after
-one backward pass: as the first update, without that state, and as any later one, with it. A flag in
-the program's state, ``updated``, chooses between the two results. State from a checkpoint is not
-new, so it needs none of this.
-
-Gradients that an optimizer uses in the step after the one that computed them.
-
-``opt.step(); opt.zero_grad(); manual_backward(loss)``: in the first step every ``p.grad`` is None,
-and the optimizer leaves such parameters and their state alone. A flag for each of them, state of
-the program, tells whether there is a gradient; where there is none, what the optimizer wrote is
-taken back. The host sets the flag where it clears a gradient or puts one there.
+Gradients that are used in the step after the one that computed them: in the first step of
+``opt.step(); opt.zero_grad(); manual_backward(loss)`` every ``p.grad`` is None, and the optimizer
+leaves such parameters and their state alone. A flag for each of them (``Carried``), state of the
+program, tells whether there is a gradient; where there is none, what the optimizer wrote is taken
+back. The host sets the flag where it clears a gradient or puts one there.
 """
 
 from __future__ import annotations

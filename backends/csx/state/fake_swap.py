@@ -3,11 +3,10 @@
 While they are there other threads meet them too. What such a thread does with them waits until the
 trace is over, and then sees the real tensors (``StateFakeTensor``).
 
-``p.data = value`` in a step: the tensor moves to other memory, as eagerly.
-
-What it leaves keeps its values for whoever still looks there (``old = p.data; p.data = q.data;
-q.data = old`` swaps). The program's memory does not move: what is where at the step's end is copied
-into it, after everything else.
+``p.data = value`` in a step moves the tensor to other memory, as eagerly (``ReplacedData``). What
+it leaves keeps its values for whoever still looks there (``old = p.data; p.data = q.data; q.data =
+old`` swaps). The program's memory does not move: what is where at the step's end is copied into it,
+after everything else.
 """
 
 from __future__ import annotations

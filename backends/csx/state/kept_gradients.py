@@ -1,10 +1,7 @@
 """Where gradients are between steps: in ``p.grad``, or in buffers that only programs see.
 
 Under automatic optimization, where every step clears them first, a Lightning step keeps none unless
-a hook on the host reads ``.grad`` (host_reads.py). What is in ``p.grad`` then raises when it is
-used (dropped_gradient.py).
-
-What stands in ``p.grad`` where a program computed a gradient and did not keep it.
+a hook on the host reads ``.grad``. What is in ``p.grad`` then raises when it is used (``Unkept``).
 """
 
 from __future__ import annotations

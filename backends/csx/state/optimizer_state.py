@@ -1,11 +1,5 @@
 """The state of optimizers before the first step, found by a step of each on trial.
 
-What is called before and after an optimizer's steps.
-
-A step of an optimizer on trial, with made-up gradients: the state it makes, what it does.
-
-Optimizer state before the first step.
-
 A program's state must exist before it is traced, and most optimizers make theirs in their first
 ``step``. So that step is run on trial, with made-up gradients, each state tensor is kept with its
 *initial value*, that of the moment it was made, and everything else is put back. (Running the step

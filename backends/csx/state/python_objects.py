@@ -15,6 +15,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum, auto
 from operator import is_
+from types import CellType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -119,6 +120,16 @@ def children(value: Any, opens: Callable[[Any], bool]) -> list[tuple[Step, Any]]
     found = [((False, key), item) for key, item in (dict_of(value) or {}).items()]
     slots = slot_names(type(value))
     return found + [((False, name), getattr(value, name, MISSING)) for name in slots]
+
+
+def filled_cells(function: FunctionType) -> Iterator[tuple[str, CellType, Any]]:
+    """A closure's variables, the cells that hold them, and their values."""
+    cells = function.__closure__ or ()
+    for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
+        try:
+            yield name, cell, cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
 
 
 def named(owner: str, step: Step) -> str:

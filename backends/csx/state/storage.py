@@ -1,10 +1,9 @@
 """The state of a program: the tensors that modules and optimizers already hold, in place.
 
-Words: a *place* is a key of a module's or an optimizer's dict. A *state input* is one storage: the
-input of the program that all tensors over it share. Tied weights (one tensor in several places) and
-views of one buffer are one input each.
-
-Places on the host: where a step finds tensors, and what goes where after every step.
+Words: a *place* is a key of a dict on the host, a module's or an optimizer's: a step finds tensors
+there, and leaves others. A *state input* is one storage: the input of the program that all tensors
+over it share. Tied weights (one tensor in several places) and views of one buffer are one input
+each.
 """
 
 from __future__ import annotations
