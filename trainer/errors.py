@@ -6,7 +6,7 @@ from fulgurite.backends.checkpoints.damage import CheckpointError as CheckpointE
 from fulgurite.backends.csx.compile.checking.selfcheck import (
     MiscompiledWarning as MiscompiledWarning,
 )
-from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning as FrozenValueWarning
+from fulgurite.backends.csx.contract import FrozenValueWarning as FrozenValueWarning
 from fulgurite.backends.csx.diagnostics.errors import BatchesDiffer as BatchesDiffer
 from fulgurite.backends.csx.diagnostics.errors import ConditionalOnTensor as ConditionalOnTensor
 from fulgurite.backends.csx.diagnostics.errors import DynamicShape as DynamicShape

@@ -21,7 +21,7 @@ from torch._inductor import config as inductor
 from torch._inductor.exc import CppCompileError, InductorError
 
 import fulgurite
-from fulgurite.backends.csx.capture import finished_trace
+from fulgurite.backends.csx.capture import captured
 from fulgurite.backends.csx.compile.background import compilation
 from fulgurite.backends.csx.compile.fabric import Loaded
 from fulgurite.backends.csx.compile.host import denormals
