@@ -175,8 +175,8 @@ def sort_state(
         else:
             aliased = storage_of(now[0]) in shared  # another state: read it before it is written
             writes.append((held.tensor, now[0].clone() if aliased else now[0]))
-        held.put(held.tensor)
-    for tensor, value in writes:
+        held.put(held.tensor)  # the host is left as it was; the program does the rest
+    for tensor, value in writes:  # after the loop: states may change places with one another
         tensor.copy_(value)
     return known
 

@@ -226,6 +226,7 @@ class TreeChanges:
         place = inside.place(path)
         self._left.append_after(Place(Grown(inside, path), None, place.name), added)
         put_back(value, before)
+        # a full deque stays as long; who reads a list in an attribute itself, ``attributes`` sees
         rotates = isinstance(value, deque) and len(before) == value.maxlen
         watched = not path and type(value) is list and may_collect([item for _, item in before])
         if not rotates and not watched:
@@ -250,7 +251,7 @@ class TreeChanges:
     def _replaced(self, inside: Inside, path: Path, before: Any, now: Any) -> None:
         place = inside.place(path)
         if isinstance(now, Tensor) and place in self._held:
-            return
+            return  # state, which ``sort_state`` deals with
         if isinstance(before, Tensor):
             raise UnsupportedState(
                 f"The step replaced {place.name}, which is a parameter or a buffer of a"
@@ -260,6 +261,7 @@ class TreeChanges:
                 " fit (.clone())",
             )
         place.put(before)
+        # longer in each step, it would be another output in each: only its end is one
         grows = _begins_with(now, before) or place.name in self._regrown
         if grows:
             regrown = Place(Regrown(inside, path), None, place.name)
