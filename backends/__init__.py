@@ -1,15 +1,20 @@
 """Where a step runs.
 
-In reading order: ``supported`` (the versions of torch and others that this package works with, and
-what of them it needs that is private, which ``private_names`` lists), ``torch_versions`` (in which
-way torch's differ), ``patches`` (what replaces a part of somebody else's code), ``backend`` (the
-base and the rule of one type per process), ``cpu`` and ``gpu`` (eager Lightning), ``mixed`` (mixed
-precision on every device), ``csx`` (the static-graph backend), ``report`` (what it built, for who
-reads it), ``closures``, ``step_count`` and ``gradient_norm`` (what a step may call on every
-device), ``schedules`` (schedulers that a program computes), ``step_context`` (what runs now, which
-they ask), ``checkpoints`` (files that are whole, on every device), ``safe_load`` (what is read runs
-nothing), ``interrupts`` (Ctrl-C while something is put back), ``garbage`` (Python's collector while
-a step is traced), ``heap`` (what a step frees).
+supported          the versions that this package works with, and the private names it needs of them
+torch_versions     in which way torch's versions differ
+torch_compiler     the parts of torch's compiler that more than one room needs
+patches            what replaces a part of somebody else's code
+backend            the base, the rule of one type per process, and the eager backends
+csx                the static-graph backend
+report             what it built, for who reads it
+mixed              mixed precision on every device
+step_context       what runs now; the numbers of a step that user code may ask for
+closures           functions that run on the host after a step, on every device
+program_scheduler  schedulers that a program computes
+runtime            Python's collector, the C library's heap and Ctrl-C around a step
+checkpoints        files that are whole, on every device
+safe_load          what is read runs nothing
+
 Importing this package registers strategy and accelerator "csx" with Lightning, so that
 ``lightning.Trainer(strategy="csx")`` works too.
 """
@@ -24,6 +29,8 @@ from fulgurite.backends.supported import UnsupportedVersion as UnsupportedVersio
 # isort: split
 # the import above sees that all names are there which those below need
 from fulgurite.backends.backend import Backend as Backend
+from fulgurite.backends.backend import CPUBackend as CPUBackend
+from fulgurite.backends.backend import GPUBackend as GPUBackend
 from fulgurite.backends.backend import (
     check_backend_type,
     check_keys,
@@ -31,7 +38,6 @@ from fulgurite.backends.backend import (
     device_type,
     set_backend,
 )
-from fulgurite.backends.cpu import CPUBackend as CPUBackend
 from fulgurite.backends.csx.config import CSConfig as CSConfig
 from fulgurite.backends.csx.config import CSXBackend as CSXBackend
 from fulgurite.backends.csx.config import forget_config
@@ -39,7 +45,6 @@ from fulgurite.backends.csx.contract import forget_shown
 from fulgurite.backends.csx.plugins.accelerator import CSXAccelerator
 from fulgurite.backends.csx.plugins.parallel import CSXParallelStrategy
 from fulgurite.backends.csx.plugins.strategy import CSXStrategy
-from fulgurite.backends.gpu import GPUBackend as GPUBackend
 
 BACKENDS: dict[str, type[Backend]] = {
     kind.backend_type: kind for kind in (CSXBackend, CPUBackend, GPUBackend)

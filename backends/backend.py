@@ -2,16 +2,19 @@
 
 A process holds one backend *type*. The first backend that is made claims it; another of the same
 type may follow with other options, one of another type is refused. The last one made is the live
-one.
+one. "CPU" and "GPU" are ordinary eager Lightning; "CSX" is a folder of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
+
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 DEVICES = ("CSX", "CPU", "GPU")
 
@@ -94,12 +97,49 @@ def device_type(device: object) -> str:
     raise ValueError(f"device must be one of 'CSX', 'CPU' or 'GPU' (any case); got {device!r}.")
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A question after the nearest of the known names, to follow a sentence; or nothing."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
 def check_keys(options: Mapping[str, Any], known: type, owner: str) -> None:
     """Raise a ValueError that names the nearest key where ``options`` has one ``known`` lacks."""
     names = [field.name for field in fields(known)]
     for key in options:
         if key not in names:
-            near = difflib.get_close_matches(str(key), names, n=1, cutoff=0.5)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
             takes = f"It takes {', '.join(names)}." if names else "It takes no options."
-            raise ValueError(f"{owner} has no option {key!r}.{hint} {takes}")
+            raise ValueError(
+                f"{owner} has no option {key!r}.{did_you_mean(str(key), names)} {takes}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CPUBackend(Backend):
+    """Eager Lightning on the CPU. It takes no options."""
+
+    backend_type: ClassVar[str] = "CPU"
+
+
+def gpu_device() -> torch.device:
+    """Where eager code on backend GPU has its tensors."""
+    return torch.device("cuda" if torch.cuda.is_available() else "mps")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPUBackend(Backend):
+    """Eager Lightning on the GPU. It takes no options.
+
+    Raises:
+        MisconfigurationException: no usable GPU.
+    """
+
+    backend_type: ClassVar[str] = "GPU"
+
+    def _validate(self) -> None:
+        if not (torch.cuda.is_available() or torch.backends.mps.is_available()):
+            raise MisconfigurationException(
+                "device 'GPU' was asked for, but PyTorch finds no usable GPU here (neither CUDA nor"
+                " MPS). Use device='CSX' or device='CPU', or install a PyTorch build with GPU"
+                " support."
+            )

@@ -1,9 +1,9 @@
 """The versions that this package was tested with, and what of them it needs that is private.
 
-``private_names`` lists those names, made from the code. Where one is gone, to import this package's
-rooms is an error that names it and the version that lacks it: nothing is trained half. What only
-the compiler's side needs is not asked for here; without it programs run operation by operation
-(``csx/compile/toolchain.failures_told``).
+``private_names.json`` lists those names; ``tests/tools/document_private_names.py`` makes it from
+the code. Where one is gone, to import this package's rooms is an error that names it and the
+version that lacks it: nothing is trained half. What only the compiler's side needs is not asked for
+here; without it programs run operation by operation (``csx/compile/toolchain.failures_told``).
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import builtins
 import functools
 import importlib
 import importlib.metadata
+import json
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
 import torch
-
-from fulgurite.backends.private_names import REQUIRED
 
 TESTED = {
     "torch": ">=2.13,<2.16",
@@ -31,6 +31,10 @@ TESTED = {
 
 Names = Mapping[str, Mapping[str, str]]
 """Private names by the module or class that has them, each with the file that needs it."""
+
+REQUIRED: Names = json.loads(
+    Path(__file__).with_name("private_names.json").read_text(encoding="utf-8")
+)
 
 
 class UnsupportedVersion(ImportError):

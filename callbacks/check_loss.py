@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fulgurite.backends.csx.graph.passes.hold import GUARD as STATE
+from fulgurite.backends.csx import GUARD
 from fulgurite.callbacks.sparse import (
     SparseCallback,
     batches_ready,
@@ -101,7 +101,7 @@ class CheckLoss(SparseCallback):
         """Begin to count losses that are finite."""
         self._batches = batches_ready(trainer)
         self.on_train_epoch_start(trainer, pl_module)
-        vars(pl_module)[STATE] = torch.zeros((), dtype=torch.int64, device=pl_module.device)
+        vars(pl_module)[GUARD] = torch.zeros((), dtype=torch.int64, device=pl_module.device)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Windows of accumulation begin anew: the last one of an epoch may be smaller."""
@@ -112,7 +112,7 @@ class CheckLoss(SparseCallback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
     ) -> None:
         """Count on while losses are finite; at the first bad one turn negative, and stay."""
-        count = getattr(pl_module, STATE)
+        count = getattr(pl_module, GUARD)
         with torch.no_grad():
             value = loss.detach().sum()  # a loss of no dimension: itself
             bad = torch.where(value.isnan(), _code(count, _NAN), _code(count, _INFINITE))
@@ -126,7 +126,7 @@ class CheckLoss(SparseCallback):
         """Look at gradients; in an eager step, take those away that are not to be used."""
         if not self._gradients:
             return
-        count = getattr(pl_module, STATE)
+        count = getattr(pl_module, GUARD)
         used = [p for group in optimizer.param_groups for p in group["params"]]
         gradients = [p.grad for p in used if p.grad is not None]
         scaler = getattr(trainer.precision_plugin, "scaler", None)
@@ -147,12 +147,10 @@ class CheckLoss(SparseCallback):
             self.look(trainer, pl_module)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Look at the count before validation."""
+        """Look at the count before validation, and when an epoch ends."""
         self.look(trainer, pl_module)
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Look at the count when an epoch ends."""
-        self.look(trainer, pl_module)
+    on_train_epoch_end = on_validation_start
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -162,13 +160,13 @@ class CheckLoss(SparseCallback):
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Take the counter off the module again."""
-        vars(pl_module).pop(STATE, None)
+        vars(pl_module).pop(GUARD, None)
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
         """Take the counter off the module again: it may be looked at after the exception."""
-        vars(pl_module).pop(STATE, None)
+        vars(pl_module).pop(GUARD, None)
 
     def look(
         self,
@@ -186,7 +184,7 @@ class CheckLoss(SparseCallback):
         Raises:
             NonFiniteLoss: something was not finite, and the run is to end there.
         """
-        count = vars(module).get(STATE)
+        count = vars(module).get(GUARD)
         if count is None or (code := int(count)) >= 0:
             return
         before, kind = divmod(-code - 1, 3)

@@ -8,7 +8,6 @@ and test; what Lightning validates before a fit, to see whether it can, is none.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from typing import Any, Protocol
 
 import lightning.pytorch as pl
@@ -18,6 +17,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor
 
 from fulgurite.backends.patches import patched
+from fulgurite.callbacks.sparse import Undoing
 
 _TRANSFER = "on_before_batch_transfer"
 
@@ -78,7 +78,7 @@ HOOKS = tuple(name for name in vars(Runner) if name.startswith("on_"))
 """The names of the twelve."""
 
 
-class RunnerHooks(pl.Callback):
+class RunnerHooks(Undoing):
     """Calls the hooks that a runner overrides; the others cost nothing.
 
     Args:
@@ -86,8 +86,8 @@ class RunnerHooks(pl.Callback):
     """
 
     def __init__(self, runner: Runner) -> None:
+        super().__init__()
         self._runner = runner
-        self._patches = ExitStack()
         for hook in filter(self._overrides, HOOKS):
             for event, call in self._events(hook).items():
                 setattr(self, event, call)  # Lightning and the lean loops look at the instance
@@ -129,17 +129,7 @@ class RunnerHooks(pl.Callback):
         _refuse_own_fetching(pl_module, starts)
         owner = _owner_of_transfer(trainer, pl_module)
         change = (owner, _TRANSFER, _replacing(trainer, starts, getattr(owner, _TRANSFER)))
-        self._patches.enter_context(patched([change]))
-
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Put the transfer's own hook back."""
-        self._patches.close()
-
-    def on_exception(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
-    ) -> None:
-        """Put the transfer's own hook back."""
-        self._patches.close()
+        self.undo.enter_context(patched([change]))
 
 
 def _started(call: Callable[[], None]) -> Callable[..., None]:

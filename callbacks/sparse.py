@@ -1,4 +1,4 @@
-"""Callbacks that cost a step nothing on the host, but for some steps.
+"""What callbacks build upon: some that cost most steps nothing, some that undo what they change.
 
 A callback that says how seldom it needs the hooks around a batch is called that seldom on CSX;
 elsewhere Lightning calls it on every batch.
@@ -7,6 +7,7 @@ elsewhere Lightning calls it on every batch.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import lightning.pytorch as pl
@@ -14,7 +15,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from fulgurite.backends.csx.plugins.strategy import StaticGraph
+from fulgurite.backends.csx import StaticGraph
 
 _AROUND_BATCHES = ("on_train_batch_start", "on_train_batch_end")
 
@@ -33,6 +34,28 @@ class SparseCallback(pl.Callback):
             Multiples of this number; 1 for every batch, 0 for none.
         """
         return 1
+
+
+class Undoing(pl.Callback):
+    """A callback that changes something of a run, until it ends or fails.
+
+    Attributes:
+        undo: closing it takes the changes back.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.undo = ExitStack()
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Take the changes back."""
+        self.undo.close()
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Take the changes back."""
+        self.undo.close()
 
 
 def period(callback: SparseCallback, trainer: pl.Trainer) -> int:
@@ -62,6 +85,11 @@ def is_log_step(trainer: pl.Trainer) -> bool:
 def is_static(trainer: pl.Trainer) -> bool:
     """Whether the trainer's steps are programs: hooks inside them run once, while traced."""
     return isinstance(trainer.strategy, StaticGraph)
+
+
+def only_builds(trainer: pl.Trainer) -> bool:
+    """Whether the trainer's run builds its programs, and does nothing else."""
+    return isinstance(trainer.strategy, StaticGraph) and trainer.strategy.only_builds
 
 
 def logs_in_step(trainer: pl.Trainer) -> bool:

@@ -4,24 +4,18 @@ CSX's strategy calls ``install`` by its dotted name; ``trainer`` may import from
 package imports ``callbacks`` and ``backends``. Each class is Lightning's with a few methods
 changed; their state keeps Lightning's keys, so checkpoints interchange.
 
-rounds         loaders that begin within an epoch, and from which random states
-dealing        an epoch that goes on in another number of processes
-position       which batch comes next after a resume, and from which random states
-logged         what an epoch has accumulated of logged values and metrics, for a checkpoint
-resuming       at which moment of an epoch a checkpoint was written, and what is left of it to do
-shapes         refuses loaders whose last batch is smaller, where that is asked for
-ahead          looks at a few batches before the first compile: do their sizes vary?
-fetching       takes batches from an ordinary loader without Lightning's and torch's overhead
-loader_errors  adds worker, samples and cause to errors of loaders
-feeding        says once if the loader is slower than the program
-lean           calls the hooks around a step (``on_train_batch_start`` and the like)
-finite         says once at which step a loss was first not finite
-building       runs that only compile: the first batch of each stage
-pace           the last line of a fit: its steps, and how long they waited for programs
-fit            the fit loop
-epoch          the loop over the batches of an epoch
-optimization   the step: the hooks inside it are traced from here (``on_before_backward`` ...)
-evaluation     validation, test and predict
+data_position     which batch comes next after a resume, and from which random states
+dealing           an epoch that goes on in another number of processes
+accumulated       what an epoch has of logged values and metrics, for a checkpoint
+resuming          at which moment of an epoch a checkpoint was written, and what is left to do
+fetching          takes batches without Lightning's and torch's overhead, and times them
+loader_errors     adds worker, samples and cause to errors of loaders
+lean              calls the hooks around a step (``on_train_batch_start`` and the like)
+finite            says once at which step a loss was first not finite
+fit               the fit loop
+epoch             the loop over the batches of an epoch
+optimization      the step: the hooks inside it are traced from here (``on_before_backward`` ...)
+evaluation_loops  validation, test and predict
 
     fit                                                        host
       sanity check: two validation batches                     host, programs
@@ -57,12 +51,12 @@ from __future__ import annotations
 
 import lightning.pytorch as pl
 
-from fulgurite.backends.csx.plugins.strategy import strategy_of
+from fulgurite.backends.csx import strategy_of
 from fulgurite.callbacks.check_loss import CheckLoss
 from fulgurite.loops import resuming
 from fulgurite.loops.epoch import TrainingEpochLoop as TrainingEpochLoop
-from fulgurite.loops.evaluation import EvaluationLoop as EvaluationLoop
-from fulgurite.loops.evaluation import PredictionLoop as PredictionLoop
+from fulgurite.loops.evaluation_loops import EvaluationLoop as EvaluationLoop
+from fulgurite.loops.evaluation_loops import PredictionLoop as PredictionLoop
 from fulgurite.loops.fit import FitLoop as FitLoop
 from fulgurite.loops.optimization import AutomaticOptimization as AutomaticOptimization
 from fulgurite.loops.optimization import ManualOptimization as ManualOptimization

@@ -24,9 +24,8 @@ from torch.utils.data import (
 )
 
 from fulgurite.backends.checkpoints.damage import CheckpointError
-from fulgurite.backends.csx.graph.rng import restore_with
-from fulgurite.backends.csx.plugins.order import ORDER, Order
-from fulgurite.loops import position
+from fulgurite.backends.csx import ORDER, Order, rng
+from fulgurite.loops import data_position
 
 
 class _Once:
@@ -66,7 +65,7 @@ def _order_of(trainer: Any) -> Order | None:
     if len(loaders) != 1 or not isinstance(loaders[0], DataLoader):
         return None
     [loader] = loaders
-    if position.has_state(loader) or isinstance(loader.dataset, IterableDataset):
+    if data_position.has_state(loader) or isinstance(loader.dataset, IterableDataset):
         return None
     if type(loader.batch_sampler) is not BatchSampler or trainer.num_training_batches != len(
         loader
@@ -111,9 +110,10 @@ def deal(epoch_loop: Any, restored: dict[str, Any], fetcher: _DataFetcher, first
     loader.batch_sampler.sampler = _Once(
         loader.batch_sampler, _own(loader, samples, order, trainer)
     )
+    # from here on the loader's length is that of the rest, and this epoch's is another than others'
     epoch_loop.order, batches = order, order.batches + len(loader)
-    position.make_iterator(fetcher, first)
-    restore_with(restored, [loader])
+    data_position.make_iterator(fetcher, first)
+    rng.restore_with(restored, [loader])
     fetcher.fetched, fetcher.length = order.batches, batches
     _have_batches(trainer, batches)
     return True

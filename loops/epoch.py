@@ -12,13 +12,8 @@ from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from fulgurite.backends.csx.diagnostics.errors import InputChanged
-from fulgurite.backends.csx.diagnostics.stop_iteration import refuse_users
-from fulgurite.backends.csx.graph.rng import collect_with
-from fulgurite.backends.csx.hyperparams.schedules import RunSchedulers
-from fulgurite.backends.csx.plugins.order import Order
-from fulgurite.backends.csx.plugins.strategy import strategy_of
-from fulgurite.loops import dealing, fetching, position, resuming, rounds
+from fulgurite.backends.csx import InputChanged, Order, refuse_stop_iteration, rng, strategy_of
+from fulgurite.loops import data_position, dealing, fetching, resuming
 from fulgurite.loops.finite import Losses
 from fulgurite.loops.lean import (
     BatchHooks,
@@ -38,7 +33,6 @@ class TrainingEpochLoop(_TrainingEpochLoop):
     _begins: bool  # whether the next batch is the first of this epoch that runs
     _is_due: bool  # whether hooks that are needed on some steps only are called on this batch
     _validates: bool
-    _schedulers: RunSchedulers
     _limits: tuple[Any, ...] | None = None  # for which that is so; None outside of an epoch
     order: Order | None = None  # of an epoch that other processes began
     stopped: dict[str, Any] | None = None  # of an epoch that ended early: what a checkpoint keeps
@@ -89,7 +83,7 @@ class TrainingEpochLoop(_TrainingEpochLoop):
         positions = strategy.data_position
         if self.trainer.current_epoch > 0 and not fit_loop.is_resuming and not self.restarting:
             loaders = data_fetcher.combined_loader.flattened
-            positions[position.ITERATOR] = collect_with(loaders)
+            positions[data_position.ITERATOR] = rng.collect_with(loaders)
         if not fit_loop.resumed and fit_loop.loader_states:
             data_fetcher.combined_loader._load_state_dicts(fit_loop.loader_states)
             fit_loop.loader_states = []
@@ -100,22 +94,26 @@ class TrainingEpochLoop(_TrainingEpochLoop):
         self._limits = ()
         self._schedulers = strategy.schedulers
         self._schedulers.sort(strategy.lr_scheduler_configs)
-        rounds.forget(positions)
+        data_position.forget_rounds(positions)
         dealing.forget(self)
         restored = strategy.restored
         if restored is not None:
             strategy.restored = None
-            seen, exact = self.batch_progress.current.ready, position.PROGRESS in restored
+            seen, exact = self.batch_progress.current.ready, data_position.PROGRESS in restored
             ended = exact and self.batch_progress.is_last_batch
             first = self.trainer.current_epoch == 0
             if dealing.deal(self, restored, data_fetcher, first):
                 positions |= {
-                    moment: restored[moment] for moment in position.MOMENTS if moment in restored
+                    moment: restored[moment]
+                    for moment in data_position.MOMENTS
+                    if moment in restored
                 }
             else:
-                position.replay(positions, restored, data_fetcher, seen, first=first, ended=ended)
+                data_position.replay(
+                    positions, restored, data_fetcher, seen, first=first, ended=ended
+                )
         else:
-            rounds.follow(data_fetcher.combined_loader, positions, {})
+            data_position.follow_rounds(data_fetcher.combined_loader, positions, {})
         self._begins, self._is_due = True, False
         self.hooks = self._find_hooks()
         self._lean, self._several = self.hooks.suffice(data_fetcher), self.trainer.world_size > 1
@@ -165,7 +163,7 @@ class TrainingEpochLoop(_TrainingEpochLoop):
         if self.batch_progress.current.ready == 0:
             loaders = data_fetcher.combined_loader.flattened
             positions = strategy_of(self.trainer).data_position
-            positions[position.FIRST_BATCH] = collect_with(loaders)
+            positions[data_position.FIRST_BATCH] = rng.collect_with(loaders)
         if not self.hooks.hold():
             self.hooks = self._find_hooks()
         try:
@@ -175,7 +173,7 @@ class TrainingEpochLoop(_TrainingEpochLoop):
             else:
                 self._advance(data_fetcher)
         except StopIteration as error:
-            refuse_users(error)
+            refuse_stop_iteration(error)
             raise
         except InputChanged as error:
             name_batch(error, data_fetcher, self.batch_progress.current.ready - 1)

@@ -14,14 +14,10 @@ import warnings
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from lightning.pytorch.tuner.lr_finder import _LRCallback
 from torch import Tensor
 
-from fulgurite.backends.csx.graph.passes.hold import GUARD
-from fulgurite.backends.csx.plugins.strategy import strategy_of
-from fulgurite.backends.csx.program.first_bad import in_words
-from fulgurite.backends.csx.program.summary import ACCUMULATE, STEP
+from fulgurite.backends.csx import ACCUMULATE, GUARD, STEP, strategy_of
 from fulgurite.callbacks.check_loss import CheckLoss, describe
 
 SAMPLE = 64
@@ -114,23 +110,18 @@ class Losses:
             step = self._step + (self._batch_idx % window + first) // window
             where += f", which is in optimizer step {step}"
         warnings.warn(
-            f"{describe(is_inf, where, trainer)}{_of_batch(batch)} To end such a run before its"
-            " weights change, and to be told which module it was:"
+            f"{describe(is_inf, where, trainer)}{self._of_batch(batch)} To end such a run before"
+            " its weights change, and to be told which module it was:"
             " callbacks=[fulgurite.callbacks.CheckLoss()].",
             stacklevel=2,
         )
 
-
-def _of_batch(batch: Any) -> str:
-    """Whether a batch is finite; nothing where there is none."""
-    if batch is None:
-        return ""
-    leaves, _ = pytree.tree_flatten_with_path(batch)
-    for path, leaf in leaves:
-        words = isinstance(leaf, Tensor) and in_words(f"batch{pytree.keystr(path)}", leaf)
-        if words:
-            return f" The batch was not finite: {words}."
-    return " All of that batch was finite."
+    def _of_batch(self, batch: Any) -> str:
+        """Whether a batch is finite; nothing where there is none."""
+        if batch is None:
+            return ""
+        words = strategy_of(self._trainer).what_is_not_finite(batch)
+        return f" The batch was not finite: {words}." if words else " All of that batch was finite."
 
 
 def _numbers(losses: list[Tensor]) -> list[float]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Iterator
 from time import perf_counter
 from typing import Any
 
@@ -14,16 +15,11 @@ import torch
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.utilities.exceptions import SIGTERMException, _TunerExitException
 
-from fulgurite.backends.csx.graph.rng import collect_with
-from fulgurite.backends.csx.plugins.refusals import refuse_watched
-from fulgurite.backends.csx.plugins.strategy import begin_run, strategy_of
-from fulgurite.backends.csx.program import report
-from fulgurite.backends.csx.program.offline import BuiltOnly
-from fulgurite.loops import building, feeding, pace, position, resuming
-from fulgurite.loops.ahead import check_sizes
+from fulgurite.backends.csx import BuiltOnly, rng, strategy_of
+from fulgurite.loops import data_position, fetching, resuming
 from fulgurite.loops.finite import Losses
+from fulgurite.loops.lean import uncounted
 from fulgurite.loops.loader_errors import explained
-from fulgurite.loops.shapes import check_last_batch
 
 # Lightning enters PyTorch's mode for detect_anomaly=True, which reads gradients in the backward
 # pass: a step that is traced has none to read. ``loops.install`` adds a CheckLoss.
@@ -45,29 +41,46 @@ class FitLoop(_FitLoop):
 
     def run(self) -> None:
         """Run, or only build; then Lightning's exit without the hooks of a training's end."""
-        begin_run(self.trainer)
+        strategy = strategy_of(self.trainer)
+        strategy.begin_run()
         epoch_loop: Any = self.epoch_loop
         epoch_loop.losses = losses = Losses(self.trainer)
         epoch_loop.automatic_optimization.losses = losses
         epoch_loop.manual_optimization.losses = losses
         epoch_loop.stopped, epoch_loop.data_s = None, 0.0
         self.hooks_told = frozenset()
-        if not building.only_builds(self.trainer):
+        if not strategy.only_builds:
             self.resumed = resuming.begin(self.trainer)
-            telling = strategy_of(self.trainer).telling()
-            with pace.told(self.trainer), telling, explained(), _without_anomaly_mode():
+            with self._said(), strategy.telling(), explained(), _without_anomaly_mode():
                 super().run()
             if self.resumed is not None:  # nothing was left to do
                 self._restore_random_states()
                 self.resumed = None
             return
-        with building.uncounted(self), explained(), _without_anomaly_mode():
+        with uncounted(self), explained(), _without_anomaly_mode():
             with contextlib.suppress(BuiltOnly):
                 super().run()
             if not self.skip:
                 self._build_validation()
-        building.close(self.trainer)
+        strategy.say_built()
         raise _TunerExitException
+
+    @contextlib.contextmanager
+    def _said(self) -> Iterator[None]:
+        """Say what a fit took when it has trained and ends: by itself, by Ctrl-C or by SIGTERM."""
+        first = self.trainer.global_step
+
+        def say() -> None:
+            steps = self.trainer.global_step - first
+            if steps > 0:
+                strategy_of(self.trainer).say_fit(steps, self.epoch_loop.data_s)
+
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit):
+            say()
+            raise
+        say()
 
     def _build_validation(self) -> None:
         trainer = self.trainer
@@ -102,7 +115,7 @@ class FitLoop(_FitLoop):
 
     def on_advance_start(self) -> None:
         """Begin an epoch; the first from a checkpoint's random states, if it is not within one."""
-        refuse_watched(self.trainer.lightning_module)
+        strategy_of(self.trainer).refuse_watched()
         if self.resumed in (resuming.EPOCH_END, resuming.EPOCH_DONE):
             self._restore_random_states()
             self._resuming_from_checkpoint = False
@@ -114,30 +127,27 @@ class FitLoop(_FitLoop):
         restored, strategy.restored = strategy.restored, None
         if restored is None or loader is None:
             return
-        position.restore_now(restored, loader.flattened)
+        data_position.restore_now(restored, loader.flattened)
         if self.trainer.current_epoch == 0 and self.resumed == resuming.EPOCH_DONE:
             assert self._data_fetcher is not None
-            position.begin_first_epoch(restored, self._data_fetcher)
+            data_position.begin_first_epoch(restored, self._data_fetcher)
 
     def setup_data(self) -> None:
         """Make the loader and its iterator, and remember the random states it was made from."""
         strategy, fetcher = strategy_of(self.trainer), self._data_fetcher
-        states = collect_with([])
+        states = rng.collect_with([])
         strategy.loader_generators.clear()
         began = perf_counter()
         super().setup_data()
         self.epoch_loop.data_s += perf_counter() - began
         if self._data_fetcher is not fetcher:
-            check_last_batch(self._combined_loader, strategy.backend, "training")
-            if strategy.fabric.waits or strategy.backend.validate_only:
-                module = self.trainer.lightning_module
-                check_sizes(self._combined_loader, strategy.backend, module, "training")
+            strategy.check_loaders("training", self._combined_loader)
             states["generators"] = list(strategy.loader_generators)
-            strategy.data_position[position.ITERATOR] = states
+            strategy.data_position[data_position.ITERATOR] = states
             if strategy.restored is not None:
                 assert self._combined_loader is not None
                 loaders = self._combined_loader.flattened
-                strategy.restored[position.MADE] = collect_with(loaders)
+                strategy.restored[data_position.MADE] = rng.collect_with(loaders)
 
     def _load_combined_loader_states(self) -> None:
         """Give loaders their states back, and the process the random states they begin with."""
@@ -147,24 +157,25 @@ class FitLoop(_FitLoop):
         super()._load_combined_loader_states()
         restored = strategy_of(self.trainer).restored
         if restored is not None and self._combined_loader is not None:
-            position.restore_for_iterator(restored, self._combined_loader, ended)
+            data_position.restore_for_iterator(restored, self._combined_loader, ended)
 
     def advance(self) -> None:
         """Run one epoch; after the first, say if the program waits for the loader."""
         if self.resumed == resuming.EPOCH_END:
             return
+        strategy = strategy_of(self.trainer)
         if self.trainer.current_epoch:
             super().advance()
             return
-        if building.only_builds(self.trainer):
+        if strategy.only_builds:
             super().advance()
             raise BuiltOnly(None)  # a hook skipped the whole epoch
         assert self._data_fetcher is not None
-        with feeding.timed(self._data_fetcher, strategy_of(self.trainer).fabric) as times:
+        with fetching.timed(self._data_fetcher, strategy) as times:
             super().advance()
-        hint = feeding.hint(times, self._data_fetcher.combined_loader.flattened)
+        hint = fetching.hint(times, self._data_fetcher.combined_loader.flattened)
         if hint is not None:
-            report.say(self.trainer, hint)
+            strategy.say(hint)
 
     def on_advance_end(self) -> None:
         """End an epoch; one whose end was being saved ends without its hooks, which were called."""

@@ -11,21 +11,23 @@ before: so a checkpoint has what the hook did, and the run that goes on from it 
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loops.fetchers import _DataFetcher, _DataLoaderIterDataFetcher
+from lightning.pytorch.loops.loop import _Loop
+from lightning.pytorch.loops.progress import _BaseProgress
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 
-from fulgurite.backends.csx.capture import overrides
-from fulgurite.backends.csx.plugins.strategy import strategy_of
+from fulgurite.backends.csx import overrides, strategy_of
 from fulgurite.callbacks.sparse import SparseCallback, period
 
 _TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
@@ -209,3 +211,22 @@ def announce_batch(
     if connector._first_loop_iter is not False:
         connector._first_loop_iter = connector._first_loop_iter is None
     results.batch, results.batch_size, results.dataloader_idx = batch, None, dataloader_idx
+
+
+@contextlib.contextmanager
+def uncounted(*owners: _Loop | _BaseProgress) -> Iterator[None]:
+    """Put progress counters back, and those inside of loops: a trace, or a build, is no step."""
+    before = [(one, one.state_dict()) for owner in owners for one in _progresses(owner)]
+    try:
+        yield
+    finally:
+        for progress, state in before:
+            progress.load_state_dict(state)
+
+
+def _progresses(owner: object) -> Iterator[_BaseProgress]:
+    if isinstance(owner, _BaseProgress):
+        yield owner
+    elif isinstance(owner, _Loop):
+        for value in vars(owner).values():
+            yield from _progresses(value)

@@ -17,19 +17,14 @@ from lightning.pytorch.loops.optimization.automatic import (
     _AutomaticOptimization,
 )
 from lightning.pytorch.loops.optimization.manual import _ManualOptimization
-from lightning.pytorch.loops.progress import _BaseProgress
 from lightning.pytorch.loops.utilities import _block_parallel_sync_behavior
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fulgurite.backends.csx.contract import frozen_hook_arguments, frozen_index
-from fulgurite.backends.csx.diagnostics.errors import NoLoss
-from fulgurite.backends.csx.diagnostics.stop_iteration import refuse_users
-from fulgurite.backends.csx.plugins.refusals import refuse_zero_grad_hooks
-from fulgurite.backends.csx.plugins.strategy import strategy_of
-from fulgurite.backends.csx.program.summary import ACCUMULATE, STEP
+from fulgurite.backends.csx import ACCUMULATE, STEP, NoLoss, refuse_stop_iteration, strategy_of
 from fulgurite.backends.patches import patched
 from fulgurite.loops.finite import Losses
+from fulgurite.loops.lean import uncounted
 
 
 class AutomaticOptimization(_AutomaticOptimization):
@@ -41,7 +36,7 @@ class AutomaticOptimization(_AutomaticOptimization):
         self, optimizer: Optimizer, batch_idx: int, kwargs: OrderedDict[str, Any]
     ) -> dict[str, Any]:
         """Run one training step; returns ``{"loss": ..., **extra}``, detached."""
-        trainer = self.trainer
+        trainer, strategy = self.trainer, strategy_of(self.trainer)
         window = trainer.accumulate_grad_batches
         accumulating = window > 1 and trainer.fit_loop._should_accumulate()
 
@@ -51,11 +46,10 @@ class AutomaticOptimization(_AutomaticOptimization):
             )
 
         def entries() -> dict[str, Callable[[Any], Any]]:
-            refuse_zero_grad_hooks(trainer, trainer.lightning_module)
+            strategy.refuse_zero_grad_hooks()
             accumulate = {ACCUMULATE: entry(False)} if window > 1 else {}
             return {**accumulate, STEP: entry(True)}
 
-        strategy = strategy_of(trainer)
         if strategy.keeps_gradients and window > 1 and batch_idx % window == 0:
             _clear(optimizer)  # the host could see those of the window before until now
         assert strategy.training is not None
@@ -74,7 +68,8 @@ class AutomaticOptimization(_AutomaticOptimization):
         self, optimizer: Optimizer, batch_idx: int, kwargs: dict[str, Any], steps: bool
     ) -> dict[str, Any]:
         """Lightning's ``run``, with the entry point given instead of found out."""
-        arguments = traced_arguments(kwargs)
+        strategy = strategy_of(self.trainer)
+        arguments = strategy.traced_arguments(kwargs)
         window = self.trainer.accumulate_grad_batches
         closure = Closure(
             step_fn=lambda: self._step_with_loss(arguments),
@@ -82,14 +77,13 @@ class AutomaticOptimization(_AutomaticOptimization):
             # with a window, the "step" entry point leaves the gradients zero, or the host clears
             zero_grad_fn=self._make_zero_grad_fn(batch_idx, optimizer) if window == 1 else None,
         )
-        with _Uncounted(self.optim_progress), frozen_hook_arguments(self.trainer.lightning_module):
+        with uncounted(self.optim_progress), strategy.traced_hooks():
             if steps:
-                strategy = strategy_of(self.trainer)
                 with strategy.stepping():
                     self._optimizer_step(batch_idx, closure)
                 strategy.schedulers.step()
             else:
-                with _block_parallel_sync_behavior(self.trainer.strategy, block=True):
+                with _block_parallel_sync_behavior(strategy, block=True):
                     closure()
         return closure.consume_result().asdict()
 
@@ -120,20 +114,21 @@ class ManualOptimization(_ManualOptimization):
     def run(self, kwargs: OrderedDict[str, Any]) -> dict[str, Any]:
         """Run one training step; returns what it returned, detached."""
 
+        strategy = strategy_of(self.trainer)
+
         def trace(batch: Any) -> dict[str, Any]:
             before = self.optim_step_progress.total.completed
-            with _Uncounted(self.optim_step_progress), self._backwards() as losses:
-                arguments = traced_arguments({**kwargs, "batch": batch}, by_hand=True)
-                with strategy_of(self.trainer).stepping():
+            with uncounted(self.optim_step_progress), self._backwards() as losses:
+                arguments = strategy.traced_arguments({**kwargs, "batch": batch}, by_hand=True)
+                with strategy.stepping():
                     output = super(ManualOptimization, self).run(arguments)
                 steps = self.optim_step_progress.total.completed - before
             first = None if "loss" in output or not losses else losses[0].detach().clone()
             return {"output": output, "steps": steps, "loss": first}
 
         index = kwargs.get("batch_idx")
-        training = strategy_of(self.trainer).training
-        assert training is not None
-        result = training(kwargs["batch"], lambda: {STEP: trace}, batch_idx=index)
+        assert strategy.training is not None
+        result = strategy.training(kwargs["batch"], lambda: {STEP: trace}, batch_idx=index)
         self.optim_step_progress.increment_by(result["steps"])
         output: dict[str, Any] = result["output"]
         loss = result["loss"]
@@ -145,7 +140,7 @@ class ManualOptimization(_ManualOptimization):
         try:
             super().advance(kwargs)
         except StopIteration as error:
-            refuse_users(error)
+            refuse_stop_iteration(error)
             raise
 
     @contextlib.contextmanager
@@ -160,24 +155,3 @@ class ManualOptimization(_ManualOptimization):
 
         with patched([(module, "manual_backward", noted)]):
             yield losses
-
-
-def traced_arguments(kwargs: dict[str, Any], by_hand: bool = False) -> OrderedDict[str, Any]:
-    """The arguments of ``training_step`` for a trace: reading ``batch_idx`` warns."""
-    arguments = OrderedDict(kwargs)
-    if "batch_idx" in arguments:
-        arguments["batch_idx"] = frozen_index(arguments["batch_idx"], by_hand=by_hand)
-    return arguments
-
-
-class _Uncounted:
-    """Put a progress counter back on exit: a trace is no step."""
-
-    def __init__(self, progress: _BaseProgress) -> None:
-        self._progress = progress
-
-    def __enter__(self) -> None:
-        self._before = self._progress.state_dict()
-
-    def __exit__(self, *exception: object) -> None:
-        self._progress.load_state_dict(self._before)

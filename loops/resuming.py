@@ -25,11 +25,9 @@ from lightning.pytorch.loops.fit_loop import RestartStage
 from lightning.pytorch.loops.utilities import _is_max_limit_reached
 from torch import Tensor
 
-from fulgurite.backends.csx.graph import rng
-from fulgurite.backends.csx.plugins.position import position_of
-from fulgurite.backends.csx.plugins.strategy import strategy_of
-from fulgurite.loops import dealing, logged, position
-from fulgurite.loops.position import PROGRESS
+from fulgurite.backends.csx import rng, strategy_of
+from fulgurite.loops import accumulated, data_position, dealing
+from fulgurite.loops.data_position import PROGRESS
 
 BATCH_END, VALIDATION, VALIDATION_END = "batch_end", "validation", "validation_end"
 BATCH_DONE, EPOCH_END, EPOCH_DONE = "batch_done", "epoch_end", "epoch_done"
@@ -62,7 +60,7 @@ def moment_of(trainer: Any) -> str | None:
 
 
 def note(trainer: Any, found: dict[str, Any]) -> None:
-    """Add to random states and data position (``position_of``) what a run goes on with."""
+    """Add to random states and data position what a run goes on with."""
     epoch_loop = trainer.fit_loop.epoch_loop
     moment = moment_of(trainer)
     if moment is None:
@@ -71,7 +69,7 @@ def note(trainer: Any, found: dict[str, Any]) -> None:
     if epoch_loop.stopped is not None:  # the epoch ended early: the run goes on within it
         found |= epoch_loop.stopped
         return
-    states: dict[str, Any] = {"moment": moment, "logged": logged.collect(trainer)}
+    states: dict[str, Any] = {"moment": moment, "logged": accumulated.collect(trainer)}
     states["gradients"] = _gradients(trainer)
     loader = epoch_loop.val_loop._combined_loader
     if loader is not None:
@@ -81,7 +79,7 @@ def note(trainer: Any, found: dict[str, Any]) -> None:
         found["rng"], states["validation"] = rng.portable(began["rng"]), began["generators"]
     found[PROGRESS] = states
     if moment in WITHIN:
-        found[position.SAMPLE] = _sample(epoch_loop)
+        found[data_position.SAMPLE] = _sample(epoch_loop)
         dealing.note(trainer, found)
 
 
@@ -116,7 +114,7 @@ def stopped(trainer: Any) -> dict[str, Any] | None:
     asked = trainer.should_stop or _is_max_limit_reached(trainer.global_step, epoch_loop.max_steps)
     if not asked or epoch_loop._num_ready_batches_reached():
         return None
-    found = position_of(trainer.strategy, note)
+    found = strategy_of(trainer).position()
     return found if found.get(PROGRESS, {}).get("moment") == BATCH_DONE else None
 
 
@@ -127,7 +125,7 @@ def _sample(epoch_loop: Any) -> str | None:
     if batch is None or training is None or not leave:
         return None
     written = any(executable.written for executable in training.executables())
-    return None if written else position.sample(batch)
+    return None if written else data_position.sample(batch)
 
 
 def is_exact(trainer: Any) -> bool:
@@ -148,11 +146,12 @@ def begin(trainer: Any) -> str | None:
         for epochs in (fit_loop.epoch_progress.total, fit_loop.epoch_progress.current):
             epochs.processed = epochs.completed = epochs.started - 1
     if moment == VALIDATION:
+        # the validation is done anew: what it did before the checkpoint would be counted twice
         batches = fit_loop.epoch_loop.val_loop.batch_progress
         for name, of_this in vars(batches.current).items():
             setattr(batches.total, name, getattr(batches.total, name) - of_this)
     device = trainer.strategy.root_device
-    logged.restore(trainer, move_data_to_device(states["logged"], device))
+    accumulated.restore(trainer, move_data_to_device(states["logged"], device))
     _put_gradients(trainer, move_data_to_device(states["gradients"], device))
     fit_loop.epoch_loop.val_loop.generators = states.get("validation")
     return moment

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import pkgutil
 import re
 import shutil
 import subprocess
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +36,9 @@ INNER = [(house, room) for house, rooms in FLOORS.items() for room in rooms]
 
 MOST_LINES = {ast.Module: 500, ast.ClassDef: 200, ast.FunctionDef: 60}
 """Of a file, a class and a function inside the houses."""
+
+MOST_FILES = 12
+"""Of a room, besides its ``__init__``."""
 
 CONTRIBUTING = "docs/contributing.md"
 
@@ -160,6 +166,58 @@ def test_what_a_room_has_a_face_for_is_imported_from_it(room: str) -> None:
         if name.startswith(f"{package}.") and name.count(".") > package.count(".") + 1
     ]
     assert wrong == []
+
+
+FACE = "fulgurite.backends.csx"
+
+
+@pytest.mark.parametrize("room", ["loops", "callbacks"])
+def test_loops_and_callbacks_know_the_static_graph_backend_by_its_face_alone(room: str) -> None:
+    deeper = [
+        f"{path}:{node.lineno} imports from {node.module}"
+        for path in files(room)
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"{FACE}.")
+        if node.module != FACE
+    ]
+    whole = [name for path in files(room) for _, name in imported(parsed(path)) if name == FACE]
+    assert (deeper, whole) == ([], [])
+
+
+def test_the_face_has_what_type_checkers_see_and_nobody_misses() -> None:
+    tree = parsed(Path("backends/csx/__init__.py"))
+    seen = {name for node in tree.body if isinstance(node, ast.If) for _, name in imported(node)}
+    short = {name.rpartition(".")[2] for name in seen}
+    used = {
+        name.removeprefix(f"{FACE}.")
+        for path in files("loops", "callbacks")
+        for _, name in imported(parsed(path))
+        if name.startswith(f"{FACE}.")
+    }
+    assert short == used
+    assert len(short) <= 15
+    face = importlib.import_module(FACE)
+    assert {
+        name
+        for name in short
+        if getattr(face, name)
+        is not pkgutil.resolve_name(next(one for one in seen if one.endswith(f".{name}")))
+    } == set()
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = face.Nothing
+
+
+@pytest.mark.parametrize("room", ["loops", "backends"])
+def test_a_room_has_at_most_twelve_files(room: str) -> None:
+    names = [path.stem for path in (ROOT / room).glob("*.py") if path.stem != "__init__"]
+    assert len(names) <= MOST_FILES
+
+
+@pytest.mark.parametrize("room", ["loops", "callbacks", "backends", "backends/checkpoints"])
+def test_no_other_file_has_the_name_of_one_of_a_room(room: str) -> None:
+    all_names = Counter(path.stem for path in files(*ROOMS))
+    names = {path.stem for path in (ROOT / room).glob("*.py")} - {"__init__"}
+    assert {name for name in names if all_names[name] > 1} == set()
 
 
 def test_one_file_alone_compares_versions() -> None:

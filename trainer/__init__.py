@@ -13,8 +13,8 @@ compile, trace      for loops of one's own: a function as a program (``fulgurite
                     ``fulgurite.utils.data.DataExecutor`` is the loop
 step_closure        a function that runs on the host after each step (``backends.closures``)
 checkpoint_closure  one that runs where a checkpoint is written (``backends.closures``)
-global_step         the number of steps done, as a tensor (``backends.step_count``)
-gradient_norm       of the gradients before they were clipped (``backends.gradient_norm``)
+global_step         the number of steps done, as a tensor (``backends.step_context``)
+gradient_norm       of the gradients before they were clipped (``backends.step_context``)
 MixedPrecision      ``precision=`` by the keys of parameter files (``fulgurite.mixed_precision``)
 nn                  losses that become one kernel, nonlinearities by name (``fulgurite.nn``)
 optim               optimizers, and schedulers that a program computes (``fulgurite.optim``)
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
         FrozenValueWarning as FrozenValueWarning,
     )
     from fulgurite.backends.csx.diagnostics.errors import TraceError as TraceError
-    from fulgurite.backends.gradient_norm import gradient_norm as gradient_norm
     from fulgurite.backends.patches import trace_lock as trace_lock
-    from fulgurite.backends.step_count import global_step as global_step
+    from fulgurite.backends.step_context import global_step as global_step
+    from fulgurite.backends.step_context import gradient_norm as gradient_norm
     from fulgurite.config.run.loading import load as load
     from fulgurite.config.run.running import run_config as run_config
     from fulgurite.function import compile as compile
@@ -61,8 +61,8 @@ _HOMES = {
     "current_backend": "fulgurite.backends.backend",
     "CSConfig": "fulgurite.backends",
     "MixedPrecision": "fulgurite.mixed_precision",
-    "global_step": "fulgurite.backends.step_count",
-    "gradient_norm": "fulgurite.backends.gradient_norm",
+    "global_step": "fulgurite.backends.step_context",
+    "gradient_norm": "fulgurite.backends.step_context",
     "compile": "fulgurite.function",
     "load": "fulgurite.config.run.loading",
     "run_config": "fulgurite.config.run.running",

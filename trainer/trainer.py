@@ -34,13 +34,12 @@ from fulgurite.backends.closures import checkpoint_written, watch_trainer
 from fulgurite.backends.csx.diagnostics.errors import UsersFramesAlone
 from fulgurite.backends.csx.plugins.parallel import CSXParallelStrategy
 from fulgurite.backends.csx.plugins.strategy import CSXStrategy, StaticGraph
-from fulgurite.backends.gradient_norm import clip_by_norm
 from fulgurite.backends.patches import patched
+from fulgurite.backends.program_scheduler import check_schedulers
 from fulgurite.backends.safe_load import reading_safely
-from fulgurite.backends.schedules import check_schedulers
-from fulgurite.backends.step_context import running
-from fulgurite.callbacks.beside import beside_steps
-from fulgurite.callbacks.folders import check_folders
+from fulgurite.backends.step_context import clip_by_norm, running
+from fulgurite.callbacks.checkpoint import check_folders
+from fulgurite.callbacks.saving import beside_steps
 from fulgurite.mixed_precision import MixedPrecision
 from fulgurite.placement import ACCELERATORS, PLACEMENT, contradiction, systems
 from fulgurite.precision_arguments import precision_arguments

@@ -4,7 +4,6 @@ For every device; a file is what ``torch.save`` writes of Lightning's dict, no m
 
 damage     says what is wrong with a file that is no whole checkpoint
 files      writes a file that appears when it is complete; sweeps what killed processes left
-copying    takes a copy of a checkpoint that training does not change any more
-beside     a writer that works beside the training, one file after the other
+writer     copies a checkpoint, and writes beside the training, one file after the other
 plugin     Lightning's ``CheckpointIO`` of all that
 """

@@ -14,10 +14,9 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.strategies.strategy import Strategy
 
-from fulgurite.backends.checkpoints.beside import Writer
-from fulgurite.backends.checkpoints.copying import Copy
 from fulgurite.backends.checkpoints.damage import check_file, check_lightning, refuse_pipes
 from fulgurite.backends.checkpoints.files import link, write
+from fulgurite.backends.checkpoints.writer import Copy, Writer
 from fulgurite.backends.patches import Change
 
 AnyPath = str | os.PathLike[str]
@@ -80,27 +79,17 @@ class CheckpointFiles(TorchCheckpointIO):
 
     def remove_checkpoint(self, path: AnyPath) -> None:
         """Remove a checkpoint; not before what was to be written before is."""
-        if self._writer.is_idle:
-            super().remove_checkpoint(os.fspath(path))
-        else:
-            remove = super().remove_checkpoint
-            self._writer.submit(lambda: remove(os.fspath(path)), path, leaves=False)
+        remove = super().remove_checkpoint
+        self._writer.run(lambda: remove(os.fspath(path)), path, leaves=False)
 
     def link(self, target: AnyPath, name: AnyPath) -> None:
         """Let a symbolic link lead to a checkpoint that was saved; a file of that name stays."""
-        if os.path.abspath(target) == os.path.abspath(name):
-            return
-        if self._writer.is_idle:
-            link(Path(target), Path(name))
-        else:
-            self._writer.submit(lambda: link(Path(target), Path(name)), name, leaves=True)
+        if os.path.abspath(target) != os.path.abspath(name):
+            self._writer.run(lambda: link(Path(target), Path(name)), name, leaves=True)
 
     def when_there(self, path: AnyPath, call: Callable[[], None]) -> None:
         """Call a function when a file that was saved is there; maybe in the thread that writes."""
-        if self._writer.is_idle:
-            call()
-        else:
-            self._writer.submit(call, path, leaves=True)
+        self._writer.run(call, path, leaves=True)
 
     def exists(self, path: AnyPath) -> bool:
         """Whether a file is there when all that was asked for is done."""

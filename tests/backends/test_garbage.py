@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fulgurite.backends.garbage import young_alone
+from fulgurite.backends.runtime import young_alone
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from torch import nn
 import fulgurite
 from fulgurite.backends.csx.compile.store.entries import is_whole
 from fulgurite.backends.csx.state.python_objects import Snapshot
-from fulgurite.backends.interrupts import interrupted_once, shielded
+from fulgurite.backends.runtime import interrupted_once, shielded
 
 
 def ctrl_c() -> None:

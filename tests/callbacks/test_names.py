@@ -15,7 +15,7 @@ from models import Classifier, loader, mlp
 
 from fulgurite import callbacks
 from fulgurite.callbacks.checkpoint_states import STATES
-from fulgurite.callbacks.flags import KNOWN
+from fulgurite.callbacks.low_level_flags import KNOWN
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "CheckLoss": {"gradients": False, "max_consecutive_skips": 0},

@@ -21,7 +21,7 @@ from fulgurite.callbacks import (
     RateProfiler,
     SavePerformanceData,
 )
-from fulgurite.callbacks.profiler import TrainingClock
+from fulgurite.callbacks.profilers import TrainingClock
 
 pytestmark = pytest.mark.fits
 
@@ -115,7 +115,7 @@ def test_batches_of_other_sizes_count_as_they_are_where_programs_allow_them() ->
 
 
 def test_a_stopped_clock_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fulgurite.callbacks.profiler.time", Clock())
+    monkeypatch.setattr("fulgurite.callbacks.profilers.time", Clock())
     trainer, clock = make_trainer(False), TrainingClock()
     progress = trainer.fit_loop.epoch_loop.batch_progress.total
     batch = (torch.zeros(3, 1), torch.zeros(3))

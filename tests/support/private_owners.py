@@ -262,13 +262,13 @@ STANDS_FOR: dict[tuple[str, str], tuple[str, ...]] = {
     ),
     (f"{_CSX}/program/audit.py", "profiler"): (f"{_TRAINER}.profiler",),
     ("backends/safe_load.py", "strategy"): (f"{_STRATEGY}.load_checkpoint",),
-    ("callbacks/beside.py", "trainer.fit_loop"): (f"{_FIT}.on_run_end",),
-    ("callbacks/beside.py", "_changes(callback, files)"): tuple(
+    ("callbacks/saving.py", "trainer.fit_loop"): (f"{_FIT}.on_run_end",),
+    ("callbacks/saving.py", "_changes(callback, files)"): tuple(
         f"{_L}.callbacks.ModelCheckpoint.{name}"
         for name in ("_save_checkpoint", "_link_checkpoint", "file_exists")
     ),
-    ("callbacks/inputs.py", "trainer.strategy"): (f"{_STRATEGY}.training_step",),
-    ("callbacks/load_states.py", "strategy"): (f"{_STRATEGY}.load_checkpoint",),
+    ("callbacks/monitors.py", "trainer.strategy"): (f"{_STRATEGY}.training_step",),
+    ("callbacks/checkpoint_states.py", "strategy"): (f"{_STRATEGY}.load_checkpoint",),
     ("callbacks/runner_hooks.py", "[change]"): (
         f"{_MODULE}.on_before_batch_transfer",
         f"{_L}.LightningDataModule.on_before_batch_transfer",

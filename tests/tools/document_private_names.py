@@ -1,5 +1,5 @@
-"""Write docs/private_names.md and backends/private_names.py from the imports, names and patches in
-the code.
+"""Write docs/private_names.md and backends/private_names.json from the imports, names and patches
+in the code.
 
 python tests/tools/document_private_names.py
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import json
 import pkgutil
 import re
 import sys
@@ -26,7 +27,7 @@ from private_owners import ENDS, ENDS_AT, OTHERS, OWNERS, PYTHONS, PYTHONS_HERE,
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "private_names.md"
-TABLE = ROOT / "backends" / "private_names.py"
+TABLE = ROOT / "backends" / "private_names.json"
 ROOMS = ("backends", "callbacks", "loops", "trainer")
 COMPILER = ("backends/csx/compile/", "backends/csx/graph/passes/decompositions.py")
 """Where what is made for the compiler is made."""
@@ -91,7 +92,7 @@ def scan() -> Scan:
     found = Scan()
     for room in ROOMS:
         for path in sorted((ROOT / room).rglob("*.py")):
-            if path not in (TABLE, ROOT / "backends" / "supported.py"):
+            if path != ROOT / "backends" / "supported.py":
                 _File(path, found).read()
     for name, uses in list(found.uses.items()):  # who needs x.y at once needs x at once
         for end in range(name.count(".")):
@@ -320,15 +321,6 @@ def _defined(node: ast.AST) -> Iterator[str]:
         yield node.id
 
 
-TABLE_HEAD = '''"""What is private in other packages, or replaced there, and needed here.
-
-Made from the code by tests/tools/document_private_names.py, which also writes what happens where
-one is gone: docs/private_names.md.
-"""
-
-REQUIRED: dict[str, dict[str, str]] = {'''
-
-
 PAGE_HEAD = """# Private names: what is used of others that they do not promise
 
 *Made by `python tests/tools/document_private_names.py` from the imports, attributes and patches in
@@ -418,12 +410,8 @@ def _patches(found: Scan) -> Iterator[str]:
 
 
 def table(found: Scan) -> str:
-    """The text of ``backends/private_names.py``."""
-    lines = [TABLE_HEAD]
-    for owner, names in required(found).items():
-        lines += [f'    "{owner}": {{', *(f'        "{n}": "{f}",' for n, f in names.items())]
-        lines.append("    },")
-    return "\n".join([*lines, "}", ""])
+    """The text of ``backends/private_names.json``."""
+    return json.dumps(required(found), indent=2) + "\n"
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from fulgurite.backends.safe_load import read_checkpoint
-from fulgurite.callbacks.load_states import LoadCheckpointStates
+from fulgurite.callbacks.checkpoint_states import LoadCheckpointStates
 from fulgurite.callbacks.runner_hooks import Runner, RunnerHooks
 from fulgurite.callbacks.stopping import StopOnSignal
 from fulgurite.cli import without_noise

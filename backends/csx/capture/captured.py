@@ -60,7 +60,7 @@ from fulgurite.backends.csx.hyperparams.slots import NumberSlot
 from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard
 from fulgurite.backends.csx.state import Carried, Handover, Place, StateInput, StateTensor, refill
 from fulgurite.backends.patches import MISSING, tracing
-from fulgurite.backends.schedules import ProgramScheduler
+from fulgurite.backends.program_scheduler import ProgramScheduler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

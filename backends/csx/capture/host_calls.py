@@ -44,7 +44,7 @@ from fulgurite.backends.csx.graph import collectives
 from fulgurite.backends.csx.hyperparams.slots import NotedGroup
 from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber
 from fulgurite.backends.patches import Patch, applied, patches_of
-from fulgurite.backends.schedules import ProgramScheduler
+from fulgurite.backends.program_scheduler import ProgramScheduler
 from fulgurite.backends.step_context import running
 from fulgurite.backends.torch_versions import CHECKED
 

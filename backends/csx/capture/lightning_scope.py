@@ -45,7 +45,7 @@ from fulgurite.backends.csx.diagnostics.user_lines import (
 )
 from fulgurite.backends.csx.state import NewState, Place, Snapshot, owner_of
 from fulgurite.backends.patches import MISSING, Patch, caller, patches_of
-from fulgurite.backends.schedules import program_schedulers
+from fulgurite.backends.program_scheduler import program_schedulers
 
 _READERS = {"grad", "grad_norm", "clip_grad_norm_", "clip_grad_value_", "get_total_norm"}
 _BEFORE_OR_AFTER = {

@@ -36,8 +36,8 @@ from fulgurite.backends.csx.state import (
     check_optimizer,
     init_state,
 )
-from fulgurite.backends.interrupts import shielded
-from fulgurite.backends.schedules import program_schedulers
+from fulgurite.backends.program_scheduler import program_schedulers
+from fulgurite.backends.runtime import shielded
 
 
 def _counter() -> Tensor:

@@ -45,7 +45,7 @@ from fulgurite.backends.csx.state import (
     state_inputs,
     swap,
 )
-from fulgurite.backends.schedules import program_schedulers
+from fulgurite.backends.program_scheduler import program_schedulers
 from fulgurite.backends.step_context import running
 
 

@@ -15,7 +15,7 @@ _DATA = ("lightning.pytorch.loops.fetchers", "fulgurite.loops.fetching", "torch.
 """Who asks for batches: a StopIteration that passed one of these is the end of the data."""
 
 
-def refuse_users(error: StopIteration) -> None:
+def refuse_stop_iteration(error: StopIteration) -> None:
     """Raise a RuntimeError that names the line, if it was the user's code that raised this one."""
     modules, innermost_is_users = _modules(error.__traceback__)
     line = raised_at(error)

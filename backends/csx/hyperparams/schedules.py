@@ -27,7 +27,11 @@ from fulgurite.backends.csx.hyperparams.traced_float import (
     as_number,
 )
 from fulgurite.backends.csx.state import Place
-from fulgurite.backends.schedules import ProgramScheduler, check_schedulers, program_schedulers
+from fulgurite.backends.program_scheduler import (
+    ProgramScheduler,
+    check_schedulers,
+    program_schedulers,
+)
 
 
 class ScheduledNumber(TracedNumber):

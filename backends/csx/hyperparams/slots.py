@@ -21,7 +21,7 @@ from torch.optim import Optimizer, Rprop
 from fulgurite.backends.csx.diagnostics.errors import FrozenNumber, StateChanged, UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, user_line
 from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard, Numbers, TracedNumber
-from fulgurite.backends.schedules import ProgramScheduler
+from fulgurite.backends.program_scheduler import ProgramScheduler
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ parallel      the same in several processes; collective: what they exchange in a
               consensus: what they agree on at each step; launcher: starts them from a script,
               fork_launcher: from a notebook; meeting: who has come; network: where gloo listens;
               heartbeats: whether they live; sync_batchnorm: batches that are normalized together
+loop_services what the loops and callbacks ask of the strategy
+loader_sizes  refuses loaders whose batches have more sizes than there may be programs
 loader_workers  worker processes of loaders
 position      what a checkpoint of ours holds beside Lightning's
 order         the order of an epoch's samples, which another process can draw

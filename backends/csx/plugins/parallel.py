@@ -229,11 +229,6 @@ class CSXParallelStrategy(CollectiveStrategy):
         if self._evaluation.is_of_all(stage, loader):
             refuse_other_streams(stage, loader, has_one)
 
-    @property
-    def _trainer(self) -> pl.Trainer:
-        assert self.lightning_module is not None
-        return self.lightning_module.trainer
-
     def with_others(self, position: dict[str, Any]) -> dict[str, Any]:
         """Where the run is, in every process, for a checkpoint."""
         return {**position, RANKS: gathered(position)}

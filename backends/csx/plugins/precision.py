@@ -29,9 +29,8 @@ from torch.optim import Optimizer
 from fulgurite.backends.csx.compile.fabrics import fabric_devices
 from fulgurite.backends.csx.diagnostics.errors import NoLoss
 from fulgurite.backends.csx.plugins.loss_scale import LossScale
-from fulgurite.backends.gradient_norm import clip_by_norm
 from fulgurite.backends.mixed import NAMES, LoggedScale
-from fulgurite.backends.step_context import step_context
+from fulgurite.backends.step_context import clip_by_norm, step_context
 
 
 class CSXPrecision(Precision):

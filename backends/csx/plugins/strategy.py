@@ -35,6 +35,7 @@ from fulgurite.backends.csx.hyperparams.schedules import RunSchedulers
 from fulgurite.backends.csx.plugins.accelerator import CSXAccelerator
 from fulgurite.backends.csx.plugins.evaluation import EvaluationSteps
 from fulgurite.backends.csx.plugins.loader_workers import give_workers
+from fulgurite.backends.csx.plugins.loop_services import LoopServices
 from fulgurite.backends.csx.plugins.position import Progress, position_of
 from fulgurite.backends.csx.plugins.precision import (
     CSXPrecision,
@@ -53,9 +54,8 @@ from fulgurite.backends.csx.plugins.zero_grad import ZeroGradNoted
 from fulgurite.backends.csx.program import offline
 from fulgurite.backends.csx.program.audit import Budget
 from fulgurite.backends.csx.program.step_function import HostCode, StepFunction
-from fulgurite.backends.csx.program.summary import Program
 from fulgurite.backends.csx.state import before_steps, hidden
-from fulgurite.backends.heap import keep_freed_memory
+from fulgurite.backends.runtime import keep_freed_memory
 from fulgurite.backends.safe_load import naming_classes
 
 LOOPS = "fulgurite.loops:install"
@@ -64,7 +64,7 @@ LOOPS = "fulgurite.loops:install"
 CHECKPOINT_KEY = "fulgurite"
 
 
-class StaticGraph(ChecksStates, OneProcess):
+class StaticGraph(LoopServices, ChecksStates, OneProcess):
     """What every CSX strategy does; a mixin over one of Lightning's.
 
     Args:
@@ -151,17 +151,6 @@ class StaticGraph(ChecksStates, OneProcess):
         )
         run = self.host_code, self.audit_budget
         return StepFunction(stage, scope, self.backend, self.fabric, *run)
-
-    @property
-    def step_functions(self) -> dict[str, StepFunction]:
-        """The step of each stage that has run, by name."""
-        found = {} if self.training is None else {"training": self.training}
-        return found | {step.stage: step for step in self._evaluation.steps.values()}
-
-    @property
-    def programs(self) -> list[Program]:
-        """Every program built so far."""
-        return [program for step in self.step_functions.values() for program in step.programs]
 
     def setup_optimizers(self, trainer: pl.Trainer) -> None:
         """Make the optimizers; from here on only programs step them."""
@@ -271,12 +260,6 @@ def strategy_of(trainer: pl.Trainer) -> StaticGraph:
     strategy = trainer.strategy
     assert isinstance(strategy, StaticGraph)
     return strategy
-
-
-def begin_run(trainer: pl.Trainer) -> None:
-    """A loop begins; a tuner lets one run many times, with batches of other sizes."""
-    for step in strategy_of(trainer).step_functions.values():
-        step.begin_run()
 
 
 class CSXStrategy(StaticGraph, SingleDeviceStrategy):

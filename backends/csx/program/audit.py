@@ -46,8 +46,8 @@ from fulgurite.backends.csx.diagnostics.line_finder import LineFinder
 from fulgurite.backends.csx.diagnostics.muted import muted
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, raised_at
 from fulgurite.backends.csx.program.executable import Executable
-from fulgurite.backends.garbage import young_alone
 from fulgurite.backends.patches import Patch, applied, patched, tracing
+from fulgurite.backends.runtime import young_alone
 
 SHARE = 0.02
 """The part of a run's time that audits may take, besides those of the second batches."""

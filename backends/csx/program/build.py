@@ -34,9 +34,8 @@ from fulgurite.backends.csx.program.report import announce, noted_while_building
 from fulgurite.backends.csx.program.speed import Gain, Speed
 from fulgurite.backends.csx.program.summary import Cost, Program, make_program
 from fulgurite.backends.csx.program.waiting import building, shown
-from fulgurite.backends.garbage import young_alone
-from fulgurite.backends.interrupts import interrupted_once
 from fulgurite.backends.patches import tracing
+from fulgurite.backends.runtime import interrupted_once, young_alone
 
 EntryPoints = dict[str, Callable[[Any], Any]]
 """Lightning's own code for each entry point by its name; the one that ends a step is the last."""

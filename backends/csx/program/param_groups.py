@@ -22,7 +22,7 @@ from fulgurite.backends.csx.hyperparams.slots import (
     read_numbers,
 )
 from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard
-from fulgurite.backends.schedules import ProgramScheduler
+from fulgurite.backends.program_scheduler import ProgramScheduler
 
 
 @dataclass(slots=True, kw_only=True)

@@ -31,8 +31,8 @@ from fulgurite.backends.csx.program.selection import Selection
 from fulgurite.backends.csx.program.speed import Speed
 from fulgurite.backends.csx.program.summary import STEP
 from fulgurite.backends.csx.state import DeferredState, zero_kept
-from fulgurite.backends.interrupts import interrupted_once
-from fulgurite.backends.schedules import program_schedulers
+from fulgurite.backends.program_scheduler import program_schedulers
+from fulgurite.backends.runtime import interrupted_once
 
 
 @dataclass(slots=True)

@@ -25,8 +25,8 @@ from torch.optim import Optimizer
 
 from fulgurite.backends.csx.diagnostics.user_lines import LIBRARIES, belongs_to_library
 from fulgurite.backends.csx.state.storage import brief, dict_of
-from fulgurite.backends.interrupts import shielded
 from fulgurite.backends.patches import MISSING
+from fulgurite.backends.runtime import shielded
 
 Step = tuple[bool, Any]
 """How to get from something to what is in it: (whether it is an item, its key; else an attribute,

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.optim import lr_scheduler as theirs
 
-from fulgurite.backends.schedules import ProgramScheduler
+from fulgurite.backends.program_scheduler import ProgramScheduler
 from fulgurite.backends.step_context import running
 from fulgurite.optim import lr_scheduler as ours
 from fulgurite.optim.scheduler import LinearScheduler, Scheduler

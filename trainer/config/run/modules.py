@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
-from fulgurite.backends.schedules import ProgramScheduler
+from fulgurite.backends.program_scheduler import ProgramScheduler
 from fulgurite.config.schema.class_shapes import DataCall, SchedulerCall
 from fulgurite.config.schema.optimizers import OptimizerCall, Refuse, param_groups
 from fulgurite.config.schema.schema import Init

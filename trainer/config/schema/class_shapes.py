@@ -24,7 +24,7 @@ from fulgurite.config.types.shapes import OneClass, Several, Shape, Value
 from fulgurite.config.types.signatures import names_of
 from fulgurite.config.types.values import check_arguments
 
-PROGRAM_SCHEDULER = "fulgurite.backends.schedules.ProgramScheduler"
+PROGRAM_SCHEDULER = "fulgurite.backends.program_scheduler.ProgramScheduler"
 """The base of those whose numbers a program computes."""
 
 WHEN = {"interval": str, "frequency": int, "monitor": str, "strict": bool}

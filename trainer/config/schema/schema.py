@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 TRAINER_CLASS = "fulgurite.trainer.Trainer"
 BACKENDS = {
     "CSX": "fulgurite.backends.csx.config.CSXBackend",
-    "CPU": "fulgurite.backends.cpu.CPUBackend",
-    "GPU": "fulgurite.backends.gpu.GPUBackend",
+    "CPU": "fulgurite.backends.backend.CPUBackend",
+    "GPU": "fulgurite.backends.backend.GPUBackend",
 }
 CS_CONFIG = "fulgurite.backends.csx.config.CSConfig"
 CHECKPOINT = "fulgurite.callbacks.Checkpoint"

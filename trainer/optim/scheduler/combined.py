@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fulgurite.backends.schedules import Number
+from fulgurite.backends.program_scheduler import Number
 from fulgurite.optim.scheduler import dual
 from fulgurite.optim.scheduler.base import Scheduler, check, increasing
 

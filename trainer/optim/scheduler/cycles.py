@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from torch.optim import Optimizer
 
-from fulgurite.backends.schedules import Number
+from fulgurite.backends.program_scheduler import Number
 from fulgurite.optim.scheduler import dual
 from fulgurite.optim.scheduler.base import InitialScheduler, Scheduler, check, positive_steps
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fulgurite.backends.csx.diagnostics.errors import ConditionalOnTensor, HostRead
-from fulgurite.backends.schedules import Number
+from fulgurite.backends.program_scheduler import Number
 
 Function = Callable[[Tensor], Any]
 """A user's: from a count, float64 [], to a number or a tensor [], in tensor code."""

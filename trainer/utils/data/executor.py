@@ -10,10 +10,9 @@ from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.fabric.utilities.data import sized_len
 
 from fulgurite.backends import CSXBackend
-from fulgurite.backends.backend import current_backend
+from fulgurite.backends.backend import current_backend, gpu_device
 from fulgurite.backends.closures import spanned
-from fulgurite.backends.gpu import gpu_device
-from fulgurite.loops.shapes import check_loaders
+from fulgurite.backends.csx.plugins.loader_sizes import check_loaders
 
 _END = object()
 

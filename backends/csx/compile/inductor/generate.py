@@ -51,8 +51,8 @@ from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.op_schema import is_mutable, is_view
 from fulgurite.backends.csx.graph.passes import COMPILER_PASSES, lower
 from fulgurite.backends.csx.graph.passes.realize import realize
-from fulgurite.backends.interrupts import shielded
 from fulgurite.backends.patches import FX, applied, fx_lock, patches_of
+from fulgurite.backends.runtime import shielded
 from fulgurite.backends.torch_versions import CHECKED
 
 # size_asserts: inputs are checked before (BatchSpec, Binding). combo_kernels: small independent

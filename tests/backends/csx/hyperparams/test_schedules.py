@@ -27,7 +27,7 @@ import fulgurite
 from fulgurite import errors
 from fulgurite.backends import reset_backend
 from fulgurite.backends.csx.plugins.strategy import strategy_of
-from fulgurite.backends.schedules import ProgramScheduler
+from fulgurite.backends.program_scheduler import ProgramScheduler
 
 STEPS = 50
 

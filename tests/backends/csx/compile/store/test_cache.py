@@ -23,7 +23,7 @@ import pytest
 from fulgurite.backends.csx.compile.store import cache, cache_folder
 from fulgurite.backends.csx.compile.store.cache import CompileCache, NothingKept, UnfitEntry
 from fulgurite.backends.csx.compile.store.entries import is_whole, remove
-from fulgurite.backends.interrupts import interrupted_once
+from fulgurite.backends.runtime import interrupted_once
 
 BACKENDS = Path(cache.__file__).parents[3]
 KEYS = [hashlib.sha256(bytes([i])).hexdigest() for i in range(4)]

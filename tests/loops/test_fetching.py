@@ -28,8 +28,8 @@ from fulgurite.backends.csx.compile.fabric import Loaded
 from fulgurite.backends.csx.compile.fabrics import FABRICS
 from fulgurite.backends.csx.compile.host.host_fabric import HostFabric
 from fulgurite.backends.csx.program import report
-from fulgurite.loops import feeding
-from fulgurite.loops.feeding import FEWEST, SAMPLE, FeedingTimes
+from fulgurite.loops import fetching
+from fulgurite.loops.fetching import FEWEST, SAMPLE, FeedingTimes
 
 PROGRAM_US, BATCH = 100, 16
 
@@ -59,7 +59,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
             return super().run(replace(loaded, call=slow_call), inputs)
 
     monkeypatch.setitem(FABRICS, "auto", SlowFabric)
-    monkeypatch.setattr(feeding, "clock", fake)
+    monkeypatch.setattr(fetching, "clock", fake)
     return fake
 
 
@@ -95,14 +95,14 @@ def slow(time: Time, batch_us: float, batches: int = 20) -> DataLoader[Any]:
 def feeding_times() -> Iterator[list[FeedingTimes]]:
     """What was timed inside."""
     taken: list[FeedingTimes] = []
-    hint = feeding.hint
+    hint = fetching.hint
 
     def note(times: FeedingTimes, loaders: list[Any]) -> str | None:
         taken.append(times)
         return hint(times, loaders)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(feeding, "hint", note)
+        patch.setattr(fetching, "hint", note)
         yield taken
 
 
@@ -218,7 +218,7 @@ def indexed_fetch(sampler: str, size: int = BATCH) -> str:
     ("shuffle", "name"), [(True, "RandomSampler"), (False, "SequentialSampler")]
 )
 def test_a_tensor_dataset_gets_the_indexed_fetch_as_code(shuffle: bool, name: str) -> None:
-    hint = feeding.hint(times(), [loader(shuffle=shuffle)])
+    hint = fetching.hint(times(), [loader(shuffle=shuffle)])
     assert hint is not None
     assert hint.endswith(indexed_fetch(name))
     assert "num_workers" not in hint
@@ -226,7 +226,7 @@ def test_a_tensor_dataset_gets_the_indexed_fetch_as_code(shuffle: bool, name: st
 
 def test_the_code_of_the_remedy_runs_and_gives_the_same_batches() -> None:
     dataset = rows(64)
-    hint = feeding.hint(times(), [DataLoader(dataset, batch_size=BATCH, shuffle=True)])
+    hint = fetching.hint(times(), [DataLoader(dataset, batch_size=BATCH, shuffle=True)])
     code = str(hint).splitlines()[-1].strip()
     names = {"DataLoader": DataLoader, "BatchSampler": BatchSampler, "RandomSampler": RandomSampler}
     remedied = eval(code, {**names, "dataset": dataset})
@@ -244,7 +244,7 @@ OTHER = [OwnRows(*rows(64).tensors), Subset(rows(64), range(32))]
 
 @pytest.mark.parametrize("dataset", OTHER, ids=["own", "subset"])
 def test_another_map_style_dataset_gets_it_with_its_condition(dataset: Any) -> None:
-    hint = str(feeding.hint(times(), [DataLoader(dataset, batch_size=BATCH)]))
+    hint = str(fetching.hint(times(), [DataLoader(dataset, batch_size=BATCH)]))
     assert "Where dataset[[0, 1]] gives a batch of two, one indexed fetch costs less" in hint
     assert hint.endswith(indexed_fetch("SequentialSampler"))
 
@@ -262,8 +262,8 @@ OWN_WAY = [
 )
 def test_a_loader_that_does_more_than_collate_gets_no_indexed_fetch(options: Any) -> None:
     one = DataLoader(rows(64), **options)
-    assert str(feeding.hint(times(), [one])).endswith(feeding.AHEAD)
-    assert str(feeding.hint(times(2000.0), [one])).endswith("fetches beside the program.")
+    assert str(fetching.hint(times(), [one])).endswith(fetching.AHEAD)
+    assert str(fetching.hint(times(2000.0), [one])).endswith("fetches beside the program.")
 
 
 @pytest.mark.parametrize("dataset", [rows(64), *OTHER], ids=["tensors", "own", "subset"])
@@ -271,12 +271,12 @@ def test_workers_are_a_remedy_only_where_a_batch_costs_more_than_handing_it_over
     dataset: Any,
 ) -> None:
     one = DataLoader(dataset, batch_size=BATCH)
-    assert "num_workers=2" not in str(feeding.hint(times(900.0), [one]))
-    assert "num_workers=2" in str(feeding.hint(times(1100.0), [one]))
+    assert "num_workers=2" not in str(fetching.hint(times(900.0), [one]))
+    assert "num_workers=2" in str(fetching.hint(times(1100.0), [one]))
 
 
 def test_a_loader_with_workers_is_told_otherwise() -> None:
-    hint = str(feeding.hint(times(), [loader(num_workers=2)]))
+    hint = str(fetching.hint(times(), [loader(num_workers=2)]))
     assert "waits for 2 workers" in hint
     assert "DataLoader(" not in hint
 
@@ -295,7 +295,7 @@ class Stream(IterableDataset[Any]):
     ids=["iterable", "list", "two"],
 )
 def test_other_loaders_get_a_sentence_without_code(loaders: list[Any]) -> None:
-    hint = str(feeding.hint(times(), loaders))
+    hint = str(fetching.hint(times(), loaders))
     assert "400 µs" in hint
     assert "(" not in hint
 

@@ -7,13 +7,13 @@ them.
 from __future__ import annotations
 
 import dataclasses
-from difflib import get_close_matches
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning_utilities.core.rank_zero import rank_zero_info
 
-from fulgurite.backends.csx.plugins.strategy import StaticGraph
+from fulgurite.backends.backend import did_you_mean
+from fulgurite.backends.csx import StaticGraph
 from fulgurite.callbacks.sparse import is_static
 
 _MEMORY = "no servers share the work: the process takes what it needs"
@@ -97,7 +97,7 @@ class _Flags(pl.Callback):
 
 
 class GlobalFlags(_Flags):
-    """Sets low-level flags for every run of the Trainer (``KNOWN`` in callbacks/flags.py).
+    """Sets low-level flags for every run of the Trainer (``KNOWN`` lists them).
 
     Args:
         flags: values by dotted name, ``**{"csx.debug.retrace_every_iteration": True}``. A known one
@@ -130,6 +130,12 @@ class _ScopedFlags(_Flags):
             trainer.strategy.backend = self._backend  # type: ignore[attr-defined]
             self._backend = None
 
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Reset the flags."""
+        self.end(trainer)
+
 
 class ScopedTrainFlags(_ScopedFlags):
     """Sets low-level flags for training programs; those of validation go without.
@@ -145,12 +151,6 @@ class ScopedTrainFlags(_ScopedFlags):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Reset the flags: the training step is made and has them."""
-        self.end(trainer)
-
-    def on_exception(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
-    ) -> None:
-        """Reset the flags."""
         self.end(trainer)
 
 
@@ -169,12 +169,6 @@ class ScopedValidateFlags(_ScopedFlags):
         """Reset the flags."""
         self.end(trainer)
 
-    def on_exception(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
-    ) -> None:
-        """Reset the flags."""
-        self.end(trainer)
-
 
 def _whole(flag: str) -> str:
     """The flag of the table that a key belongs to."""
@@ -184,10 +178,9 @@ def _whole(flag: str) -> str:
 
 def _check(owner: str, flag: str, value: Any) -> None:
     if _whole(flag) not in KNOWN:
-        near = get_close_matches(flag, KNOWN, n=1, cutoff=0.5)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(
-            f"{owner}: there is no flag {flag!r}.{hint} docs/callbacks.md lists all flags."
+            f"{owner}: there is no flag {flag!r}.{did_you_mean(flag, KNOWN)} docs/callbacks.md"
+            " lists all flags."
         )
     if flag == RETRACE and not isinstance(value, bool):
         raise ValueError(f"{owner}: {flag} is true or false; got {value!r}.")

@@ -3,11 +3,17 @@
 A shuffled loader gives the same order again when the random states of two moments are restored:
 when its iterator was made (with workers, the order is drawn then) and when its first batch was
 fetched (without, then). The batches already seen are then fetched again and skipped, in the workers
-where there are any; the last of them is compared with the one that was trained. Of several loaders
-some begin in the middle of an epoch: the states of these moments are restored too (rounds.py).
+where there are any; the last of them is compared with the one that was trained.
 
 A loader with ``state_dict`` and ``load_state_dict`` knows its own position: Lightning saves it and
 gives it back, and nothing of it is skipped here.
+
+Of several loaders, Lightning begins a short one anew when it is through (``max_size_cycle``, which
+is what it does with a dict or list of loaders): another *round*. Its order is drawn then, in the
+middle of an epoch, from random states that steps have drawn from before, so a run that fetches an
+epoch's batches again needs the states of that moment. Those of each loader's last two rounds are
+kept, for a batch may be fetched ahead: of earlier rounds nothing but their number of batches
+matters later. Private parts are those of Lightning 2.6.6.
 """
 
 from __future__ import annotations
@@ -15,24 +21,17 @@ from __future__ import annotations
 import hashlib
 import itertools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 from lightning.fabric.utilities.types import _Stateful
 from lightning.pytorch.loops.fetchers import _DataFetcher, _PrefetchDataFetcher
-from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from lightning.pytorch.utilities.combined_loader import CombinedLoader, _MaxSizeCycle
 from torch import Tensor
 
-from fulgurite.backends.csx.graph.rng import (
-    collect_with,
-    generators_of,
-    restore,
-    restore_loaders,
-    restore_with,
-)
-from fulgurite.loops import rounds
+from fulgurite.backends.csx import rng
 
 MOMENTS = ITERATOR, FIRST_BATCH = "iterator", "first_batch"
 PROGRESS = "progress"  # the moment of the epoch, and what was accumulated (resuming.py)
@@ -86,30 +85,32 @@ def replay(
         positions |= {moment: restored[moment] for moment in MOMENTS if moment in restored}
         return
     if any(map(has_state, loaders)):
-        rounds.follow(combined, positions, again)
+        follow_rounds(combined, positions, again)
         positions |= _replay_those_without_state(positions, restored, fetcher, seen)
         again.clear()
         return
     once = any(isinstance(loader, Iterator) for loader in loaders)  # iter() would lose a batch
     if not seen or ITERATOR not in restored or FIRST_BATCH not in restored:
-        restore_with(restored, loaders)
-        positions[ITERATOR] = collect_with(loaders)
+        rng.restore_with(restored, loaders)
+        positions[ITERATOR] = rng.collect_with(loaders)
         if not once:
             iter(fetcher)
-        rounds.follow(combined, positions, {})
+        follow_rounds(combined, positions, {})
         return
-    restore_with(restored[ITERATOR], loaders)
+    # the order is drawn at one of two moments: with workers when the iterator is made, without when
+    # the first batch is fetched. So the states of both are put back, each at its moment
+    rng.restore_with(restored[ITERATOR], loaders)
     if once:
         fetcher.fetched -= seen  # Lightning has counted them
     else:
         make_iterator(fetcher, first)
-    restore_with(restored[FIRST_BATCH], loaders)
-    rounds.follow(combined, positions, again)
+    rng.restore_with(restored[FIRST_BATCH], loaders)
+    follow_rounds(combined, positions, again)
     last = _fetch_again(fetcher, seen)
     again.clear()
-    if last is not None and rounds.are_same(positions, restored):
+    if last is not None and _same_rounds(positions, restored):
         _compare(last[0], seen, restored.get(SAMPLE))
-    restore_with(restored, loaders)
+    rng.restore_with(restored, loaders)  # fetching has drawn; the next step draws as it would have
     positions |= {moment: restored[moment] for moment in MOMENTS}
 
 
@@ -118,9 +119,9 @@ def begin_first_epoch(restored: dict[str, Any], fetcher: _DataFetcher) -> None:
     loaders = fetcher.combined_loader.flattened
     made_once = any(isinstance(one, Iterator) or has_state(one) for one in loaders)
     if ITERATOR in restored and not made_once:
-        restore_with(restored[ITERATOR], loaders)
+        rng.restore_with(restored[ITERATOR], loaders)
         make_iterator(fetcher, first=True)
-        restore_with(restored, loaders)
+        rng.restore_with(restored, loaders)
 
 
 def make_iterator(fetcher: _DataFetcher, first: bool) -> None:
@@ -202,7 +203,7 @@ def _replay_those_without_state(
             restore_now(restored[FIRST_BATCH], loaders)
             _skip_those_without_state(mode, loaders, seen)
             own = [i for i, loader in enumerate(loaders) if has_state(loader)]
-            rounds.are_same(positions, restored, own)
+            _same_rounds(positions, restored, own)
     restore_now(restored, loaders)
     return {moment: restored[moment] for moment in MOMENTS}
 
@@ -222,9 +223,104 @@ def _skip_those_without_state(mode: Any, loaders: list[Any], seen: int) -> None:
 
 def restore_now(states: dict[str, Any], loaders: list[Any]) -> None:
     """Put back what ``collect_with`` returned, but the generators of loaders with a state."""
-    restore(states["rng"])
-    owners = [loader for loader in loaders for _ in generators_of(loader)]
+    rng.restore(states["rng"])
+    owners = [loader for loader in loaders for _ in rng.generators_of(loader)]
     if len(owners) == len(states["generators"]):
         pairs = zip(owners, states["generators"], strict=True)
         plain = [state for owner, state in pairs if not has_state(owner)]
-        restore_loaders([loader for loader in loaders if not has_state(loader)], plain)
+        rng.restore_loaders([loader for loader in loaders if not has_state(loader)], plain)
+
+
+_ROUND, _LOADER = "round", "loader"
+
+
+class _Followed(Iterable[Any]):
+    """A loader whose rounds are counted; that of the epoch's iterator, made before, is not.
+
+    Args:
+        loader: the loader.
+        number: its place among all.
+        positions: random states of the run, for checkpoints.
+        wanted: those of a checkpoint, until its batches are fetched again.
+    """
+
+    def __init__(
+        self, loader: Any, number: int, positions: dict[str, Any], wanted: dict[str, Any]
+    ) -> None:
+        self._loader, self._number, self._round = loader, number, 0
+        self._positions, self._wanted = positions, wanted
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin a round."""
+        self._round += 1
+        key = f"{_ROUND} {self._number} {self._round % 2}"
+        states = self._wanted.get(key)
+        if states is not None and states[_ROUND] == self._round:
+            rng.restore_with(states, [self._loader])
+        states = rng.collect_with([self._loader])
+        self._positions[key] = {**states, _ROUND: self._round, _LOADER: self._number}
+        return iter(self._loader)
+
+
+def forget_rounds(positions: dict[str, Any]) -> None:
+    """Another epoch begins: none of its loaders is in a later round."""
+    for key in [key for key in positions if key.startswith(_ROUND)]:
+        del positions[key]
+
+
+def follow_rounds(
+    combined: CombinedLoader, positions: dict[str, Any], wanted: dict[str, Any]
+) -> None:
+    """Keep in ``positions`` from which states later rounds begin, with the iterator there is now.
+
+    Args:
+        combined: all loaders.
+        positions: gets the states.
+        wanted: of a checkpoint: its rounds begin from these states again. Empty it afterwards.
+    """
+    mode: Any = combined._iterator
+    if type(mode) is not _MaxSizeCycle or len(combined.flattened) < 2:
+        return
+    mode.iterables = [
+        _Followed(loader, i, positions, wanted) for i, loader in enumerate(combined.flattened)
+    ]
+
+
+def _same_rounds(
+    positions: dict[str, Any], restored: dict[str, Any], without: Iterable[int] = ()
+) -> bool:
+    """Whether loaders are in the rounds in which they were in the checkpoint; else it is said.
+
+    Args:
+        positions: of the run that goes on, when the batches were fetched again.
+        restored: of the checkpoint.
+        without: loaders, by their number, that were not fetched from.
+    """
+    now, wanted = _rounds(positions), _rounds(restored)
+    for number in sorted({*now, *wanted}.difference(without)):
+        mine, kept = now.get(number, 0), wanted.get(number, 0)
+        if mine != kept:
+            warnings.warn(
+                f"The run does not go on exactly: training loader {number} (counted from 0) has"
+                f" begun anew {mine} times in the batches of the epoch that were fetched again, and"
+                f" {kept} times says the checkpoint, whose random states its order is drawn from."
+                " Loaders have other lengths now, or an earlier version wrote the checkpoint."
+                " Resume with the loaders that the run began with, or from a checkpoint of an"
+                " epoch's end.",
+                stacklevel=3,
+            )
+            return False
+    return True
+
+
+def _rounds(positions: dict[str, Any]) -> dict[int, int]:
+    """The last round of each loader that began anew."""
+    found: dict[int, int] = {}
+    for key, states in positions.items():
+        if key.startswith(_ROUND):
+            number = states[_LOADER]
+            found[number] = max(states[_ROUND], found.get(number, 0))
+    return found

@@ -10,7 +10,7 @@ from harness import fit
 from models import Measured, loader
 
 from fulgurite.callbacks import GlobalFlags, ScopedTrainFlags, ScopedValidateFlags
-from fulgurite.callbacks.flags import KNOWN, RETRACE
+from fulgurite.callbacks.low_level_flags import KNOWN, RETRACE
 
 all_kinds = pytest.mark.parametrize("kind", [GlobalFlags, ScopedTrainFlags, ScopedValidateFlags])
 MICRO_BATCH = "csx.performance.micro_batch_size"
@@ -69,7 +69,7 @@ def test_a_known_flag_without_meaning_is_noted_once(
     kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr("fulgurite.callbacks.flags.rank_zero_info", said.append)
+    monkeypatch.setattr("fulgurite.callbacks.low_level_flags.rank_zero_info", said.append)
     flags = kind(**{MICRO_BATCH: "auto", "csx.debug.ini.frame": 3})
     plain = calls()
     for _ in range(2):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fulgurite.backends.checkpoints.copying import Copy
+from fulgurite.backends.checkpoints.writer import Copy
 
 VALIDATED = pytest.mark.filterwarnings("ignore:Validating sparse tensor")
 """Since 2.14 torch says so where it loads a sparse tensor with ``weights_only=True``."""

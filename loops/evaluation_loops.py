@@ -17,21 +17,16 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from fulgurite.backends.csx.diagnostics.errors import InputChanged
-from fulgurite.backends.csx.diagnostics.stop_iteration import refuse_users
-from fulgurite.backends.csx.graph.rng import collect_with, restore, restore_loaders
-from fulgurite.backends.csx.plugins.strategy import begin_run, strategy_of
-from fulgurite.backends.csx.program.offline import BuiltOnly
-from fulgurite.loops import building
+from fulgurite.backends.csx import BuiltOnly, InputChanged, refuse_stop_iteration, rng, strategy_of
 from fulgurite.loops.lean import (
     BatchHooks,
     announce_batch,
     call_hooks,
     enter_hook,
     takes_batch_idx,
+    uncounted,
 )
 from fulgurite.loops.loader_errors import explained, name_batch
-from fulgurite.loops.shapes import check_last_batch
 
 
 class EvaluationLoop(_EvaluationLoop):
@@ -49,13 +44,13 @@ class EvaluationLoop(_EvaluationLoop):
         """Make the loaders, and refuse those that cannot be static."""
         super().setup_data()
         if self.generators is not None and self._combined_loader is not None:
-            restore_loaders(self._combined_loader.flattened, self.generators)
+            rng.restore_loaders(self._combined_loader.flattened, self.generators)
             self.generators = None
-        backend = strategy_of(self.trainer).backend
+        strategy = strategy_of(self.trainer)
         stage = {"validate": "validation"}.get(str(self._stage.value), str(self._stage.value))
-        check_last_batch(self._combined_loader, backend, stage, self._max_batches)
-        if backend.only_builds:
-            self._max_batches = building.at_most_one(self._max_batches)
+        strategy.check_loaders(stage, self._combined_loader, self._max_batches)
+        if strategy.only_builds:  # the first of each loader tells all that a program is built from
+            self._max_batches = [min(1, limit) for limit in self._max_batches]
 
     def increment_progress_to_evaluation_end(self) -> None:
         """Skip a validation; one that was done before the checkpoint must not draw again."""
@@ -67,7 +62,8 @@ class EvaluationLoop(_EvaluationLoop):
         """Run over all loaders; within a fit, the values of its last step can be read from here."""
         if self.trainer.state.fn == TrainerFn.FITTING:
             self.trainer.fit_loop.epoch_loop.store_metrics()
-        builds = building.only_builds(self.trainer)
+        strategy = strategy_of(self.trainer)
+        builds = strategy.only_builds
         if builds and self.trainer.sanity_checking:
             return []  # the fit loop builds these programs after training's
         self.first_loop_iter = self.trainer._logger_connector._first_loop_iter
@@ -75,19 +71,19 @@ class EvaluationLoop(_EvaluationLoop):
         if within_fit:
             self.setup_data()  # alone, a loop makes its loaders each time that it is asked
         else:
-            begin_run(self.trainer)
+            strategy.begin_run()
         loader = self._combined_loader if within_fit else None
-        self.began = states = collect_with([] if loader is None else loader.flattened)
+        self.began = states = rng.collect_with([] if loader is None else loader.flattened)
         try:
-            telling = strategy_of(self.trainer).telling()
-            with telling, explained(), building.uncounted(self) if builds else nullcontext():
+            with strategy.telling(), explained(), uncounted(self) if builds else nullcontext():
                 results: list[_OUT_DICT] = super().run()
         except SIGTERMException:
-            restore(states["rng"])  # a fit that goes on validates anew, and draws the same again
+            rng.restore(
+                states["rng"]
+            )  # a fit that goes on validates anew, and draws the same again
             raise
         if builds and self.trainer.state.fn != TrainerFn.FITTING:
-            building.close(self.trainer)
-        strategy = strategy_of(self.trainer)
+            strategy.say_built()
         strategy.on_host_code()
         if strategy.training is not None:
             strategy.training.forget_pruned()  # by ModelPruning, within an epoch
@@ -95,7 +91,7 @@ class EvaluationLoop(_EvaluationLoop):
 
     def on_run_end(self) -> list[_OUT_DICT]:
         """Call the hooks of the end, and return what was logged; nothing of it where none was."""
-        if not building.only_builds(self.trainer):
+        if not strategy_of(self.trainer).only_builds:
             logged: list[_OUT_DICT] = super().on_run_end()
             return logged
         self._logged_outputs = []
@@ -139,7 +135,7 @@ class EvaluationLoop(_EvaluationLoop):
         except BuiltOnly:
             self.trainer.lightning_module._current_fx_name = None
         except StopIteration as error:
-            refuse_users(error)
+            refuse_stop_iteration(error)
             raise
         except InputChanged as error:
             name_batch(error, self._data_fetcher, batch_idx)
@@ -219,21 +215,22 @@ class PredictionLoop(_PredictionLoop):
     def setup_data(self) -> None:
         """Make the loaders."""
         super().setup_data()
-        backend = strategy_of(self.trainer).backend
-        check_last_batch(self._combined_loader, backend, "predict", self.max_batches)
+        strategy = strategy_of(self.trainer)
+        strategy.check_loaders("predict", self._combined_loader, self.max_batches)
         self._has_streams = _has_streams(self._combined_loader)
-        if backend.only_builds:
-            self.max_batches = building.at_most_one(self.max_batches)
+        if strategy.only_builds:
+            self.max_batches = [min(1, limit) for limit in self.max_batches]
 
     def run(self) -> Any:
         """Run over all loaders, or only build."""
-        begin_run(self.trainer)
-        if not building.only_builds(self.trainer):
-            with strategy_of(self.trainer).telling(), explained():
+        strategy = strategy_of(self.trainer)
+        strategy.begin_run()
+        if not strategy.only_builds:
+            with strategy.telling(), explained():
                 return super().run()
-        with building.uncounted(self), explained():
+        with uncounted(self), explained():
             results = super().run()
-        building.close(self.trainer)
+        strategy.say_built()
         return results
 
     def _predict_step(self, *args: Any) -> None:
@@ -245,15 +242,15 @@ class PredictionLoop(_PredictionLoop):
         except BuiltOnly:
             self.trainer.lightning_module._current_fx_name = None
         except StopIteration as error:
-            refuse_users(error)
+            refuse_stop_iteration(error)
             raise
 
     def on_run_end(self) -> Any:
         """Call the hooks of the end, and return the predictions."""
+        strategy = strategy_of(self.trainer)
         if self._has_streams:
-            last = self.num_dataloaders - 1
-            strategy_of(self.trainer).agree_on_batch("predict", last, has_one=False)
-        if not building.only_builds(self.trainer):
+            strategy.agree_on_batch("predict", self.num_dataloaders - 1, has_one=False)
+        if not strategy.only_builds:
             return super().on_run_end()
         self._on_predict_model_train()
         return [] if self.return_predictions else None

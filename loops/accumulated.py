@@ -3,8 +3,7 @@
 Lightning's checkpoints hold none of it, so its means and metrics of an epoch that was gone on with
 are those of its rest. Kept here: the results of ``self.log`` (sums, counts, the last step's value),
 the values that callbacks and loggers see, the states of metrics, and tensors that the step writes
-and that are no part of ``state_dict()``: plain attributes, what is in lists, tuples, deques,
-dicts and objects of the module, and buffers with ``persistent=False``.
+and that are no part of ``state_dict()`` (the strategy knows them).
 Everything is in tensors and plain Python values, for checkpoints load with ``weights_only=True``.
 
 Private parts of Lightning and torchmetrics are those of Lightning 2.6.6 and torchmetrics 1.8.
@@ -12,11 +11,9 @@ Private parts of Lightning and torchmetrics are those of Lightning 2.6.6 and tor
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _Metadata,
     _ResultMetric,
@@ -25,17 +22,13 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from fulgurite.backends.csx.capture import Trees, holders_in
-from fulgurite.backends.csx.graph.passes.hold import GUARD
-from fulgurite.backends.csx.plugins.strategy import strategy_of
-from fulgurite.backends.csx.state import Place, brief, module_places
+from fulgurite.backends.csx import strategy_of
 
 _DICTS = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 _META = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph")
 _OF_LOADERS = ("add_dataloader_idx", "dataloader_idx", "metric_attribute")
 _STATE = ("_update_count", "has_reset", "_forward_cache")
 _SUMS = ("value", "cumulated_batch_size")
-_SELF = "self."  # begins the name of each place of the module
 
 
 def collect(trainer: Any) -> dict[str, Any]:
@@ -63,7 +56,7 @@ def collect(trainer: Any) -> dict[str, Any]:
             for path, metric in _metrics(module)
             if not (trainer.validating and id(metric) in of_validation)
         },
-        "written": _written(trainer),
+        "written": strategy_of(trainer).written_tensors(without=_states(module)),
     }
 
 
@@ -73,7 +66,7 @@ def restore(trainer: Any, states: dict[str, Any]) -> None:
     for path, metric in _metrics(module):
         if path in states["metrics"]:
             _put_metric(metric, states["metrics"][path])
-    _put_written(module, states["written"])
+    strategy_of(trainer).restore_written(states["written"])
     results, connector = trainer.fit_loop.epoch_loop._results, trainer._logger_connector
     for key, state in states["results"].items():
         result = _result(trainer, state, dict(_metrics(module)))
@@ -98,6 +91,11 @@ def _metrics(module: nn.Module) -> Iterator[tuple[str, Metric]]:
     for path, one in module.named_modules():
         if isinstance(one, Metric):
             yield path, one
+
+
+def _states(module: nn.Module) -> list[str]:
+    """The names of all states of metrics."""
+    return [f"{path}.{name}" for path, metric in _metrics(module) for name in metric._defaults]
 
 
 def _of_metric(metric: Metric) -> dict[str, Any]:
@@ -143,46 +141,3 @@ def _result(
             return None
         result.value = metrics[meta.metric_attribute]
     return result
-
-
-def _written(trainer: Any) -> dict[str, Tensor]:
-    """Tensors that steps write and that nothing else in the checkpoint holds, by name."""
-    module, steps = trainer.lightning_module, strategy_of(trainer).step_functions
-    executables = [one for step in steps.values() for one in step.executables()]
-    written = {place for one in executables for place in one.written_places}
-    kept = {GUARD, *module.state_dict(keep_vars=True)}  # CheckLoss sets its guard anew
-    kept |= {f"{path}.{name}" for path, metric in _metrics(module) for name in metric._defaults}
-    named = {place.name.removeprefix(_SELF): place for place in written}
-    own = {name: place.get() for name, place in named.items() if name not in kept}
-    places = _places(module) if own else {}
-    return {name: _copied(own[name]) for name in places if isinstance(own.get(name), Tensor)}
-
-
-def _put_written(module: nn.Module, written: dict[str, Tensor]) -> None:
-    places = _places(module) if written else {}
-    given: dict[int, Tensor] = {}  # what tensors of the module got, by their identity
-    for name, value in written.items():
-        tensor = places[name].get() if name in places else None
-        if isinstance(tensor, Tensor) and tensor.shape == value.shape:
-            shared = given.setdefault(id(tensor), value)
-            if shared is not value and not torch.equal(shared, value):
-                tensor = tensor.detach().clone()  # by places that have different values by now
-                places[name].put(tensor)
-            with torch.no_grad():
-                tensor.copy_(value)
-        else:
-            warnings.warn(
-                f"The run does not go on exactly: {_SELF}{name}, which steps write, was"
-                f" {brief(value)} in the checkpoint, and the module begins with {brief(tensor)}"
-                " there. Give it in __init__ the shape that it keeps.",
-                stacklevel=2,
-            )
-
-
-def _places(module: nn.Module) -> dict[str, Place]:
-    """Where a module may hold tensors that a step writes, by their names without ``self``."""
-    root = _SELF.rstrip(".")
-    registered = {*map(id, module.modules()), *map(id, module.parameters())}
-    inside = Trees(holders_in(module, root), registered).places
-    found = [*module_places(module, root), *inside]
-    return {place.name.removeprefix(_SELF): place for place in found}

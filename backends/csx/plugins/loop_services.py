@@ -1,0 +1,219 @@
+"""What the loops and callbacks ask of a run's strategy, so that they need to know nothing else.
+
+The mixin is a part of ``StaticGraph``: it puts together what the rooms below it know of a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from time import perf_counter
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torch.utils._pytree as pytree
+from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from torch import Tensor, nn
+
+from fulgurite.backends.csx.capture import Trees, holders_in
+from fulgurite.backends.csx.compile.fabric import Fabric
+from fulgurite.backends.csx.config import CSXBackend
+from fulgurite.backends.csx.contract import frozen_hook_arguments, frozen_index
+from fulgurite.backends.csx.graph.passes.hold import GUARD
+from fulgurite.backends.csx.plugins.evaluation import EvaluationSteps
+from fulgurite.backends.csx.plugins.loader_sizes import check_last_batch, check_sizes
+from fulgurite.backends.csx.plugins.position import Progress, position_of
+from fulgurite.backends.csx.plugins.refusals import refuse_watched, refuse_zero_grad_hooks
+from fulgurite.backends.csx.program import fit_table, report
+from fulgurite.backends.csx.program.audit import Budget
+from fulgurite.backends.csx.program.first_bad import in_words
+from fulgurite.backends.csx.program.step_function import StepFunction
+from fulgurite.backends.csx.program.summary import Program
+from fulgurite.backends.csx.state import Place, brief, module_places
+
+_SELF = "self."  # begins the name of each place of the module
+
+
+class LoopServices(Strategy):
+    """The part of a strategy that loops and callbacks ask."""
+
+    backend: CSXBackend
+    fabric: Fabric
+    training: StepFunction | None
+    progress: Progress | None
+    data_position: dict[str, Any]
+    audit_budget: Budget
+    _evaluation: EvaluationSteps
+
+    @property
+    def step_functions(self) -> dict[str, StepFunction]:
+        """The step of each stage that has run, by name."""
+        found = {} if self.training is None else {"training": self.training}
+        return found | {step.stage: step for step in self._evaluation.steps.values()}
+
+    @property
+    def programs(self) -> list[Program]:
+        """Every program built so far."""
+        return [program for step in self.step_functions.values() for program in step.programs]
+
+    @property
+    def only_builds(self) -> bool:
+        """Whether the run builds its programs, and does nothing else."""
+        return self.backend.only_builds
+
+    # -- around a run --------------------------------------------------------------------------
+
+    def begin_run(self) -> None:
+        """A loop begins; a tuner lets one run many times, with batches of other sizes."""
+        for step in self.step_functions.values():
+            step.begin_run()
+
+    def say(self, lines: str) -> None:
+        """Print lines above the progress bar, or, where there is none, to the log."""
+        report.say(self._trainer, lines)
+
+    def say_built(self) -> None:
+        """Say, as the last line of a run that only builds, that this was all."""
+        self.say(report.closing(self.backend, self.programs))
+
+    def say_fit(self, steps: int, data_s: float) -> None:
+        """Say what a fit took, and add it to the report.
+
+        Args:
+            steps: how many it has done.
+            data_s: how long it waited for batches, and for the loaders' iterators.
+        """
+        training, began = self.training, self.audit_budget.began
+        assert training is not None
+        fit = fit_table.Fit(
+            steps=steps,
+            total_s=perf_counter() - began,
+            data_s=data_s,
+            in_steps_s=training.speed.in_steps_s,
+            waits_s=training.speed.waits.seconds,
+            costs=[one.cost for one in self.programs if one.cost and one.cost.began >= began],
+            training=[one.cost for one in training.programs if one.cost],
+            batches=training.runs,
+            compiling=sum(step.compiling() for step in self.step_functions.values()),
+        )
+        self.say(fit_table.table(fit))
+        report.add_measured(self._trainer, self.backend, training.stage, training.speed)
+
+    # -- around a step -------------------------------------------------------------------------
+
+    def refuse_watched(self) -> None:
+        """Refuse hooks that somebody has put on the module since the run began."""
+        refuse_watched(self._module)
+
+    def refuse_zero_grad_hooks(self) -> None:
+        """Refuse hooks around ``zero_grad`` where gradients accumulate."""
+        refuse_zero_grad_hooks(self._trainer, self._module)
+
+    def traced_arguments(
+        self, kwargs: dict[str, Any], by_hand: bool = False
+    ) -> OrderedDict[str, Any]:
+        """The arguments of ``training_step`` for a trace: reading ``batch_idx`` warns."""
+        arguments = OrderedDict(kwargs)
+        if "batch_idx" in arguments:
+            arguments["batch_idx"] = frozen_index(arguments["batch_idx"], by_hand=by_hand)
+        return arguments
+
+    def traced_hooks(self) -> contextlib.AbstractContextManager[None]:
+        """Let ``optimizer_step`` and ``optimizer_zero_grad`` get arguments that warn when read."""
+        return frozen_hook_arguments(self._module)
+
+    def what_is_not_finite(self, batch: Any) -> str | None:
+        """The first tensor of a batch that is not finite, in words; None where all of it is."""
+        for path, leaf in pytree.tree_flatten_with_path(batch)[0]:
+            words = isinstance(leaf, Tensor) and in_words(f"batch{pytree.keystr(path)}", leaf)
+            if words:
+                return words
+        return None
+
+    # -- loaders, and the place in the data ----------------------------------------------------
+
+    def check_loaders(
+        self, stage: str, loaders: CombinedLoader | None, limits: Sequence[float] | None = None
+    ) -> None:
+        """Refuse loaders whose batches have more sizes than there may be programs.
+
+        Args:
+            stage: for the message; batches of "training" may be looked at.
+            loaders: all of the stage.
+            limits: batches taken from each; None: those the loader itself knows.
+
+        Raises:
+            InputChanged: with the sizes, and the remedies.
+        """
+        check_last_batch(loaders, self.backend, stage, limits)
+        if stage == "training" and (self.fabric.waits or self.backend.validate_only):
+            check_sizes(loaders, self.backend, self._module, stage)
+
+    def position(self) -> dict[str, Any]:
+        """Random states, data position, and what the loops add, as a checkpoint has them."""
+        return position_of(self, self.progress)
+
+    # -- tensors that steps write, and that are no part of ``state_dict()`` --------------------
+
+    def written_tensors(self, without: Collection[str]) -> dict[str, Tensor]:
+        """Copies of the tensors that steps write and that no ``state_dict()`` holds, by name.
+
+        Plain attributes, what is in lists, tuples, deques, dicts and objects of the module, and
+        buffers with ``persistent=False``.
+
+        Args:
+            without: names of those that somebody else keeps.
+        """
+        module = self._module
+        executables = [one for step in self.step_functions.values() for one in step.executables()]
+        written = {place for one in executables for place in one.written_places}
+        # CheckLoss sets its guard anew
+        kept = {GUARD, *without, *module.state_dict(keep_vars=True)}
+        named = {place.name.removeprefix(_SELF): place for place in written}
+        own = {name: place.get() for name, place in named.items() if name not in kept}
+        names = _places(module) if own else ()
+        values = {name: own[name] for name in names if isinstance(own.get(name), Tensor)}
+        return {name: value.detach().clone() for name, value in values.items()}
+
+    def restore_written(self, written: dict[str, Tensor]) -> None:
+        """Put back what ``written_tensors`` returned."""
+        places = _places(self._module) if written else {}
+        given: dict[int, Tensor] = {}  # what tensors of the module got, by their identity
+        for name, value in written.items():
+            tensor = places[name].get() if name in places else None
+            if isinstance(tensor, Tensor) and tensor.shape == value.shape:
+                shared = given.setdefault(id(tensor), value)
+                if shared is not value and not torch.equal(shared, value):
+                    tensor = tensor.detach().clone()  # by places that have different values by now
+                    places[name].put(tensor)
+                with torch.no_grad():
+                    tensor.copy_(value)
+            else:
+                warnings.warn(
+                    f"The run does not go on exactly: {_SELF}{name}, which steps write, was"
+                    f" {brief(value)} in the checkpoint, and the module begins with {brief(tensor)}"
+                    " there. Give it in __init__ the shape that it keeps.",
+                    stacklevel=2,
+                )
+
+    @property
+    def _module(self) -> pl.LightningModule:
+        assert self.lightning_module is not None
+        return self.lightning_module
+
+    @property
+    def _trainer(self) -> pl.Trainer:
+        return self._module.trainer
+
+
+def _places(module: nn.Module) -> dict[str, Place]:
+    """Where a module may hold tensors that a step writes, by their names without ``self``."""
+    root = _SELF.rstrip(".")
+    registered = {*map(id, module.modules()), *map(id, module.parameters())}
+    inside = Trees(holders_in(module, root), registered).places
+    found = [*module_places(module, root), *inside]
+    return {place.name.removeprefix(_SELF): place for place in found}
