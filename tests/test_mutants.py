@@ -19,7 +19,7 @@ ROOMS = {
     *(
         f"backends/csx/{room}"
         for room in (
-            *("diagnostics", "graph", "compile", "report", "state", "hyperparams", "contract"),
+            *("diagnostics", "graph", "compile", "costs", "state", "hyperparams", "contract"),
             *("capture", "program", "plugins"),
         )
     ),
