@@ -1,14 +1,14 @@
 """The table of patches: what is replaced in other people's code while a step is traced.
 
-``patches`` is read from top to bottom; a row's replacement is beside its name, in the room that it
-is imported from. Each row says why it is there and what it was checked with. Some patches hold for
-a part of a trace only, and are made where that part begins: the methods of ``nn.Module``
-(``contract/attributes``), ``backward()`` (``contract/function_mode``),
-``torch.any`` (``contract/overrides``), logging and schedulers (``host_calls``), the making of nodes
-(``diagnostics/user_lines``), logs of second traces (``program/audit``), warnings while a program is
-built (``report/noting``). Those of the compiler hold while it runs (``compile/inductor``,
-``compiler_patches``, ``scheduling``, ``indices``, ``vector_units``), and one while its table of
-decompositions is made (``graph/passes/decompositions``).
+``patches`` is read from top to bottom; a row's replacement is in the room that it is imported from:
+those of ``contract`` in ``refusals`` and ``frozen_reads``, that of ``state`` in ``fake_swap``. Each
+row says why it is there and what it was checked with. Some patches hold for a part of a trace only,
+and are made where that part begins: the methods of ``nn.Module`` (``contract/attributes``),
+``backward()`` (``contract/function_mode``), ``torch.any`` (``contract/overrides``), logging and
+schedulers (``host_calls``), the making of nodes (``diagnostics/user_lines``), logs of second traces
+(``program/audit``), warnings while a program is built (``costs/noting``). Those of the compiler
+hold while it runs (``compile/inductor``: ``generate``, ``wrapper``, ``changes``, ``toolchain``),
+and one while its table of decompositions is made (``graph/passes/decompositions``).
 """
 
 from __future__ import annotations
@@ -51,12 +51,10 @@ def patches(scope: Scope, line: Callable[[], UserLine | None], answers: Answers)
         answers: receives what the step reads of the trainer's state.
     """
     yield from static_metrics(scope.module)  # torchmetrics: no branches on values
-    yield from as_operations(
-        fused_rounding(scope.optimizers)
-    )  # torch.optim: an update is one operation; 16-bit weights, as fused kernels
-    yield from eager_updates(
-        scope.optimizers
-    )  # torch.optim and BatchNorm: counts and numbers that are traced
+    # torch.optim: an update is one operation; 16-bit weights, as fused kernels
+    yield from as_operations(fused_rounding(scope.optimizers))
+    # torch.optim and BatchNorm: counts and numbers that are traced
+    yield from eager_updates(scope.optimizers)
     yield from laid_out_by_kernels()  # torch.fx: where results lie
     yield from traced_as_fakes()  # torch.fx: fakes in the place of state
     yield from plain_library_code()  # torch, logging: what only pays eagerly, or prints

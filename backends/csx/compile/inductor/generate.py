@@ -265,13 +265,15 @@ class Attempt:
             Whether there are some, and not all.
         """
         sources = [source for one in self._parts for source in one.code.sources.values()]
-        name_of = self._kept.name_of
-        failing = kernel_modules.failing([KernelSource(name_of(one), one) for one in sources])
+        kernels = [KernelSource(self._kept.name_of(one), one) for one in sources]
+        failing = kernel_modules.failing(kernels)
         if failing is None:
             return False
         for one in self._parts:
             for call in calls(one.code.program.steps):
-                name = name_of(one.code.sources[call.kernel]) if isinstance(call, Kernel) else ""
+                if not isinstance(call, Kernel):
+                    continue
+                name = self._kept.name_of(one.code.sources[call.kernel])
                 if name in failing:
                     self._give(one.text, call.at)
                     operations = [one.operations[i] for i in call.at]

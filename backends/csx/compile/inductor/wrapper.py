@@ -76,6 +76,13 @@ _DRAW = "torch.ops.fulgurite."
 _PRODUCTS = "extern_kernels"  # torch.mm and the like, under the same names
 
 
+_IN_PLACE = (
+    ir.InplaceBernoulliFallback,
+    ir.InplaceCopyFallback,
+    ir.MutatingFirstArgExternKernel,
+)
+
+
 class Wrapper(PythonWrapperCodegen):
     """Has the compiler's lines become steps.
 
@@ -100,6 +107,15 @@ class Wrapper(PythonWrapperCodegen):
         if is_subgraph:
             raise UnknownProgram(f"a graph inside it, {subgraph_name}")
         return cls()
+
+    def writeline(self, line: Any) -> None:
+        """A line; where the compiler has a text alone for an operation in place, a typed one."""
+        is_text = isinstance(line, str) and not line.startswith(self.comment)
+        current = V.graph.scheduler.current_node if is_text else None
+        node: Any = None if current is None else current.node
+        if type(node) in _IN_PLACE:
+            line = ExternKernelAllocLine(self, node)
+        super().writeline(line)  # type: ignore[no-untyped-call]
 
     def codegen_reinterpret_view(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,8 @@ from fulgurite.backends.csx.compile.background import compilation
 from fulgurite.backends.csx.compile.checking import selfcheck, trust
 from fulgurite.backends.csx.compile.host import host_fabric
 from fulgurite.backends.csx.compile.inductor import changes
-from fulgurite.backends.csx.compile.programs import made
+from fulgurite.backends.csx.compile.programs import made, steps
+from fulgurite.backends.csx.compile.programs.steps import Program
 from fulgurite.backends.csx.compile.store.cache import Fetched
 from fulgurite.backends.csx.compile.store.fingerprint import versions
 from fulgurite.backends.csx.graph.graph import Graph
@@ -76,7 +78,9 @@ def fake_compiler(monkeypatch: pytest.MonkeyPatch) -> Callable[[Wrong | None], N
         def compiled(graph: Graph, folder: Path, *rest: Any) -> None:
             graphs.append(graph)
             (folder / "program.py").write_text("text\n")
-            made.write(folder, (), {})
+            index = {"kernels": [], "program": steps.plain(Program((), (), ()))}
+            (folder / "program.json").write_text(json.dumps(index))
+            made.write(folder, (), {}, {})
 
         def load(folder: Path) -> Any:
             graph, memory = graphs[-1], dict[str, Any]()
@@ -88,7 +92,7 @@ def fake_compiler(monkeypatch: pytest.MonkeyPatch) -> Callable[[Wrong | None], N
 
             return call
 
-        monkeypatch.setattr(compilation, "_compile", compiled)
+        monkeypatch.setattr(compilation, "compile_graph", compiled)
         monkeypatch.setattr(compilation, "load_program", load)
 
     return install
@@ -226,7 +230,7 @@ def test_a_program_that_passed_is_not_checked_again_until_it_is_built_again(
     (entry / "program.py").write_text("damaged\n")  # and so built again: the same bytes
     monkeypatch.setattr(
         compilation,
-        "_compile",
+        "compile_graph",
         lambda graph, folder, *rest: (folder / "program.py").write_text("new\n"),
     )
     run(tmp_path)
@@ -348,7 +352,7 @@ def test_what_came_from_the_background_is_checked_first_unless_it_was(
     compiled = Fetched(value=lambda inputs: inputs, built=False, marked=marked, mark=print)
     cache = settling.fabric._later.cache
     (cache.folder / KEY).mkdir(parents=True)
-    made.write(cache.folder / KEY, (), {})
+    made.write(cache.folder / KEY, (), {}, {})
     monkeypatch.setattr(cache, "find", lambda key, load: compiled)
     monkeypatch.setattr(trust, "SelfCheck", lambda *args: args)
     call = settling.settle()
