@@ -66,17 +66,9 @@ def flops_of_layer(x: Tensor, of_x: Tensor, of_h: Tensor) -> int:
     return 2 * x.shape[0] * x.shape[1] * (of_x.numel() + of_h.numel())
 
 
-def _written_out(
-    x: Tensor,
-    of_x: Tensor,
-    of_h: Tensor,
-    bias_x: Tensor | None,
-    bias_h: Tensor | None,
-    h: Tensor,
-    c: Tensor,
-    reverse: bool,
-    keeps: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _written_out(*operands: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """A layer in tensor operations; its operands, as those below, are the schema's (_LIBRARY)."""
+    x, of_x, of_h, bias_x, bias_h, h, c, reverse, _ = operands
     given = x.flatten(0, 1) @ of_x.t()
     if bias_x is not None and bias_h is not None:
         given = given + (bias_x + bias_h)
@@ -91,23 +83,9 @@ def _written_out(
     return torch.stack(outputs), h, c, torch.stack(kept)
 
 
-def _backward_written_out(
-    to_outputs: Tensor | None,
-    to_h: Tensor | None,
-    to_c: Tensor | None,
-    x: Tensor,
-    of_x: Tensor,
-    of_h: Tensor,
-    bias_x: Tensor | None,
-    bias_h: Tensor | None,
-    first_h: Tensor,
-    first_c: Tensor,
-    outputs: Tensor,
-    last_h: Tensor,
-    last_c: Tensor,
-    kept: Tensor,
-    reverse: bool,
-) -> tuple[Tensor, ...]:
+def _backward_written_out(*operands: Any) -> tuple[Tensor, ...]:
+    to_outputs, to_h, to_c = operands[:3]
+    x, of_x, of_h, _, _, first_h, first_c, outputs, _, _, kept, reverse = operands[3:]
     hidden = first_h.shape[1]
     gates, cells = kept[..., : 4 * hidden], kept[..., 4 * hidden :]
     dh = torch.zeros_like(first_h) if to_h is None else to_h
@@ -140,64 +118,33 @@ def _order(x: Tensor, reverse: bool) -> list[int]:
     return steps[::-1] if reverse else steps
 
 
-def _run(
-    x: Tensor,
-    of_x: Tensor,
-    of_h: Tensor,
-    bias_x: Tensor | None,
-    bias_h: Tensor | None,
-    h: Tensor,
-    c: Tensor,
-    reverse: bool,
-    keeps: bool,
-) -> Any:
-    """oneDNN's layer, which keeps something only where gradients are on.
-
-    It takes operands as if they lay in order, which is not so for all that do while it is traced.
-    """
-    x, h, c = x.contiguous(), h.contiguous(), c.contiguous()
+def _run(*operands: Any) -> Any:
+    """oneDNN's layer, which keeps something only where gradients are on."""
+    *given, reverse, keeps = operands
+    x, hidden = given[0], given[5].shape[1]
+    how: Any = reverse, [], _LSTM, hidden, 1, given[3] is not None, False, False, keeps
     with torch.set_grad_enabled(keeps), torch._C._AutoDispatchBelowAutograd():
-        weights = of_x, of_h, *_biases(of_x, bias_x, bias_h)
-        has_biases = bias_x is not None
-        *results, kept = _aten.mkldnn_rnn_layer.default(
-            *(x, *weights, h, c, reverse, [], _LSTM, h.shape[1], 1, has_biases, False, False, keeps)
-        )
+        *results, kept = _aten.mkldnn_rnn_layer.default(*_for_kernel(*given), *how)
     return *results, x.new_empty(0, dtype=torch.uint8) if kept is None else kept
 
 
-def _run_backward(
-    to_outputs: Tensor | None,
-    to_h: Tensor | None,
-    to_c: Tensor | None,
-    x: Tensor,
-    of_x: Tensor,
-    of_h: Tensor,
-    bias_x: Tensor | None,
-    bias_h: Tensor | None,
-    first_h: Tensor,
-    first_c: Tensor,
-    outputs: Tensor,
-    last_h: Tensor,
-    last_c: Tensor,
-    kept: Tensor,
-    reverse: bool,
-) -> Any:
-    weights = of_x, of_h, *_biases(of_x, bias_x, bias_h)
-    x, first_h, first_c = x.contiguous(), first_h.contiguous(), first_c.contiguous()
-    given = x, *weights, first_h, first_c, outputs, last_h, last_c, to_outputs, to_h, to_c
-    has_biases = bias_x is not None
-    how: Any = reverse, _LSTM, first_h.shape[1], 1, has_biases, True, False, [], False
-    return _aten.mkldnn_rnn_layer_backward.default(*given, *how, kept)
+def _run_backward(*operands: Any) -> Any:
+    to, given, (*results, kept, reverse) = operands[:3], operands[3:10], operands[10:]
+    how: Any = reverse, _LSTM, given[5].shape[1], 1, given[3] is not None, True, False, [], False
+    layer = _for_kernel(*given)
+    return _aten.mkldnn_rnn_layer_backward.default(*layer, *results, *to, *how, kept)
 
 
-def _biases(of_x: Tensor, *biases: Tensor | None) -> tuple[Tensor, ...]:
-    return tuple(of_x.new_zeros(len(of_x)) if one is None else one for one in biases)
-
-
-def _fake(
-    x: Tensor, of_x: Tensor, of_h: Tensor, bias_x: Any, bias_h: Any, h: Tensor, *how: bool
+def _for_kernel(
+    x: Tensor, of_x: Tensor, of_h: Tensor, bias_x: Any, bias_h: Any, h: Tensor, c: Tensor
 ) -> tuple[Tensor, ...]:
-    keeps = how[-1]
+    """A layer's operands as oneDNN's takes them: with biases, and in order, as not all lie."""
+    biases = (of_x.new_zeros(len(of_x)) if one is None else one for one in (bias_x, bias_h))
+    return x.contiguous(), of_x, of_h, *biases, h.contiguous(), c.contiguous()
+
+
+def _fake(*operands: Any) -> tuple[Tensor, ...]:
+    x, _, _, _, _, h, _, _, keeps = operands
     size = _bytes_kept(*x.shape, h.shape[1]) if keeps else 0
     outputs = x.new_empty(*x.shape[:2], h.shape[1])
     kept = x.new_empty(size, dtype=torch.uint8)
@@ -215,17 +162,14 @@ def _bytes_kept(steps: int, rows: int, inputs: int, hidden: int) -> int:
         return kept.numel()
 
 
-def _fake_backward(*given: Any) -> tuple[Tensor, ...]:
-    x, of_x, of_h, _, _, h, c = given[3:10]
-    bias = of_x.new_empty(len(of_x))
-    ends = torch.empty_like(h), torch.empty_like(c)
+def _fake_backward(*operands: Any) -> tuple[Tensor, ...]:
+    x, of_x, of_h, _, _, h, c = operands[3:10]
+    to_bias = of_x.new_empty(len(of_x))
     return (
-        torch.empty_like(x),
-        torch.empty_like(of_x),
-        torch.empty_like(of_h),
-        bias,
-        bias.clone(),
-        *ends,
+        *map(torch.empty_like, (x, of_x, of_h)),
+        to_bias,
+        to_bias.clone(),
+        *map(torch.empty_like, (h, c)),
     )
 
 
