@@ -42,8 +42,8 @@ from fulgurite.backends.csx.config import CSConfig as CSConfig
 from fulgurite.backends.csx.config import CSXBackend as CSXBackend
 from fulgurite.backends.csx.config import forget_config
 from fulgurite.backends.csx.contract import forget_shown
+from fulgurite.backends.csx.distributed.parallel import CSXParallelStrategy
 from fulgurite.backends.csx.plugins.accelerator import CSXAccelerator
-from fulgurite.backends.csx.plugins.parallel import CSXParallelStrategy
 from fulgurite.backends.csx.plugins.strategy import CSXStrategy
 
 BACKENDS: dict[str, type[Backend]] = {

@@ -22,7 +22,7 @@ ROOMS = ("trainer", "loops", "callbacks", "backends")
 FLOORS = {
     "backends/csx": (
         *("diagnostics", "graph", "compile", "costs", "state", "hyperparams"),
-        *("contract", "capture", "program", "plugins"),
+        *("contract", "capture", "program", "plugins", "distributed"),
     ),
     "backends/csx/compile": (*("store", "programs", "inductor", "checking", "background", "host"),),
     "trainer/config": ("document", "types", "legacy", "schema", "run"),

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from fulgurite.backends.csx.contract import (
         FrozenValueWarning as FrozenValueWarning,
     )
-    from fulgurite.backends.csx.diagnostics.errors import TraceError as TraceError
+    from fulgurite.backends.csx.diagnostics.trace_errors import TraceError as TraceError
     from fulgurite.backends.patches import trace_lock as trace_lock
     from fulgurite.backends.step_context import global_step as global_step
     from fulgurite.backends.step_context import gradient_norm as gradient_norm

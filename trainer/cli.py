@@ -165,7 +165,7 @@ def _told(error: Exception) -> str:
 def _line_of(error: Exception) -> UserLine | None:
     """The user's line of an error whose text has none."""
     try:
-        from fulgurite.backends.csx.diagnostics.errors import TraceError
+        from fulgurite.backends.csx.diagnostics.trace_errors import TraceError
         from fulgurite.backends.csx.diagnostics.user_lines import raised_at
     except ImportError:  # as the error that is told: this torch cannot be used
         return None

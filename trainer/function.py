@@ -18,8 +18,8 @@ from fulgurite.backends import Backend, CSXBackend, backend_from
 from fulgurite.backends import backend as live_or_new_backend
 from fulgurite.backends.backend import check_backend_type, current_backend, gpu_device
 from fulgurite.backends.closures import call_and_run, current_span
-from fulgurite.backends.csx.diagnostics.errors import UsersFramesAlone
-from fulgurite.backends.csx.plugins.function import FunctionPrograms, compiled_names
+from fulgurite.backends.csx.diagnostics.trace_errors import UsersFramesAlone
+from fulgurite.backends.csx.plugins.function_programs import FunctionPrograms, compiled_names
 from fulgurite.backends.step_context import running, step_context
 
 _Module = TypeVar("_Module", bound=nn.Module)

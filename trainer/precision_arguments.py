@@ -12,7 +12,7 @@ from lightning.pytorch.plugins.precision import Precision
 from fulgurite.backends import Backend, CSXBackend
 from fulgurite.backends.backend import gpu_device
 from fulgurite.backends.csx.plugins.loss_scale import LossScale
-from fulgurite.backends.csx.plugins.precision import CSXMixedPrecision
+from fulgurite.backends.csx.plugins.precision_plugins import CSXMixedPrecision
 from fulgurite.backends.mixed import BoundedGradScaler, EagerMixedPrecision
 from fulgurite.mixed_precision import CB16_MIXED, MixedPrecision
 

@@ -31,8 +31,8 @@ from fulgurite.backends import backend as make_backend
 from fulgurite.backends.backend import current_backend, set_backend
 from fulgurite.backends.checkpoints.plugin import install, loads_lightnings
 from fulgurite.backends.closures import checkpoint_written, watch_trainer
-from fulgurite.backends.csx.diagnostics.errors import UsersFramesAlone
-from fulgurite.backends.csx.plugins.parallel import CSXParallelStrategy
+from fulgurite.backends.csx.diagnostics.trace_errors import UsersFramesAlone
+from fulgurite.backends.csx.distributed.parallel import CSXParallelStrategy
 from fulgurite.backends.csx.plugins.strategy import CSXStrategy, StaticGraph
 from fulgurite.backends.patches import patched
 from fulgurite.backends.program_scheduler import check_schedulers

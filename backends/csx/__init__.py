@@ -14,6 +14,7 @@ contract      what a user's code may do in a step
 capture       one traced step
 program       choose a program, build it, run it
 plugins       what Lightning and plain functions hold on to
+distributed   several processes that train together
 
 This file is the face of all that: loops and callbacks import it alone (``tests/test_rooms.py``).
 Names are imported when they are first used, for each import of a room comes through here:
@@ -39,33 +40,33 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fulgurite.backends.csx.capture import overrides as overrides
-    from fulgurite.backends.csx.diagnostics.errors import InputChanged as InputChanged
-    from fulgurite.backends.csx.diagnostics.errors import NoLoss as NoLoss
-    from fulgurite.backends.csx.diagnostics.stop_iteration import (
+    from fulgurite.backends.csx.diagnostics.trace_errors import InputChanged as InputChanged
+    from fulgurite.backends.csx.diagnostics.trace_errors import NoLoss as NoLoss
+    from fulgurite.backends.csx.diagnostics.trace_errors import (
         refuse_stop_iteration as refuse_stop_iteration,
     )
     from fulgurite.backends.csx.graph import rng as rng
     from fulgurite.backends.csx.graph.passes.hold import GUARD as GUARD
-    from fulgurite.backends.csx.plugins.order import ORDER as ORDER
-    from fulgurite.backends.csx.plugins.order import Order as Order
+    from fulgurite.backends.csx.plugins.checkpoint_position import ORDER as ORDER
+    from fulgurite.backends.csx.plugins.checkpoint_position import Order as Order
     from fulgurite.backends.csx.plugins.strategy import StaticGraph as StaticGraph
     from fulgurite.backends.csx.plugins.strategy import strategy_of as strategy_of
+    from fulgurite.backends.csx.program.description import ACCUMULATE as ACCUMULATE
+    from fulgurite.backends.csx.program.description import STEP as STEP
     from fulgurite.backends.csx.program.offline import BuiltOnly as BuiltOnly
-    from fulgurite.backends.csx.program.summary import ACCUMULATE as ACCUMULATE
-    from fulgurite.backends.csx.program.summary import STEP as STEP
 
 _HOMES = {
-    "ACCUMULATE": "program.summary",
+    "ACCUMULATE": "program.description",
     "BuiltOnly": "program.offline",
     "GUARD": "graph.passes.hold",
-    "InputChanged": "diagnostics.errors",
-    "NoLoss": "diagnostics.errors",
-    "ORDER": "plugins.order",
-    "Order": "plugins.order",
-    "STEP": "program.summary",
+    "InputChanged": "diagnostics.trace_errors",
+    "NoLoss": "diagnostics.trace_errors",
+    "ORDER": "plugins.checkpoint_position",
+    "Order": "plugins.checkpoint_position",
+    "STEP": "program.description",
     "StaticGraph": "plugins.strategy",
     "overrides": "capture",
-    "refuse_stop_iteration": "diagnostics.stop_iteration",
+    "refuse_stop_iteration": "diagnostics.trace_errors",
     "strategy_of": "plugins.strategy",
 }
 

@@ -16,7 +16,7 @@ from torch import nn
 
 import fulgurite
 from fulgurite.backends import supported
-from fulgurite.backends.csx.program import report
+from fulgurite.backends.csx.program import announcements
 from fulgurite.backends.patches import patched
 from fulgurite.backends.supported import (
     TESTED,
@@ -102,7 +102,7 @@ def test_a_patch_may_add_to_what_is_no_package_of_others_and_stand_before_python
 
 @pytest.fixture
 def _nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "_told", set())
+    monkeypatch.setattr(announcements, "_said", set())
 
 
 @pytest.mark.fits
@@ -112,7 +112,7 @@ def test_a_newer_torch_is_told_once_at_the_first_program(
     version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(report, "say", lambda trainer, line: said.append(line))
+    monkeypatch.setattr(announcements, "say", lambda trainer, line: said.append(line))
     monkeypatch.setattr(supported.torch, "__version__", version)
     for _ in range(2):
         fit(lambda: Classifier(mlp()), lambda: (loader(32),), static=True)

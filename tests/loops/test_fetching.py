@@ -27,7 +27,7 @@ from torch.utils.data import (
 from fulgurite.backends.csx.compile.fabric import Loaded
 from fulgurite.backends.csx.compile.fabrics import FABRICS
 from fulgurite.backends.csx.compile.host.host_fabric import HostFabric
-from fulgurite.backends.csx.program import report
+from fulgurite.backends.csx.program import announcements
 from fulgurite.loops import fetching
 from fulgurite.loops.fetching import FEWEST, SAMPLE, FeedingTimes
 
@@ -67,7 +67,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
 def hints(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
     """The hints given so far."""
     lines: list[str] = []
-    monkeypatch.setattr(report, "rank_zero_info", lines.append)
+    monkeypatch.setattr(announcements, "rank_zero_info", lines.append)
     return lambda: [line for line in lines if "fetching a batch" in line]
 
 

@@ -18,7 +18,7 @@ from models import Classifier, loader, mlp
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from fulgurite.backends.csx.diagnostics.errors import InputChanged
+from fulgurite.backends.csx.diagnostics.trace_errors import InputChanged
 from fulgurite.loops import loader_errors
 
 ROWS, BATCH, BAD = 48, 4, 21  # the bad one is sample 1 of batch_idx 5

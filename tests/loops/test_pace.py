@@ -13,10 +13,10 @@ from harness import make_trainer
 from models import Classifier, Measured, loader, mlp
 from torch.utils.data import DataLoader, TensorDataset
 
-from fulgurite.backends.csx.program import fit_table, report
+from fulgurite.backends.csx.program import announcements, fit_table
+from fulgurite.backends.csx.program.description import Cost
 from fulgurite.backends.csx.program.fit_table import Fit
 from fulgurite.backends.csx.program.speed import Gain
-from fulgurite.backends.csx.program.summary import Cost
 
 HEAD = re.compile(r"CSX: ([\d,]+) steps? in ([\d.]+) s$", re.MULTILINE)
 ROW = re.compile(r"^  (\S+(?: \S+)*)  +([\d,.e+]+) ?(.*)$")
@@ -27,7 +27,7 @@ KINDS = ("captured", "compiled", "loaded", "waited for data", "stepped", "other"
 def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was said."""
     said: list[str] = []
-    monkeypatch.setattr(report, "rank_zero_info", said.append)
+    monkeypatch.setattr(announcements, "rank_zero_info", said.append)
     return said
 
 

@@ -246,19 +246,16 @@ STANDS_FOR: dict[tuple[str, str], tuple[str, ...]] = {
         for owner in ("torch", "torch.random")
         for name in ("manual_seed", "seed", "set_rng_state")
     ),
-    (f"{_CSX}/hyperparams/rounding.py", "owner"): tuple(
-        f"torch.optim.{name}._single_tensor_{name}" for name in ("adagrad", "adam", "sgd")
-    ),
-    (f"{_CSX}/hyperparams/updates.py", "owner"): tuple(
-        f"torch.optim.{name}._single_tensor_{name}"
-        for name in ("rmsprop", "adamax", "nadam", "adadelta")
-    ),
     (f"{_CSX}/hyperparams/torch_optim.py", "module"): (
         "torch.optim.asgd._get_capturable_supported_devices",
         "torch.optim.asgd._single_tensor_asgd",
         "torch.optim.optimizer._get_value",
         "torch.optim.radam._get_capturable_supported_devices",
         "torch.optim.radam._single_tensor_radam",
+    ),
+    (f"{_CSX}/hyperparams/torch_optim.py", "owner"): tuple(
+        f"torch.optim.{name}._single_tensor_{name}"
+        for name in ("adadelta", "adagrad", "adam", "adamax", "nadam", "rmsprop", "sgd")
     ),
     (f"{_CSX}/program/audit.py", "profiler"): (f"{_TRAINER}.profiler",),
     ("backends/safe_load.py", "strategy"): (f"{_STRATEGY}.load_checkpoint",),

@@ -28,8 +28,8 @@ from torch.utils.data import DataLoader, Subset
 
 import fulgurite
 from fulgurite.backends.csx.compile.checking.selfcheck import MiscompiledWarning, SelfCheck
+from fulgurite.backends.csx.distributed.parallel import CSXParallelStrategy
 from fulgurite.backends.csx.graph.collectives import is_collective, is_wait
-from fulgurite.backends.csx.plugins.parallel import CSXParallelStrategy
 from fulgurite.backends.csx.program import audit
 from fulgurite.backends.patches import patched
 

@@ -37,7 +37,7 @@ from torch.utils.data import DataLoader
 
 import fulgurite
 from fulgurite.backends import reset_backend
-from fulgurite.backends.csx.graph.flops import Product
+from fulgurite.backends.csx.graph.products import Product
 
 VOCABULARY, CONTEXT = 50257, 2048
 BATCH = 2

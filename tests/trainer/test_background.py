@@ -25,7 +25,7 @@ from fulgurite.backends.csx.compile.background import queue as background
 from fulgurite.backends.csx.compile.background.compilation import Compilation
 from fulgurite.backends.csx.compile.fabric import Call, Loaded
 from fulgurite.backends.csx.compile.inductor.headers import HEADER
-from fulgurite.backends.csx.program import report, speed
+from fulgurite.backends.csx.program import announcements, speed
 from fulgurite.backends.csx.program.speed import STRETCH_STEPS
 from fulgurite.backends.csx.program.step_function import StepFunction
 from fulgurite.callbacks import Checkpoint
@@ -68,7 +68,7 @@ def compile_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The lines on the screen."""
     lines: list[str] = []
-    monkeypatch.setattr(report, "say", lambda trainer, line: lines.append(line))
+    monkeypatch.setattr(announcements, "say", lambda trainer, line: lines.append(line))
     return lines
 
 
@@ -265,7 +265,7 @@ def test_it_is_said_how_much_faster_compiled_code_is(
         said.append((trainer.global_step, line))
 
     said: list[tuple[int, str]] = []
-    monkeypatch.setattr(report, "say", say)
+    monkeypatch.setattr(announcements, "say", say)
     monkeypatch.setattr(speed, "STRETCH_S", 0)
     monkeypatch.setattr(Compilation, "in_background", lambda compilation: None)
     monkeypatch.setattr(later.Later, "_settle", settle)

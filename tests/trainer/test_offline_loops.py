@@ -10,8 +10,8 @@ from harness import csx
 from torch import Tensor, nn
 
 import fulgurite
-from fulgurite.backends.csx.diagnostics.errors import GraphChanged, LeakedTensor
-from fulgurite.backends.csx.program import report
+from fulgurite.backends.csx.diagnostics.trace_errors import GraphChanged, LeakedTensor
+from fulgurite.backends.csx.program import announcements
 from fulgurite.utils.data import DataExecutor
 
 BATCHES = [torch.full((2, 4), float(i)) for i in range(1, 5)]
@@ -38,7 +38,7 @@ def test_a_loop_that_only_builds_has_one_step_without_values(
     option: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(report, "rank_zero_info", said.append)
+    monkeypatch.setattr(announcements, "rank_zero_info", said.append)
     csx("default", **{option: True})
     torch.manual_seed(0)
     model = fulgurite.compile(nn.Sequential(nn.Linear(4, 4), nn.Dropout()))

@@ -141,7 +141,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is said of programs."""
     lines: list[str] = []
-    monkeypatch.setattr("fulgurite.backends.csx.program.report.rank_zero_info", lines.append)
+    monkeypatch.setattr("fulgurite.backends.csx.program.announcements.rank_zero_info", lines.append)
     return lines
 
 

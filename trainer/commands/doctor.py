@@ -28,7 +28,7 @@ from fulgurite.backends.csx.compile.inductor import toolchain
 from fulgurite.backends.csx.compile.inductor.headers import Headers
 from fulgurite.backends.csx.compile.store.cache import CompileCache
 from fulgurite.backends.csx.compile.store.cache_folder import users_folder
-from fulgurite.backends.csx.plugins.network import (
+from fulgurite.backends.csx.distributed.network import (
     choose,
     interfaces,
     is_here,

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 
 from fulgurite.backends.csx.capture.batch_spec import CONSTANTS, OBJECT, Path
 from fulgurite.backends.csx.contract import watch_container
-from fulgurite.backends.csx.diagnostics.errors import InputChanged, UnsupportedInput
+from fulgurite.backends.csx.diagnostics.trace_errors import InputChanged, UnsupportedInput
 from fulgurite.backends.csx.state import Owner, attributes_of, dict_of, owner_of
 
 _Run = Callable[[Any], Any]

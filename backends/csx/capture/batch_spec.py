@@ -27,7 +27,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from fulgurite.backends.csx.contract import watch, watch_container, watch_object
-from fulgurite.backends.csx.diagnostics.errors import InputChanged, UnsupportedInput
+from fulgurite.backends.csx.diagnostics.trace_errors import InputChanged, UnsupportedInput
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, user_line
 from fulgurite.backends.csx.state import dtype_and_shape
 

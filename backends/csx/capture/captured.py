@@ -52,10 +52,10 @@ from fulgurite.backends.csx.contract import (
     warn_of_frozen_reads,
 )
 from fulgurite.backends.csx.diagnostics.muted import muted
-from fulgurite.backends.csx.graph.flops import Product, products_of
 from fulgurite.backends.csx.graph.graph import Graph, Kind
 from fulgurite.backends.csx.graph.passes import CBFLOAT16_PASSES, lower
 from fulgurite.backends.csx.graph.passes.as_traced import let_views_copy, lowered
+from fulgurite.backends.csx.graph.products import Product, products_of
 from fulgurite.backends.csx.hyperparams.slots import NumberSlot
 from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard
 from fulgurite.backends.csx.state import Carried, Handover, Place, StateInput, StateTensor, refill

@@ -36,7 +36,11 @@ from fulgurite.backends.csx.capture.recording import (
     Recording,
 )
 from fulgurite.backends.csx.contract import Source, code_of_zeros
-from fulgurite.backends.csx.diagnostics.errors import GraphChanged, StateBornInStep, StateChanged
+from fulgurite.backends.csx.diagnostics.trace_errors import (
+    GraphChanged,
+    StateBornInStep,
+    StateChanged,
+)
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_of
 from fulgurite.backends.csx.graph.passes.rename import RENAMES
 from fulgurite.backends.csx.state import Layout, NewPlace, brief

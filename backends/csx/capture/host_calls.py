@@ -41,7 +41,7 @@ from fulgurite.backends.csx.capture.metrics import BatchValue, BatchValueCall
 from fulgurite.backends.csx.contract import told_again, unwatched
 from fulgurite.backends.csx.diagnostics.user_lines import user_line
 from fulgurite.backends.csx.graph import collectives
-from fulgurite.backends.csx.hyperparams.slots import NotedGroup
+from fulgurite.backends.csx.hyperparams.slots import TracedGroup
 from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber
 from fulgurite.backends.patches import Patch, applied, patches_of
 from fulgurite.backends.program_scheduler import ProgramScheduler
@@ -318,7 +318,7 @@ class SchedulerCall:
 class NumberCall:
     """A number of a param group that the step computed from the numbers: the next step's."""
 
-    def __init__(self, group: NotedGroup, key: str, number: TracedNumber) -> None:
+    def __init__(self, group: TracedGroup, key: str, number: TracedNumber) -> None:
         self.sets = group.optimizer, group.index, key
         self._kind = int if isinstance(number, int) else float
         self.value: Any = number.tensor
@@ -406,7 +406,7 @@ def record_host_calls(trainer: pl.Trainer | None, schedulers: list[Any]) -> Iter
         def recorded(*args: Any, **kwargs: Any) -> None:
             calls.append(SchedulerCall(step, (args, kwargs)))
             for group in scheduler.optimizer.param_groups:
-                if isinstance(group, NotedGroup):
+                if isinstance(group, TracedGroup):
                     group.scheduled_at = user_line()
 
         return recorded

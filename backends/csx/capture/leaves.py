@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from torchmetrics import Metric
 
 from fulgurite.backends.csx.contract import Leaked
-from fulgurite.backends.csx.diagnostics.errors import StateChanged
+from fulgurite.backends.csx.diagnostics.trace_errors import StateChanged
 from fulgurite.backends.csx.state import (
     Owner,
     Place,

@@ -35,7 +35,7 @@ from fulgurite.backends.csx.capture.discovery import attributes_read, codes_reac
 from fulgurite.backends.csx.capture.readable import Readable
 from fulgurite.backends.csx.capture.scope import Scope
 from fulgurite.backends.csx.contract import PLAIN, Source, warn, warned_in
-from fulgurite.backends.csx.diagnostics.errors import StateChanged, UnsupportedState
+from fulgurite.backends.csx.diagnostics.trace_errors import StateChanged, UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import (
     UserLine,
     is_from_library,

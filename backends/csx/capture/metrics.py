@@ -28,7 +28,7 @@ from torchmetrics import Metric
 from torchmetrics.wrappers import Running
 
 from fulgurite.backends.csx.contract import METRIC, USES, Contract
-from fulgurite.backends.csx.diagnostics.errors import TraceError, UnsupportedState
+from fulgurite.backends.csx.diagnostics.trace_errors import TraceError, UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.state import Snapshot
 from fulgurite.backends.patches import Patch, applied, patches_of

@@ -34,10 +34,13 @@ from fulgurite.backends.csx.contract import (
 from fulgurite.backends.csx.diagnostics.user_lines import LIBRARIES, UserLine, user_modules
 from fulgurite.backends.csx.graph.dtypes import cbfloat16_facts
 from fulgurite.backends.csx.graph.layouts import laid_out_by_kernels
-from fulgurite.backends.csx.hyperparams.python_math import traced_math
-from fulgurite.backends.csx.hyperparams.rounding import fused_rounding
-from fulgurite.backends.csx.hyperparams.torch_optim import eager_updates, plain_library_code
-from fulgurite.backends.csx.hyperparams.updates import as_operations
+from fulgurite.backends.csx.hyperparams.number_functions import traced_math
+from fulgurite.backends.csx.hyperparams.torch_optim import (
+    as_operations,
+    eager_updates,
+    fused_rounding,
+    plain_library_code,
+)
 from fulgurite.backends.csx.state import plain_options, traced_as_fakes
 from fulgurite.backends.patches import Patch, applied
 

@@ -30,7 +30,7 @@ from fulgurite.backends.csx.capture.trees import (
     order_of,
 )
 from fulgurite.backends.csx.contract import Observers, holds_traced
-from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
+from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.graph.graph import storage_of
 from fulgurite.backends.csx.hyperparams.slots import set_numbers

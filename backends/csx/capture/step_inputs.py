@@ -22,14 +22,14 @@ from fulgurite.backends.csx.capture.leaves import Trees
 from fulgurite.backends.csx.capture.recording import Recording
 from fulgurite.backends.csx.capture.scope import Scope
 from fulgurite.backends.csx.graph.graph import Input, Kind, Role, like, storage_of
-from fulgurite.backends.csx.hyperparams.schedules import Scheduled, scheduler_places
+from fulgurite.backends.csx.hyperparams.scheduled_numbers import Scheduled, scheduler_places
 from fulgurite.backends.csx.hyperparams.slots import (
-    NotedGroup,
+    TracedGroup,
     as_vector,
     install,
-    noted_groups,
     number_slots,
     read_numbers,
+    traced_groups,
 )
 from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard
 from fulgurite.backends.csx.state import (
@@ -87,7 +87,7 @@ class StepInputs:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.items = list(self._made())
         self.guards: list[NumberGuard] = []
-        self.groups: list[NotedGroup] = []
+        self.groups: list[TracedGroup] = []
         self.nodes: dict[int, fx.Node] = {}
         self.values: dict[int, Tensor] = {}
         self.memory: set[int] = set()
@@ -180,7 +180,7 @@ class StepInputs:
             with running(schedules=self.scheduled):
                 for scheduler in self._schedulers:
                     scheduler.show()
-                with noted_groups(self._scope.optimizers) as self.groups:
+                with traced_groups(self._scope.optimizers) as self.groups:
                     yield
         finally:
             for group, numbers in zip(self._scope.groups(), before, strict=True):

@@ -28,7 +28,7 @@ from fulgurite.backends.csx.capture.leaves import (
     same,
 )
 from fulgurite.backends.csx.contract import holds_traced, is_watched, may_collect
-from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
+from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.state import (
     NewPlace,

@@ -1,6 +1,6 @@
 """From a graph to a callable.
 
-``program`` and ``plugins`` import from here, and ``report``; this one imports ``diagnostics``,
+``program`` and ``plugins`` import from here, and ``costs``; this one imports ``diagnostics``,
 ``graph`` and the options of the backend alone. Rooms, from the ground up:
 
 store        compiled programs on disk

@@ -45,7 +45,7 @@ from fulgurite.backends.csx.contract.frozen_values import (
 )
 from fulgurite.backends.csx.contract.rules import misuse
 from fulgurite.backends.csx.contract.watched import holds_traced, unwatched
-from fulgurite.backends.csx.diagnostics.errors import TraceError, UnsupportedState
+from fulgurite.backends.csx.diagnostics.trace_errors import TraceError, UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, is_library, user_line
 from fulgurite.backends.csx.state import (
     Place,

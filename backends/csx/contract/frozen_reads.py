@@ -31,7 +31,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from torch.optim.lr_scheduler import LRScheduler
 
 from fulgurite.backends.csx.contract.watched import EPOCH, INDEX, refused_at, watch
-from fulgurite.backends.csx.diagnostics.errors import PUBLIC
+from fulgurite.backends.csx.diagnostics.trace_errors import PUBLIC
 from fulgurite.backends.csx.diagnostics.user_lines import (
     UserLine,
     is_library,

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torchmetrics import Metric
 
 from fulgurite.backends.csx.contract.rules import misuse
-from fulgurite.backends.csx.diagnostics.errors import TraceError
+from fulgurite.backends.csx.diagnostics.trace_errors import TraceError
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.graph.op_schema import (
     is_alias,

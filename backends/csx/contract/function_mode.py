@@ -2,8 +2,8 @@
 
 It notices the misuse of a tensor while the user's frame is still on the stack; which functions are
 misuse, and what to write instead, is in ``rules``, and ``refusals`` finds the words. It also gives
-the numbers of param groups to functions (``torch_functions``), and replaces the few functions whose
-ordinary form is not static by static ones (``overrides``). Checked against torch 2.13.
+the numbers of param groups to functions (``number_functions``), and replaces the few functions
+whose ordinary form is not static by static ones (``overrides``). Checked against torch 2.13.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from fulgurite.backends.csx.contract.refusals import (
 )
 from fulgurite.backends.csx.contract.rules import BREAKING_CALLS, MASKS, misuse
 from fulgurite.backends.csx.contract.watched import all_unwatched
-from fulgurite.backends.csx.diagnostics.errors import DynamicShape, TraceError
+from fulgurite.backends.csx.diagnostics.trace_errors import DynamicShape, TraceError
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, raised_at, run_backward
 from fulgurite.backends.csx.graph.dtypes import STAND_IN, wide
-from fulgurite.backends.csx.hyperparams.torch_functions import call_with_numbers
+from fulgurite.backends.csx.hyperparams.number_functions import call_with_numbers
 from fulgurite.backends.csx.hyperparams.torch_optim import host_value
 from fulgurite.backends.csx.hyperparams.traced_float import is_traced
 from fulgurite.backends.csx.state import brief

@@ -31,8 +31,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fulgurite.backends.csx.contract.rules import KEEP, misuse
-from fulgurite.backends.csx.diagnostics.errors import LeakedTensor
 from fulgurite.backends.csx.diagnostics.muted import muted
+from fulgurite.backends.csx.diagnostics.trace_errors import LeakedTensor
 from fulgurite.backends.csx.diagnostics.user_lines import (
     UserLine,
     belongs_to_library,

@@ -19,7 +19,7 @@ from fulgurite.backends.csx.contract.leaks import Names, fill_constants
 from fulgurite.backends.csx.contract.watched import settle
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, user_line
 from fulgurite.backends.csx.graph.dtypes import in_double
-from fulgurite.backends.csx.hyperparams.torch_functions import forget_failed_reads
+from fulgurite.backends.csx.hyperparams.number_functions import forget_failed_reads
 from fulgurite.backends.csx.state import Place, StateInput
 from fulgurite.backends.patches import applied
 

@@ -41,7 +41,7 @@ from fulgurite.backends.csx.contract.rules import (
     misuse,
 )
 from fulgurite.backends.csx.contract.watched import names_proxy
-from fulgurite.backends.csx.diagnostics.errors import (
+from fulgurite.backends.csx.diagnostics.trace_errors import (
     ConditionalOnTensor,
     TraceError,
     UnsupportedState,

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fulgurite.backends.csx.diagnostics import errors
-from fulgurite.backends.csx.diagnostics.errors import TraceError
+from fulgurite.backends.csx.diagnostics import trace_errors as errors
+from fulgurite.backends.csx.diagnostics.trace_errors import TraceError
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 
 ANY = (

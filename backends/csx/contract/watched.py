@@ -33,7 +33,7 @@ import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor
 
 from fulgurite.backends.csx.contract.leaks import Leaked, holder_of
-from fulgurite.backends.csx.diagnostics.errors import TraceError
+from fulgurite.backends.csx.diagnostics.trace_errors import TraceError
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, raised_at
 from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber
 

@@ -26,10 +26,10 @@ from fulgurite.backends.csx.costs.timing import predicted_s
 from fulgurite.backends.csx.costs.traffic import Traffic, moves, traffic
 from fulgurite.backends.csx.diagnostics.user_lines import line_of, module_of, split_backward
 from fulgurite.backends.csx.graph.collectives import is_collective
-from fulgurite.backends.csx.graph.flops import Product
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.op_schema import is_view
 from fulgurite.backends.csx.graph.passes import INTERPRETER_PASSES
+from fulgurite.backends.csx.graph.products import Product
 from fulgurite.backends.report.words import Data
 
 VIEW, REMOVED = "view", "removed"

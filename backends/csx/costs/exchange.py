@@ -1,7 +1,7 @@
 """What goes between processes in a step: the messages, as ``backends/report/scaling.py`` has them.
 
 Of a process that trains alone the messages are those of its gradients, were there several: filled
-into buckets as in ``state/reduction``, a parameter's when the last operation of its module's
+into buckets as in ``distributed/reduction``, a parameter's when the last operation of its module's
 backward pass is done.
 """
 
@@ -19,9 +19,9 @@ from fulgurite.backends.csx.graph.collectives import (
     is_collective,
     is_wait,
 )
-from fulgurite.backends.csx.graph.flops import flops_of
 from fulgurite.backends.csx.graph.graph import Graph, Role
 from fulgurite.backends.csx.graph.op_schema import operation_name
+from fulgurite.backends.csx.graph.products import flops_of
 from fulgurite.backends.report.scaling import SENT, Message
 
 

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from fulgurite.backends.csx.compile.programs.made import Made
 from fulgurite.backends.csx.costs.machine import CS2, CS3, H200, Machine
 from fulgurite.backends.csx.costs.traffic import traffic
-from fulgurite.backends.csx.graph.flops import Product
 from fulgurite.backends.csx.graph.graph import Graph, Kind
+from fulgurite.backends.csx.graph.products import Product
 
 BATCHES = (1, 4, 16, 64)
 SYSTEMS = (1, 2, 4, 16)

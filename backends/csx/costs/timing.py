@@ -11,9 +11,9 @@ from torch import Tensor, fx
 from fulgurite.backends.csx.compile.programs.made import KernelCall, Made, Maker
 from fulgurite.backends.csx.costs.machine import NARROW, Machine, Measured
 from fulgurite.backends.csx.costs.traffic import traffic
-from fulgurite.backends.csx.graph.flops import flops_of
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.op_schema import is_view, operation_name
+from fulgurite.backends.csx.graph.products import flops_of
 from fulgurite.backends.csx.graph.update import FORMULAS
 
 _LIKE = {

@@ -26,7 +26,6 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer
 
-from fulgurite.backends.csx.diagnostics.cells import cell_of
 from fulgurite.backends.csx.diagnostics.regions import (
     Region,
     backward_of,
@@ -37,6 +36,20 @@ from fulgurite.backends.csx.diagnostics.regions import (
 )
 from fulgurite.backends.patches import applied, patches_of
 from fulgurite.backends.torch_versions import CHECKED
+
+
+def cell_of(file: str) -> str | None:
+    """``Cell In[3]`` for the name under which IPython compiled that cell; None of other files.
+
+    It is the name that the kernel gives the cell's code, such as ``/tmp/ipykernel_71/12345.py``,
+    where no file lies. A cell that is run again has another number, its functions of before too
+    (IPython 9.18).
+    """
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    found = None if shell is None else shell.compile.format_code_name(file)
+    return None if found is None else " ".join(found)
+
 
 LIBRARIES = frozenset(
     {"torch", "lightning", "lightning_fabric", "pytorch_lightning", "torchmetrics", "fulgurite"}

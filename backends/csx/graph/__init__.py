@@ -8,10 +8,9 @@ update        an optimizer's update as one operation
 lstm          an LSTM's layer as one operation
 collectives   operations in which several processes take part; votes: what these tell each other
 passes        pure functions Graph -> Graph
-rerun         running a graph again to no effect
 layouts       where results lie, as kernels have it
-verify        whether a graph is sound, after every pass
-flops         products of matrices, and how many floating-point operations each is
+verify        running a graph again: whether it is sound, after every pass
+products      products of matrices, and how many floating-point operations each is
 dtypes        narrow floats, wide ones, and cbfloat16, which torch does not have
 rng           the random states of a process
 """

@@ -116,11 +116,6 @@ def processes() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def is_one_of_several() -> bool:
-    """Whether this process trains together with others."""
-    return processes() > 1
-
-
 def has_collectives(graph: Graph) -> bool:
     """Whether a graph has any."""
     return any(is_collective(node.target) for node in graph.operations())

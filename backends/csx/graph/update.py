@@ -2,7 +2,8 @@
 
 Captured operation by operation it takes some thirty for each parameter, half of a step's trace. As
 one it is torch's own code when it runs operation by operation, on lists of tensors and Python's
-numbers; for the compiler it becomes the operations of its formula again (``passes.updates``).
+numbers; for the compiler it becomes the operations of its formula again
+(``passes.update_formulas``).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Whether a graph is sound: what every pass must leave behind."""
+"""Running a graph again, to no effect: to verify it after every pass, or to find something out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, fx
 
+from fulgurite.backends.csx.graph.collectives import alone, has_collectives
 from fulgurite.backends.csx.graph.graph import Graph, like
 from fulgurite.backends.csx.graph.layouts import laid_out_by_kernels
 from fulgurite.backends.patches import applied
@@ -51,7 +53,7 @@ def writing_graphs(folder: Path) -> Callable[[str, Graph, Graph], None]:
 
 
 class _Rerun(fx.Interpreter):
-    """Runs a graph on fakes, and compares each result with what the graph notes of it."""
+    """Runs a graph on fakes, and compares each result with the layout that the graph has of it."""
 
     def run_node(self, n: fx.Node) -> Any:
         """The node's result, compared."""
@@ -70,3 +72,21 @@ def _layouts(value: Any) -> list[Any]:
     """Of the tensors in a value; numbers (``is_same_size``) are noted nowhere."""
     leaves = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
     return [(leaf.dtype, leaf.shape, leaf.stride(), leaf.device) for leaf in leaves]
+
+
+@contextmanager
+def on_copies(graph: Graph, inputs: list[Tensor]) -> Iterator[list[Tensor]]:
+    """Inputs to run a graph on: copies of what it writes; the random state is put back afterwards.
+
+    Other processes take no part in it.
+
+    Args:
+        graph: what will be run.
+        inputs: what it ran on.
+    """
+    written, state = graph.written(), torch.get_rng_state()
+    try:
+        with alone() if has_collectives(graph) else nullcontext():
+            yield [like(x).copy_(x) if i in written else x for i, x in enumerate(inputs)]
+    finally:
+        torch.set_rng_state(state)

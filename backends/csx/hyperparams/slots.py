@@ -18,7 +18,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer, Rprop
 
-from fulgurite.backends.csx.diagnostics.errors import FrozenNumber, StateChanged, UnsupportedState
+from fulgurite.backends.csx.diagnostics.trace_errors import (
+    FrozenNumber,
+    StateChanged,
+    UnsupportedState,
+)
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, user_line
 from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard, Numbers, TracedNumber
 from fulgurite.backends.program_scheduler import ProgramScheduler
@@ -60,7 +64,7 @@ class NumberSlot:
 
 
 def is_number(value: object) -> bool:
-    """Whether a param group's value is traced: a real number, not a bool."""
+    """Whether a param group's value is an input of the program: a real number, not a bool."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
@@ -162,7 +166,7 @@ def install(
     return guards
 
 
-class NotedGroup(dict[str, Any]):
+class TracedGroup(dict[str, Any]):
     """A param group while it is traced: it knows the user's line that set each key.
 
     Args:
@@ -222,8 +226,8 @@ class NotedGroup(dict[str, Any]):
 
 
 def set_numbers(
-    groups: list[NotedGroup], line: UserLine | None
-) -> Iterator[tuple[NotedGroup, str, TracedNumber]]:
+    groups: list[TracedGroup], line: UserLine | None
+) -> Iterator[tuple[TracedGroup, str, TracedNumber]]:
     """The numbers that the step set, which the host is to set after every step.
 
     Args:
@@ -252,21 +256,21 @@ def set_numbers(
 
 
 @contextlib.contextmanager
-def noted_groups(optimizers: list[Optimizer]) -> Iterator[list[NotedGroup]]:
-    """Let optimizers have noted param groups; afterwards theirs are as they were before."""
+def traced_groups(optimizers: list[Optimizer]) -> Iterator[list[TracedGroup]]:
+    """Let optimizers have traced param groups; afterwards theirs are as they were before."""
     before = [list(optimizer.param_groups) for optimizer in optimizers]
-    noted = [
+    traced = [
         [
-            NotedGroup(group, optimizer, i, f"optimizers[{o}].param_groups[{i}]")
+            TracedGroup(group, optimizer, i, f"optimizers[{o}].param_groups[{i}]")
             for i, group in enumerate(groups)
         ]
         for o, (optimizer, groups) in enumerate(zip(optimizers, before, strict=True))
     ]
     try:
-        for optimizer, groups in zip(optimizers, noted, strict=True):
+        for optimizer, groups in zip(optimizers, traced, strict=True):
             optimizer.param_groups[:] = groups
-        yield [group for groups in noted for group in groups]
-        for optimizer, groups in zip(optimizers, noted, strict=True):
+        yield [group for groups in traced for group in groups]
+        for optimizer, groups in zip(optimizers, traced, strict=True):
             if len(optimizer.param_groups) != len(groups):
                 raise UnsupportedState(
                     f"The step changed how many param groups {type(optimizer).__name__} has.",

@@ -34,8 +34,8 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from fulgurite.backends.csx.capture import SHAPES, PythonState, Shapes, shapes_of, too_many, varying
 from fulgurite.backends.csx.config import CSXBackend
-from fulgurite.backends.csx.diagnostics.errors import InputChanged
 from fulgurite.backends.csx.diagnostics.muted import muted
+from fulgurite.backends.csx.diagnostics.trace_errors import InputChanged
 
 
 def check_last_batch(

@@ -24,15 +24,15 @@ from fulgurite.backends.csx.compile.fabric import Fabric
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.contract import frozen_hook_arguments, frozen_index
 from fulgurite.backends.csx.graph.passes.hold import GUARD
-from fulgurite.backends.csx.plugins.evaluation import EvaluationSteps
+from fulgurite.backends.csx.plugins.checkpoint_position import Progress, position_of
+from fulgurite.backends.csx.plugins.evaluation_steps import EvaluationSteps
 from fulgurite.backends.csx.plugins.loader_sizes import check_last_batch, check_sizes
-from fulgurite.backends.csx.plugins.position import Progress, position_of
-from fulgurite.backends.csx.plugins.refusals import refuse_watched, refuse_zero_grad_hooks
-from fulgurite.backends.csx.program import fit_table, report
+from fulgurite.backends.csx.plugins.unsupported import refuse_watched, refuse_zero_grad_hooks
+from fulgurite.backends.csx.program import announcements, fit_table
 from fulgurite.backends.csx.program.audit import Budget
+from fulgurite.backends.csx.program.description import Program
 from fulgurite.backends.csx.program.first_bad import in_words
 from fulgurite.backends.csx.program.step_function import StepFunction
-from fulgurite.backends.csx.program.summary import Program
 from fulgurite.backends.csx.state import Place, brief, module_places
 
 _SELF = "self."  # begins the name of each place of the module
@@ -74,11 +74,11 @@ class LoopServices(Strategy):
 
     def say(self, lines: str) -> None:
         """Print lines above the progress bar, or, where there is none, to the log."""
-        report.say(self._trainer, lines)
+        announcements.say(self._trainer, lines)
 
     def say_built(self) -> None:
         """Say, as the last line of a run that only builds, that this was all."""
-        self.say(report.closing(self.backend, self.programs))
+        self.say(announcements.closing(self.backend, self.programs))
 
     def say_fit(self, steps: int, data_s: float) -> None:
         """Say what a fit took, and add it to the report.
@@ -101,7 +101,7 @@ class LoopServices(Strategy):
             compiling=sum(step.compiling() for step in self.step_functions.values()),
         )
         self.say(fit_table.table(fit))
-        report.add_measured(self._trainer, self.backend, training.stage, training.speed)
+        announcements.add_measured(self._trainer, self.backend, training.stage, training.speed)
 
     # -- around a step -------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ class LoopServices(Strategy):
 
     def position(self) -> dict[str, Any]:
         """Random states, data position, and what the loops add, as a checkpoint has them."""
-        return position_of(self, self.progress)
+        return position_of(self._trainer, self.data_position, self.progress)
 
     # -- tensors that steps write, and that are no part of ``state_dict()`` --------------------
 

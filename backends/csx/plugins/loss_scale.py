@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fulgurite.backends.csx.diagnostics.errors import NoLoss
+from fulgurite.backends.csx.diagnostics.trace_errors import NoLoss
 from fulgurite.backends.csx.diagnostics.user_lines import user_line
 from fulgurite.backends.csx.state import Place, skipped_where
 from fulgurite.backends.step_context import step_context

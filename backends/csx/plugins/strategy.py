@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import pkgutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader, IterableDataset
 
 from fulgurite.backends.backend import current_backend
 from fulgurite.backends.checkpoints.plugin import install
 from fulgurite.backends.closures import checkpoint_written, watch_trainer
 from fulgurite.backends.csx.capture import (
+    Captured,
     LightningScope,
     hooks_between_steps,
     reads_gradients,
@@ -31,30 +34,34 @@ from fulgurite.backends.csx.compile.fabrics import fabric_devices, make_fabric
 from fulgurite.backends.csx.config import CSXBackend, process_config
 from fulgurite.backends.csx.contract import forget_shown
 from fulgurite.backends.csx.graph import rng
-from fulgurite.backends.csx.hyperparams.schedules import RunSchedulers
+from fulgurite.backends.csx.hyperparams.scheduled_numbers import RunSchedulers
 from fulgurite.backends.csx.plugins.accelerator import CSXAccelerator
-from fulgurite.backends.csx.plugins.evaluation import EvaluationSteps
-from fulgurite.backends.csx.plugins.loader_workers import give_workers
+from fulgurite.backends.csx.plugins.checkpoint_checks import (
+    ChecksStates,
+    read_position,
+    refuse_half_a_step,
+)
+from fulgurite.backends.csx.plugins.checkpoint_position import (
+    Progress,
+    position_of,
+    position_of_rank,
+)
+from fulgurite.backends.csx.plugins.evaluation_steps import EvaluationSteps
+from fulgurite.backends.csx.plugins.host_optimizers import ZeroGradObserver, refuse_host_step
 from fulgurite.backends.csx.plugins.loop_services import LoopServices
-from fulgurite.backends.csx.plugins.position import Progress, position_of
-from fulgurite.backends.csx.plugins.precision import (
+from fulgurite.backends.csx.plugins.precision_plugins import (
     CSXPrecision,
     csx_precision,
     refuse_replaced_precision,
 )
-from fulgurite.backends.csx.plugins.processes import OneProcess
-from fulgurite.backends.csx.plugins.refusals import (
+from fulgurite.backends.csx.plugins.unsupported import (
     refuse_exchange,
-    refuse_host_step,
     refuse_unsupported,
 )
-from fulgurite.backends.csx.plugins.restored import ChecksStates, restored_of
-from fulgurite.backends.csx.plugins.torn import refuse_torn
-from fulgurite.backends.csx.plugins.zero_grad import ZeroGradNoted
 from fulgurite.backends.csx.program import offline
 from fulgurite.backends.csx.program.audit import Budget
 from fulgurite.backends.csx.program.step_function import HostCode, StepFunction
-from fulgurite.backends.csx.state import before_steps, hidden
+from fulgurite.backends.csx.state import Gradients, before_steps, hidden
 from fulgurite.backends.runtime import keep_freed_memory
 from fulgurite.backends.safe_load import naming_classes
 
@@ -62,6 +69,47 @@ LOOPS = "fulgurite.loops:install"
 """Who puts the CSX loops into a Trainer: a room above this one, so it is named, not imported."""
 
 CHECKPOINT_KEY = "fulgurite"
+
+
+class OneProcess:
+    """A strategy's dealings with other processes, where there are none."""
+
+    def reducing(self, gradients: Gradients) -> contextlib.AbstractContextManager[None]:
+        """What happens to the gradients of a backward pass that is traced inside of it."""
+        return contextlib.nullcontext()
+
+    def stepping(self) -> contextlib.AbstractContextManager[None]:
+        """What happens around a step that is traced, where it does not only accumulate."""
+        return contextlib.nullcontext()
+
+    def telling(self) -> contextlib.AbstractContextManager[None]:
+        """Tell other processes at once if the block, which is a run, ends by an error."""
+        return contextlib.nullcontext()
+
+    def requeue_if_asked(self) -> None:
+        """Between two steps: save the job of all processes, if a cluster asked for that."""
+
+    def ask_for_audit(self) -> bool:
+        """Have all processes audit the training's step after the next; False: it is up to each."""
+        return False
+
+    def all_stop(self) -> bool:
+        """Whether a signal that ends the run ends it now, in all processes."""
+        return True
+
+    def compare(self, stage: str, captured: Mapping[str, Captured]) -> None:
+        """Verify that all processes have traced the same step."""
+
+    def agree_on_batch(self, stage: str, loader: int, has_one: bool) -> None:
+        """See that a stream has one more batch in all processes, or in none."""
+
+    def with_others(self, position: dict[str, Any]) -> dict[str, Any]:
+        """Where the run is, in every process, for a checkpoint."""
+        return position
+
+    def own(self, path: object, checkpoint: Mapping[str, Any], position: Any) -> Any:
+        """Where this process was, by what ``with_others`` put into a checkpoint."""
+        return position_of_rank(path, checkpoint, position, rank=0, count=1)
 
 
 class StaticGraph(LoopServices, ChecksStates, OneProcess):
@@ -160,7 +208,7 @@ class StaticGraph(LoopServices, ChecksStates, OneProcess):
         refuse_exchange(trainer, self.schedulers.computed)
         for optimizer in self.optimizers:
             self._hooks.callback(before_steps(optimizer, refuse_host_step).remove)
-        self._hooks.callback(ZeroGradNoted(lambda: self.training).remove)
+        self._hooks.callback(ZeroGradObserver(lambda: self.training).remove)
 
     def teardown(self) -> None:
         """Give the optimizers back, and what a run that only builds had put aside."""
@@ -204,20 +252,15 @@ class StaticGraph(LoopServices, ChecksStates, OneProcess):
         self.host_code.runs += 1
         self.host_code.ends, self.host_code.last = ends, last
 
+    def begin_evaluation(self) -> None:
+        """Have the first step see that the model is still the one that was traced."""
+        self._evaluation.begin_loop()
+
     def on_validation_start(self) -> None:
-        """Have the first step see that the model is still the one that was traced."""
-        super().on_validation_start()
-        self._evaluation.begin_loop()
+        """A validation begins, a test, or a prediction."""
+        self.begin_evaluation()
 
-    def on_test_start(self) -> None:
-        """Have the first step see that the model is still the one that was traced."""
-        super().on_test_start()
-        self._evaluation.begin_loop()
-
-    def on_predict_start(self) -> None:
-        """Have the first step see that the model is still the one that was traced."""
-        super().on_predict_start()
-        self._evaluation.begin_loop()
+    on_test_start = on_predict_start = on_validation_start
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
@@ -227,14 +270,17 @@ class StaticGraph(LoopServices, ChecksStates, OneProcess):
         Lightning ignores the key, so its own strategies resume from the file as from their own.
         """
         assert self.lightning_module is not None
-        if self.lightning_module._trainer is None:  # connected by hand: there is no run to go on
+        trainer = self.lightning_module._trainer
+        if trainer is None:  # connected by hand: there is no run to go on
             return super().save_checkpoint(checkpoint, filepath, storage_options)
         if self.fabric.torn:
-            return refuse_torn(self.lightning_module.trainer, filepath)
+            return refuse_half_a_step(trainer, filepath)
         progress = self.progress if "optimizer_states" in checkpoint else None  # weights alone
-        checkpoint[CHECKPOINT_KEY] = self.with_others(position_of(self, progress))
+        checkpoint[CHECKPOINT_KEY] = self.with_others(
+            position_of(trainer, self.data_position, progress)
+        )
         super().save_checkpoint(checkpoint, filepath, storage_options)
-        checkpoint_written(self.lightning_module.trainer)
+        checkpoint_written(trainer)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """An optimizer's state, without what its first update is still to make."""
@@ -249,7 +295,7 @@ class StaticGraph(LoopServices, ChecksStates, OneProcess):
         """Read a checkpoint, ours or Lightning's; what is in it runs only if that is asked for."""
         with naming_classes(checkpoint_path):
             checkpoint = super().load_checkpoint(checkpoint_path, weights_only is not False)
-        here = restored_of(self, checkpoint_path, checkpoint, CHECKPOINT_KEY)
+        here = read_position(self, checkpoint_path, checkpoint, CHECKPOINT_KEY)
         if not self.training:  # else it is the tuner's
             self.restored = self.own(checkpoint_path, checkpoint, here)
         return checkpoint
@@ -277,3 +323,24 @@ class CSXStrategy(StaticGraph, SingleDeviceStrategy):
             StrategyRegistry.register(
                 cls.strategy_name, cls, description="Static programs: one trace, one compile"
             )
+
+
+BATCHES_AHEAD = 2
+"""What each worker has ready: the default of DataLoader(num_workers=...)."""
+
+
+def give_workers(loader: object, count: int, until: contextlib.ExitStack) -> None:
+    """Have a DataLoader without workers fetch its batches in some, until a stack is closed.
+
+    Args:
+        loader: of any kind; one that has workers of its own keeps them. A stream has none: each
+            would go through all of it, unless it is written for them.
+        count: workers; 0 leaves every loader as it is.
+        until: puts the loader back, which is the user's.
+    """
+    if not count or not isinstance(loader, DataLoader) or loader.num_workers:
+        return
+    if isinstance(loader.dataset, IterableDataset):
+        return
+    until.callback(vars(loader).update, num_workers=0, prefetch_factor=None)
+    loader.num_workers, loader.prefetch_factor = count, loader.prefetch_factor or BATCHES_AHEAD

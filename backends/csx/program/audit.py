@@ -41,9 +41,9 @@ from fulgurite.backends.csx.contract import (
     values_where_refused,
     warn_of_audit,
 )
-from fulgurite.backends.csx.diagnostics.errors import LeakedTensor, TraceError
 from fulgurite.backends.csx.diagnostics.line_finder import LineFinder
 from fulgurite.backends.csx.diagnostics.muted import muted
+from fulgurite.backends.csx.diagnostics.trace_errors import LeakedTensor, TraceError
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, raised_at
 from fulgurite.backends.csx.program.executable import Executable
 from fulgurite.backends.patches import Patch, applied, patched, tracing
@@ -56,6 +56,7 @@ COMPARING = 0.01
 """The part of a run's time that comparing Python values may take."""
 
 _NAMED = 3  # values that changed, in a message
+_NOTHING = contextlib.nullcontext()
 
 EVERY_STEP = False
 """Whether every step is looked at again, whatever it takes; for tests."""
@@ -127,12 +128,14 @@ class Audits:
             compare: Python values, however short ago they were compared last.
             last_hooks: where the next step is the run's last: those that run between steps.
         """
-        if self._same_at.keys() <= self._new.keys():
+        if self._same_at.keys() <= self._new.keys():  # all will be looked at anyway
             return
         if self._budget.allows(self._takes_s):
             if last_hooks or not self._scope.ask_for_audit():
                 self.due = True
             return
+        # nothing comes after the run's last step by which a change would be found: it is looked at
+        # whatever that takes, unless no hook ran since this epoch's audit but those of epochs
         if any(self._epoch != self._looked_in or "epoch" not in hook for hook in last_hooks):
             self.look_at_all(check=False)
             return
@@ -140,9 +143,11 @@ class Audits:
         if compare or began >= self._compare_at:
             assert self._readable is not None
             changed = self._readable.changed()
-            self._compare_at = began + (perf_counter() - began) / COMPARING
+            self._compare_at = began + (perf_counter() - began) / COMPARING  # so rarely as that
             self._changed.update(changed)
             self._noticed += changed
+            # the 1st, 2nd, 4th, 8th change of a name: one that changes at every step, as a counter
+            # does, shall not have every step audited
             names_new = any((times := self._changed[name]) & (times - 1) == 0 for name in changed)
             if names_new and (last_hooks or not self._scope.ask_for_audit()):
                 self.look_at_all(check=False)
@@ -197,7 +202,7 @@ class Audits:
         try:
             changes = self._changes(first, again)
         except LeakedTensor as error:
-            if not error.is_constant:
+            if not error.is_constant:  # of constants alone it is a cache's, which is no misuse
                 raise self._dated(error, when) from None
             self._give_up(executable, error, error.line)
         except TraceError as error:
@@ -224,11 +229,10 @@ class Audits:
 
     def _changes(self, first: Recording, again: _Again) -> list[Change]:
         """The Python values that the step changes, where it is the same program."""
+        # an outline leaves optimizers' updates out, half of a trace
         if first.outline is not None:
-            try:
+            with contextlib.suppress(TraceError):  # the whole trace says what it is
                 return self._trace(first.outline, again)
-            except TraceError:
-                pass  # the whole trace tells what it is
         return self._trace(first, again)
 
     def _trace(
@@ -256,6 +260,7 @@ class Audits:
 
     def _tell(self, first: Recording, again: _Again, changes: list[Change]) -> None:
         """Warn of each Python value that the step changes every time it runs, with its line."""
+        # in a trace of its own, for the finder compares everything after every line
         finder = LineFinder()
         self._trace(first, again, finder)
         for change in changes:
@@ -274,9 +279,6 @@ class Audits:
             FrozenValueWarning,
             stacklevel=2,
         )
-
-
-_NOTHING = contextlib.nullcontext()
 
 
 @contextlib.contextmanager

@@ -22,18 +22,28 @@ from fulgurite.backends.csx.capture import (
 from fulgurite.backends.csx.compile.fabric import Fabric, Loaded, Wanted
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.contract import EPOCH, INDEX, valueless
-from fulgurite.backends.csx.diagnostics.errors import StateChanged
+from fulgurite.backends.csx.diagnostics.trace_errors import StateChanged
 from fulgurite.backends.csx.graph.votes import votes_of
+from fulgurite.backends.csx.program.announcements import (
+    announce,
+    building,
+    noted_while_building,
+    say_compiled,
+    shown,
+)
+from fulgurite.backends.csx.program.description import Cost, Program, make_program
 from fulgurite.backends.csx.program.executable import Executable
-from fulgurite.backends.csx.program.guards import Conditions, Guards, mode_of
+from fulgurite.backends.csx.program.guards import Conditions, Guards, ParamGroups, mode_of
 from fulgurite.backends.csx.program.offline import BuiltOnly
-from fulgurite.backends.csx.program.param_groups import ParamGroups
-from fulgurite.backends.csx.program.payback import Payback
-from fulgurite.backends.csx.program.profiling import CAPTURE, COMPILE, profiled, profiler_of
-from fulgurite.backends.csx.program.report import announce, noted_while_building, say_compiled
-from fulgurite.backends.csx.program.speed import Gain, Speed
-from fulgurite.backends.csx.program.summary import Cost, Program, make_program
-from fulgurite.backends.csx.program.waiting import building, shown
+from fulgurite.backends.csx.program.speed import (
+    CAPTURE,
+    COMPILE,
+    Gain,
+    Payback,
+    Speed,
+    profiled,
+    profiler_of,
+)
 from fulgurite.backends.patches import tracing
 from fulgurite.backends.runtime import interrupted_once, young_alone
 
@@ -120,15 +130,12 @@ class Builder:
         guards = Guards(list(captured.values()), conditions(), scope, groups)
         if self.backend.retrace_every_iteration:
             guards.batch.read.clear()  # what is made of them is compared
+        of_all = self.fabric, self.scope, self.gradients, self.speed.waits
         executables = {
-            name: self._bound(one, loads[name], self._clears(name, entries))
+            name: Executable(one, loads[name], self._clears(name, entries), *of_all)
             for name, one in captured.items()
         }
         return BoundProgram(guards=guards, entries=executables)
-
-    def _bound(self, captured: Captured, loaded: Loaded, clears: bool) -> Executable:
-        waits = self.speed.waits
-        return Executable(captured, loaded, self.fabric, self.scope, self.gradients, clears, waits)
 
     def _capture(self, entries: EntryPoints, batch: Any) -> dict[str, Captured]:
         captured: dict[str, Captured] = {}

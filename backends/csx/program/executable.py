@@ -21,7 +21,7 @@ from fulgurite.backends.csx.capture import (
 )
 from fulgurite.backends.csx.compile.fabric import Fabric, Loaded
 from fulgurite.backends.csx.contract import Source
-from fulgurite.backends.csx.diagnostics.errors import UnsupportedInput
+from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedInput
 from fulgurite.backends.csx.graph.collectives import Waits, has_collectives
 from fulgurite.backends.csx.graph.graph import Kind
 from fulgurite.backends.csx.program.first_bad import first_not_finite
@@ -46,10 +46,10 @@ class Executable:
     Args:
         captured: the entry point.
         loaded: its graph, as ``fabric`` loaded it.
+        clears_gradients: whether it ends an accumulation window.
         fabric: runs it.
         scope: what the step works on.
         gradients: buffers between steps, by name; the stage's programs share them.
-        clears_gradients: whether it ends an accumulation window.
         waits: for other processes, while it runs.
     """
 
@@ -57,10 +57,10 @@ class Executable:
         self,
         captured: Captured,
         loaded: Loaded,
+        clears_gradients: bool,
         fabric: Fabric,
         scope: Scope,
         gradients: dict[str, Tensor],
-        clears_gradients: bool,
         waits: Waits,
     ) -> None:
         graph, sources = captured.graph, captured.sources
@@ -125,7 +125,7 @@ class Executable:
             self.tells_unkept = False
             self._unkept.put()
         for i in self.written:
-            if given[i] is not batch[i]:
+            if given[i] is not batch[i]:  # a copy in another layout: the user's tensor changes too
                 given[i].copy_(batch[i])
         return self.results.put([*outputs, *passed] if passed else outputs)
 

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from fulgurite.backends.csx.diagnostics.user_lines import line_of, module_of
 from fulgurite.backends.csx.graph.graph import Graph, Kind
 from fulgurite.backends.csx.graph.op_schema import operation_name
-from fulgurite.backends.csx.graph.rerun import on_copies
+from fulgurite.backends.csx.graph.verify import on_copies
 
 FINITE, INFINITE, NAN = 0, 1, 2
 _WORDS = {INFINITE: "infinite", NAN: "NaN"}

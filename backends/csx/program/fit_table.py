@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fulgurite.backends.csx.program.summary import Cost
+from fulgurite.backends.csx.program.description import Cost
 
 Row = tuple[str, str, str]
 """What it is, a number, its unit and a remark."""

@@ -1,26 +1,36 @@
 """Guards: what makes a step need another program (a recompilation), and why, in words.
 
 A program fits as long as the conditions that it was built on hold, the batch has its shapes, and
-all that its Python read on the host is as it was read.
+all that its Python read on the host is as it was read. Host code may change param groups whenever
+it runs, so every step asks; what it asks first is whether there still are the same objects.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
+from dataclasses import dataclass
+from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from fulgurite.backends.csx.capture import Captured, NumberCall, Scope, hold
-from fulgurite.backends.csx.contract import Access, FrozenScalars
-from fulgurite.backends.csx.diagnostics.errors import InputChanged, StateChanged
+from fulgurite.backends.csx.contract import FrozenScalars
+from fulgurite.backends.csx.diagnostics.trace_errors import InputChanged, StateChanged
 from fulgurite.backends.csx.graph.graph import used_numbers
-from fulgurite.backends.csx.hyperparams.schedules import of_computed
-from fulgurite.backends.csx.hyperparams.slots import read_numbers, unused_guards
-from fulgurite.backends.csx.program.param_groups import NumberGuards, ParamGroups
+from fulgurite.backends.csx.hyperparams.scheduled_numbers import ShownNumbers, of_computed
+from fulgurite.backends.csx.hyperparams.slots import (
+    NumberSlot,
+    are_fixed,
+    as_vector,
+    group_options,
+    read_numbers,
+    unused_guards,
+)
+from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard
 from fulgurite.backends.csx.state import broken_gradient
+from fulgurite.backends.program_scheduler import ProgramScheduler
 
 _SETTINGS = ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm")
 settings_of = attrgetter(*_SETTINGS)
@@ -50,7 +60,11 @@ class Conditions(NamedTuple):
             StateChanged: an optimizer's state was lost, which no other program may answer.
         """
         if self.states != now.states:
-            raise _lost_state()
+            raise StateChanged(
+                "The state of an optimizer was replaced (load_state_dict) or cleared while the"
+                " program works on it.",
+                remedy="load it before the first step, or by fit(ckpt_path=...)",
+            )
         if self.training != now.training:
             first, *others = now.in_other_modes(self, modules)
             more = f", as are {len(others)} more modules" if others else ""
@@ -68,12 +82,8 @@ class Conditions(NamedTuple):
             )
         if self.options != now.options:
             return f"the param groups' options were {self.options}, and now are {now.options}"
-        settings = [
-            f"{name} was {was!r}, and now is {is_now!r}"
-            for name, was, is_now in zip(_SETTINGS, self.settings, now.settings, strict=True)
-            if was != is_now
-        ]
-        return "; ".join(settings)
+        settings = zip(_SETTINGS, self.settings, now.settings, strict=True)
+        return "; ".join(f"{name} was {a!r}, and now is {b!r}" for name, a, b in settings if a != b)
 
     def in_other_modes(self, before: Conditions, modules: list[nn.Module]) -> list[nn.Module]:
         """Those of all the model's modules that were in another mode before."""
@@ -116,8 +126,13 @@ class Guards:
             self.batch.read |= one.sources.batch.read
         read = [one.assumptions for one in captured]
         self._answers = {place: value for one in read for place, value in one.answers.items()}
-        reads = (access for one in read for access in one.scalars)
-        self._scalars = FrozenScalars(one for one in reads if not _is_condition(one))
+        reads = [access for one in read for access in one.scalars]
+        # whether a normalization tracks is one of the conditions: another value is another program
+        self._scalars = FrozenScalars(
+            one
+            for one in reads
+            if one.name != "track_running_stats" or not isinstance(one.module, _NormBase)
+        )
         handovers = [one.sources.gradients for one in captured]
         self._gradients = [one for one in handovers if one.decided_by]
         self.numbers = _number_guards(captured, scope)
@@ -154,11 +169,6 @@ class Guards:
         self._scalars.check()
 
 
-def _is_condition(read: Access) -> bool:
-    """Whether a scalar that the step read is one of the ``Conditions``."""
-    return read.name == "track_running_stats" and isinstance(read.module, _NormBase)
-
-
 def _number_guards(captured: Sequence[Captured], scope: Scope) -> NumberGuards:
     slots = captured[0].sources.numbers
     now = read_numbers(slots, scope.optimizers)
@@ -173,9 +183,70 @@ def _number_guards(captured: Sequence[Captured], scope: Scope) -> NumberGuards:
     )
 
 
-def _lost_state() -> StateChanged:
-    return StateChanged(
-        "The state of an optimizer was replaced (load_state_dict) or cleared while the program"
-        " works on it.",
-        remedy="load it before the first step, or by fit(ckpt_path=...)",
-    )
+@dataclass(slots=True, kw_only=True)
+class NumberGuards:
+    """The numbers that a program takes, and what its Python saw of them."""
+
+    slots: tuple[NumberSlot, ...]
+    guards: tuple[NumberGuard, ...]  # asked when a number is another one
+    computed: tuple[NumberGuard, ...]  # of numbers that the program computes: asked on every step
+    held_for: list[float] | None = None  # the latest numbers for which all of them held
+
+
+class ParamGroups:
+    """The param groups of the optimizers of a scope."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self._schedulers: list[ProgramScheduler] = []
+        self.options: tuple[Any, ...] = ()  # what is neither a number nor a tensor
+        self.vector: Tensor | None = None  # the numbers, as the input of a program
+        self._values: list[Any] = []  # of all groups, when they were last read
+        self._numbers: list[float] = []
+        self._numbers_are_read = False
+        self._shown: ShownNumbers | None = None
+
+    def begin(self, schedulers: list[ProgramScheduler], program: NumberGuards) -> None:
+        """Read the numbers for a new program; ``schedulers`` compute the others."""
+        self._schedulers, self.vector = schedulers, None
+        self.update(program)
+
+    def read(self) -> list[dict[str, Any]]:
+        """The groups; their options are read again where an object in them is another one."""
+        groups = [group for o in self._scope.optimizers for group in o.param_groups]
+        values = [value for group in groups for value in group.values()]
+        if self._schedulers:
+            if self._shown is None or self._shown.length != len(values):
+                self._shown = ShownNumbers(self._schedulers, groups)
+            self._shown.leave_out(values)
+        if len(values) != len(self._values) or not all(map(is_, values, self._values)):
+            # another object somewhere: a scheduler's new number, or an option
+            self._values = values if are_fixed(groups) else []
+            self.options = tuple(group_options(self._scope.optimizers))
+            self._numbers_are_read = False
+        return groups
+
+    def update(self, program: NumberGuards) -> tuple[str, bool] | None:
+        """Bring ``vector`` up to date for a program.
+
+        Returns:
+            Which guard does not hold, in words, and whether it asks a question of yes or no.
+        """
+        for guard in program.computed:
+            broken = guard.broken(self._numbers)
+            if broken is not None:
+                return broken, isinstance(guard.result, bool)
+        if not program.slots:
+            return None
+        if self._numbers_are_read and self.vector is not None and program.held_for is self._numbers:
+            return None
+        now = read_numbers(program.slots, self._scope.optimizers)
+        if program.held_for != now:
+            for guard in program.guards:
+                broken = guard.broken(now)
+                if broken is not None:
+                    return broken, isinstance(guard.result, bool)
+        if self.vector is None or self._numbers != now:
+            self._numbers, self.vector = now, as_vector(now)
+        program.held_for, self._numbers_are_read = self._numbers, True
+        return None

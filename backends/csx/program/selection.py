@@ -1,4 +1,9 @@
-"""The programs of one stage: which of them fits a step, and whether they still may run."""
+"""The programs of one stage: which of them fits a step, and whether they still may run.
+
+``torch.nn.utils.prune``, as ModelPruning calls it between steps, puts ``weight_orig``, which is the
+same parameter, and ``weight_mask`` in the place of a layer's ``weight``, and each step computes
+``weight`` of them: that is another program.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +11,16 @@ from collections.abc import Iterator
 from operator import attrgetter, is_
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.utils.prune import BasePruningMethod
 
-from fulgurite.backends.csx.capture import SHAPES, Scope, Varying, shapes_of, too_many, varying
-from fulgurite.backends.csx.diagnostics.errors import InputChanged, StateChanged, TraceError
+from fulgurite.backends.csx.capture import SHAPES, Scope, shapes_of, too_many, varying
+from fulgurite.backends.csx.diagnostics.trace_errors import InputChanged, StateChanged, TraceError
 from fulgurite.backends.csx.program.build import BoundProgram
 from fulgurite.backends.csx.program.executable import Executable
-from fulgurite.backends.csx.program.guards import Conditions, Misfit, settings_of
-from fulgurite.backends.csx.program.param_groups import ParamGroups
-from fulgurite.backends.csx.program.pruned import difference, pruned, rename
-from fulgurite.backends.csx.state import HeldStates
+from fulgurite.backends.csx.program.guards import Conditions, Misfit, ParamGroups, settings_of
+from fulgurite.backends.csx.state import HeldStates, member
 
 _requires_grad, _training = attrgetter("requires_grad"), attrgetter("training")
 _tracking = attrgetter("track_running_stats")
@@ -121,6 +125,8 @@ class Selection:
                 return program, found
             if found is not None:
                 misfits.append(found)
+        # programs of a tuner's earlier runs make room, and only then: with the sizes that it tries
+        # there may be none that fits, or one from before
         limit, counted = self._counted(misfits)
         if self._earlier and len(counted) >= limit:
             self.programs[:] = [one for one in self.programs if id(one) not in self._earlier]
@@ -133,13 +139,15 @@ class Selection:
         """How many programs there may be, and which of those that do not fit count among them."""
         if not isinstance(self._limit, str):
             return self._limit, misfits
+        # what the user asked for (to unfreeze layers, to end weight decay) comes to an end, and so
+        # needs no limit; shapes and numbers read in Python may change at every step
         counted = [one for one in misfits if not one.is_phase]
         numbers = [one for one in counted if one.error is StateChanged]
         return (1, numbers) if numbers else (SHAPES, counted)
 
     def _allow(self, misfits: list[Misfit], limit: int, counted: list[Misfit], batch: Any) -> None:
         """Raise where there may be no more programs than those that do not fit."""
-        self.reason, self._since = self._since, ""
+        self.reason, self._since = self._since, ""  # of pruning, which left no program to misfit
         if not misfits:
             return
         misfit = (counted or misfits)[-1]
@@ -149,7 +157,10 @@ class Selection:
         self.reason = f"number {len(self.programs) + 1}{most}, since {_in_short(misfit.why)}"
         if len(counted) + (0 if isinstance(self._limit, str) else self._forgotten) < limit:
             return
-        seen = self._sizes(batch) if misfit.error is InputChanged else []
+        seen = []
+        if misfit.error is InputChanged:
+            shapes = [program.guards.batch.shapes() for program in self.programs]
+            seen = varying([shapes_of(batch, self._scope.leaf_name), *shapes])
         if seen and isinstance(self._limit, str):
             raise too_many(self._stage, seen, limit)
         advice = "DataLoader(drop_last=True), or padding; or " if seen else ""
@@ -161,11 +172,6 @@ class Selection:
             " stage.",
             remedy=f"{advice}backend('CSX', max_programs={limit + 1})",
         )
-
-    def _sizes(self, batch: Any) -> list[Varying]:
-        """In which dimensions the batches of all programs and this one differ."""
-        now = shapes_of(batch, self._scope.leaf_name)
-        return varying([now, *(program.guards.batch.shapes() for program in self.programs)])
 
     def conditions(self) -> Conditions:
         """Those that hold now."""
@@ -202,12 +208,12 @@ class Selection:
         self._pruned = now
         if set(before) == set(now) or not self.programs:
             return
-        why = difference(before, now)
+        why = _pruning(before, now)
         self._forgotten += len(self.programs)
         self._since = f"number {self._forgotten + 1}, since {why}"
         if isinstance(self._limit, int) and self._forgotten >= self._limit:
             raise self._no_more(StateChanged, why, self._limit, "prune in configure_model(); or ")
-        rename(self._gradients, before, now)
+        _rename(self._gradients, before, now)
         self._forget()
 
     def _forget(self) -> None:
@@ -237,3 +243,29 @@ def _in_short(why: str) -> str:
     """Two of the tensors that have another shape, and how many more have."""
     first, *others = why.split("; ")
     return why if len(others) < 2 else f"{first}; {others[0]}; {len(others) - 1} more differ"
+
+
+def pruned(module: nn.Module) -> tuple[str, ...]:
+    """The names that pruned parameters had, of a module and those in it."""
+    return tuple(
+        member(path, hook._tensor_name)
+        for path, one in module.named_modules()
+        for hook in one._forward_pre_hooks.values()
+        if isinstance(hook, BasePruningMethod)
+    )
+
+
+def _pruning(before: tuple[str, ...], now: tuple[str, ...]) -> str:
+    """In words, what was pruned, or no longer is."""
+    new = [name for name in now if name not in before]
+    first, *others = new or [name for name in before if name not in now]
+    more = f" ({len(others) + 1} in all)" if others else ""
+    return f"{first} {'was pruned' if new else 'is no longer pruned'}{more}"
+
+
+def _rename(gradients: dict[str, Tensor], before: tuple[str, ...], now: tuple[str, ...]) -> None:
+    """Give gradients that programs keep, as ``{parameter}.grad``, the names of their parameters."""
+    for names, end, new_end in ((now, "", "_orig"), (before, "_orig", "")):
+        for name in set(names) - set(before if names is now else now):
+            if (gradient := gradients.pop(f"{name}{end}.grad", None)) is not None:
+                gradients[f"{name}{new_end}.grad"] = gradient

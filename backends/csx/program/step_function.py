@@ -21,15 +21,21 @@ from fulgurite.backends.csx.capture import (
 )
 from fulgurite.backends.csx.compile.fabric import Fabric
 from fulgurite.backends.csx.config import CSXBackend
-from fulgurite.backends.csx.diagnostics.errors import TraceError
-from fulgurite.backends.csx.hyperparams.schedules import show_all
+from fulgurite.backends.csx.diagnostics.trace_errors import TraceError
+from fulgurite.backends.csx.hyperparams.scheduled_numbers import show_all
 from fulgurite.backends.csx.program.audit import Audits, Budget
 from fulgurite.backends.csx.program.build import BoundProgram, Builder, EntryPoints
+from fulgurite.backends.csx.program.description import STEP
 from fulgurite.backends.csx.program.executable import Executable
-from fulgurite.backends.csx.program.profiling import CAPTURE, HOST, PROGRAM, profiled, profiler_of
 from fulgurite.backends.csx.program.selection import Selection
-from fulgurite.backends.csx.program.speed import Speed
-from fulgurite.backends.csx.program.summary import STEP
+from fulgurite.backends.csx.program.speed import (
+    CAPTURE,
+    HOST,
+    PROGRAM,
+    Speed,
+    profiled,
+    profiler_of,
+)
 from fulgurite.backends.csx.state import DeferredState, zero_kept
 from fulgurite.backends.program_scheduler import program_schedulers
 from fulgurite.backends.runtime import interrupted_once
@@ -154,7 +160,7 @@ class StepFunction:
             raise _with_line(error, self._scope, self.stage) from None
         self.runs += 1
         profiled(self._rows, HOST, _count_and_call)(executable, calls, values, self._scope)
-        if opened is not None:
+        if opened is not None:  # a batch that is an object: the step set attributes of it
             opened.write_back()
         self.speed.add(perf_counter() - began)
         return result
@@ -171,8 +177,9 @@ class StepFunction:
         if self._backend.audits:
             self._audits.built(executables, self.runs + 1)
         self._added += [place for one in executables for place in one.results.added]
+        # the programs that there are keep too few gradients, or begin with others: built again
         if scope.gradients_known() != gradients:
-            selection.programs.clear()  # they keep too few, or begin with others: built again
+            selection.programs.clear()
         selection.add(program)
         selection.groups.begin(schedulers, program.guards.numbers)
         tensors = program.guards.batch.accept(batch)
@@ -199,13 +206,12 @@ class StepFunction:
 
     def first_not_finite(self, batch: Any, entry: str = STEP) -> str | None:
         """What was not finite first in the step that ran last (see ``first_bad``), in words."""
-        program, vector = self._latest, self._selection.groups.vector
-        if program is None:
+        if (program := self._latest) is None:
             return None
         if (opened := self._objects.open(batch)) is not None:
             batch = opened.batch
         tensors = program.guards.batch.accept(without(batch, self._added)) or []
-        return program.entries[entry].first_not_finite(vector, tensors)
+        return program.entries[entry].first_not_finite(self._selection.groups.vector, tensors)
 
     @property
     def gradients(self) -> dict[str, Tensor]:

@@ -10,7 +10,6 @@ optimizer_state      the state of optimizers before the first step
 conditional_updates  updates of optimizers that may not count, or are others the first time
 gradients            p.grad in a trace
 kept_gradients       where gradients are between steps, and what stands in p.grad meanwhile
-reduction            gradients of several processes: their mean
 fake_swap            fakes behind the user's own tensors
 """
 
@@ -54,8 +53,6 @@ from fulgurite.backends.csx.state.python_objects import filled_slots as filled_s
 from fulgurite.backends.csx.state.python_objects import named as named
 from fulgurite.backends.csx.state.python_objects import owner_of as owner_of
 from fulgurite.backends.csx.state.python_objects import refill as refill
-from fulgurite.backends.csx.state.reduction import reduced as reduced
-from fulgurite.backends.csx.state.reduction import share_first as share_first
 from fulgurite.backends.csx.state.storage import Layout as Layout
 from fulgurite.backends.csx.state.storage import NewPlace as NewPlace
 from fulgurite.backends.csx.state.storage import Place as Place

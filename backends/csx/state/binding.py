@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fulgurite.backends.csx.diagnostics.errors import StateChanged
+from fulgurite.backends.csx.diagnostics.trace_errors import StateChanged
 from fulgurite.backends.csx.state.storage import (
     Layout,
     StateInput,

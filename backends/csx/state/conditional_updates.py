@@ -33,7 +33,7 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import get_innermost_proxy_mode
 from torch.optim import Optimizer
 
-from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
+from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.graph.graph import storage_of
 from fulgurite.backends.csx.graph.op_schema import written_nodes

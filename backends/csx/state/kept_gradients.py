@@ -13,7 +13,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
-from fulgurite.backends.csx.diagnostics.errors import GradientNotKept
+from fulgurite.backends.csx.diagnostics.trace_errors import GradientNotKept
 from fulgurite.backends.csx.diagnostics.user_lines import user_line
 from fulgurite.backends.csx.graph.graph import Graph, Input, Kind
 from fulgurite.backends.csx.graph.passes.prune import read_inputs

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.optim import LBFGS, Optimizer, SparseAdam
 from torch.utils.hooks import RemovableHandle
 
-from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
+from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, belongs_to_library
 from fulgurite.backends.csx.graph.dtypes import wide
 from fulgurite.backends.csx.state.python_objects import remember

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from torchmetrics import Metric
 from torchmetrics.wrappers import Running
 
-from fulgurite.backends.csx.diagnostics.errors import StateChanged, UnsupportedState
+from fulgurite.backends.csx.diagnostics.trace_errors import StateChanged, UnsupportedState
 from fulgurite.backends.csx.graph.graph import storage_of
 from fulgurite.backends.patches import MISSING
 

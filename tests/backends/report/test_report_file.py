@@ -11,7 +11,7 @@ from models import Classifier, loader, mlp
 from reports import Validated, built, read
 
 import fulgurite
-from fulgurite.backends.csx.program import report as announcing
+from fulgurite.backends.csx.program import announcements
 from fulgurite.backends.report import report_file
 
 pytestmark = pytest.mark.fits
@@ -76,7 +76,8 @@ def test_a_write_that_fails_leaves_what_was_there(
 
 
 def test_a_run_without_a_folder_notes_and_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("noting", "_report", "writing_graphs"):
-        monkeypatch.setattr(announcing, name, lambda *args, name=name: pytest.fail(f"ran {name}"))
+    for name in ("noting", "_write", "writing_graphs"):
+        ran = f"ran {name}"
+        monkeypatch.setattr(announcements, name, lambda *args, ran=ran: pytest.fail(ran))
     run = fit(lambda: Classifier(mlp()), lambda: (loader(32),), static=True)
     assert len(run.losses) == 2

@@ -12,7 +12,7 @@ from idioms.base import Example, F, Manual
 from models import CLASSES
 from torch import Tensor, nn
 
-from fulgurite.backends.csx.diagnostics.errors import (
+from fulgurite.backends.csx.diagnostics.trace_errors import (
     ConditionalOnTensor,
     DynamicShape,
     HostRead,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fulgurite.backends.csx.plugins import network
+from fulgurite.backends.csx.distributed import network
 from fulgurite.commands import doctor
 
 TWO = {"lo": "127.0.0.1", "eth0": "10.1.2.3"}

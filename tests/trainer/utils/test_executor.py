@@ -11,7 +11,7 @@ from harness import csx
 from models import loader
 from torch.utils.data import DataLoader, IterableDataset
 
-from fulgurite.backends.csx.diagnostics.errors import InputChanged
+from fulgurite.backends.csx.diagnostics.trace_errors import InputChanged
 from fulgurite.utils.data import DataExecutor
 
 

@@ -30,7 +30,7 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_info
 from tqdm import tqdm  # a dependency of lightning
 
-from fulgurite.backends.csx.program.waiting import is_building
+from fulgurite.backends.csx.program.announcements import is_building
 from fulgurite.callbacks import Checkpoint
 
 BEAT_S = 0.5

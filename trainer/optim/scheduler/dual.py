@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fulgurite.backends.csx.diagnostics.errors import ConditionalOnTensor, HostRead
+from fulgurite.backends.csx.diagnostics.trace_errors import ConditionalOnTensor, HostRead
 from fulgurite.backends.program_scheduler import Number
 
 Function = Callable[[Tensor], Any]

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fulgurite.backends.csx.compile.background.queue import Job, queue
 from fulgurite.backends.csx.compile.fabric import Call
-from fulgurite.backends.csx.graph.flops import is_product
+from fulgurite.backends.csx.graph.products import is_product
 
 _TIMED = 5  # runs, of which the median counts: what else the machine does may fall on either side
 

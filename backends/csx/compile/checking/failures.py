@@ -18,7 +18,7 @@ from fulgurite.backends.csx.graph.collectives import has_collectives
 from fulgurite.backends.csx.graph.graph import Graph, Kind
 from fulgurite.backends.csx.graph.op_schema import operation_name
 from fulgurite.backends.csx.graph.passes.as_traced import changed_before, changed_early
-from fulgurite.backends.csx.graph.rerun import on_copies
+from fulgurite.backends.csx.graph.verify import on_copies
 
 _TABLES = {"embedding": (0, 1, 0), "nll_loss_forward": (0, 1, 1), "nll_loss2d_forward": (0, 1, 1)}
 """Operations that look rows up: positions of the table and the indices; the table's dimension."""

@@ -38,7 +38,7 @@ from fulgurite.backends.csx.compile.checking.narrowing import START
 from fulgurite.backends.csx.compile.checking.sensitivity import moved_away
 from fulgurite.backends.csx.compile.fabric import Call
 from fulgurite.backends.csx.compile.programs.compiler_log import in_a_line
-from fulgurite.backends.csx.diagnostics.errors import PUBLIC
+from fulgurite.backends.csx.diagnostics.trace_errors import PUBLIC
 from fulgurite.backends.csx.diagnostics.user_lines import line_of
 from fulgurite.backends.csx.graph.graph import Graph
 

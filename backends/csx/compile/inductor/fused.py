@@ -19,13 +19,13 @@ from fulgurite.backends.csx.compile.fabric import Call
 from fulgurite.backends.csx.compile.inductor.program import load as load_program
 from fulgurite.backends.csx.compile.programs.parts import Part, as_part, numbered, operations_of
 from fulgurite.backends.csx.compile.programs.steps import Extern, Generated, calls
-from fulgurite.backends.csx.diagnostics.errors import UnfusedLoss
 from fulgurite.backends.csx.diagnostics.regions import Region, region_of
+from fulgurite.backends.csx.diagnostics.trace_errors import UnfusedLoss
 from fulgurite.backends.csx.diagnostics.user_lines import line_of
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.op_schema import is_view, written_nodes
 from fulgurite.backends.csx.graph.passes import INTERPRETER_PASSES, lower
-from fulgurite.backends.csx.graph.passes.regions import regions_of
+from fulgurite.backends.csx.graph.passes.region_borders import regions_of
 
 _PREFIX = "fused_region_"
 

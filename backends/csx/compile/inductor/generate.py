@@ -46,7 +46,7 @@ from fulgurite.backends.csx.compile.programs.steps import (
     Target,
     calls,
 )
-from fulgurite.backends.csx.diagnostics.errors import UnfusedLoss
+from fulgurite.backends.csx.diagnostics.trace_errors import UnfusedLoss
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.op_schema import is_mutable, is_view
 from fulgurite.backends.csx.graph.passes import COMPILER_PASSES, lower

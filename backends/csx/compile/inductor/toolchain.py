@@ -25,7 +25,7 @@ from fulgurite.backends.csx.compile.inductor.processes import compilers
 from fulgurite.backends.csx.compile.programs import compiler_log
 from fulgurite.backends.csx.compile.store.cache import NothingKept, UnfitEntry
 from fulgurite.backends.csx.compile.store.fingerprint import processor
-from fulgurite.backends.csx.diagnostics.errors import UnfusedLoss
+from fulgurite.backends.csx.diagnostics.trace_errors import UnfusedLoss
 from fulgurite.backends.patches import Patch, patches_of
 from fulgurite.backends.torch_compiler import (
     CppCompileError,

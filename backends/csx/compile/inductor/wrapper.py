@@ -68,7 +68,7 @@ from fulgurite.backends.csx.compile.programs.steps import (
 )
 from fulgurite.backends.csx.graph.op_schema import is_view
 from fulgurite.backends.csx.graph.passes.realize import realize
-from fulgurite.backends.csx.graph.passes.regions import MARK
+from fulgurite.backends.csx.graph.passes.region_borders import MARK
 from fulgurite.backends.patches import Patch, patches_of
 from fulgurite.backends.torch_versions import CHECKED
 

@@ -3,7 +3,7 @@
 Pure functions Graph -> Graph, one a file, which ``lower`` runs in the order of ``PASSES``. To add a
 pass: its file, and its place in ``PASSES``; ``verify`` checks what it makes.
 
-write_updates_out  an optimizer's update is its operations again (updates)
+write_updates_out  an optimizer's update is its operations again (update_formulas)
 drop_renames    no operations that only rename
 functional_draws  random numbers are drawn into tensors of their own (draws)
 to_cbfloat16    in a cbfloat16 run alone: its results in float32, each rounded once
@@ -20,11 +20,11 @@ and for compiled programs those of ``COMPILER_PASSES``:
 write_factors_out  a factor of a sum is a product, which the compiler would lose (factors)
 cast_before_sums  a cumulative sum in another dtype casts first (cumulative)
 realize_scalars  are computed once, outside the loops (realize)
-separate_regions  fused regions are kept apart from what is around them (regions)
+separate_regions  fused regions are kept apart from what is around them (region_borders)
 
 and for those that run operation by operation, of ``INTERPRETER_PASSES``:
 
-use_kernels     what torch has a kernel for is one operation again (kernels)
+use_kernels     what torch has a kernel for is one operation again (recompose)
 
 which is for steps that a pass makes another of; all others run as they were traced (as_traced).
 """
@@ -42,13 +42,13 @@ from fulgurite.backends.csx.graph.passes.factors import write_factors_out
 from fulgurite.backends.csx.graph.passes.fold import fold_zeros
 from fulgurite.backends.csx.graph.passes.functionalize import functionalize
 from fulgurite.backends.csx.graph.passes.hold import hold_state
-from fulgurite.backends.csx.graph.passes.kernels import use_kernels
 from fulgurite.backends.csx.graph.passes.prune import prune
 from fulgurite.backends.csx.graph.passes.realize import realize_scalars
-from fulgurite.backends.csx.graph.passes.regions import separate_regions
+from fulgurite.backends.csx.graph.passes.recompose import use_kernels
+from fulgurite.backends.csx.graph.passes.region_borders import separate_regions
 from fulgurite.backends.csx.graph.passes.rename import drop_renames
 from fulgurite.backends.csx.graph.passes.simplify import simplify
-from fulgurite.backends.csx.graph.passes.updates import write_updates_out
+from fulgurite.backends.csx.graph.passes.update_formulas import write_updates_out
 
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
     write_updates_out,

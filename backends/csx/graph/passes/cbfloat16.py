@@ -19,7 +19,7 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 from torch.fx.node import map_aggregate
 
-from fulgurite.backends.csx.diagnostics.errors import UnsupportedDtype
+from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedDtype
 from fulgurite.backends.csx.diagnostics.user_lines import line_of
 from fulgurite.backends.csx.graph import dtypes as fmt
 from fulgurite.backends.csx.graph.dtypes import NARROW, STAND_IN, Facts, representable

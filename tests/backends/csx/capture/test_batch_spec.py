@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, default_collate
 
 import fulgurite
-from fulgurite.backends.csx.diagnostics.errors import InputChanged, UnsupportedInput
+from fulgurite.backends.csx.diagnostics.trace_errors import InputChanged, UnsupportedInput
 
 pytestmark = pytest.mark.fits
 

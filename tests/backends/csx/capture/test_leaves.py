@@ -18,7 +18,11 @@ from torch import Tensor, nn
 
 import fulgurite
 from fulgurite.backends import reset_backend
-from fulgurite.backends.csx.diagnostics.errors import StateBornInStep, StateChanged, TraceError
+from fulgurite.backends.csx.diagnostics.trace_errors import (
+    StateBornInStep,
+    StateChanged,
+    TraceError,
+)
 
 FEW: dict[str, Any] = {"limit_train_batches": 4, "max_epochs": 2}
 

@@ -17,7 +17,7 @@ from torchmetrics.aggregation import RunningMean
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC, MulticlassHingeLoss
 from torchmetrics.wrappers import Running
 
-from fulgurite.backends.csx.diagnostics.errors import TraceError, UnsupportedState
+from fulgurite.backends.csx.diagnostics.trace_errors import TraceError, UnsupportedState
 
 SAMPLE = ("R2Score", "PearsonCorrCoef", "SpearmanCorrCoef", "MeanSquaredError")
 

@@ -18,7 +18,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from fulgurite.backends import reset_backend
-from fulgurite.backends.csx.diagnostics.errors import InputChanged, LeakedTensor, UnsupportedInput
+from fulgurite.backends.csx.diagnostics.trace_errors import (
+    InputChanged,
+    LeakedTensor,
+    UnsupportedInput,
+)
 
 COUNT = 4
 

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 import fulgurite
 from fulgurite.backends import reset_backend
 from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning
-from fulgurite.backends.csx.diagnostics.errors import InputChanged, UnsupportedInput
+from fulgurite.backends.csx.diagnostics.trace_errors import InputChanged, UnsupportedInput
 
 
 @dataclass

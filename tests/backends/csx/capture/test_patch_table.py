@@ -22,7 +22,7 @@ from optimizers import Moving
 from fulgurite.backends import patches
 from fulgurite.backends.csx.capture import patch_table
 from fulgurite.backends.csx.compile.inductor import changes
-from fulgurite.backends.csx.diagnostics.errors import HostRead
+from fulgurite.backends.csx.diagnostics.trace_errors import HostRead
 from fulgurite.backends.patches import MISSING, Patch
 from fulgurite.backends.torch_versions import DROPS_COPIES, LOSES_ORDER
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.data import DataLoader
 
-from fulgurite.backends.csx.diagnostics.errors import GraphChanged
+from fulgurite.backends.csx.diagnostics.trace_errors import GraphChanged
 from fulgurite.backends.csx.graph import rng
 
 pytestmark = pytest.mark.fits

@@ -12,7 +12,7 @@ from models import CLASSES, Classifier, PerParameter, loader, mlp
 from torch import Tensor, nn
 from torchmetrics import CatMetric, Metric
 
-from fulgurite.backends.csx.diagnostics.errors import StateChanged, UnsupportedState
+from fulgurite.backends.csx.diagnostics.trace_errors import StateChanged, UnsupportedState
 
 pytestmark = pytest.mark.numbers
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import fulgurite
 from fulgurite.backends.csx.diagnostics import user_lines
-from fulgurite.backends.csx.diagnostics.errors import (
+from fulgurite.backends.csx.diagnostics.trace_errors import (
     DynamicShape,
     HostRead,
     LeakedTensor,

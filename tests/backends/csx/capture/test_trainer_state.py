@@ -13,7 +13,7 @@ from models import Classifier, loader, mlp
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from fulgurite.backends.csx.diagnostics.errors import InputChanged
+from fulgurite.backends.csx.diagnostics.trace_errors import InputChanged
 
 
 class Asks(Classifier):

@@ -11,7 +11,7 @@ from models import Classifier, loader, mlp
 from torch import Tensor, nn
 
 import fulgurite
-from fulgurite.backends.csx.diagnostics.errors import GraphChanged
+from fulgurite.backends.csx.diagnostics.trace_errors import GraphChanged
 from fulgurite.backends.csx.program import audit
 
 pytestmark = pytest.mark.fits

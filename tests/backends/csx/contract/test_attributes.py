@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fulgurite.backends.csx.contract import frozen_reads as frozen
 from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning
-from fulgurite.backends.csx.diagnostics.errors import (
+from fulgurite.backends.csx.diagnostics.trace_errors import (
     ConditionalOnTensor,
     FrozenValueChanged,
     StateBornInStep,

@@ -11,7 +11,7 @@ from harness import both, fit
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from fulgurite.backends.csx.diagnostics.errors import UnsupportedDtype
+from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedDtype
 
 DRAWS = torch.Generator().manual_seed(2)
 BATCHES = [

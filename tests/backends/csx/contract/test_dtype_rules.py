@@ -10,7 +10,7 @@ from harness import fit
 from models import Classifier, loader, mlp
 from torch import Tensor
 
-from fulgurite.backends.csx.diagnostics.errors import UnsupportedDtype
+from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedDtype
 
 
 class TwoTypes(Classifier):

@@ -12,7 +12,7 @@ from models import Classifier, loader, mlp
 from torch import Tensor
 
 from fulgurite.backends.csx.capture import captured
-from fulgurite.backends.csx.diagnostics.errors import LeakedTensor
+from fulgurite.backends.csx.diagnostics.trace_errors import LeakedTensor
 
 pytestmark = pytest.mark.fits
 

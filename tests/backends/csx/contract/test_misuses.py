@@ -13,7 +13,7 @@ from misuses.table import TABLE
 from fulgurite.backends.csx.contract import rules
 from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning
 from fulgurite.backends.csx.contract.rules import RULES
-from fulgurite.backends.csx.diagnostics import errors
+from fulgurite.backends.csx.diagnostics import trace_errors as errors
 
 ROWS = [row for rows in TABLE.values() for row in rows]
 CORE = {"global_view"}

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import fulgurite
 from fulgurite.backends.csx.contract.rules import ANY, MULTIPLIED_OUT, SIZED
-from fulgurite.backends.csx.diagnostics.errors import (
+from fulgurite.backends.csx.diagnostics.trace_errors import (
     ConditionalOnTensor,
     DynamicShape,
     ScalarArgument,

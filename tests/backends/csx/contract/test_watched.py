@@ -34,7 +34,7 @@ from torch.utils.data import DataLoader
 import fulgurite
 from fulgurite.backends import reset_backend
 from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning
-from fulgurite.backends.csx.diagnostics.errors import InputChanged, RandomStateSet
+from fulgurite.backends.csx.diagnostics.trace_errors import InputChanged, RandomStateSet
 
 X = torch.arange(12.0).reshape(3, 4) / 7
 Y = torch.tensor([0, 1, 2])

@@ -12,8 +12,8 @@ from torch import Tensor
 from fulgurite.backends.csx.compile.programs.made import one_by_one
 from fulgurite.backends.csx.costs.machine import Machine
 from fulgurite.backends.csx.costs.roofline import Bound, Work, roofline, work_of
-from fulgurite.backends.csx.graph.flops import products_of
 from fulgurite.backends.csx.graph.graph import Kind
+from fulgurite.backends.csx.graph.products import products_of
 
 HERE = Machine(name="here", flops_per_s=100.0, bytes_per_s=10.0, number_bytes=4)
 WAFER = Machine(name="wafer", flops_per_s=1000.0, bytes_per_s=100.0, weights_bytes_per_s=4.0)

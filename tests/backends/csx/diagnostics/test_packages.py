@@ -17,7 +17,7 @@ from models import Classifier, loader, mlp
 from torch import Tensor, nn
 
 from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning
-from fulgurite.backends.csx.diagnostics.errors import ConditionalOnTensor
+from fulgurite.backends.csx.diagnostics.trace_errors import ConditionalOnTensor
 from fulgurite.backends.csx.diagnostics.user_lines import belongs_to_library
 
 pytestmark = pytest.mark.fits

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from misuses.program import Code, Outcome, run
 
-from fulgurite.backends.csx.diagnostics.errors import (
+from fulgurite.backends.csx.diagnostics.trace_errors import (
     InputChanged,
     StateChanged,
     TraceError,

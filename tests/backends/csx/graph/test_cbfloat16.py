@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from fulgurite.backends.csx.diagnostics.errors import UnsupportedDtype
+from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedDtype
 from fulgurite.backends.csx.graph.dtypes import Facts, representable, rounded
-from fulgurite.backends.csx.plugins.precision import CSXMixedPrecision
+from fulgurite.backends.csx.plugins.precision_plugins import CSXMixedPrecision
 
 EPS = 2**-9  # between 1 and the next number
 IN_CBFLOAT16: dict[str, Any] = {"static": True, "plugins": [CSXMixedPrecision("cbfloat16")]}

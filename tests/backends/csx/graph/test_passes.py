@@ -16,9 +16,9 @@ from fulgurite.backends.csx.graph.passes.draws import functional_draws
 from fulgurite.backends.csx.graph.passes.factors import write_factors_out
 from fulgurite.backends.csx.graph.passes.fold import fold_zeros
 from fulgurite.backends.csx.graph.passes.functionalize import functionalize
-from fulgurite.backends.csx.graph.passes.kernels import use_kernels
 from fulgurite.backends.csx.graph.passes.prune import prune
 from fulgurite.backends.csx.graph.passes.realize import realize_scalars
+from fulgurite.backends.csx.graph.passes.recompose import use_kernels
 from fulgurite.backends.csx.graph.passes.rename import drop_renames
 from fulgurite.backends.csx.graph.passes.simplify import simplify
 from fulgurite.backends.csx.graph.verify import verify

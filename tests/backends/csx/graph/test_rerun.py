@@ -8,7 +8,7 @@ import torch
 from graphs import graph_of
 from torch import Tensor
 
-from fulgurite.backends.csx.graph.rerun import on_copies
+from fulgurite.backends.csx.graph.verify import on_copies
 
 
 def step(weight: Tensor, batch: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.layouts import laid_out_by_kernels
 from fulgurite.backends.csx.graph.passes import COMPILER_PASSES, looking, lower
 from fulgurite.backends.csx.graph.verify import verify
-from fulgurite.backends.csx.plugins.precision import CSXMixedPrecision
+from fulgurite.backends.csx.plugins.precision_plugins import CSXMixedPrecision
 from fulgurite.backends.patches import applied
 
 

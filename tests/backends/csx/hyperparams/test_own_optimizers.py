@@ -15,7 +15,7 @@ from optimizers import AdaBelief, Moving, assert_equals_stock
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fulgurite.backends.csx.diagnostics.errors import StateChanged, UnsupportedState
+from fulgurite.backends.csx.diagnostics.trace_errors import StateChanged, UnsupportedState
 
 pytestmark = pytest.mark.numbers
 

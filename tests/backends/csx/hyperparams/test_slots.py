@@ -13,7 +13,7 @@ from optimizers import FirstGradient
 from torch import Tensor
 from torch.optim import lr_scheduler
 
-from fulgurite.backends.csx.diagnostics.errors import FrozenNumber, StateChanged
+from fulgurite.backends.csx.diagnostics.trace_errors import FrozenNumber, StateChanged
 
 pytestmark = pytest.mark.numbers
 

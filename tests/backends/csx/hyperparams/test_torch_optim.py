@@ -12,7 +12,7 @@ from optimizers import TORCH, Alternating, Moving, assert_equals_stock
 from torch import nn
 from torch.optim import Optimizer
 
-from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
+from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 
 pytestmark = pytest.mark.numbers
 

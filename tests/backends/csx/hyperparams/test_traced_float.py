@@ -17,7 +17,7 @@ from optimizers import Moving, assert_equals_stock
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fulgurite.backends.csx.diagnostics.errors import StateChanged
+from fulgurite.backends.csx.diagnostics.trace_errors import StateChanged
 
 pytestmark = pytest.mark.numbers
 

@@ -22,7 +22,7 @@ from models import (
     tokens,
 )
 
-from fulgurite.backends.csx.plugins.precision import CSXMixedPrecision
+from fulgurite.backends.csx.plugins.precision_plugins import CSXMixedPrecision
 
 pytestmark = pytest.mark.fits
 

@@ -17,7 +17,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 import fulgurite
 from fulgurite import TraceError
-from fulgurite.backends.csx.diagnostics.errors import (
+from fulgurite.backends.csx.diagnostics.trace_errors import (
     ConditionalOnTensor,
     HostRead,
     InputChanged,

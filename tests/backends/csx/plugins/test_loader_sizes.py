@@ -14,7 +14,7 @@ from harness import both, make_trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from fulgurite.backends.csx.diagnostics.errors import InputChanged
+from fulgurite.backends.csx.diagnostics.trace_errors import InputChanged
 
 pytestmark = pytest.mark.fits
 

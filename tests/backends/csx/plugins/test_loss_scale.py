@@ -35,7 +35,7 @@ from torch.utils.data import DataLoader
 
 import fulgurite
 from fulgurite.backends import reset_backend
-from fulgurite.backends.csx.diagnostics.errors import NoLoss
+from fulgurite.backends.csx.diagnostics.trace_errors import NoLoss
 from fulgurite.backends.csx.plugins.loss_scale import LossScale
 
 pytestmark = pytest.mark.numbers

@@ -12,7 +12,7 @@ from harness import defaults, fit, make_trainer
 from models import Classifier, loader, mlp
 from torch import Tensor, nn
 
-from fulgurite.backends.csx.diagnostics.errors import FrozenValueChanged, GraphChanged
+from fulgurite.backends.csx.diagnostics.trace_errors import FrozenValueChanged, GraphChanged
 from fulgurite.backends.csx.program import audit
 
 pytestmark = pytest.mark.fits

@@ -21,9 +21,13 @@ from fulgurite.backends.csx.compile.background import compilation, later
 from fulgurite.backends.csx.compile.fabric import Loaded
 from fulgurite.backends.csx.compile.host.host_fabric import HostFabric
 from fulgurite.backends.csx.compile.inductor import toolchain
-from fulgurite.backends.csx.diagnostics.errors import ConditionalOnTensor, HostRead, InputChanged
+from fulgurite.backends.csx.diagnostics.trace_errors import (
+    ConditionalOnTensor,
+    HostRead,
+    InputChanged,
+)
 from fulgurite.backends.csx.graph import rng
-from fulgurite.backends.csx.program import report
+from fulgurite.backends.csx.program import announcements
 from fulgurite.backends.csx.program.offline import BuiltOnly
 
 pytestmark = pytest.mark.fits
@@ -35,7 +39,7 @@ STAGES = ("fit", "validate", "test", "predict")
 def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was said."""
     said: list[str] = []
-    monkeypatch.setattr(report, "rank_zero_info", said.append)
+    monkeypatch.setattr(announcements, "rank_zero_info", said.append)
     return said
 
 

@@ -14,8 +14,8 @@ from harness import fit, make_trainer
 from models import GAN, Classifier, loader, mlp
 
 from fulgurite.backends.csx.compile.background import queue as background
-from fulgurite.backends.csx.program import payback, report
-from fulgurite.backends.csx.program.payback import Payback
+from fulgurite.backends.csx.program import announcements, speed
+from fulgurite.backends.csx.program.speed import Payback
 
 pytestmark = pytest.mark.skipif(not background.AVAILABLE, reason="waits elsewhere")
 
@@ -25,11 +25,11 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, left: float = 10.0) -> None:
         self.in_steps_s, self.done, self.left = 100.0, 5.0, left
-        monkeypatch.setattr(payback, "_batches", lambda trainer: (self.done, self.left))
+        monkeypatch.setattr(speed, "_batches", lambda trainer: (self.done, self.left))
 
     def payback(self, least_s: float) -> Payback:
         trainer: Any = object()
-        return Payback(trainer, least_s / payback.TIMES, lambda: self.in_steps_s)
+        return Payback(trainer, least_s / speed.TIMES, lambda: self.in_steps_s)
 
     def step(self, seconds: float) -> None:
         self.in_steps_s += seconds
@@ -90,7 +90,7 @@ class Counts(pl.Callback):
         self.told: list[tuple[float, float]] = []
 
     def _note(self, trainer: pl.Trainer, *_: Any) -> None:
-        self.told.append(payback._batches(trainer))
+        self.told.append(speed._batches(trainer))
 
     on_train_batch_end = on_test_batch_end = on_predict_batch_end = _note
 
@@ -173,8 +173,8 @@ def test_the_worker_is_started_where_it_pays(
     pays: bool, workers: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(report, "say", lambda trainer, line: said.append(line))
-    monkeypatch.setattr(payback, "TIMES", 0.0 if pays else 1e6)
+    monkeypatch.setattr(announcements, "say", lambda trainer, line: said.append(line))
+    monkeypatch.setattr(speed, "TIMES", 0.0 if pays else 1e6)
     fit(
         Evaluated,
         lambda: (loader(64), loader(32)),
@@ -206,9 +206,9 @@ def test_a_step_of_products_alone_is_not_compiled(
     workers: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(report, "say", lambda trainer, line: said.append(line))
-    monkeypatch.setattr(payback, "TIMES", 0.0)
-    monkeypatch.setattr(payback, "NEARLY_ALL", 0.5)  # a busy machine's share is less than its own
+    monkeypatch.setattr(announcements, "say", lambda trainer, line: said.append(line))
+    monkeypatch.setattr(speed, "TIMES", 0.0)
+    monkeypatch.setattr(speed, "NEARLY_ALL", 0.5)  # a busy machine's share is less than its own
     fit(
         Wide,
         lambda: (loader(256),),

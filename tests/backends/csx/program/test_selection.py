@@ -12,7 +12,7 @@ from harness import assert_same_run, both
 from models import Classifier, loader, mlp
 from torch import nn
 
-from fulgurite.backends.csx.diagnostics.errors import StateChanged
+from fulgurite.backends.csx.diagnostics.trace_errors import StateChanged
 from fulgurite.backends.csx.program.selection import ModuleTree
 
 

@@ -19,22 +19,22 @@ from rich.console import Console
 from rich.progress import Progress
 
 import fulgurite
-from fulgurite.backends.csx.program import report, waiting
-from fulgurite.backends.csx.program.waiting import shown
+from fulgurite.backends.csx.program import announcements
+from fulgurite.backends.csx.program.announcements import shown
 
 DOING = "compiling the training program, 312 operations"
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(announcements, "PATIENCE_S", 0.01)
 
 
 @pytest.fixture
 def logged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The lines of the log."""
     lines: list[str] = []
-    monkeypatch.setattr(report, "rank_zero_info", lines.append)
+    monkeypatch.setattr(announcements, "rank_zero_info", lines.append)
     return lines
 
 
@@ -59,7 +59,7 @@ def until(condition: Any) -> None:
 
 
 def test_what_is_quick_is_not_shown(logged: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(announcements, "PATIENCE_S", 60.0)
     threads = threading.active_count()
     with shown(trainer_with(None), DOING):
         pass
@@ -184,12 +184,12 @@ def test_a_program_is_being_built_while_a_step_is_traced_and_not_when_it_runs() 
 
     @fulgurite.trace
     def step(x: torch.Tensor) -> torch.Tensor:
-        seen.append(waiting.is_building())
+        seen.append(announcements.is_building())
         return x + 1
 
-    assert not waiting.is_building()
+    assert not announcements.is_building()
     csx(audit=False)
     for _ in range(2):
         step(torch.zeros(2))
-        assert not waiting.is_building()
+        assert not announcements.is_building()
     assert set(seen) == {True}

@@ -12,7 +12,7 @@ from harness import assert_same_run, both, fit
 from models import loader, mlp
 from torch import Tensor, nn
 
-from fulgurite.backends.csx.diagnostics.errors import StateChanged
+from fulgurite.backends.csx.diagnostics.trace_errors import StateChanged
 
 Change = Callable[["Sharing"], None]
 

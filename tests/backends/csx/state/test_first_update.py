@@ -13,7 +13,7 @@ from optimizers import Alternating, FirstGradient, Moving, assert_equals_stock
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
+from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.state.conditional_updates import around_steps
 

@@ -13,7 +13,7 @@ from models import Classifier, PerParameter, loader, mlp
 from torch import Tensor, nn
 
 import fulgurite
-from fulgurite.backends.csx.diagnostics.errors import UnsupportedState
+from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 
 pytestmark = pytest.mark.fits
 

@@ -11,7 +11,7 @@ from harness import assert_same_run, both, fit
 from models import Classifier, loader, mlp
 from torch import Tensor, nn
 
-from fulgurite.backends.csx.diagnostics.errors import StateChanged, UnsupportedState
+from fulgurite.backends.csx.diagnostics.trace_errors import StateChanged, UnsupportedState
 
 FEW: dict[str, Any] = {"limit_train_batches": 2, "max_epochs": 3}
 

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from fulgurite import optim
 from fulgurite.backends.csx.graph.graph import Graph, Kind
 from fulgurite.backends.csx.graph.op_schema import written_nodes
-from fulgurite.backends.csx.program.summary import STEP, Program
+from fulgurite.backends.csx.program.description import STEP, Program
 
 pytestmark = pytest.mark.fits
 

@@ -24,7 +24,7 @@ from torchmetrics.classification import (
 )
 
 import fulgurite
-from fulgurite.backends.csx.diagnostics.errors import StateChanged, UnsupportedState
+from fulgurite.backends.csx.diagnostics.trace_errors import StateChanged, UnsupportedState
 from fulgurite.backends.csx.graph import rng
 from fulgurite.backends.csx.state.storage import dict_of
 

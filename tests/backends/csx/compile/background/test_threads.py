@@ -200,10 +200,10 @@ class Hooks(pl.Callback):
 def test_hooks_have_the_users_number_and_the_line_the_programs(
     process_has: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fulgurite.backends.csx.program import report
+    from fulgurite.backends.csx.program import announcements
 
     lines: list[str] = []
-    monkeypatch.setattr(report, "rank_zero_info", lines.append)
+    monkeypatch.setattr(announcements, "rank_zero_info", lines.append)
     process_has(2)
     hooks = Hooks()
     run = fit(lambda: Classifier(mlp()), lambda: (loader(64),), static=True, callbacks=(hooks,))

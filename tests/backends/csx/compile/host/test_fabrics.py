@@ -20,7 +20,7 @@ from fulgurite.backends.csx.compile.host.host_fabric import HostFabric
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.plugins.accelerator import CSXAccelerator
-from fulgurite.backends.csx.plugins.precision import CSXMixedPrecision
+from fulgurite.backends.csx.plugins.precision_plugins import CSXMixedPrecision
 from fulgurite.backends.csx.plugins.strategy import CSXStrategy
 
 
@@ -110,7 +110,9 @@ HOST = {
     "compile/host/host_fabric.py": "the host fabric itself",
     "contract/function_mode.py": "what a step asks for by name: x.cpu(), device='cpu'",
     "costs/machine.py": "how fast the machine is that the host fabric runs on",
-    "plugins/precision.py": "what Lightning calls an accelerator of its own, and a scaler's device",
+    "plugins/precision_plugins.py": (
+        "what Lightning calls an accelerator of its own, and a scaler's device"
+    ),
 }
 """Who may name the CPU, and what for."""
 

@@ -29,7 +29,7 @@ from fulgurite.backends.csx.compile.inductor import generate as compiling
 from fulgurite.backends.csx.compile.inductor import toolchain
 from fulgurite.backends.csx.compile.inductor.toolchain import cpu_name, toolchain_missing
 from fulgurite.backends.csx.graph.passes import as_traced, looking
-from fulgurite.backends.csx.program.report import headline
+from fulgurite.backends.csx.program.announcements import headline
 
 SUPPORT = str(Path(__file__).parents[4] / "support")
 SCRIPT = """

@@ -18,7 +18,7 @@ from fulgurite.backends.csx.compile.inductor.headers import Headers
 from fulgurite.backends.csx.compile.inductor.kernel_modules import build, load
 from fulgurite.backends.csx.compile.inductor.processes import compilers
 from fulgurite.backends.csx.compile.programs.steps import KernelSource
-from fulgurite.backends.csx.program import payback
+from fulgurite.backends.csx.program import speed
 from fulgurite.commands import cached as cache
 
 pytestmark = pytest.mark.compiler
@@ -100,7 +100,7 @@ def test_another_compiler_gets_none(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_the_worker_keeps_it_when_it_has_compiled_what_waits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(payback, "TIMES", 0.0)
+    monkeypatch.setattr(speed, "TIMES", 0.0)
     options = {"background": True, "compile_dir": str(tmp_path), "autogen_policy": "default"}
     fit(lambda: Classifier(mlp()), lambda: (loader(),), static=True, backend=options)
     until = time.monotonic() + 120

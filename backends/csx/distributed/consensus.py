@@ -1,0 +1,153 @@
+"""What processes that train together agree on at each step, by what travels with its gradients.
+
+See ``graph/votes``: which code runs, whether an epoch ends, whether a signal ends or requeues the
+run, and whether the next step is audited.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fulgurite.backends.csx.capture import Captured, begin_mean
+from fulgurite.backends.csx.distributed.agreement import gathered, refuse_other_ends
+from fulgurite.backends.csx.distributed.reduction import ChangedBuffers, reduced
+from fulgurite.backends.csx.graph.collectives import Processes
+from fulgurite.backends.csx.graph.votes import Vote, Votes, VotesCall, votes_of
+from fulgurite.backends.csx.plugins.strategy import StaticGraph
+from fulgurite.backends.csx.state import Gradients
+from fulgurite.backends.step_context import step_context
+
+
+class Consensus:
+    """Of one run.
+
+    Args:
+        strategy: asks all processes.
+        trainer: whose run it is.
+
+    Attributes:
+        begun: how many steps this process has begun.
+    """
+
+    def __init__(self, strategy: StaticGraph, trainer: pl.Trainer) -> None:
+        self._votes = Votes(dist.get_world_size(), strategy.reduce_boolean_decision)
+        self._votes.say(Vote.FIRST, dist.get_rank() == 0)
+        self._strategy, self._trainer, self.begun = strategy, trainer, 0
+        self._is_one = False  # whether refused code has left no traces
+        # Lightning's handlers send messages, or save, in the middle of a step of each process: here
+        # a signal is noted, goes out with the next step, and is acted on at the same one by all
+        self._signals: Any = trainer._signal_connector
+        self._save_and_requeue: Any = self._signals._slurm_sigusr_handler_fn
+        self._asked_to_requeue = False  # this process
+        self._requeues: bool | None = None  # whether all are about to; None: nobody was asked yet
+        vars(self._signals)["_sigterm_notifier_fn"] = self._note_signal
+        vars(self._signals)["_slurm_sigusr_handler_fn"] = self._note_requeue
+
+    def meet(self, captured: Mapping[str, Captured]) -> None:
+        """All processes have traced the same, and are about to load it."""
+        if any(votes_of(one.outputs.calls) for one in captured.values()):
+            self._votes.meets = True
+
+    @contextlib.contextmanager
+    def reducing(
+        self, gradients: Gradients, processes: Processes, buffers: ChangedBuffers | None
+    ) -> Iterator[None]:
+        """Let gradients become the mean of all processes'.
+
+        Values that were logged with ``sync_dist`` travel along, with a step's first the votes, and
+        buffers that the step has changed, where more of its backward passes are not the user's.
+        """
+        votes, calls = self._votes, step_context.get().calls
+        assert calls is not None
+        shares: Tensor | None = None
+        with reduced(gradients, processes, votes.given[Vote.FIRST] > 0.5) as along:
+            yield
+            if votes_of(calls) is None:  # a step of several backward passes votes with the first
+                along.means.append(shares := votes.given.clone())
+            along.means += [mean for call in calls if (mean := begin_mean(call)) is not None]
+            if buffers is not None:
+                along.firsts += buffers.take()
+        if buffers is not None:
+            buffers.note()
+        if shares is not None:
+            calls.append(VotesCall(votes, shares, self._hear))
+
+    def begin_step(self) -> None:
+        """Say what this process has to say with the next step."""
+        self.begun += 1
+        is_last = self._trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+        self._votes.say(Vote.LAST, is_last)
+        self._votes.say(Vote.STOPS, self._signals.received_sigterm)
+        self._votes.say(Vote.REQUEUES, self._asked_to_requeue)
+
+    def ask_for_audit(self) -> bool:
+        """Have all processes audit the step after the next one; False: nobody would hear it."""
+        if self._votes.are_heard:
+            self._votes.say(Vote.AUDITS, True)
+        return self._votes.are_heard
+
+    def all_stop(self) -> bool:
+        """Whether a signal ends the run now: all know of it, or none of them ever will."""
+        return not self._votes.are_heard or self._votes.some_say(Vote.STOPS)
+
+    def requeue_if_asked(self) -> None:
+        """Between two steps: save the job and have it begin again, if a cluster asked for that."""
+        if self._requeues:
+            self._requeues = False
+            self._save_and_requeue(signal.SIGUSR1, None)
+
+    def _hear(self) -> None:
+        votes = self._votes
+        if votes.some_say(Vote.REQUEUES):  # in every step from then on: the first of them counts
+            self._requeues = self._requeues is None
+        if votes.some_say(Vote.STOPS):
+            self._signals.received_sigterm = True
+        if votes.some_say(Vote.AUDITS):
+            votes.say(Vote.AUDITS, False)
+            assert self._strategy.training is not None
+            self._strategy.training.look_at_all()
+        # before the next step, in whose collectives those that go on would wait for ever
+        if votes.some_say(Vote.LAST) and not votes.all_say(Vote.LAST):
+            progress = self._trainer.fit_loop.epoch_loop.batch_progress
+            refuse_other_ends(gathered((progress.current.ready, progress.is_last_batch)))
+        if votes.refused and not self._is_one:
+            self._is_one = True
+            self._be_one()
+
+    @torch.no_grad()
+    def _be_one(self) -> None:
+        """Let all go on with the first process's numbers: one ran other code in the last step."""
+        optimizers = self._strategy.optimizers
+        states = [value for one in optimizers for value in _tensors_of(one.state)]
+        for tensor in (*self._trainer.lightning_module.parameters(), *states):
+            dist.broadcast(tensor.data, 0)
+
+    def _note_signal(self, number: int, frame: object) -> None:
+        """SIGTERM: all shall end."""
+        if not self._signals.received_sigterm:
+            for process in getattr(self._strategy.launcher, "procs", ()):
+                os.kill(process.pid, number)
+        self._signals.received_sigterm = True
+
+    def _note_requeue(self, number: int, frame: object) -> None:
+        """SLURM's signal: all save at one step."""
+        if self._votes.are_heard:
+            self._asked_to_requeue = True  # and stays so: they do it once
+        else:
+            self._save_and_requeue(number, frame)
+
+
+def _tensors_of(state: Mapping[Any, Any]) -> Iterator[Tensor]:
+    """The tensors of an optimizer's state, in the order in which they were made."""
+    for values in state.values():
+        if isinstance(values, Mapping):
+            yield from (value for value in values.values() if isinstance(value, Tensor))

@@ -1,0 +1,86 @@
+"""Optimizers that code on the host touches between steps, while gradients live in programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
+
+from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
+from fulgurite.backends.csx.diagnostics.user_lines import user_line
+from fulgurite.backends.csx.program.step_function import StepFunction
+from fulgurite.backends.csx.state import before_steps, forget
+from fulgurite.backends.step_context import step_context
+
+_guarded: Any = WeakIdKeyDictionary()  # optimizers that refuse a step on the host
+
+
+def refuse_host_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    """Raise where an optimizer is stepped on the host (a hook of the optimizer)."""
+    if step_context.get().is_on_host:
+        raise UnsupportedState(
+            f"{type(optimizer).__name__}.step() was called on the host during fit. Gradients live"
+            " inside the program there, so it would do nothing.",
+            line=user_line(),
+            remedy="step it in training_step, under manual optimization",
+        )
+
+
+def refuse_useless_steps(optimizer: Optimizer) -> None:
+    """Let an optimizer raise where it is stepped on the host and has no gradient to use."""
+    if optimizer in _guarded:
+        return
+    _guarded[optimizer] = True
+
+    def check(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        on_host = step_context.get().is_on_host
+        if on_host and all(p.grad is None for g in optimizer.param_groups for p in g["params"]):
+            raise UnsupportedState(
+                f"{type(optimizer).__name__}.step() was called on the host, where no parameter has"
+                " a gradient: the traced function that computes them keeps them to itself.",
+                line=user_line(),
+                remedy="call optimizer.step() in the traced function",
+            )
+
+    before_steps(optimizer, check)
+
+
+class ZeroGradObserver:
+    """Until it is removed, ``zero_grad()`` reaches the gradients that a step's programs keep.
+
+    A plain object, unlike a context manager, which nobody could copy together with the Trainer.
+    """
+
+    def __init__(self, step: Callable[[], StepFunction | None]) -> None:
+        of_optimizer, of_module = Optimizer.zero_grad, nn.Module.zero_grad
+        self._originals = of_optimizer, of_module
+
+        def clear(parameters: Iterable[nn.Parameter]) -> None:
+            training = step()
+            if step_context.get().is_on_host and training is not None:
+                training.clear_gradients(set(map(id, parameters)))
+
+        def optimizer_zero_grad(self: Optimizer, set_to_none: bool = True) -> None:
+            parameters = [p for group in self.param_groups for p in group["params"]]
+            forget(parameters)
+            of_optimizer(self, set_to_none)
+            clear(parameters)
+
+        def module_zero_grad(self: nn.Module, set_to_none: bool = True) -> None:
+            forget(self.parameters())
+            of_module(self, set_to_none)
+            clear(self.parameters())
+
+        self._put(optimizer_zero_grad, module_zero_grad)
+
+    @staticmethod
+    def _put(of_optimizer: Any, of_module: Any) -> None:
+        setattr(Optimizer, "zero_grad", of_optimizer)  # noqa: B010  # mypy refuses the other form
+        setattr(nn.Module, "zero_grad", of_module)  # noqa: B010
+
+    def remove(self) -> None:
+        """Put torch's own back."""
+        self._put(*self._originals)

@@ -1,0 +1,113 @@
+"""What CSX cannot do, as errors that name it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import (
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    StochasticWeightAveraging,
+)
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+def refuse_unsupported(trainer: pl.Trainer, module: pl.LightningModule) -> None:
+    """Raise where a run asks for what CSX does not have."""
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    if module._compiler_ctx is not None:
+        raise MisconfigurationException(
+            "CSX does not support a module that went through torch.compile; pass the module itself."
+        )
+    _refuse_iterators(module)
+    if any(isinstance(callback, StochasticWeightAveraging) for callback in callbacks):
+        _refuse_averaging(module)
+    planned = [
+        factor
+        for callback in callbacks
+        if isinstance(callback, GradientAccumulationScheduler)
+        for factor in callback.scheduling.values()
+    ]
+    if module.automatic_optimization:
+        refuse_zero_grad_hooks(trainer, module, max(planned, default=1))
+
+
+def _refuse_iterators(module: pl.LightningModule) -> None:
+    for step in ("training_step", "validation_step", "test_step", "predict_step"):
+        function = getattr(module, step)  # None: there is no such stage
+        if function is not None and is_param_in_hook_signature(
+            function, "dataloader_iter", explicit=True
+        ):
+            raise MisconfigurationException(
+                f"CSX does not support {step}(self, dataloader_iter): the step's Python runs once,"
+                " while it is traced, and would fetch one batch for all steps. Remedy: take the"
+                " batch, which Lightning fetches for each step, and leave next(dataloader_iter)"
+                f" out:\n    def {step}(self, batch, batch_idx):"
+            )
+
+
+def refuse_watched(module: pl.LightningModule) -> None:
+    """Refuse the hooks of ``wandb.watch`` (W&B 0.31), which count steps and look at values."""
+    for one in module.modules():
+        for name in getattr(one, "_wandb_hook_names", ()):
+            if name.startswith(("gradients/", "parameters/")):
+                raise MisconfigurationException(
+                    f"CSX does not support wandb.watch (it writes {name}): Python in hooks of"
+                    " tensors and modules runs while the step is traced, and never again. Remedy:"
+                    " self.log_dict(grad_norm(self, norm_type=2)) in on_before_optimizer_step, and"
+                    " wandb.Histogram of parameters in on_train_batch_end."
+                )
+
+
+def _refuse_averaging(module: pl.LightningModule) -> None:
+    norms = (name for name, one in module.named_modules() if isinstance(one, _BatchNorm))
+    if (norm := next(norms, None)) is not None:
+        raise MisconfigurationException(
+            f"CSX does not support StochasticWeightAveraging of a model with batch normalization"
+            f" (self.{norm}): for its statistics it adds an epoch whose steps have no backward"
+            " pass. Remedy: WeightAveraging or EMAWeightAveraging, which average them too."
+        )
+
+
+def refuse_exchange(trainer: pl.Trainer, computed: list[Any]) -> None:
+    """Refuse callbacks that exchange schedulers, where programs compute them."""
+    remedies = {
+        StochasticWeightAveraging: "a scheduler of torch.optim.lr_scheduler",
+        LearningRateFinder: "Tuner(trainer).lr_find(module, ...) before the fit",
+    }
+    for callback in trainer.callbacks if computed else ():  # type: ignore[attr-defined]
+        for kind, remedy in remedies.items():
+            by_tuner = getattr(callback, "_early_exit", False)  # which puts the scheduler back
+            if isinstance(callback, kind) and not by_tuner:
+                raise MisconfigurationException(
+                    f"CSX does not support {kind.__name__} with"
+                    f" {type(computed[0]).__name__} of fulgurite.optim, which the program computes:"
+                    f" {kind.__name__} puts a scheduler of its own in that one's place."
+                    f" Remedy: {remedy}."
+                )
+
+
+def refuse_zero_grad_hooks(
+    trainer: pl.Trainer, module: pl.LightningModule, planned: int = 1
+) -> None:
+    """Refuse hooks around ``zero_grad`` where gradients accumulate, or are ``planned`` to.
+
+    Raises:
+        MisconfigurationException: there is one; a program of two entry points would not call it.
+    """
+    window = max(trainer.accumulate_grad_batches, planned)
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    for hook in ("on_before_zero_grad", "optimizer_zero_grad") if window > 1 else ():
+        owners = (module, *callbacks) if hook == "on_before_zero_grad" else (module,)
+        for owner in owners:
+            if is_overridden(hook, owner):
+                raise MisconfigurationException(
+                    f"CSX does not support {type(owner).__name__}.{hook} together with"
+                    f" accumulate_grad_batches={window}: gradients are cleared inside the program."
+                    " Remedy: on_before_optimizer_step, once before each update; or"
+                    " on_train_batch_end, on the host."
+                )
