@@ -112,9 +112,8 @@ class Wrapper(PythonWrapperCodegen):
         """A line; where the compiler has a text alone for an operation in place, a typed one."""
         is_text = isinstance(line, str) and not line.startswith(self.comment)
         current = V.graph.scheduler.current_node if is_text else None
-        node: Any = None if current is None else current.node
-        if type(node) in _IN_PLACE:
-            line = ExternKernelAllocLine(self, node)
+        if current is not None and type(current.node) in _IN_PLACE:
+            line = ExternKernelAllocLine(self, current.node)  # type: ignore[arg-type]
         super().writeline(line)  # type: ignore[no-untyped-call]
 
     def codegen_reinterpret_view(
@@ -141,16 +140,10 @@ class Wrapper(PythonWrapperCodegen):
         self.run_wrapper_ir_passes(is_inference)
         steps = [step for line in self.lines for step in self._steps(line)]
         inputs = tuple(map(Name, self.get_graph_inputs()))
-        outputs = tuple(map(self._output, self.get_graph_outputs()))
+        outputs = tuple(map(self._value, self.get_graph_outputs()))
         program = Program(inputs, tuple(steps), outputs)
         self.written.append(Generated(program, self.sources, dict(V.graph.constants)))
         return _Nothing(), None
-
-    def _output(self, value: Any) -> Operand | None:
-        if isinstance(value, ir.NoneAsConstantBuffer):
-            return None
-        operand: Operand = self._value(value)
-        return operand
 
     def _steps(self, line: Any) -> Iterator[Step]:
         """The steps of a line; none of a comment."""
