@@ -24,6 +24,7 @@ from fulgurite.backends.csx.compile.programs.steps import (
     Program,
     Step,
     View,
+    computes,
     function_of,
     given_by,
     replaced,
@@ -57,7 +58,7 @@ class Walk:
             for step in program.steps:
                 at = step.at if isinstance(step, (Kernel, Extern)) else ()
                 self._take(step, nodes[at[-1]].meta["val"] if at else None)
-                if isinstance(step, Kernel) or (isinstance(step, Extern) and step.kernel):
+                if computes(step):
                     self.alive.append(self._total)
                 elif isinstance(step, Extern) and self.alive:  # a copy for the part that follows
                     self.alive[-1] = max(self.alive[-1], self._total)

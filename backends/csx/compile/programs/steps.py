@@ -16,11 +16,12 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from math import isfinite
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+_Kind = TypeVar("_Kind")
 Layout = tuple[tuple[int, ...], tuple[int, ...], int]
 """Shape, strides, and the offset that comes on top of the operand's own, in elements."""
 
@@ -179,11 +180,14 @@ class Target:
     allocate: str
 
 
+def computes(step: Step) -> bool:
+    """Whether a step computes what the graph says, and not what the program needs for itself."""
+    return isinstance(step, Kernel) or (isinstance(step, Extern) and bool(step.kernel))
+
+
 def calls(steps: Iterable[Step]) -> Iterator[Kernel | Extern]:
     """The steps that compute what the graph says."""
-    for step in steps:
-        if isinstance(step, Kernel) or (isinstance(step, Extern) and step.kernel):
-            yield step
+    return (one for one in steps if isinstance(one, (Kernel, Extern)) and computes(one))
 
 
 def given_by(step: Step) -> Name | None:
@@ -195,26 +199,23 @@ def given_by(step: Step) -> Name | None:
 
 def names_in(value: Any) -> Iterator[Name]:
     """Every name in an operand, a step, or what holds them."""
-    if isinstance(value, Name):
-        yield value
-    elif is_dataclass(value):
-        for field in fields(value):
-            yield from names_in(getattr(value, field.name))
-    elif isinstance(value, (tuple, list)):
-        for one in value:
-            yield from names_in(one)
+    return _every(Name, value)
 
 
 def views_in(value: Any) -> Iterator[View]:
     """Every view in a step, or in what holds operands."""
-    if isinstance(value, View):
+    return _every(View, value)
+
+
+def _every(kind: type[_Kind], value: Any) -> Iterator[_Kind]:
+    if isinstance(value, kind):
         yield value
     elif is_dataclass(value):
         for field in fields(value):
-            yield from views_in(getattr(value, field.name))
+            yield from _every(kind, getattr(value, field.name))
     elif isinstance(value, (tuple, list)):
         for one in value:
-            yield from views_in(one)
+            yield from _every(kind, one)
 
 
 def replaced(value: Any, change: Callable[[Operand], Any]) -> Any:
