@@ -11,6 +11,7 @@ costs         what was built, as data for its report: who made which kernel, wha
 state         what persists from one step to the next
 hyperparams   the numbers of param groups
 contract      what a user's code may do in a step
+objects       the Python objects around a step, and what it did to them
 capture       one traced step
 program       choose a program, build it, run it
 plugins       what Lightning and plain functions hold on to

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fulgurite.backends.csx.compile.programs.library import LIBRARY
+from fulgurite.backends.csx.compile.host.library import LIBRARY
 
 PAGE = Path(__file__).parents[2] / "docs" / "kernel_library.md"
 SOURCE = "https://github.com/pytorch/pytorch/blob/v2.13.0/aten/src/ATen/native"
@@ -26,7 +26,7 @@ inverses, `erfinv`, `lgamma`, `digamma`, `polygamma`, `exp2`, `log2`, `log10`, `
 `cumsum`, `cumprod`, `logcumsumexp`, `flip`, `roll`, `tril`, `triu`, `sort`, `topk`, `kthvalue`,
 `median`, `bucketize`, `searchsorted`, `cdist`, `grid_sampler`, `fft` and `linalg`.
 
-The table is `backends/csx/compile/programs/library.py`: an operation that is taken out moves to the
+The table is `backends/csx/compile/host/library.py`: an operation that is taken out moves to the
 host's path, under `disabled` whatever it is, under the others where no kernel is generated for it.
 This page is made from it by `tests/tools/document_library.py`; a test looks up each function in
 torch.

@@ -22,7 +22,6 @@ from typing import Any
 import torch.utils._pytree as pytree
 from torch import Tensor, fx
 
-from fulgurite.backends.csx.capture.batch_spec import BatchSpec
 from fulgurite.backends.csx.capture.comparison import CreatedState, check_same
 from fulgurite.backends.csx.capture.host_calls import Accumulator
 from fulgurite.backends.csx.capture.lightning_scope import Answers
@@ -37,7 +36,6 @@ from fulgurite.backends.csx.capture.recording import (
 from fulgurite.backends.csx.capture.scope import Before, Scope, restored, undone_on_failure
 from fulgurite.backends.csx.capture.side_effects import refuse_the_rest, release_rebound
 from fulgurite.backends.csx.capture.trace import Trace
-from fulgurite.backends.csx.capture.trees import Grown, Untied, where_put
 from fulgurite.backends.csx.contract import (
     EPOCH,
     INDEX,
@@ -58,6 +56,7 @@ from fulgurite.backends.csx.graph.passes.as_traced import let_views_copy, lowere
 from fulgurite.backends.csx.graph.products import Product, products_of
 from fulgurite.backends.csx.hyperparams.slots import NumberSlot
 from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard
+from fulgurite.backends.csx.objects import BatchSpec, Grown, Untied, where_put
 from fulgurite.backends.csx.state import Carried, Handover, Place, StateInput, StateTensor, refill
 from fulgurite.backends.patches import MISSING, tracing
 from fulgurite.backends.program_scheduler import ProgramScheduler

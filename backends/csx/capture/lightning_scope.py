@@ -31,8 +31,6 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loops.optimization.automatic import ClosureResult
 from lightning.pytorch.trainer.states import TrainerState
 
-from fulgurite.backends.csx.capture.discovery import attributes_read, codes_reached, discover
-from fulgurite.backends.csx.capture.readable import Readable
 from fulgurite.backends.csx.capture.scope import Scope
 from fulgurite.backends.csx.contract import PLAIN, Source, warn, warned_in
 from fulgurite.backends.csx.diagnostics.trace_errors import StateChanged, UnsupportedState
@@ -43,6 +41,7 @@ from fulgurite.backends.csx.diagnostics.user_lines import (
     line_naming,
     top_package,
 )
+from fulgurite.backends.csx.objects import Readable, attributes_read, codes_reached, discover
 from fulgurite.backends.csx.state import NewState, Place, Snapshot, owner_of
 from fulgurite.backends.patches import MISSING, Patch, caller, patches_of
 from fulgurite.backends.program_scheduler import program_schedulers

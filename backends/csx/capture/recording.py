@@ -22,7 +22,6 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
 
-from fulgurite.backends.csx.capture.batch_spec import container_at
 from fulgurite.backends.csx.capture.host_calls import Accumulator, HostCall
 from fulgurite.backends.csx.capture.metrics import BatchValue
 from fulgurite.backends.csx.contract import (
@@ -39,6 +38,7 @@ from fulgurite.backends.csx.graph.graph import Input, Kind, storage_of
 from fulgurite.backends.csx.graph.op_schema import is_mutable, is_random
 from fulgurite.backends.csx.graph.passes.rename import RENAMES
 from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber
+from fulgurite.backends.csx.objects import container_at
 from fulgurite.backends.csx.state import (
     DeferredState,
     Owner,

@@ -16,15 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fulgurite.backends.csx.capture.batch_objects import keystr
-from fulgurite.backends.csx.capture.leaves import Trees, holders_in
-from fulgurite.backends.csx.capture.python_state import PythonState
-from fulgurite.backends.csx.capture.readable import Readable
 from fulgurite.backends.csx.capture.recording import Recording
-from fulgurite.backends.csx.capture.trees import Regrown
 from fulgurite.backends.csx.contract import EPOCH, INDEX, Reads, Source
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.graph import rng
+from fulgurite.backends.csx.objects import PythonState, Readable, Regrown, Trees, holders_in, keystr
 from fulgurite.backends.csx.state import (
     Carried,
     DeferredState,

@@ -19,21 +19,21 @@ from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from fulgurite.backends.csx.capture.host_calls import Accumulator, LogCall, MetricCall, NumberCall
-from fulgurite.backends.csx.capture.leaves import Inside
 from fulgurite.backends.csx.capture.recording import Outputs, collected_outputs
 from fulgurite.backends.csx.capture.scope import HostState
 from fulgurite.backends.csx.capture.step_inputs import StepInputs
-from fulgurite.backends.csx.capture.trees import (
-    TreeChanges,
-    check_gradients,
-    check_ties,
-    order_of,
-)
 from fulgurite.backends.csx.contract import Observers, holds_traced
 from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.graph.graph import storage_of
 from fulgurite.backends.csx.hyperparams.slots import set_numbers
+from fulgurite.backends.csx.objects import (
+    Inside,
+    TreeChanges,
+    check_gradients,
+    check_ties,
+    order_of,
+)
 from fulgurite.backends.csx.state import (
     NewPlace,
     Place,

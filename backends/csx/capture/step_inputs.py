@@ -17,8 +17,6 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
-from fulgurite.backends.csx.capture.batch_spec import BatchSpec
-from fulgurite.backends.csx.capture.leaves import Trees
 from fulgurite.backends.csx.capture.recording import Recording
 from fulgurite.backends.csx.capture.scope import Scope
 from fulgurite.backends.csx.graph.graph import Input, Kind, Role, like, storage_of
@@ -32,6 +30,7 @@ from fulgurite.backends.csx.hyperparams.slots import (
     traced_groups,
 )
 from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard
+from fulgurite.backends.csx.objects import BatchSpec, Trees
 from fulgurite.backends.csx.state import (
     Gradients,
     Place,

@@ -19,7 +19,6 @@ from torch import Tensor, fx
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import get_innermost_proxy_mode, make_fx
 
-from fulgurite.backends.csx.capture.batch_spec import BatchChanges, copied
 from fulgurite.backends.csx.capture.host_calls import record_host_calls
 from fulgurite.backends.csx.capture.metrics import metrics_in_step
 from fulgurite.backends.csx.capture.patch_table import traceable
@@ -30,6 +29,7 @@ from fulgurite.backends.csx.capture.step_inputs import StepInputs
 from fulgurite.backends.csx.contract import Observers
 from fulgurite.backends.csx.diagnostics.user_lines import record_lines
 from fulgurite.backends.csx.graph.graph import Kind
+from fulgurite.backends.csx.objects import BatchChanges, copied
 from fulgurite.backends.csx.state import first_updates
 from fulgurite.backends.step_context import running
 

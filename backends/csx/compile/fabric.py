@@ -32,8 +32,8 @@ class Loaded:
     ``compiled`` and ``how`` when the graph has run once, and later where ``compiling`` is set:
     it is compiled in the background. ``told`` is called when that has ended, either way.
     ``threads`` is how many of the host's compute it, at most. ``made`` says what runs it, as long
-    as ``how`` says so. ``check_again``, where it is set, lets the next run be compared with what
-    the operations give one by one.
+    as ``how`` says so; ``one_by_one`` what would, operation by operation. ``check_again``, where
+    it is set, lets the next run be compared with what the operations give one by one.
     """
 
     call: Call
@@ -46,6 +46,7 @@ class Loaded:
     told: Callable[[], None] | None = None
     threads: int = 1
     made: Callable[[], Made] = Made
+    one_by_one: Callable[[], Made] = Made
     check_again: Callable[[], None] | None = None
 
     @property
@@ -53,6 +54,12 @@ class Loaded:
         """The graph whose operations ``made`` counts: not compiled, it runs as it was traced."""
         graph = self.graph
         return graph if graph is None or self.compiled else graph.runs
+
+    def run_by_operations(self, call: Call, how: str) -> None:
+        """Let ``call`` run it operation by operation from now on; ``how`` says so, and why."""
+        self.call, self.how, self.made = call, how, self.one_by_one
+        self.compiled = self.compiling = False
+        self.check_again = None
 
     def tell(self) -> None:
         """Tell whoever wants to know, once, what runs the graph from now on."""

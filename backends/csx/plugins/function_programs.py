@@ -24,12 +24,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fulgurite.backends.closures import Span, current_span
-from fulgurite.backends.csx.capture import CONSTANTS, Discovered, Scope, discover, keystr
+from fulgurite.backends.csx.capture import Scope
 from fulgurite.backends.csx.compile.fabrics import make_fabric
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.contract import Source
 from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedInput, UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, user_line
+from fulgurite.backends.csx.objects import CONSTANTS, Discovered, discover, keystr
 from fulgurite.backends.csx.plugins.host_optimizers import refuse_useless_steps
 from fulgurite.backends.csx.program.description import STEP
 from fulgurite.backends.csx.program.offline import BuiltOnly

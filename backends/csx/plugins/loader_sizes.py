@@ -32,10 +32,10 @@ from torch.utils.data import (
 )
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
-from fulgurite.backends.csx.capture import SHAPES, PythonState, Shapes, shapes_of, too_many, varying
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.diagnostics.muted import muted
 from fulgurite.backends.csx.diagnostics.trace_errors import InputChanged
+from fulgurite.backends.csx.objects import SHAPES, PythonState, Shapes, shapes_of, too_many, varying
 
 
 def check_last_batch(

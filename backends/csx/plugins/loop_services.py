@@ -19,11 +19,11 @@ from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch import Tensor, nn
 
-from fulgurite.backends.csx.capture import Trees, holders_in
 from fulgurite.backends.csx.compile.fabric import Fabric
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.contract import frozen_hook_arguments, frozen_index
 from fulgurite.backends.csx.graph.passes.hold import GUARD
+from fulgurite.backends.csx.objects import Trees, holders_in
 from fulgurite.backends.csx.plugins.checkpoint_position import Progress, position_of
 from fulgurite.backends.csx.plugins.evaluation_steps import EvaluationSteps
 from fulgurite.backends.csx.plugins.loader_sizes import check_last_batch, check_sizes

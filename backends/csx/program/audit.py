@@ -24,9 +24,7 @@ from typing import Any
 from lightning.pytorch.profilers import PassThroughProfiler
 
 from fulgurite.backends.csx.capture import (
-    Change,
     FinishedTrace,
-    Readable,
     Recording,
     Scope,
     Trace,
@@ -45,6 +43,7 @@ from fulgurite.backends.csx.diagnostics.line_finder import LineFinder
 from fulgurite.backends.csx.diagnostics.muted import muted
 from fulgurite.backends.csx.diagnostics.trace_errors import LeakedTensor, TraceError
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, raised_at
+from fulgurite.backends.csx.objects import Change, Readable
 from fulgurite.backends.csx.program.executable import Executable
 from fulgurite.backends.patches import Patch, applied, patched, tracing
 from fulgurite.backends.runtime import young_alone

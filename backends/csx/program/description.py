@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from fulgurite.backends.csx.capture import Captured, Leaf
+from fulgurite.backends.csx.capture import Captured
 from fulgurite.backends.csx.graph.graph import Graph, Kind, Placement
 from fulgurite.backends.csx.graph.products import Product
+from fulgurite.backends.csx.objects import Leaf
 from fulgurite.backends.csx.program.speed import Gain, Payback
 from fulgurite.backends.csx.state import Layout
 

@@ -9,21 +9,19 @@ from torch import Tensor
 
 from fulgurite.backends.csx.capture import (
     Accumulator,
-    BatchChanges,
     Captured,
     ClosureCall,
     LogCall,
     Outputs,
     Scope,
     builder,
-    lies_in,
-    where_put,
 )
 from fulgurite.backends.csx.compile.fabric import Fabric, Loaded
 from fulgurite.backends.csx.contract import Source
 from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedInput
 from fulgurite.backends.csx.graph.collectives import Waits, has_collectives
 from fulgurite.backends.csx.graph.graph import Kind
+from fulgurite.backends.csx.objects import BatchChanges, lies_in, where_put
 from fulgurite.backends.csx.program.first_bad import first_not_finite
 from fulgurite.backends.csx.state import Binding, Place, Unkept, held_gradients
 

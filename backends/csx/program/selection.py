@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils.prune import BasePruningMethod
 
-from fulgurite.backends.csx.capture import SHAPES, Scope, shapes_of, too_many, varying
+from fulgurite.backends.csx.capture import Scope
 from fulgurite.backends.csx.diagnostics.trace_errors import InputChanged, StateChanged, TraceError
+from fulgurite.backends.csx.objects import SHAPES, shapes_of, too_many, varying
 from fulgurite.backends.csx.program.build import BoundProgram
 from fulgurite.backends.csx.program.executable import Executable
 from fulgurite.backends.csx.program.guards import Conditions, Misfit, ParamGroups, settings_of

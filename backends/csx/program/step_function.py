@@ -10,19 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
-from fulgurite.backends.csx.capture import (
-    Objects,
-    Path,
-    Scope,
-    begin_step,
-    passed_on,
-    retrace,
-    without,
-)
+from fulgurite.backends.csx.capture import Scope, begin_step, passed_on, retrace
 from fulgurite.backends.csx.compile.fabric import Fabric
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.diagnostics.trace_errors import TraceError
 from fulgurite.backends.csx.hyperparams.scheduled_numbers import show_all
+from fulgurite.backends.csx.objects import Objects, Path, without
 from fulgurite.backends.csx.program.audit import Audits, Budget
 from fulgurite.backends.csx.program.build import BoundProgram, Builder, EntryPoints
 from fulgurite.backends.csx.program.description import STEP

@@ -85,7 +85,7 @@ class Compilation:
 
     def made(self) -> Made:
         """What runs the graph, compiled."""
-        return made.read(self.folder, self._graph)
+        return made.read(self.folder, self._graph, self._target.has_kernel)
 
     def in_background(self) -> str | None:
         """Compile, in the worker; returns why that failed, if it did."""

@@ -7,7 +7,6 @@ training (``graph/votes``), so that all of them know it before the next one.
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,7 +18,6 @@ from fulgurite.backends.csx.compile.background.meanwhile import Meanwhile
 from fulgurite.backends.csx.compile.background.queue import Job
 from fulgurite.backends.csx.compile.checking.selfcheck import MiscompiledWarning
 from fulgurite.backends.csx.compile.fabric import Call, Loaded
-from fulgurite.backends.csx.compile.programs.made import one_by_one
 from fulgurite.backends.csx.compile.store.cache import Fetched
 from fulgurite.backends.csx.graph.votes import Vote, Votes
 
@@ -80,11 +78,7 @@ def shared(
     def refuse() -> None:
         if loaded.how == _REFUSED:  # its compiled code was shared after its background job
             return
-        loaded.call, loaded.check_again = reference(), None
-        loaded.compiled = loaded.compiling = False
-        loaded.how = _REFUSED
-        assert loaded.runs is not None
-        loaded.made = functools.partial(one_by_one, loaded.runs)
+        loaded.run_by_operations(reference(), _REFUSED)
         loaded.tell()
         if votes.others_say(Vote.WRONG):
             warnings.warn(

@@ -10,11 +10,11 @@ from pathlib import Path
 from fulgurite.backends.csx.compile.checking.narrowing import WRONG
 from fulgurite.backends.csx.compile.checking.selfcheck import SelfCheck
 from fulgurite.backends.csx.compile.fabric import Call, Loaded
-from fulgurite.backends.csx.compile.programs.made import one_by_one
 from fulgurite.backends.csx.compile.store.cache import Fetched
 from fulgurite.backends.csx.compile.store.fingerprint import versions
 
 Narrow = Callable[[Call, Path | None], None]
+_WRONG = "run operation by operation (compiled, it was wrong)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +65,7 @@ class Trust:
         """What runs the graph after its check, or between its parts, where nothing is ``done``."""
         loaded = self.loaded
         if not agreed:
-            loaded.call, loaded.compiled, loaded.check_again = reference, False, None
-            assert loaded.runs is not None
-            loaded.made = functools.partial(one_by_one, loaded.runs)
-            loaded.how = "run operation by operation (compiled, it was wrong)"
+            loaded.run_by_operations(reference, _WRONG)
             self.found.mark(WRONG)
             if self.narrow is not None:
                 self.narrow(reference, report)

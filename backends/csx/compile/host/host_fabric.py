@@ -26,7 +26,7 @@ from fulgurite.backends.csx.compile.background.together import found_together
 from fulgurite.backends.csx.compile.checking.failures import explained
 from fulgurite.backends.csx.compile.checking.reference import reference_of
 from fulgurite.backends.csx.compile.fabric import NOW, Call, Fabric, Loaded, Shown, Wanted
-from fulgurite.backends.csx.compile.host import denormals
+from fulgurite.backends.csx.compile.host import denormals, library
 from fulgurite.backends.csx.compile.host.idle_threads import idle_threads
 from fulgurite.backends.csx.compile.inductor import fused
 from fulgurite.backends.csx.compile.inductor.toolchain import (
@@ -36,7 +36,7 @@ from fulgurite.backends.csx.compile.inductor.toolchain import (
     failures_told,
     nothing_compiled,
 )
-from fulgurite.backends.csx.compile.programs.made import one_by_one, tell_fallen
+from fulgurite.backends.csx.compile.programs.made import Made, one_by_one, tell_fallen
 from fulgurite.backends.csx.compile.programs.steps import Target
 from fulgurite.backends.csx.compile.store.cache import (
     Fetched,
@@ -47,7 +47,11 @@ from fulgurite.backends.csx.graph.collectives import has_collectives
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.votes import Vote, Votes
 
-HOST = Target(device="cpu", allocate="torch._C._dynamo.guards._empty_strided_cpu")
+HOST = Target(
+    device="cpu",
+    allocate="torch._C._dynamo.guards._empty_strided_cpu",
+    has_kernel=library.has,
+)
 _set_grad_enabled = torch._C._set_grad_enabled  # as a context manager it costs 2 µs (measured)
 
 
@@ -177,8 +181,13 @@ def _interpreted(graph: Graph, began: float, why: str, threads: int) -> Loaded:
         how=f"run operation by operation ({why})",
         graph=graph,
         threads=threads,
-        made=lambda: one_by_one(graph.runs),
+        made=lambda: _by_operations(graph),
+        one_by_one=lambda: _by_operations(graph),
     )
+
+
+def _by_operations(graph: Graph) -> Made:
+    return one_by_one(graph.runs, HOST.has_kernel)
 
 
 def _compiled(
@@ -200,4 +209,5 @@ def _compiled(
         graph=graph,
         threads=threads,
         made=compilation.made,
+        one_by_one=lambda: _by_operations(graph),
     )

@@ -6,6 +6,5 @@ steps          a compiled program: what it allocates, frees and calls, in order
 linking        the programs of parts, as one
 static_memory  small intermediates of one, allocated once; alive: what it holds, call by call
 made           what runs a graph: its kernels, who made them, and which operations each computes
-library        the table of the kernel library
 compiler_log   a compiler that failed: a line for the screen, and a file with the rest
 """

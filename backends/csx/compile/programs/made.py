@@ -12,8 +12,8 @@ from typing import Any
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import fx
 
-from fulgurite.backends.csx.compile.programs import compiler_log, library
-from fulgurite.backends.csx.compile.programs.steps import Extern, Kernel, Program, typed
+from fulgurite.backends.csx.compile.programs import compiler_log
+from fulgurite.backends.csx.compile.programs.steps import Extern, HasKernel, Kernel, Program, typed
 from fulgurite.backends.csx.diagnostics.regions import Region
 from fulgurite.backends.csx.diagnostics.user_lines import line_of
 from fulgurite.backends.csx.graph.collectives import is_collective
@@ -32,7 +32,7 @@ class KernelFailed(UserWarning):
 class Maker(Enum):
     """Who made a kernel."""
 
-    LIBRARY = "library"  # of torch's own, by the table in ``library``
+    LIBRARY = "library"  # of torch's own, by the fabric's table
     GENERATED = "generated"  # by the compiler, for this program
     HOST = "host"  # what the library lacks and nobody generated: the host's path
     COLLECTIVE = "collective"  # of torch.distributed, by all processes together
@@ -104,13 +104,14 @@ class Made:
     fallen: tuple[Fallen, ...] = ()
 
 
-def one_by_one(graph: Graph) -> Made:
-    """What runs a graph operation by operation."""
+def one_by_one(graph: Graph, has: HasKernel) -> Made:
+    """What runs a graph operation by operation, where torch ``has`` kernels for some."""
     calls = []
     for i, node in enumerate(graph.operations()):
         if not is_view(node.target):
             name = str(node.target)
-            calls.append(KernelCall(kernel=name, maker=_without_compiler([node]), operations=(i,)))
+            maker = _without_compiler([node], has)
+            calls.append(KernelCall(kernel=name, maker=maker, operations=(i,)))
     return Made(calls=tuple(calls))
 
 
@@ -143,8 +144,8 @@ def write(
     (folder / _FILE).write_text(text)
 
 
-def read(folder: Path, graph: Graph) -> Made:
-    """What runs a graph that was compiled into a folder.
+def read(folder: Path, graph: Graph, has: HasKernel) -> Made:
+    """What runs a graph that was compiled into a folder, where torch ``has`` kernels for some.
 
     Where only its fused regions were compiled, all else runs operation by operation.
 
@@ -162,7 +163,7 @@ def read(folder: Path, graph: Graph) -> Made:
         operations = [i for i in operations if not is_view(nodes[i].target)]
         maker = Maker.GENERATED
         if not row["generated"]:
-            maker = _without_compiler([nodes[i] for i in operations])
+            maker = _without_compiler([nodes[i] for i in operations], has)
         region = Region.parsed(row["region"])
         calls.append(
             KernelCall(
@@ -174,7 +175,7 @@ def read(folder: Path, graph: Graph) -> Made:
             )
         )
     if not whole:
-        calls = _with_others(graph, calls)
+        calls = _with_others(graph, calls, has)
     return Made(
         calls=tuple(calls),
         sources=told["sources"],
@@ -225,10 +226,10 @@ _TOLD = {
 """What is said of them, and of what computes it instead, before a line of the user's."""
 
 
-def _with_others(graph: Graph, calls: Sequence[KernelCall]) -> list[KernelCall]:
+def _with_others(graph: Graph, calls: Sequence[KernelCall], has: HasKernel) -> list[KernelCall]:
     """The calls of fused regions among those of all other operations."""
     inside = {i for call in calls for i in call.operations}
-    others = [call for call in one_by_one(graph).calls if inside.isdisjoint(call.operations)]
+    others = [call for call in one_by_one(graph, has).calls if inside.isdisjoint(call.operations)]
     return sorted([*calls, *others], key=lambda call: call.operations[-1])
 
 
@@ -247,8 +248,8 @@ def _gone_into(nodes: Sequence[fx.Node], inside: Sequence[Sequence[int]]) -> lis
     return found
 
 
-def _without_compiler(nodes: Sequence[fx.Node]) -> Maker:
+def _without_compiler(nodes: Sequence[fx.Node], has: HasKernel) -> Maker:
     if any(is_collective(node.target) for node in nodes):
         return Maker.COLLECTIVE
-    known = any(library.has(node.target) for node in nodes)
+    known = any(has(node.target) for node in nodes)
     return Maker.LIBRARY if known or not nodes else Maker.HOST

@@ -49,6 +49,7 @@ class View:
 
 
 Operand = Name | View
+HasKernel = Callable[[Any], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +175,12 @@ class Target:
     Args:
         device: its type, by torch's name.
         allocate: the function of shape, strides and dtype that allocates there, from ``torch`` on.
+        has_kernel: whether torch has a kernel there for an operation, as a node's target names it.
     """
 
     device: str
     allocate: str
+    has_kernel: HasKernel
 
 
 def computes(step: Step) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
 
 import fulgurite
+from fulgurite.backends.csx.compile.host.library import has
 from fulgurite.backends.csx.compile.programs.made import KernelCall, Made, Maker, one_by_one
 from fulgurite.backends.csx.compile.programs.steps import (
     Alias,
@@ -33,7 +34,7 @@ from fulgurite.backends.csx.graph.graph import Graph
 
 def alive(graph: Graph, made: Made | None = None) -> list[int]:
     """Elements of intermediates at each call, at four bytes."""
-    found = memory(graph, made or one_by_one(graph))
+    found = memory(graph, made or one_by_one(graph, has))
     return [point.intermediates_bytes // 4 for point in found.timeline]
 
 
@@ -68,7 +69,7 @@ def test_what_a_fused_region_makes_for_itself_is_no_intermediate() -> None:
 
 def test_results_live_to_the_end_and_state_is_no_intermediate() -> None:
     graph = graph_of(_updated, torch.zeros(2, 3))
-    found = memory(graph, one_by_one(graph))
+    found = memory(graph, one_by_one(graph, has))
     assert [point.intermediates_bytes // 4 for point in found.timeline] == [6, 7, 7]
     assert found.peak_bytes == 4 * (6 + 7)
     assert found.resident_bytes == 4 * 6

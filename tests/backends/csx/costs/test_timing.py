@@ -9,6 +9,7 @@ import torch
 from graphs import graph_of, operations
 from torch import Tensor
 
+from fulgurite.backends.csx.compile.host.library import has
 from fulgurite.backends.csx.compile.programs.made import KernelCall, Made, Maker, one_by_one
 from fulgurite.backends.csx.costs.machine import CS2, Curve, Machine, Measured
 from fulgurite.backends.csx.costs.timing import predicted_s
@@ -35,18 +36,20 @@ HERE = Machine(name="here", flops_per_s=1e9, bytes_per_s=1e10, measured=MEASURED
 
 def test_a_product_takes_its_call_and_its_flops() -> None:
     graph = graph_of(torch.mm, torch.ones(16, 32), torch.ones(32, 16))
-    assert predicted_s(graph, one_by_one(graph), HERE) == pytest.approx([1 + 2 * 16**2 * 32e-9])
+    assert predicted_s(graph, one_by_one(graph, has), HERE) == pytest.approx(
+        [1 + 2 * 16**2 * 32e-9]
+    )
 
 
 def test_a_batch_of_products_takes_as_long_as_each_of_them() -> None:
     graph = graph_of(torch.bmm, torch.ones(3, 16, 32), torch.ones(3, 32, 16))
     one_s = MEASURED.products["mm"].seconds(2 * 16**2 * 32)
-    assert predicted_s(graph, one_by_one(graph), HERE) == pytest.approx([1 + 3 * one_s])
+    assert predicted_s(graph, one_by_one(graph, has), HERE) == pytest.approx([1 + 3 * one_s])
 
 
 def test_a_narrow_product_is_slower() -> None:
     graph = graph_of(torch.mm, torch.ones(16, 32), torch.ones(32, 4))
-    assert predicted_s(graph, one_by_one(graph), HERE) == pytest.approx(
+    assert predicted_s(graph, one_by_one(graph, has), HERE) == pytest.approx(
         [1 + 2 * 2 * 16 * 32 * 4e-9]
     )
 
@@ -72,18 +75,18 @@ def test_convolutions_and_attention_have_curves_of_their_own() -> None:
 
 
 def operations_called(graph: object) -> list[str]:
-    return [call.kernel for call in one_by_one(graph).calls]  # type: ignore[arg-type]
+    return [call.kernel for call in one_by_one(graph, has).calls]  # type: ignore[arg-type]
 
 
 def no_views(graph: object) -> Made:
     """What runs a graph one by one, as a program whose views take no time."""
-    return replace(one_by_one(graph), program="def call")  # type: ignore[arg-type]
+    return replace(one_by_one(graph, has), program="def call")  # type: ignore[arg-type]
 
 
 def test_an_operation_takes_as_long_as_moving_its_bytes_or_computing_its_elements() -> None:
     graph = graph_of(lambda x: (x + 1, x.exp(), x.tanh()), torch.ones(100))
     moved = 2 * 400e-10
-    assert predicted_s(graph, one_by_one(graph), HERE) == pytest.approx(
+    assert predicted_s(graph, one_by_one(graph, has), HERE) == pytest.approx(
         [1 + moved, 1 + 100e-6, 1 + 200e-6]
     )
 
@@ -101,8 +104,8 @@ def test_what_torch_alone_is_slow_at_is_not_slow_in_a_generated_kernel() -> None
     graph = graph_of(lambda x: torch.where(x > 0, x, 1.0), torch.ones(100))
     assert "aten.where.self" in operations(graph)
     i = operations(graph).index("aten.where.self")
-    by_torch = predicted_s(graph, one_by_one(graph), HERE)
-    calls = tuple(replace(call, maker=Maker.GENERATED) for call in one_by_one(graph).calls)
+    by_torch = predicted_s(graph, one_by_one(graph, has), HERE)
+    calls = tuple(replace(call, maker=Maker.GENERATED) for call in one_by_one(graph, has).calls)
     generated = predicted_s(graph, Made(calls=calls, program="def call"), HERE)
     number = operations_called(graph).index("aten.where.self")
     assert by_torch[number] == pytest.approx(1 + 100 * 3e-6)
@@ -118,27 +121,27 @@ def test_a_librarys_product_writes_into_memory_that_a_compiled_program_has() -> 
 def test_views_take_time_where_operations_run_one_by_one() -> None:
     graph = graph_of(lambda x: (x + 1).view(4, 25).t() * 2, torch.ones(100))
     assert len(operations(graph)) == 4
-    first, last = predicted_s(graph, one_by_one(graph), HERE)
+    first, last = predicted_s(graph, one_by_one(graph, has), HERE)
     assert (first, last) == pytest.approx((2 + 800e-10, 1 + 800e-10))
 
 
 def test_on_another_machine_a_call_takes_what_the_roofline_says() -> None:
     graph = graph_of(lambda a, b: (a @ b).relu(), torch.ones(16, 32), torch.ones(32, 16))
     wafer = replace(CS2, flops_per_s=1e3, bytes_per_s=1e3)
-    made = one_by_one(graph)
+    made = one_by_one(graph, has)
     assert predicted_s(graph, made, wafer) == pytest.approx([2 * 16**2 * 32 / 1e3, 2 * 1024 / 1e3])
 
 
 def test_another_result_of_a_call_takes_no_time() -> None:
     graph = graph_of(torch.mm, torch.ones(16, 32), torch.ones(32, 16))
-    [call] = one_by_one(graph).calls
+    [call] = one_by_one(graph, has).calls
     first, second = predicted_s(graph, Made(calls=(call, call), program="def call"), HERE)
     assert (first > 0.25, second) == (True, 0.0)
 
 
 def test_a_product_is_the_librarys_call_even_where_a_kernel_before_names_it() -> None:
     graph = graph_of(lambda a, b: (a @ b).relu(), torch.ones(16, 32), torch.ones(32, 16))
-    product, after = one_by_one(graph).calls
+    product, after = one_by_one(graph, has).calls
     kernel = replace(after, maker=Maker.GENERATED, operations=(0, 1))
     made = Made(calls=(kernel, product, kernel), program="def call")
     first, second, third = predicted_s(graph, made, HERE)

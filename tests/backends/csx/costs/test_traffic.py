@@ -13,6 +13,7 @@ from harness import fit
 from models import Classifier, convnet, loader, pictures
 from torch import Tensor, nn
 
+from fulgurite.backends.csx.compile.host.library import has
 from fulgurite.backends.csx.compile.programs.alive import Walk
 from fulgurite.backends.csx.compile.programs.made import KernelCall, Made, Maker, one_by_one
 from fulgurite.backends.csx.compile.programs.steps import Kernel, Step
@@ -32,7 +33,7 @@ def calls(*operations: Iterable[int], makers: tuple[Maker, ...] = ()) -> Made:
 
 def moved(graph: Graph, made: Made | None = None) -> list[tuple[int, int]]:
     """Read and written elements of each call, at four bytes."""
-    found = traffic(graph, made or one_by_one(graph))
+    found = traffic(graph, made or one_by_one(graph, has))
     return [(one.read_bytes // 4, one.written_bytes // 4) for one in found]
 
 
@@ -58,7 +59,7 @@ def test_each_operation_reads_its_operands_once_and_writes_its_result() -> None:
 def test_dtypes_count() -> None:
     graph = graph_of(lambda a: a.to(torch.bfloat16).to(torch.int64), torch.zeros(3))
     wanted = [(12, 6), (6, 24)]
-    found = traffic(graph, one_by_one(graph))
+    found = traffic(graph, one_by_one(graph, has))
     assert found == tuple(Traffic(read_bytes=r, written_bytes=w) for r, w in wanted)
 
 
@@ -153,7 +154,7 @@ def graph_of_training() -> Graph:
 @pytest.mark.fits
 def test_a_modules_backward_pass_counts_for_it() -> None:
     graph = graph_of_training()
-    made = one_by_one(graph)
+    made = one_by_one(graph, has)
     found = by_module(graph, made)
     assert set(found) == {"net.0 (Linear)", ""}
     x, weight, bias, y = 16 * 8, 4 * 8, 4, 16 * 4
@@ -170,7 +171,7 @@ def test_a_modules_backward_pass_counts_for_it() -> None:
 def test_a_call_of_several_modules_is_shared_among_them() -> None:
     graph = graph_of_training()
     nodes = list(graph.operations())
-    positions = [one.operations[0] for one in one_by_one(graph).calls]
+    positions = [one.operations[0] for one in one_by_one(graph, has).calls]
     [addmm] = [i for i in positions if str(nodes[i].target) == "aten.addmm.default"]
     made = calls([i for i in positions if i <= addmm], [i for i in positions if i > addmm])
     found = by_module(graph, made)

@@ -23,10 +23,10 @@ from models import Classifier, loader, mlp
 from torch import Tensor, nn
 
 import fulgurite
-from fulgurite.backends.csx.capture.python_state import PythonState
 from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning, forget_shown
 from fulgurite.backends.csx.diagnostics.trace_errors import GraphChanged, TraceError
 from fulgurite.backends.csx.graph import rng
+from fulgurite.backends.csx.objects.python_state import PythonState
 from fulgurite.backends.csx.program import audit
 
 pytestmark = pytest.mark.fits

@@ -18,8 +18,8 @@ from models import CLASSES, loader
 from torch import Tensor, nn
 
 from fulgurite.backends.csx.compile.fabric import Loaded
+from fulgurite.backends.csx.compile.host import library
 from fulgurite.backends.csx.compile.inductor import generate as inductor
-from fulgurite.backends.csx.compile.programs import library
 from fulgurite.backends.csx.compile.programs.made import KernelFailed, Made, Maker
 from fulgurite.backends.csx.compile.programs.parts import Part
 from fulgurite.backends.csx.compile.programs.steps import Generated

@@ -18,7 +18,10 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from fulgurite.backends.csx.capture.leaves import (
+from fulgurite.backends.csx.contract import holds_traced, is_watched, may_collect
+from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
+from fulgurite.backends.csx.diagnostics.user_lines import UserLine
+from fulgurite.backends.csx.objects.leaves import (
     DEEPEST,
     Inside,
     Path,
@@ -27,9 +30,6 @@ from fulgurite.backends.csx.capture.leaves import (
     put_back,
     same,
 )
-from fulgurite.backends.csx.contract import holds_traced, is_watched, may_collect
-from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
-from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.state import (
     NewPlace,
     Place,

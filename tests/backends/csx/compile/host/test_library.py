@@ -10,7 +10,7 @@ import torchgen
 import yaml
 from document_library import PAGE, page
 
-from fulgurite.backends.csx.compile.programs import library
+from fulgurite.backends.csx.compile.host import library
 
 aten, prims = torch.ops.aten, torch.ops.prims
 ABSENT = (

@@ -24,9 +24,9 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fulgurite.backends.csx.capture.batch_spec import CONSTANTS, OBJECT, Path
 from fulgurite.backends.csx.contract import watch_container
 from fulgurite.backends.csx.diagnostics.trace_errors import InputChanged, UnsupportedInput
+from fulgurite.backends.csx.objects.batch_spec import CONSTANTS, OBJECT, Path
 from fulgurite.backends.csx.state import Owner, attributes_of, dict_of, owner_of
 
 _Run = Callable[[Any], Any]

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from fulgurite.backends.csx.capture.discovery import names_in
 from fulgurite.backends.csx.contract import is_scalar
 from fulgurite.backends.csx.diagnostics.user_lines import belongs_to_library
+from fulgurite.backends.csx.objects.discovery import names_in
 from fulgurite.backends.csx.state import (
     ARRAYS,
     GENERATORS,

@@ -26,14 +26,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import Metric
 
-from fulgurite.backends.csx.capture.discovery import codes_reached, names_in
-from fulgurite.backends.csx.capture.python_state import FRAMEWORKS
 from fulgurite.backends.csx.contract import is_scalar
 from fulgurite.backends.csx.diagnostics.user_lines import (
     LIBRARIES,
     belongs_to_library,
     is_from_library,
 )
+from fulgurite.backends.csx.objects.discovery import codes_reached, names_in
+from fulgurite.backends.csx.objects.python_state import FRAMEWORKS
 from fulgurite.backends.csx.state import (
     attributes_of,
     elements,
