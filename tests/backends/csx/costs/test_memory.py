@@ -233,10 +233,10 @@ def test_the_peak_is_as_predicted(name: str) -> None:
 
 KERNELS: dict[str, Any] = {
     "convolutions": (lambda: Classifier(convnet()), pictures(40), {}, 0.25),
-    "products in 16 bits": (Transformer, tokens(80), {"precision": "bf16-mixed"}, 0.1),
+    "products in 16 bits": (Transformer, tokens(80), {"precision": "bf16-mixed"}, 0.2),
 }
 """Their kernels take memory for themselves, how much depends on the processor: oneDNN makes 16
-channels of these convolutions' four.
+channels of these convolutions' four, and brings products in bfloat16 into the layout of AMX.
 """
 
 
