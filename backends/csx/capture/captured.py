@@ -56,7 +56,7 @@ from fulgurite.backends.csx.graph.passes.as_traced import let_views_copy, lowere
 from fulgurite.backends.csx.graph.products import Product, products_of
 from fulgurite.backends.csx.hyperparams.slots import NumberSlot
 from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard
-from fulgurite.backends.csx.objects import BatchSpec, Grown, Untied, where_put
+from fulgurite.backends.csx.objects import AppendedList, BatchSpec, SharedTensorSplit, place_of_list
 from fulgurite.backends.csx.state import Carried, Handover, Place, StateInput, StateTensor, refill
 from fulgurite.backends.patches import MISSING, tracing
 from fulgurite.backends.program_scheduler import ProgramScheduler
@@ -181,7 +181,7 @@ class FinishedTrace:
         views = {p for item in inputs.state if item.whole for t in item.tensors for p in t.places}
         filled = [(place, place.get(MISSING)) for place in outputs.attributes]
         kept = [(p, now) for p, now in filled if not isinstance(now, Tensor) or p in views]
-        return kept + [(place, copy(place.get())) for place in map(where_put, outputs.lists)]
+        return kept + [(place, copy(place.get())) for place in map(place_of_list, outputs.lists)]
 
     def captured(self) -> Captured:
         """Lower what was traced, and sort what the step left behind."""
@@ -280,9 +280,9 @@ def _captured(scope: Scope, trace: Callable[[], FinishedTrace]) -> Captured:
             while True:
                 try:
                     return trace()
-                except Untied as tied:
+                except SharedTensorSplit as error:
                     undo()
-                    tied.untie()
+                    error.split()
                 except AssertionError:  # that there is no gradient yet, perhaps
                     if not scope.other_programs.supposed_none():
                         raise
@@ -360,7 +360,7 @@ def as_first_traced(first: Recording) -> Iterator[None]:
     found = [(place, place.get(MISSING)) for place, _ in places]
     states = [(state, dict(state)) for state, _ in first.states]
     lists = [(one, list(one)) for one, _ in first.lists]
-    grown = (one.container for one in first.outputs.lists if type(one.container) is Grown)
+    grown = (one.container for one in first.outputs.lists if type(one.container) is AppendedList)
     begun = [place for one in grown if (place := one.begin()) is not None]
     try:
         for place, value in places:

@@ -41,7 +41,7 @@ from fulgurite.backends.csx.diagnostics.user_lines import (
     line_naming,
     top_package,
 )
-from fulgurite.backends.csx.objects import Readable, attributes_read, codes_reached, discover
+from fulgurite.backends.csx.objects import ReadableState, attributes_read, codes_reached, discover
 from fulgurite.backends.csx.state import NewState, Place, Snapshot, owner_of
 from fulgurite.backends.patches import MISSING, Patch, caller, patches_of
 from fulgurite.backends.program_scheduler import program_schedulers
@@ -252,12 +252,12 @@ class LightningScope(Scope):
             if not owner_of(type(callback)).is_library:
                 yield type(callback).__name__, callback
 
-    def readable(self) -> Readable:
+    def readable(self) -> ReadableState:
         """What the step's code may read besides tensors, the Trainer's own attributes too."""
         callbacks = [*self._traced_callbacks()]
         steps = [one.step for one in self.optimizers]
         others = [*self.optimizers, *self.schedulers, *callbacks, self.trainer]
-        return Readable([*self._hooks(), *steps], self.module, self.root, others)
+        return ReadableState([*self._hooks(), *steps], self.module, self.root, others)
 
     def _traced_callbacks(self) -> Iterator[pl.Callback]:
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]

@@ -20,7 +20,14 @@ from fulgurite.backends.csx.capture.recording import Recording
 from fulgurite.backends.csx.contract import EPOCH, INDEX, Reads, Source
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.graph import rng
-from fulgurite.backends.csx.objects import PythonState, Readable, Regrown, Trees, holders_in, keystr
+from fulgurite.backends.csx.objects import (
+    PythonState,
+    ReadableState,
+    RebuiltList,
+    Trees,
+    holders_in,
+    keystr,
+)
 from fulgurite.backends.csx.state import (
     Carried,
     DeferredState,
@@ -198,11 +205,11 @@ class Scope(ABC):
         """What the step's code can reach besides tensors."""
         return PythonState(self.module, self.root, [*self.functions(), *self.objects()])
 
-    def readable(self) -> Readable:
+    def readable(self) -> ReadableState:
         """What the step's code may read besides tensors."""
         others = [*self.optimizers, *self.schedulers]
         functions = [*self.functions(), *(one.step for one in self.optimizers)]
-        return Readable(functions, self.module, self.root, others)
+        return ReadableState(functions, self.module, self.root, others)
 
     def functions(self) -> Iterator[Any]:
         """Functions that are the step, where it is no module's."""
@@ -253,10 +260,10 @@ class HostState:
         self.states = [(optimizer.state, dict(optimizer.state)) for optimizer in scope.optimizers]
         self.outside = scope.outside_tensors()
 
-    def grows_anew(self) -> set[str]:
+    def rebuilt_lists(self) -> set[str]:
         """The places whose lists the first trace made anew and longer."""
         lists = () if self.first is None else self.first.outputs.lists
-        return {one.name for one in lists if isinstance(one.container, Regrown)}
+        return {one.name for one in lists if isinstance(one.container, RebuiltList)}
 
 
 class Before:

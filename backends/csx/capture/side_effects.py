@@ -28,7 +28,7 @@ from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.graph.graph import storage_of
 from fulgurite.backends.csx.hyperparams.slots import set_numbers
 from fulgurite.backends.csx.objects import (
-    Inside,
+    AttributeTree,
     TreeChanges,
     check_gradients,
     check_ties,
@@ -112,7 +112,7 @@ def collect(
     check_gradients(state)
     order = host.trees.order()  # before they are as they were
     known = TreeChanges(
-        host.trees, state, left, watch.is_constant, watch.line, host.grows_anew()
+        host.trees, state, left, watch.is_constant, watch.line, host.rebuilt_lists()
     ).collect()
     known |= sort_state(inputs, module, inputs.memory, left, watch.line_of_change)
     collect_outputs(module, host.snapshot, known, left)
@@ -166,7 +166,7 @@ def sort_state(
         if all(value is held.tensor for value in now):
             continue
         is_modules = all(
-            id(p.container) in own or isinstance(p.container, Inside) for p in held.places
+            id(p.container) in own or isinstance(p.container, AttributeTree) for p in held.places
         )
         _check_replacement(held, now, line, is_modules and not inputs.nodes[id(held.tensor)].users)
         if is_modules:

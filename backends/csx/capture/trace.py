@@ -29,7 +29,7 @@ from fulgurite.backends.csx.capture.step_inputs import StepInputs
 from fulgurite.backends.csx.contract import Observers
 from fulgurite.backends.csx.diagnostics.user_lines import record_lines
 from fulgurite.backends.csx.graph.graph import Kind
-from fulgurite.backends.csx.objects import BatchChanges, copied
+from fulgurite.backends.csx.objects import BatchChanges, copy_containers
 from fulgurite.backends.csx.state import first_updates
 from fulgurite.backends.step_context import running
 
@@ -155,7 +155,7 @@ class Trace:
         with in_place, running(global_step=steps.clone, norms=[]):
             watch.find_buffers(scope.root, inputs.values)
             batch = inputs.batch.rebuild(given)
-            before = copied(batch)
+            before = copy_containers(batch)
             with contextlib.ExitStack() as stack:
                 enter = stack.enter_context
                 calls = enter(record_host_calls(scope.trainer, scope.schedulers))

@@ -38,13 +38,13 @@ _NEVER = (
 )
 
 
-class Objects:
+class BatchObjects:
     """The objects in the batches of a stage: of the classes that the first had, if it had any."""
 
     def __init__(self) -> None:
         self._kinds: list[Any] | None = None
 
-    def open(self, given: Any) -> Opened | None:
+    def open(self, given: Any) -> OpenedBatch | None:
         """A batch whose objects are opened; None where there are none.
 
         Raises:
@@ -52,7 +52,7 @@ class Objects:
         """
         if self._kinds == []:
             return None
-        opened = Opened(given)
+        opened = OpenedBatch(given)
         if self._kinds is None:
             self._kinds = opened.kinds
         opened.check(self._kinds)
@@ -74,7 +74,7 @@ def keystr(path: Any) -> str:
     return "".join(keys)
 
 
-class Opened:
+class OpenedBatch:
     """A batch in which dicts stand for objects.
 
     Args:
@@ -110,7 +110,7 @@ class Opened:
             self._refuse_links(copies)
             result = run(whole)
             for one in copies:
-                one.note_changes()
+                one.record_changes()
             passed = {id(one.object): watch_container((*one.path, OBJECT)) for one in copies}
             return pytree.tree_map(lambda leaf: passed.get(id(leaf), leaf), result)
 
@@ -231,7 +231,7 @@ class _Copy(NamedTuple):
     before: dict[str, Any]  # its attributes
     path: Path  # to it in the batch
 
-    def note_changes(self) -> None:
+    def record_changes(self) -> None:
         """Put into the dict that stands for it what the step has set on it."""
         now = attributes_of(self.object)
         for key, value in now.items():

@@ -10,7 +10,7 @@ y``), replaces or removes, and what it appends to a list, are done again in each
 (``BatchChanges``): hooks after the step find it there.
 
 A program has fixed shapes. Where batches come in a few, each gets a program; where they come in
-many, the user has to pad them, or to put those of a size together (``Varying``).
+many, the user has to pad them, or to put those of a size together (``VaryingDimension``).
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _alike(now: Any, before: Any) -> bool:
     return type(now) is type(before) and (not isinstance(now, tuple) or len(now) == len(before))
 
 
-def copied(batch: Any) -> Any:
+def copy_containers(batch: Any) -> Any:
     """A batch in other containers."""
     return pytree.tree_map(lambda leaf: leaf, batch)
 
@@ -105,7 +105,7 @@ def container_at(batch: Any, path: Path) -> Any:
     return reduce(getitem, (key for key in path if key is not OBJECT), batch)
 
 
-def without(batch: Any, added: list[tuple[Path, Any]]) -> Any:
+def without_added_keys(batch: Any, added: list[tuple[Path, Any]]) -> Any:
     """A batch that comes again, without the keys that an earlier step added to it."""
     for path, key in added:
         batch = _without(batch, path, key)
@@ -136,7 +136,7 @@ def shapes_of(batch: Any, name: Callable[[Any], str]) -> dict[str, torch.Size]:
     return {name(path): leaf.shape for path, leaf in paths if isinstance(leaf, Tensor)}
 
 
-class Varying(NamedTuple):
+class VaryingDimension(NamedTuple):
     """A dimension of a tensor that is not the same in all batches."""
 
     name: str
@@ -160,7 +160,7 @@ class Varying(NamedTuple):
         )
 
 
-def too_many(stage: str, found: list[Varying], most: int) -> InputChanged:
+def too_many_shapes(stage: str, found: list[VaryingDimension], most: int) -> InputChanged:
     """The error for batches of more shapes than ``most``, each of which has a program."""
     return InputChanged(
         f"The {stage} step needs another program: {'; '.join(map(str, found))}. Each shape is a"
@@ -169,7 +169,7 @@ def too_many(stage: str, found: list[Varying], most: int) -> InputChanged:
     )
 
 
-def varying(batches: Iterable[Shapes]) -> list[Varying]:
+def varying_dimensions(batches: Iterable[Shapes]) -> list[VaryingDimension]:
     """The dimensions in which tensors of these batches differ."""
     first, *others = batches
     found = []
@@ -178,7 +178,7 @@ def varying(batches: Iterable[Shapes]) -> list[Varying]:
         if len({len(one) for one in shapes}) == 1:
             for i, sizes in enumerate(zip(*shapes, strict=True)):
                 if len(set(sizes)) > 1:
-                    found.append(Varying(name, i, len(shape), tuple(sorted(set(sizes)))))
+                    found.append(VaryingDimension(name, i, len(shape), tuple(sorted(set(sizes)))))
     return found
 
 

@@ -33,7 +33,7 @@ _CONTENT = "cell_contents"
 
 
 @dataclass(slots=True)
-class Discovered:
+class Discovery:
     """What was found, each under the shortest name."""
 
     modules: dict[str, nn.Module] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class _Attributes(dict[Any, Any]):
         return getattr(self.owner, key, None)
 
 
-def discover(function: Any, arguments: dict[str, Any]) -> Discovered:
+def discover(function: Any, arguments: dict[str, Any]) -> Discovery:
     """Find what a function works on, also from ``arguments`` by their names in its code."""
     walk = _Walk()
     for name, value in arguments.items():
@@ -98,7 +98,7 @@ class _Walk:
     """One search; breadth first, so that short names win."""
 
     def __init__(self) -> None:
-        self.found = Discovered()
+        self.found = Discovery()
         self._queue: deque[tuple[str, Any, Any, Any]] = deque()
         self._seen: dict[int, Any] = {}  # the objects, so that no identity is used twice
         self._spaces: list[tuple[str, Any]] = []  # whose attributes are reached if code names them

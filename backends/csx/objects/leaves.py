@@ -60,7 +60,7 @@ def _may_hold_state(value: Any) -> bool:
     return plain or not owner_of(type(value)).is_library
 
 
-class Inside:
+class AttributeTree:
     """The tree in one attribute, as if it were a dict of its places by their paths.
 
     Args:
@@ -140,7 +140,7 @@ class Inside:
         return Place(self, path, text)
 
 
-class OfClass:
+class ClassAttributes:
     """Attributes that a module has from its class, until it has one of its own, as a dict."""
 
     __slots__ = ("_module",)
@@ -183,7 +183,7 @@ def lies_in(place: Place, filled: Set[Place]) -> bool:
     """Whether a place, or one that it lies in, is among those that are filled."""
     if place in filled:
         return True
-    if not isinstance(place.container, Inside):
+    if not isinstance(place.container, AttributeTree):
         return False
     inside, path = place.container, place.key
     above = [Place(inside, path[:i]) for i in range(len(path))]
@@ -202,7 +202,7 @@ class Trees:
     def __init__(self, holders: Iterable[tuple[str, object]], registered: set[int]) -> None:
         self._registered = registered
         self.content: dict[int, tuple[Any, list[tuple[Step, Any]]]] = {}  # of each container
-        self.roots: list[tuple[Inside, Any]] = []
+        self.roots: list[tuple[AttributeTree, Any]] = []
         self.places: list[Place] = []
         self.holders = list(holders)
         for name, holder in self.holders:
@@ -212,15 +212,15 @@ class Trees:
                         key_name = "hparams" if key == "_hparams" else key
                         self._search_root(vars(holder), key, member(name, key_name), value)
                 for key, value in _in_class(holder).items():
-                    self._search_root(OfClass(holder), key, member(name, key), value)
+                    self._search_root(ClassAttributes(holder), key, member(name, key), value)
             elif id(holder) not in self.content:  # not in another one's tree
                 self._search_root({0: holder}, 0, name, holder)
 
     def _search_root(
-        self, owner: dict[Any, Any] | OfClass, key: Any, name: str, value: Any
+        self, owner: dict[Any, Any] | ClassAttributes, key: Any, name: str, value: Any
     ) -> None:
         if self.enters(value) is not None:
-            inside = Inside(Place(owner, key, name))
+            inside = AttributeTree(Place(owner, key, name))
             self.roots.append((inside, value))
             self._left = _MOST
             self._search(value, inside, (), [])
@@ -229,7 +229,7 @@ class Trees:
         """What is in a container or an object that is searched."""
         return None if id(value) in self._registered else held_in(value)
 
-    def _search(self, value: Any, inside: Inside, path: Path, above: list[int]) -> None:
+    def _search(self, value: Any, inside: AttributeTree, path: Path, above: list[int]) -> None:
         if type(value) is Leaked:  # in an object that a step made anew: it is no state
             return
         if isinstance(value, Tensor):
@@ -251,7 +251,7 @@ class Trees:
         """The places as they are now, in order: a dict's in which its keys were put there."""
         names: dict[str, int] = {}
 
-        def visit(value: Any, inside: Inside, path: Path) -> None:
+        def visit(value: Any, inside: AttributeTree, path: Path) -> None:
             items = None if len(path) >= DEEPEST else self.enters(value)
             for step, item in items or () if len(items or ()) <= _WIDEST else ():
                 names.setdefault(inside.place((*path, step)).name, len(names))

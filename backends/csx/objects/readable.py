@@ -61,7 +61,7 @@ _COMPILED = frozenset({*LIBRARIES, "numpy"}) - {"__main__", "collections", "type
 """Packages and modules whose objects are compared by identity alone."""
 
 
-class Readable:
+class ReadableState:
     """What the step's code can read now, and whether that is still so.
 
     Args:

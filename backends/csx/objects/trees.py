@@ -23,7 +23,7 @@ from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.objects.leaves import (
     DEEPEST,
-    Inside,
+    AttributeTree,
     Path,
     Trees,
     held_in,
@@ -44,18 +44,18 @@ from fulgurite.backends.patches import MISSING
 Items = list[tuple[Step, Any]]
 
 
-class Grown:
+class AppendedList:
     """A list or deque that the step adds to; it is made where the host has none, or none any more.
 
     ``self.by.setdefault("y", []).append(y)`` begins one, and does so again after ``clear()``.
     """
 
-    def __init__(self, inside: Inside, path: Path) -> None:
+    def __init__(self, inside: AttributeTree, path: Path) -> None:
         self.place = inside.place(path)
         self._inside, self._path = inside, path
         self._made = [_emptied(inside[path[: i + 1]]) for i in range(len(path))]
 
-    def __getitem__(self, key: Any) -> Grown:
+    def __getitem__(self, key: Any) -> AppendedList:
         return self
 
     def begin(self) -> Place | None:
@@ -64,7 +64,7 @@ class Grown:
         empty = next((path for path in paths if path not in self._inside), None)
         if empty is None:
             return None
-        Grown.extend(self, [])
+        AppendedList.extend(self, [])
         return self._inside.place(empty)
 
     def extend(self, values: list[Any]) -> None:
@@ -78,7 +78,7 @@ class Grown:
         held.extend(values)
 
 
-class Regrown(Grown):
+class RebuiltList(AppendedList):
     """A list or tuple that the step makes anew and longer."""
 
     def extend(self, values: list[Any]) -> None:
@@ -96,19 +96,19 @@ def _emptied(value: Any) -> Any:
     return made
 
 
-def where_put(place: Place) -> Place:
+def place_of_list(place: Place) -> Place:
     """The place of a list, also of one that is made anew."""
-    return place.container.place if isinstance(place.container, Grown) else place
+    return place.container.place if isinstance(place.container, AppendedList) else place
 
 
-class Untied(Exception):
+class SharedTensorSplit(Exception):
     """Places that share one tensor get different ones in the step: it is traced again untied."""
 
     def __init__(self, held: list[StateTensor]) -> None:
         super().__init__()
         self._held = held
 
-    def untie(self) -> None:
+    def split(self) -> None:
         """Give each place memory of its own; no step has written that of the one tensor."""
         for held in self._held:
             for place in held.places[1:]:
@@ -119,24 +119,25 @@ def check_ties(state: Iterable[StateInput]) -> None:
     """Find tensors that are in several places, of which a step rebinds some.
 
     Raises:
-        Untied: there are such; what was changed in place too is left to others to refuse.
+        SharedTensorSplit: there are such. One that was also changed in place is none of them: it
+            is refused elsewhere.
     """
     apart = []
     for held in [held for item in state for held in item.tensors]:
-        inside = any(isinstance(place.container, Inside) for place in held.places)
+        inside = any(isinstance(place.container, AttributeTree) for place in held.places)
         if len(held.places) > 1 and inside and not isinstance(held.tensor, nn.Parameter):
             now = [place.get() for place in held.places]
             stays = all(value is held.tensor for value in now)
             if not stays and not _is_one_place(held, now) and not held.tensor._version:
                 apart.append(held)
     if apart:
-        raise Untied(apart)
+        raise SharedTensorSplit(apart)
 
 
 def _is_one_place(held: StateTensor, now: list[Any]) -> bool:
     """Whether all places of a tensor are one, in a container that several hold."""
     containers = [
-        p.container.get(p.key[:-1]) if isinstance(p.container, Inside) else p.container
+        p.container.get(p.key[:-1]) if isinstance(p.container, AttributeTree) else p.container
         for p in held.places
     ]
     return all(map(is_, now, now[1:])) and all(map(is_, containers, containers[1:]))
@@ -149,7 +150,7 @@ def check_gradients(state: Iterable[StateInput]) -> None:
         UnsupportedState: the step computed one, and left it.
     """
     for held in [held for item in state for held in item.tensors]:
-        inside = all(isinstance(place.container, Inside) for place in held.places)
+        inside = all(isinstance(place.container, AttributeTree) for place in held.places)
         if inside and isinstance(held.tensor.grad, FakeTensor):
             raise UnsupportedState(
                 f"{held.places[0].name} requires a gradient, but is no parameter of a module or an"
@@ -177,16 +178,16 @@ class TreeChanges:
         left: SideEffects,
         is_constant: Callable[[Tensor], bool],
         line: Callable[[], UserLine | None],
-        regrown: set[str],
+        rebuilt: set[str],
     ) -> None:
         self._trees, self._left = trees, left
-        self._is_constant, self._line, self._regrown = is_constant, line, regrown
+        self._is_constant, self._line, self._rebuilt = is_constant, line, rebuilt
         self._held = {
             place: held
             for item in state
             for held in item.tensors
             for place in held.places
-            if isinstance(place.container, Inside)
+            if isinstance(place.container, AttributeTree)
         }
         self._seen: set[int] = set()
 
@@ -204,7 +205,7 @@ class TreeChanges:
                 self._replaced(inside, (), before, now)
         return {inside.root for inside, _ in self._trees.roots}
 
-    def _content(self, value: Any, inside: Inside, path: Path) -> None:
+    def _content(self, value: Any, inside: AttributeTree, path: Path) -> None:
         """Compare what is in a container or an object that still is where it was."""
         if id(value) not in self._trees.content or id(value) in self._seen:
             return
@@ -213,18 +214,18 @@ class TreeChanges:
         if not same(now, before):
             added = _added(value, before, now)
             if added and holds_traced(added):
-                self._grown(value, before, added, inside, path)
+                self._appended(value, before, added, inside, path)
             else:
                 self._changed(value, before, now, inside, path)
         for step, item in before:
             if not isinstance(item, Tensor):
                 self._content(item, inside, (*path, step))
 
-    def _grown(
-        self, value: Any, before: Items, added: list[Any], inside: Inside, path: Path
+    def _appended(
+        self, value: Any, before: Items, added: list[Any], inside: AttributeTree, path: Path
     ) -> None:
         place = inside.place(path)
-        self._left.append_after(Place(Grown(inside, path), None, place.name), added)
+        self._left.append_after(Place(AppendedList(inside, path), None, place.name), added)
         put_back(value, before)
         # a full deque stays as long; who reads a list in an attribute itself, ``attributes`` sees
         rotates = isinstance(value, deque) and len(before) == value.maxlen
@@ -232,7 +233,9 @@ class TreeChanges:
         if not rotates and not watched:
             self._new_place(place, value, added, grows=True)
 
-    def _changed(self, value: Any, before: Items, now: Items, inside: Inside, path: Path) -> None:
+    def _changed(
+        self, value: Any, before: Items, now: Items, inside: AttributeTree, path: Path
+    ) -> None:
         was, is_now = dict(before), dict(now)
         for step, item in before:
             leaves = () if step in is_now else pytree.tree_leaves(item)
@@ -248,7 +251,7 @@ class TreeChanges:
             if item is not old and holds_traced(item):
                 self._replaced(inside, (*path, step), old, item)
 
-    def _replaced(self, inside: Inside, path: Path, before: Any, now: Any) -> None:
+    def _replaced(self, inside: AttributeTree, path: Path, before: Any, now: Any) -> None:
         place = inside.place(path)
         if isinstance(now, Tensor) and place in self._held:
             return  # state, which ``sort_state`` deals with
@@ -262,10 +265,10 @@ class TreeChanges:
             )
         place.put(before)
         # longer in each step, it would be another output in each: only its end is one
-        grows = _begins_with(now, before) or place.name in self._regrown
+        grows = _begins_with(now, before) or place.name in self._rebuilt
         if grows:
-            regrown = Place(Regrown(inside, path), None, place.name)
-            self._left.append_after(regrown, list(now[len(before) :]))
+            rebuilt = Place(RebuiltList(inside, path), None, place.name)
+            self._left.append_after(rebuilt, list(now[len(before) :]))
         else:
             self._left.set_after([place], now)
             self._left.rebound += [
@@ -288,7 +291,7 @@ def order_of(place: Place, owners: dict[int, str], trees: dict[str, int]) -> tup
 
     ``owners`` are paths of modules by the identity of their attributes, ``trees`` places in order.
     """
-    if isinstance(place.container, Inside):
+    if isinstance(place.container, AttributeTree):
         return trees.get(place.name, len(trees)), place.name
     return -1, f"{owners.get(id(place.container), '')}.{place.key}"
 

@@ -30,7 +30,7 @@ from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.contract import Source
 from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedInput, UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, user_line
-from fulgurite.backends.csx.objects import CONSTANTS, Discovered, discover, keystr
+from fulgurite.backends.csx.objects import CONSTANTS, Discovery, discover, keystr
 from fulgurite.backends.csx.plugins.host_optimizers import refuse_useless_steps
 from fulgurite.backends.csx.program.description import STEP
 from fulgurite.backends.csx.program.offline import BuiltOnly
@@ -56,7 +56,7 @@ class FunctionScope(Scope):
 
     root = ""
     gradients_on_host = True
-    discovered: Discovered
+    discovered: Discovery
     line: UserLine | None
     parameter_names: Callable[[Any], str]
     calls: Callable[[], int]

@@ -35,7 +35,14 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.diagnostics.muted import muted
 from fulgurite.backends.csx.diagnostics.trace_errors import InputChanged
-from fulgurite.backends.csx.objects import SHAPES, PythonState, Shapes, shapes_of, too_many, varying
+from fulgurite.backends.csx.objects import (
+    SHAPES,
+    PythonState,
+    Shapes,
+    shapes_of,
+    too_many_shapes,
+    varying_dimensions,
+)
 
 
 def check_last_batch(
@@ -145,8 +152,8 @@ def check_sizes(
                 seen.append(shapes)
             elif len(seen) == 1:
                 break  # two in a row, from both ends of the data: they have one size
-        if len(seen) > most and (found := varying(seen)):
-            raise too_many(stage, found, most)
+        if len(seen) > most and (found := varying_dimensions(seen)):
+            raise too_many_shapes(stage, found, most)
 
 
 def _ahead(loader: Any) -> Iterator[Shapes]:

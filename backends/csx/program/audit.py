@@ -43,7 +43,7 @@ from fulgurite.backends.csx.diagnostics.line_finder import LineFinder
 from fulgurite.backends.csx.diagnostics.muted import muted
 from fulgurite.backends.csx.diagnostics.trace_errors import LeakedTensor, TraceError
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, raised_at
-from fulgurite.backends.csx.objects import Change, Readable
+from fulgurite.backends.csx.objects import Change, ReadableState
 from fulgurite.backends.csx.program.executable import Executable
 from fulgurite.backends.patches import Patch, applied, patched, tracing
 from fulgurite.backends.runtime import young_alone
@@ -108,7 +108,7 @@ class Audits:
         self._compare_at = 0.0  # not before, by time.perf_counter
         self._changed = Counter[str]()  # how often a value was another one, by its name
         self._looked_in = -1  # epoch
-        self._readable: Readable | None = None  # as the last audit found it
+        self._readable: ReadableState | None = None  # as the last audit found it
         self._noticed: list[str] = []  # what was another value since
         self.due = False
 

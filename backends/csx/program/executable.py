@@ -21,7 +21,7 @@ from fulgurite.backends.csx.contract import Source
 from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedInput
 from fulgurite.backends.csx.graph.collectives import Waits, has_collectives
 from fulgurite.backends.csx.graph.graph import Kind
-from fulgurite.backends.csx.objects import BatchChanges, lies_in, where_put
+from fulgurite.backends.csx.objects import BatchChanges, lies_in, place_of_list
 from fulgurite.backends.csx.program.first_bad import first_not_finite
 from fulgurite.backends.csx.state import Binding, Place, Unkept, held_gradients
 
@@ -175,7 +175,7 @@ def _written(captured: Captured, changed: Set[int]) -> list[Place]:
         for place in held.places
     ]
     found = [place for k, place in read if k in changed or lies_in(place, filled)]
-    for extended in map(where_put, captured.outputs.lists):
+    for extended in map(place_of_list, captured.outputs.lists):
         inside = frozenset((extended,))
         if any(lies_in(place, inside) for _, place in read):
             places = [p for one in state for held in one.tensors for p in held.places]

@@ -17,7 +17,7 @@ from torch.nn.utils.prune import BasePruningMethod
 
 from fulgurite.backends.csx.capture import Scope
 from fulgurite.backends.csx.diagnostics.trace_errors import InputChanged, StateChanged, TraceError
-from fulgurite.backends.csx.objects import SHAPES, shapes_of, too_many, varying
+from fulgurite.backends.csx.objects import SHAPES, shapes_of, too_many_shapes, varying_dimensions
 from fulgurite.backends.csx.program.build import BoundProgram
 from fulgurite.backends.csx.program.executable import Executable
 from fulgurite.backends.csx.program.guards import Conditions, Misfit, ParamGroups, settings_of
@@ -161,9 +161,9 @@ class Selection:
         seen = []
         if misfit.error is InputChanged:
             shapes = [program.guards.batch.shapes() for program in self.programs]
-            seen = varying([shapes_of(batch, self._scope.leaf_name), *shapes])
+            seen = varying_dimensions([shapes_of(batch, self._scope.leaf_name), *shapes])
         if seen and isinstance(self._limit, str):
-            raise too_many(self._stage, seen, limit)
+            raise too_many_shapes(self._stage, seen, limit)
         advice = "DataLoader(drop_last=True), or padding; or " if seen else ""
         raise self._no_more(misfit.error, misfit.why, limit, advice)
 

@@ -15,7 +15,7 @@ from fulgurite.backends.csx.compile.fabric import Fabric
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.diagnostics.trace_errors import TraceError
 from fulgurite.backends.csx.hyperparams.scheduled_numbers import show_all
-from fulgurite.backends.csx.objects import Objects, Path, without
+from fulgurite.backends.csx.objects import BatchObjects, Path, without_added_keys
 from fulgurite.backends.csx.program.audit import Audits, Budget
 from fulgurite.backends.csx.program.build import BoundProgram, Builder, EntryPoints
 from fulgurite.backends.csx.program.description import STEP
@@ -90,7 +90,7 @@ class StepFunction:
         self.forget_pruned, self.begin_run = chosen.forget_pruned, chosen.begin_run
         self._latest: BoundProgram | None = None  # the one that ran last
         self._added: list[tuple[Path, Any]] = []  # keys of the batch that programs add
-        self._objects, self._rows = Objects(), profiler_of(scope.trainer)
+        self._objects, self._rows = BatchObjects(), profiler_of(scope.trainer)
 
     @property
     def deferred(self) -> list[DeferredState]:
@@ -126,7 +126,7 @@ class StepFunction:
             opened = self._objects.open(given)
             if opened is not None:
                 given, entries = opened.batch, functools.partial(opened.steps, entries)
-            batch = without(given, self._added) if self._added else given
+            batch = without_added_keys(given, self._added) if self._added else given
             program, tensors = self._selection.select(batch)
             # build
             if program is None:
@@ -203,7 +203,7 @@ class StepFunction:
             return None
         if (opened := self._objects.open(batch)) is not None:
             batch = opened.batch
-        tensors = program.guards.batch.accept(without(batch, self._added)) or []
+        tensors = program.guards.batch.accept(without_added_keys(batch, self._added)) or []
         return program.entries[entry].first_not_finite(self._selection.groups.vector, tensors)
 
     @property

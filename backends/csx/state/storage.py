@@ -28,7 +28,7 @@ from fulgurite.backends.patches import MISSING
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """A key of a dict, or of something that is used like one (``leaves.Inside``).
+    """A key of a dict, or of something that is used like one (``leaves.AttributeTree``).
 
     Places are equal if they are the same key of the same object; ``name`` is how the user calls
     the place, where a message may name it.
