@@ -41,7 +41,7 @@ from fulgurite.backends.backend import (
 from fulgurite.backends.csx.config import CSConfig as CSConfig
 from fulgurite.backends.csx.config import CSXBackend as CSXBackend
 from fulgurite.backends.csx.config import forget_config
-from fulgurite.backends.csx.contract import forget_shown
+from fulgurite.backends.csx.contract import forget_warned_lines
 from fulgurite.backends.csx.distributed.parallel import CSXParallelStrategy
 from fulgurite.backends.csx.plugins.accelerator import CSXAccelerator
 from fulgurite.backends.csx.plugins.strategy import CSXStrategy
@@ -105,7 +105,7 @@ def reset_backend() -> None:
     """Forget the live backend and the process's CSConfig. For tests, which start afresh with it."""
     set_backend(None)
     forget_config()
-    forget_shown()
+    forget_warned_lines()
 
 
 CSXAccelerator.register()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import BinaryAccuracy, MulticlassAccuracy, MulticlassF1Score
 
-from fulgurite.backends.csx.contract.frozen_reads import told_again
+from fulgurite.backends.csx.contract.frozen_reads import is_replaying
 
 CLASSES = 4
 
@@ -47,7 +47,7 @@ class Calls(Counter[str]):
 
     def __setitem__(self, key: str, value: int) -> None:
         """Count."""
-        if not told_again():
+        if not is_replaying():
             super().__setitem__(key, value)
 
 

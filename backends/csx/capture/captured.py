@@ -40,13 +40,13 @@ from fulgurite.backends.csx.contract import (
     EPOCH,
     INDEX,
     Access,
-    Source,
+    ConstantSource,
     constant_sources,
     constants_as_inputs,
-    explained,
+    explaining_errors,
     holds_traced,
-    tell_of_leaks,
-    values_where_refused,
+    report_leaks,
+    retry_with_values,
     warn_of_frozen_reads,
 )
 from fulgurite.backends.csx.diagnostics.muted import muted
@@ -69,7 +69,7 @@ class InputSources:
     state: tuple[StateInput, ...]
     gradients: Handover
     numbers: tuple[NumberSlot, ...]
-    constants: tuple[Source | Accumulator, ...]
+    constants: tuple[ConstantSource | Accumulator, ...]
     batch: BatchSpec
 
 
@@ -141,13 +141,13 @@ class FinishedTrace:
 
     def refuse_the_rest(self) -> None:
         """Raise where the step left something behind that would be frozen."""
-        host, changed_at = self.trace.host, self.trace.watch.changes.of_modules
+        host, changed_at = self.trace.host, self.trace.observers.changes.of_modules
         refuse_the_rest(host.snapshot, host.modules, host.scope.module, changed_at)
 
     def recorded(self) -> Recording:
         """What is kept of a trace, to compare a later one with it."""
         trace, inputs, host = self.trace, self.trace.inputs, self.trace.host
-        updates, once = trace.updates.noted, trace.scope.freezes  # what Python does happens once
+        updates, once = trace.updates.found, trace.scope.freezes  # what Python does happens once
         recording = Recording(
             **self._operations(updates if trace.updates.left_out else ()),
             outputs=trace.left.collected.outputs,
@@ -155,8 +155,8 @@ class FinishedTrace:
             states=host.states,
             filled=self._filled(),
             kept=[] if host.python is None else list(host.python.traced(holds_traced)),
-            changes=trace.watch.attributes.changes() if once else (),
-            lists=trace.watch.attributes.changed_lists if once else [],
+            changes=trace.observers.attributes.changes() if once else (),
+            lists=trace.observers.attributes.changed_lists if once else [],
             reads=host.reads,
             places=frozenset(
                 place.name for held in inputs.state_tensors() for place in held.places
@@ -209,20 +209,23 @@ class FinishedTrace:
             outputs=trace.left.collected.outputs,
             assumptions=Assumptions(
                 numbers=tuple(inputs.guards),
-                scalars=(*trace.watch.attributes.reads(), *trace.watch.fixed.accesses())
+                scalars=(
+                    *trace.observers.attributes.reads(),
+                    *trace.observers.frozen_buffers.accesses(),
+                )
                 if scope.freezes
                 else (),
                 answers=trace.answers,
             ),
-            changes=trace.watch.attributes.changes(),
+            changes=trace.observers.attributes.changes(),
             counted=tuple(inputs.scheduled.counted.items()),
             recording=recording,
             products=products,
         )
 
-    def _sources(self, constants: list[Tensor]) -> list[Source | Accumulator]:
+    def _sources(self, constants: list[Tensor]) -> list[ConstantSource | Accumulator]:
         """Where tensors that were read from outside come from."""
-        known: dict[int, Source | Accumulator] = {}
+        known: dict[int, ConstantSource | Accumulator] = {}
         for source in self.trace.host.outside:
             known.setdefault(id(source.tensor), source)  # the shortest way to it
         known |= self.trace.left.collected.accumulators
@@ -252,10 +255,8 @@ def capture(
         now = Trace(scope, run, batch, clears_gradients)
         return FinishedTrace(now, now.trace())
 
-    with explained():
-        return values_where_refused(
-            lambda: _captured(scope, trace), lambda: undone_on_failure(scope)
-        )
+    with explaining_errors():
+        return retry_with_values(lambda: _captured(scope, trace), lambda: undone_on_failure(scope))
 
 
 def _captured(scope: Scope, trace: Callable[[], FinishedTrace]) -> Captured:
@@ -308,7 +309,7 @@ def _captured(scope: Scope, trace: Callable[[], FinishedTrace]) -> Captured:
             names = [item.name for item in finished.trace.inputs.items]
             created.check(finished.recorded(), finished.module.graph, names)
         captured = finished.captured()
-        tell_of_leaks(finished.trace.left.leaked, traced_and_undone)
+        report_leaks(finished.trace.left.leaked, traced_and_undone)
     return captured
 
 
@@ -331,8 +332,8 @@ def retrace(
         GraphChanged: it is another program than ``first``.
         TraceError: the step is no longer static.
     """
-    with tracing(), undone_on_failure(scope), explained(), as_first_traced(first):
-        return values_where_refused(
+    with tracing(), undone_on_failure(scope), explaining_errors(), as_first_traced(first):
+        return retry_with_values(
             lambda: _recorded_again(Trace(scope, run, batch, clears_gradients, first), step, first),
             lambda: undone_on_failure(scope),
         )

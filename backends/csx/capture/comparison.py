@@ -35,7 +35,7 @@ from fulgurite.backends.csx.capture.recording import (
     Outputs,
     Recording,
 )
-from fulgurite.backends.csx.contract import Source, code_of_zeros
+from fulgurite.backends.csx.contract import ConstantSource, code_of_zeros
 from fulgurite.backends.csx.diagnostics.trace_errors import (
     GraphChanged,
     StateBornInStep,
@@ -127,7 +127,9 @@ def _is_same_value(before: Any, now: Any) -> bool:
     return not plain or type(before) is not type(now) or bool(before == now)
 
 
-def _is_same_constant(before: Source | Accumulator, now: Source | Accumulator) -> bool:
+def _is_same_constant(
+    before: ConstantSource | Accumulator, now: ConstantSource | Accumulator
+) -> bool:
     """A tensor of the same place, or the same tensor, or one of the same values."""
     if isinstance(before, Accumulator) or isinstance(now, Accumulator):
         return type(before) is type(now) and Layout.of(before.now()) == Layout.of(now.now())
@@ -136,7 +138,7 @@ def _is_same_constant(before: Source | Accumulator, now: Source | Accumulator) -
     return before.tensor is now.tensor or _has_same_values(before.tensor, now.tensor)
 
 
-def _is_there(before: Source, now: Source) -> bool:
+def _is_there(before: ConstantSource, now: ConstantSource) -> bool:
     """Whether the place of the one, which is read on every step, holds the other."""
     try:
         return before.now() is now.tensor
@@ -257,7 +259,7 @@ def _operand(recording: Recording, operand: Operand) -> str:
     return str(operand.which)
 
 
-def _describe_constant(constant: Source | Accumulator) -> str:
+def _describe_constant(constant: ConstantSource | Accumulator) -> str:
     if isinstance(constant, Accumulator):
         return f"the sum of {constant.call.key}"
     if constant.name:

@@ -38,7 +38,7 @@ from torchmetrics.utilities.data import dim_zero_mean
 
 from fulgurite.backends.closures import Closure
 from fulgurite.backends.csx.capture.metrics import BatchValue, BatchValueCall
-from fulgurite.backends.csx.contract import told_again, unwatched
+from fulgurite.backends.csx.contract import is_replaying, unwrap_proxy
 from fulgurite.backends.csx.diagnostics.user_lines import user_line
 from fulgurite.backends.csx.graph import collectives
 from fulgurite.backends.csx.hyperparams.slots import TracedGroup
@@ -168,7 +168,7 @@ def _in_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Accumulator:
-    """A tensor of a result, as a source of the program's inputs (see ``constants.Source``)."""
+    """Where a sum or a count of ``self.log`` is: a ``ConstantSource`` that Lightning may refill."""
 
     call: LogCall
     name: str
@@ -211,7 +211,7 @@ def record_log(
         kwargs: those of ``log``.
     """
     bound = _SIGNATURE.bind(module, *args, **kwargs)
-    given = {key: unwatched(value) for key, value in list(bound.arguments.items())[1:]}
+    given = {key: unwrap_proxy(value) for key, value in list(bound.arguments.items())[1:]}
     value = given["value"]
     if isinstance(value, BatchValue):
         value.refuse()
@@ -274,7 +274,7 @@ def _register(
             return None
         [(key, result)] = alone.items()
         known = pending.get(key, results.get(key))
-        if known is None or (told_again() and key not in pending):  # as in the first trace
+        if known is None or (is_replaying() and key not in pending):  # as in the first trace
             result = _ResultMetric(result.meta, result.is_tensor)
         elif known.meta == result.meta:
             result = known

@@ -32,7 +32,7 @@ from lightning.pytorch.loops.optimization.automatic import ClosureResult
 from lightning.pytorch.trainer.states import TrainerState
 
 from fulgurite.backends.csx.capture.scope import Scope
-from fulgurite.backends.csx.contract import PLAIN, Source, warn, warned_in
+from fulgurite.backends.csx.contract import PLAIN_TYPES, ConstantSource, warn, warned_in
 from fulgurite.backends.csx.diagnostics.trace_errors import StateChanged, UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import (
     UserLine,
@@ -166,7 +166,7 @@ def check_trainer(trainer: Any, before: dict[str, Any], hooks: Iterable[Any]) ->
     changed = {
         name
         for name, value in now.items()
-        if isinstance(value, PLAIN) and value is not before.get(name, MISSING)
+        if isinstance(value, PLAIN_TYPES) and value is not before.get(name, MISSING)
     }
     codes = codes_reached(hooks)
     for code, name, line in _writes(codes):
@@ -273,7 +273,7 @@ class LightningScope(Scope):
         if self.trains and self._loss_scale is not None:
             yield from self._loss_scale.places()
 
-    def outside_tensors(self) -> list[Source]:
+    def outside_tensors(self) -> list[ConstantSource]:
         """What the globals, closures and objects that the step's code names hold."""
         return discover(getattr(self.module, self._step_name), {}).tensors
 

@@ -27,7 +27,7 @@ from torch._subclasses.fake_tensor import (
 from torchmetrics import Metric
 from torchmetrics.wrappers import Running
 
-from fulgurite.backends.csx.contract import METRIC, USES, Contract
+from fulgurite.backends.csx.contract import METRIC_REMEDY, SPECIAL_METHODS, Contract
 from fulgurite.backends.csx.diagnostics.trace_errors import TraceError, UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.state import Snapshot
@@ -81,7 +81,7 @@ class BatchValue:
             f"The step uses what {self._metric} returned for this batch, which no static program"
             f" can compute. ({why})",
             line=self._line(),
-            remedy=METRIC,
+            remedy=METRIC_REMEDY,
         )
 
     @classmethod
@@ -97,7 +97,7 @@ class BatchValue:
         self.refuse()
 
 
-for _use in USES.split():
+for _use in SPECIAL_METHODS.split():
     setattr(BatchValue, f"__{_use}__", BatchValue.refuse)
 
 
@@ -226,9 +226,9 @@ class _Metrics:
                 if not why:
                     return stock(*args, **kwargs)
             except TraceError as error:
-                raise error.replaced(line=error.line, remedy=METRIC) from None
+                raise error.replaced(line=error.line, remedy=METRIC_REMEDY) from None
             what = f"The step calls {type(metric).__name__}.{name}(), but {why}."
-            raise UnsupportedState(what, line=self._line(), remedy=METRIC)
+            raise UnsupportedState(what, line=self._line(), remedy=METRIC_REMEDY)
 
         return method
 

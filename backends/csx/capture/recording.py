@@ -26,12 +26,12 @@ from fulgurite.backends.csx.capture.host_calls import Accumulator, HostCall
 from fulgurite.backends.csx.capture.metrics import BatchValue
 from fulgurite.backends.csx.contract import (
     Access,
-    PassedOn,
+    ConstantSource,
+    PassThrough,
     Reads,
-    Source,
-    is_watched,
+    is_proxy,
     source_of,
-    unwatched,
+    unwrap_proxy,
 )
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_of
 from fulgurite.backends.csx.graph.graph import Input, Kind, storage_of
@@ -55,7 +55,7 @@ class Outputs:
 
     tree: pytree.TreeSpec
     leaves: tuple[Any, ...]  # an ``Output``, or a constant
-    passed: tuple[PassedOn, ...]  # what the step only passed on: outputs after the program's own
+    passed: tuple[PassThrough, ...]  # what the step only passed on: outputs after the program's own
     attributes: tuple[Place, ...]  # set after every step
     lists: tuple[Place, ...]  # of lists, grown after every step
     calls: tuple[HostCall, ...]
@@ -110,7 +110,7 @@ def collected_outputs(
 
 def _numbered(
     leaves: list[Any], of_inputs: set[int]
-) -> tuple[tuple[Any, ...], list[Tensor], tuple[PassedOn, ...]]:
+) -> tuple[tuple[Any, ...], list[Tensor], tuple[PassThrough, ...]]:
     """The leaves with an ``Output`` for each traced tensor, and these tensors, each once.
 
     So is what the step only passed on, numbered after the tensors; returned third. An output over
@@ -119,11 +119,11 @@ def _numbered(
     tensors: list[Tensor] = []
     known: dict[int, Output] = {}
     kept: list[Any] = []
-    passed: dict[PassedOn, list[int]] = {}
+    passed: dict[PassThrough, list[int]] = {}
     for leaf in leaves:
         if isinstance(leaf, BatchValue):
             leaf.refuse()
-        if is_watched(leaf):
+        if is_proxy(leaf):
             passed.setdefault(source_of(leaf), []).append(len(kept))
             kept.append(None)
             continue
@@ -147,13 +147,13 @@ def _with_plain_keys(tree: Any) -> Any:
     def plain(value: Any) -> Any:
         if not _has_watched_keys(value):
             return value
-        return {unwatched(key): _with_plain_keys(one) for key, one in value.items()}
+        return {unwrap_proxy(key): _with_plain_keys(one) for key, one in value.items()}
 
     return pytree.tree_map(plain, tree, is_leaf=_has_watched_keys)
 
 
 def _has_watched_keys(value: Any) -> bool:
-    return type(value) is dict and any(map(is_watched, value))
+    return type(value) is dict and any(map(is_proxy, value))
 
 
 def builder(outputs: Outputs) -> Callable[[Sequence[Tensor]], tuple[Any, Any, Any]]:
@@ -178,7 +178,7 @@ def builder(outputs: Outputs) -> Callable[[Sequence[Tensor]], tuple[Any, Any, An
 
 
 def passed_on(
-    sources: Sequence[PassedOn], batch: Any, given: Any, arguments: dict[str, Any]
+    sources: Sequence[PassThrough], batch: Any, given: Any, arguments: dict[str, Any]
 ) -> list[Any]:
     """What this call has for the sources of ``Outputs.passed``.
 
@@ -190,7 +190,7 @@ def passed_on(
     """
     leaves = pytree.tree_leaves(batch)
 
-    def value(source: PassedOn) -> Any:
+    def value(source: PassThrough) -> Any:
         if isinstance(source, tuple):
             return container_at(given, source)
         return leaves[source] if isinstance(source, int) else arguments[source]
@@ -251,7 +251,7 @@ class Updates:
         left_out: whether they are not to be run.
 
     Attributes:
-        noted: those of the trace, in order.
+        found: those of the trace, in order.
     """
 
     def __init__(self, optimizers: Iterable[Optimizer], left_out: bool) -> None:
@@ -259,10 +259,10 @@ class Updates:
         self.left_out = left_out
         self._begun: dict[int, tuple[frozenset[fx.Node], tuple[fx.Node | None, ...]]] = {}
         self._groups: dict[int, Any] = {}  # of optimizers that are not to find any
-        self.noted: list[Update] = []
+        self.found: list[Update] = []
 
     @contextlib.contextmanager
-    def watched(self, graph: fx.Graph, node_of: Callable[[Any], fx.Node | None]) -> Iterator[None]:
+    def noting(self, graph: fx.Graph, node_of: Callable[[Any], fx.Node | None]) -> Iterator[None]:
         """Note the updates in a graph while the block runs; ``node_of`` gives a tensor's node."""
 
         def begin(optimizer: Optimizer) -> None:
@@ -293,7 +293,7 @@ class Updates:
                 return
             inside = frozenset(graph.nodes) - there
             name = f"the update by {type(optimizer).__name__}"
-            self.noted.append(Update(name, there, inside, gradients))
+            self.found.append(Update(name, there, inside, gradients))
 
         with contextlib.ExitStack() as stack:
             for one in self._optimizers:
@@ -354,7 +354,7 @@ class Recording:
 
     operations: list[Operation]
     own: int
-    constants: list[Source | Accumulator]
+    constants: list[ConstantSource | Accumulator]
     outputs: Outputs
     deferred: list[DeferredState]
     states: Sequence[tuple[dict[Any, Any], dict[Any, Any]]]

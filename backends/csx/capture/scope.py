@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fulgurite.backends.csx.capture.recording import Recording
-from fulgurite.backends.csx.contract import EPOCH, INDEX, Reads, Source
+from fulgurite.backends.csx.contract import EPOCH, INDEX, ConstantSource, Reads
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.graph import rng
 from fulgurite.backends.csx.objects import (
@@ -110,7 +110,7 @@ class Scope(ABC):
         """The run's 16-bit type by name, where it has one."""
         return None
 
-    def outside_tensors(self) -> list[Source]:
+    def outside_tensors(self) -> list[ConstantSource]:
         """Tensors that no module holds, and the places where the step's code finds them."""
         return []
 

@@ -80,7 +80,7 @@ class Collected:
 def collect(
     inputs: StepInputs,
     host: HostState,
-    watch: Observers,
+    observers: Observers,
     result: Any,
     calls: list[Any],
     emptied: Collection[int],
@@ -103,18 +103,18 @@ def collect(
     """
     scope, module, state = host.scope, host.scope.module, inputs.state
     left, accumulators = SideEffects(), dict[int, Accumulator]()
-    watch.fixed.check()
+    observers.frozen_buffers.check()
     numbers = [*set_numbers(inputs.groups, scope.line_of("training_step"))]
     inputs.gradients.keep(cleared=clears_gradients)
-    watch.attributes.settle(left, watch.is_constant)
+    observers.attributes.settle(left, observers.is_constant)
     if host.first is None:  # a second trace finds them untied
         check_ties(state)
     check_gradients(state)
     order = host.trees.order()  # before they are as they were
     known = TreeChanges(
-        host.trees, state, left, watch.is_constant, watch.line, host.rebuilt_lists()
+        host.trees, state, left, observers.is_constant, observers.line, host.rebuilt_lists()
     ).collect()
-    known |= sort_state(inputs, module, inputs.memory, left, watch.line_of_change)
+    known |= sort_state(inputs, module, inputs.memory, left, observers.line_of_change)
     collect_outputs(module, host.snapshot, known, left)
     counted = metric_calls(module, host.snapshot, emptied)
     calls = [*starmap(NumberCall, numbers), *counted, *calls]
@@ -125,7 +125,7 @@ def collect(
     left.writes.sort(key=lambda write: order_of(write[0][0], owners, order))
     outputs, tensors = collected_outputs(result, left, calls, inputs.memory)
     inputs.replaced_data.write_back()  # the program's memory does not move
-    watch.fixed.check()  # again, for what was written back
+    observers.frozen_buffers.check()  # again, for what was written back
     collected = Collected(
         outputs=outputs,
         new_places=left.new_places,

@@ -91,7 +91,7 @@ class Trace:
         noted = scope.trains and (self.host.is_recorded or leaves_out_updates)
         self.updates = Updates(scope.optimizers if noted else (), leaves_out_updates)
         self.inputs = StepInputs(scope, batch, self.host.trees, first)
-        self.watch = Observers(
+        self.observers = Observers(
             scope.module,
             self.inputs.state,
             Trace._step.__code__,
@@ -105,18 +105,21 @@ class Trace:
         """The step as it was traced, before any pass."""
         module = self._graph()
         self.inputs.drop_batch()
-        self.left.filled, self.left.leaked = self.watch.release(module.graph)
+        self.left.filled, self.left.leaked = self.observers.release(module.graph)
         return module
 
     def _graph(self) -> fx.GraphModule:
         """Run the step as a graph; no local of this function may outlive it, or it has leaked."""
-        with self.watch.mode.telling(self.scope.line_now), contextlib.ExitStack() as stack:
-            self.host.reads.begin(again=self.host.first is not None)
+        with (
+            self.observers.mode.raising_refusals(self.scope.line_now),
+            contextlib.ExitStack() as stack,
+        ):
+            self.host.reads.begin(replays=self.host.first is not None)
             for around in self._around_trace():
                 stack.enter_context(around)
             examples = [item.example for item in self.inputs.items]
             graph = make_fx(self._step, tracing_mode="real")(*examples)
-            self.watch.settle()
+            self.observers.settle()
         return graph
 
     def _around_trace(self) -> Iterator[AbstractContextManager[object]]:
@@ -124,11 +127,11 @@ class Trace:
         scope, reads = self.scope, self.host.reads if self.scope.freezes else None
         yield _use_lazy_graph_module(True)  # nobody runs the graph's Python
         yield running(trace=self, reads=reads)
-        yield traceable(scope, self.watch.line, self.answers)
+        yield traceable(scope, self.observers.line, self.answers)
         yield self.inputs.mode
         paths = {id(module): path for path, module in scope.module.named_modules()}
         yield record_lines(Trace._step.__code__, scope.line_now, paths)
-        yield from self.watch.around_trace()  # inside, for it sees the user's calls first
+        yield from self.observers.around_trace()  # inside, for it sees the user's calls first
 
     def _around_step(self, graph: fx.Graph) -> Iterator[AbstractContextManager[object]]:
         """What watches the step's own code, the outermost first."""
@@ -138,29 +141,31 @@ class Trace:
             scope.backward_is_lightnings, scope.optimizers, inputs.deferred
         )
         yield first_updates(inputs.deferred)
-        yield self.updates.watched(graph, self.watch.node_of)
-        yield from self.watch.around_step()
+        yield self.updates.noting(graph, self.observers.node_of)
+        yield from self.observers.around_step()
         yield flat_weights_kept(self.host.modules)
 
     def _step(self, *flat: Tensor) -> list[Tensor]:
         """What ``make_fx`` traces: the inputs are in their places, the step runs, all is undone."""
-        scope, inputs, watch = self.scope, self.inputs, self.watch
+        scope, inputs, observers = self.scope, self.inputs, self.observers
         tracer = get_innermost_proxy_mode().tracer  # type: ignore[union-attr]
         inputs.begin(flat)
         given = inputs.of_kind(Kind.BATCH, flat)
         names = (leaf.name for leaf in inputs.batch.tensor_leaves())
-        watch.begin(tracer.tensor_tracker, zip(given, names, strict=True))
+        observers.begin(tracer.tensor_tracker, zip(given, names, strict=True))
         [steps] = inputs.of_kind(Kind.STEPS, flat)
-        in_place = inputs.in_place(flat, watch.names.tracker, watch.mode.in_double)
+        in_place = inputs.in_place(flat, observers.names.tracker, observers.mode.in_double)
         with in_place, running(global_step=steps.clone, norms=[]):
-            watch.find_buffers(scope.root, inputs.values)
+            observers.find_buffers(scope.root, inputs.values)
             batch = inputs.batch.rebuild(given)
             before = copy_containers(batch)
             with contextlib.ExitStack() as stack:
                 enter = stack.enter_context
                 calls = enter(record_host_calls(scope.trainer, scope.schedulers))
                 emptied = enter(
-                    metrics_in_step(scope.module, calls, tracer.graph, watch.mode, watch.line)
+                    metrics_in_step(
+                        scope.module, calls, tracer.graph, observers.mode, observers.line
+                    )
                 )
                 for around in self._around_step(tracer.graph):
                     enter(around)
@@ -173,7 +178,7 @@ class Trace:
                 collected, tensors = collect(
                     inputs,
                     self.host,
-                    watch,
+                    observers,
                     result,
                     calls,
                     emptied,

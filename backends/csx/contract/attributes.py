@@ -10,8 +10,9 @@
   see it as it was in the first step, for ever: an error. While a step is traced, the user's code
   gets a ``WatchedList`` for such a list, which notes reads.
 
-``Changes`` notes which line put something into a module, for errors about what the step left there:
-``self.seen = torch.cat([self.seen, y])``, ``torch.nn.utils.weight_norm(self.net)``.
+``ModuleChanges`` notes which line put something into a module, so that an error about what the step
+left there can name it: ``self.seen = torch.cat([self.seen, y])``, or
+``torch.nn.utils.weight_norm(self.net)``.
 
 ``nn.Module``'s own attribute access is replaced while a trace lasts: 16,569 reads in the GPT of
 examples/ (measured), which do not show in the 1.8 s that its trace takes.
@@ -43,8 +44,8 @@ from fulgurite.backends.csx.contract.frozen_values import (
     may_be_scalar,
     scalar_of_class,
 )
+from fulgurite.backends.csx.contract.proxies import holds_traced, unwrap_proxy
 from fulgurite.backends.csx.contract.rules import misuse
-from fulgurite.backends.csx.contract.watched import holds_traced, unwatched
 from fulgurite.backends.csx.diagnostics.trace_errors import TraceError, UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, is_library, user_line
 from fulgurite.backends.csx.state import (
@@ -130,7 +131,7 @@ def note_lists(arguments: Iterable[Any]) -> None:
 _SETTERS = ("__setattr__", "__delattr__", "register_parameter", "register_buffer", "add_module")
 
 
-class Changes:
+class ModuleChanges:
     """Tensors and modules that a step puts into the modules of ``root``, or takes out.
 
     Attributes:
@@ -149,7 +150,7 @@ class Changes:
         self.of_modules: UserLine | None = None
 
     @contextlib.contextmanager
-    def watched(self, boundary: CodeType) -> Iterator[None]:
+    def watching(self, boundary: CodeType) -> Iterator[None]:
         """Watch all modules; ``boundary`` is the frame where the trace began."""
 
         def noting(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -201,7 +202,7 @@ class Attributes:
         self.changed_lists: list[tuple[list[Any], list[Any]]] = []  # and what was in them
 
     @contextlib.contextmanager
-    def watched(self, boundary: CodeType) -> Iterator[None]:
+    def watching(self, boundary: CodeType) -> Iterator[None]:
         """Watch the attributes of all modules; ``boundary`` is the frame where the trace began.
 
         To be entered inside of ``make_fx``, which replaces ``nn.Module.__getattr__`` itself.
@@ -275,7 +276,7 @@ class Attributes:
         self._written.add(key)
         if key[0] in self._paths and not is_library(caller(sys._getframe(2))):
             if key in self._reads:
-                value = unwatched(value)  # else it is that of each batch
+                value = unwrap_proxy(value)  # else it is that of each batch
             if name in module._parameters:
                 known = self._parameters.get(key)
                 before = module._parameters[name] if known is None else known.before

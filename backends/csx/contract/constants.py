@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fulgurite.backends.csx.contract.dtype_rules import with_explicit_dtype
-from fulgurite.backends.csx.contract.leaks import Created
+from fulgurite.backends.csx.contract.leaks import CreatedTensors
 from fulgurite.backends.csx.contract.rules import misuse
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_of
 from fulgurite.backends.csx.graph.op_schema import (
@@ -53,7 +53,7 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, line: Callable[[], UserLine | None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._line, self.created = line, Created()
+        self._line, self.created = line, CreatedTensors()
         self._foreign: set[int] = set()  # storages of fakes over tensors that no module holds
         self._values: Any = WeakIdKeyDictionary()
         self._spoiled: set[int] = set()  # storages
@@ -168,7 +168,7 @@ def constants_as_inputs(
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ConstantSource:
     """Where a constant comes from: a container in an attribute of a module, or nowhere we know."""
 
     tensor: Tensor
@@ -198,7 +198,7 @@ T = TypeVar("T")
 
 def constant_sources(
     module: nn.Module, root: str, constants: list[Tensor], known: dict[int, T]
-) -> list[Source | T]:
+) -> list[ConstantSource | T]:
     """Find each constant in the lists, tuples and dicts that are attributes of modules.
 
     ``root`` is how the user reaches ``module``, ``known`` are sources by the tensor's identity.
@@ -217,7 +217,7 @@ def constant_sources(
             constant.grad = None
             name = found[id(constant)].name if id(constant) in found else "A tensor of its own"
             raise misuse("no_parameter", None, tensor=name)
-    return [found.get(id(constant), Source(constant)) for constant in constants]
+    return [found.get(id(constant), ConstantSource(constant)) for constant in constants]
 
 
 def _search(
@@ -226,11 +226,11 @@ def _search(
     name: str,
     owner: dict[str, Any],
     wanted: set[int],
-    found: dict[int, Source],
+    found: dict[int, ConstantSource],
 ) -> None:
     if isinstance(value, Tensor):
         if id(value) in wanted:
-            found[id(value)] = Source(value, name, owner, path)
+            found[id(value)] = ConstantSource(value, name, owner, path)
     elif type(value) in (list, tuple, dict) and len(path) < 4:
         for key, inner in value.items() if type(value) is dict else enumerate(value):
             _search(inner, (*path, key), f"{name}[{key!r}]", owner, wanted, found)

@@ -30,7 +30,7 @@ import numpy as np
 from lightning.pytorch.loggers.logger import DummyLogger
 from torch.optim.lr_scheduler import LRScheduler
 
-from fulgurite.backends.csx.contract.watched import EPOCH, INDEX, refused_at, watch
+from fulgurite.backends.csx.contract.proxies import EPOCH, INDEX, make_proxy, refused_at
 from fulgurite.backends.csx.diagnostics.trace_errors import PUBLIC
 from fulgurite.backends.csx.diagnostics.user_lines import (
     UserLine,
@@ -49,16 +49,16 @@ class Reads:
 
     def __init__(self) -> None:
         self._kept: dict[str, list[Any]] = {}
-        self.begin(again=False)
+        self.begin(replays=False)
 
-    def begin(self, *, again: bool) -> None:
-        """A trace begins, whose reads are kept; ``again``: it is told what is kept, in order."""
-        self.again = again
-        self._told: dict[str, int] = {}
+    def begin(self, *, replays: bool) -> None:
+        """A trace begins, whose reads are kept; ``replays``: it is told what is kept, in order."""
+        self.replays = replays
+        self._positions: dict[str, int] = {}
 
     def value(self, name: str, value: Any) -> Any:
         """What the step is told for ``value``, which it reads now."""
-        if self.again and name in ("logger", "loggers"):  # what it writes is written
+        if self.replays and name in ("logger", "loggers"):  # what it writes is written
             quiet = DummyLogger()
             return value and ([quiet] * len(value) if name == "loggers" else quiet)
         return self._next(name, lambda: value)
@@ -69,9 +69,9 @@ class Reads:
         states = _STATES.get(_kind(generator))
         if states is None:
             value = self._next(name, lambda: function(*args, **kwargs))
-            if not self.again:  # the step may change what it got: a generator
+            if not self.replays:  # the step may change what it got: a generator
                 self._kept[name][-1] = copy.deepcopy(value)
-            return copy.deepcopy(value) if self.again else value
+            return copy.deepcopy(value) if self.replays else value
         get, put = (getattr(generator, method) for method in states)
         now = get()
         before = self._next(name, lambda: now)
@@ -81,12 +81,12 @@ class Reads:
         return function(*args, **kwargs)
 
     def _next(self, name: str, now: Callable[[], Any]) -> Any:
-        kept, i = self._kept.setdefault(name, []), self._told.get(name, 0)
-        if not self.again:
+        kept, i = self._kept.setdefault(name, []), self._positions.get(name, 0)
+        if not self.replays:
             value = now()
             kept.append(dict(value) if isinstance(value, dict) else value)
             return value
-        self._told[name] = i + 1
+        self._positions[name] = i + 1
         return kept[min(i, len(kept) - 1)] if kept else now()
 
 
@@ -99,19 +99,19 @@ def _kind(generator: Any) -> str:
     return "RandomState" if type(generator).__name__ == "RandomState" else ""
 
 
-def told(name: str, value: Any) -> Any:
+def frozen_value(name: str, value: Any) -> Any:
     """What a step that is traced is told for ``value``."""
     reads: Reads | None = step_context.get().reads
     return value if reads is None else reads.value(name, value)
 
 
-def told_again() -> bool:
+def is_replaying() -> bool:
     """Whether a step is traced that is told what an earlier trace of it was told."""
     reads: Reads | None = step_context.get().reads
-    return reads is not None and reads.again
+    return reads is not None and reads.replays
 
 
-def call_told(name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def frozen_call(name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """What a step that is traced is told by an impure function."""
     reads: Reads | None = step_context.get().reads
     return function(*args, **kwargs) if reads is None else reads.call(name, function, args, kwargs)
@@ -152,7 +152,7 @@ _PROPERTIES: dict[type, tuple[str, ...]] = {
 }
 _SHOWN: set[tuple[str, str, int]] = set()  # name, file and line: each warns once in a run
 _ATTRIBUTES = "fulgurite.backends.csx.contract.attributes"  # named: it imports this file
-PLAIN = (bool, int, float, complex, str, bytes, type(None))
+PLAIN_TYPES = (bool, int, float, complex, str, bytes, type(None))
 
 _thread: int | None = None  # that traces, and wants warnings
 
@@ -164,7 +164,7 @@ class FrozenValueWarning(UserWarning):
 FrozenValueWarning.__module__ = PUBLIC
 
 
-def forget_shown() -> None:
+def forget_warned_lines() -> None:
     """Let every line warn again: a run begins."""
     _SHOWN.clear()
 
@@ -177,7 +177,7 @@ def warned_in(code: CodeType) -> bool:
 
 def warn(name: str, text: str, line: UserLine | None, remedy: str) -> None:
     """Warn once of ``name`` on a line; nothing where no trace wants warnings, or has no line."""
-    if _thread != threading.get_ident() or line is None or told_again():
+    if _thread != threading.get_ident() or line is None or is_replaying():
         return
     line = line.inside or line
     key = (name, line.file, line.line)
@@ -193,7 +193,7 @@ def warn_frozen(
     """Warn that ``name`` was read: on the line of the user's that runs now, unless one is given."""
     kept = "that happens once"
     if value is not None or done == "read":
-        shown = repr(value) if isinstance(value, PLAIN) else f"a {type(value).__name__}"
+        shown = repr(value) if isinstance(value, PLAIN_TYPES) else f"a {type(value).__name__}"
         kept = f"the program keeps its value, {shown}"
     text = f"{name} was {done} while the step was traced; {kept}"
     warn(name, text, line or user_line(), remedy or _REMEDIES[name])
@@ -240,33 +240,33 @@ def frozen_index(batch_idx: int, stage: str = "", by_hand: bool = False) -> Any:
         stage: which hooks to advise where it is not training's.
         by_hand: the step is that of manual optimization.
     """
-    seen = told("batch_idx", batch_idx)
+    seen = frozen_value("batch_idx", batch_idx)
     remedy = _EVALUATED.format(stage=stage) if stage else _BY_HAND if by_hand else _COUNT
 
     def note() -> None:
         warn_frozen("batch_idx", seen, remedy, line=refused_at(INDEX))
 
-    return watch(seen, note, INDEX)
+    return make_proxy(seen, note, INDEX)
 
 
 @contextlib.contextmanager
 def frozen_hook_arguments(module: pl.LightningModule) -> Iterator[None]:
     """Let ``optimizer_step`` and ``optimizer_zero_grad`` get arguments that warn when read."""
 
-    def watched(hook: Callable[..., Any]) -> Callable[..., Any]:
+    def with_proxies(hook: Callable[..., Any]) -> Callable[..., Any]:
         def call(epoch: int, batch_idx: int, *rest: Any, **named: Any) -> Any:
-            now = told("epoch", epoch)
+            now = frozen_value("epoch", epoch)
 
             def note() -> None:
                 warn_frozen("current_epoch", now, line=refused_at(EPOCH))
 
-            seen = watch(now, note, EPOCH)
+            seen = make_proxy(now, note, EPOCH)
             return hook(seen, frozen_index(batch_idx), *rest, **named)
 
         return call
 
     names = ("optimizer_step", "optimizer_zero_grad")
-    with patched([(module, name, watched(getattr(module, name))) for name in names]):
+    with patched([(module, name, with_proxies(getattr(module, name))) for name in names]):
         yield
 
 
@@ -298,7 +298,7 @@ def _property(original: property, name: str) -> property:
         if is_models(frame := sys._getframe(1)):
             warn_frozen(name, value)
             if is_users(frame):  # a package's value may not change: an audit would see it
-                return told(name, value)
+                return frozen_value(name, value)
         return value
 
     return property(read, original.fset)
@@ -309,7 +309,7 @@ def _last_lr(original: Callable[..., Any]) -> Callable[..., Any]:
         value = original(self)
         if is_models(sys._getframe(1)):
             warn_frozen("get_last_lr()", value[0] if len(value) == 1 else value, done="called")
-            return told("get_last_lr()", value)
+            return frozen_value("get_last_lr()", value)
         return value
 
     return get_last_lr
@@ -390,7 +390,7 @@ def _watched(
             note_draw()
         if not (is_models if draws else is_users)(sys._getframe(1)):
             return original(*args, **kwargs)
-        value = call_told(label, original, args, kwargs)
+        value = frozen_call(label, original, args, kwargs)
         warn_frozen(label, value, remedy, done="called")
         return value
 

@@ -5,7 +5,7 @@ The host may not change it afterwards: ``FrozenScalars`` compares, at every epoc
 hooks that somebody overrides.
 
 So it is with a buffer whose value Python reads (``if self.initted:``, ``self.size.item()``) and
-that the step does not write, and with what follows from such buffers alone (``FixedBuffers``). A
+that the step does not write, and with what follows from such buffers alone (``FrozenBuffers``). A
 step that reads a buffer so and writes it too is refused, on the line that reads.
 """
 
@@ -195,7 +195,7 @@ class Buffer(NamedTuple):
     values: Tensor
 
 
-class FixedBuffers:
+class FrozenBuffers:
     """The values of buffers in one trace, and who read them.
 
     Args:

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fulgurite.backends.csx.contract.attributes import note_lists
 from fulgurite.backends.csx.contract.dtype_rules import OneNarrowType
-from fulgurite.backends.csx.contract.frozen_values import FixedBuffers
+from fulgurite.backends.csx.contract.frozen_values import FrozenBuffers
 from fulgurite.backends.csx.contract.leaks import Names, function_name
 from fulgurite.backends.csx.contract.overrides import (
     STATIC_FORMS,
@@ -35,6 +35,7 @@ from fulgurite.backends.csx.contract.overrides import (
     without_known_masks,
     without_scalars,
 )
+from fulgurite.backends.csx.contract.proxies import unwrap_proxies
 from fulgurite.backends.csx.contract.refusals import (
     Refusals,
     called_by_library,
@@ -42,7 +43,6 @@ from fulgurite.backends.csx.contract.refusals import (
     may_use_double,
 )
 from fulgurite.backends.csx.contract.rules import BREAKING_CALLS, MASKS, misuse
-from fulgurite.backends.csx.contract.watched import all_unwatched
 from fulgurite.backends.csx.diagnostics.trace_errors import DynamicShape, TraceError
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, raised_at, run_backward
 from fulgurite.backends.csx.graph.dtypes import STAND_IN, wide
@@ -89,12 +89,16 @@ class Contract(TorchFunctionMode):
         known: Callable[[Tensor], Tensor | None],
         move: Callable[[Tensor, Tensor], None],
         narrow: OneNarrowType,
-        fixed: FixedBuffers,
+        frozen_buffers: FrozenBuffers,
         allows_double: bool,
     ) -> None:
         super().__init__()
         self._line, self._names, self._known, self._move = line, names, known, move
-        self._narrow, self._fixed, self._refusals = narrow, fixed, Refusals(line, names, known)
+        self._narrow, self._frozen_buffers, self._refusals = (
+            narrow,
+            frozen_buffers,
+            Refusals(line, names, known),
+        )
         self.refused: TraceError | None = None
         self._busy = False  # torch takes the mode away while it handles a call
         self._allows_double = allows_double
@@ -104,7 +108,7 @@ class Contract(TorchFunctionMode):
             return func(*args)
         busy, self._busy = self._busy, True
         try:
-            return self._call(func, all_unwatched(args), all_unwatched(kwargs or {}))
+            return self._call(func, unwrap_proxies(args), unwrap_proxies(kwargs or {}))
         except TraceError as error:
             self.refused = self.refused or error
             raise
@@ -137,7 +141,7 @@ class Contract(TorchFunctionMode):
         if broken is not None:
             values = [self._value(arg) if isinstance(arg, Tensor) else arg for arg in args]
             if values[0] is None and func in _READS:
-                values[0] = self._fixed.read(
+                values[0] = self._frozen_buffers.read(
                     args[0], lambda: self._refusals.written_value_read(args[0], *broken)
                 )
             if not any(value is None for value in values):
@@ -199,7 +203,7 @@ class Contract(TorchFunctionMode):
             raise refused from None
 
     @contextlib.contextmanager
-    def telling(self, line_now: Callable[[], UserLine | None]) -> Iterator[None]:
+    def raising_refusals(self, line_now: Callable[[], UserLine | None]) -> Iterator[None]:
         """Say as the user's misuse why a trace ended, and raise what code in between has caught.
 
         Args:

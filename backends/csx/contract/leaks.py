@@ -4,8 +4,8 @@ In messages state goes by the place that holds it (``self.head.weight``), the ba
 (``batch[0]``), the rest by what made it: ``The result of layer_norm, model.py:41``.
 
 What a module holds gets the value of every step (``capture/side_effects``). A global, a closure, an
-object that no module holds would keep a tensor without a value: such a tensor becomes a ``Leaked``,
-which knows where it was made, and raises when somebody uses it.
+object that no module holds would keep a fake of the trace, which has no value. Such a tensor
+becomes a ``ValuelessTensor``, which knows where it was made, and raises when somebody uses it.
 
 The user is told of it before a program is compiled. The holder (``the global LOSSES of model.py``)
 is found by the garbage collector's references, backwards, a few steps: 20 ms each in a process with
@@ -99,13 +99,13 @@ _ORIGIN, _CONSTANT = "_fulgurite_origin", "_fulgurite_constant"
 _RESULT = "The result of the step"
 
 
-class Leaked(Tensor):
+class ValuelessTensor(Tensor):
     """A tensor of a trace that is over; every use of it is an error."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Raise LeakedTensor, which says where the tensor came from."""
-        found: list[Leaked] = []
+        found: list[ValuelessTensor] = []
         _collect((args, kwargs), found)
         name, line = vars(found[0]).get(_ORIGIN, ("A tensor of the step", None))
         use = user_line()
@@ -119,17 +119,17 @@ class Leaked(Tensor):
         raise error
 
 
-def valueless(example: Tensor) -> Leaked:
+def valueless(example: Tensor) -> ValuelessTensor:
     """A result of a step that was built and not run."""
     empty = torch.empty_strided(example.shape, example.stride(), dtype=example.dtype, device="meta")
-    result: Leaked = Tensor._make_subclass(Leaked, empty)
+    result: ValuelessTensor = Tensor._make_subclass(ValuelessTensor, empty)
     vars(result)[_ORIGIN] = (_RESULT, None)
     return result
 
 
-def _collect(value: Any, found: list[Leaked]) -> None:
+def _collect(value: Any, found: list[ValuelessTensor]) -> None:
     """Find leaked tensors among arguments, without asking them anything."""
-    if type(value) is Leaked:
+    if type(value) is ValuelessTensor:
         found.append(value)
     elif isinstance(value, (list, tuple)):
         for item in value:
@@ -138,7 +138,7 @@ def _collect(value: Any, found: list[Leaked]) -> None:
         _collect(list(value.values()), found)
 
 
-class Created:
+class CreatedTensors:
     """The tensors that a trace made, by weak references."""
 
     def __init__(self) -> None:
@@ -152,7 +152,7 @@ class Created:
         """Those that somebody still holds."""
         return [reference for reference in self._tensors if reference() is not None]
 
-    def spoil_the_living(
+    def invalidate_living(
         self,
         origin: Callable[[Tensor], tuple[str, UserLine | None]],
         is_constant: Callable[[Tensor], bool],
@@ -166,7 +166,7 @@ class Created:
             tensor = reference()
             if tensor is not None and isinstance(tensor, FakeTensor):
                 made, constant = origin(tensor), is_constant(tensor)
-                tensor.__class__ = Leaked  # type: ignore[assignment]
+                tensor.__class__ = ValuelessTensor  # type: ignore[assignment]
                 vars(tensor)[_ORIGIN], vars(tensor)[_CONSTANT] = made, constant
                 spoiled.append(reference)
         self._tensors.clear()
@@ -184,11 +184,11 @@ _OPAQUE = (ModuleType, MethodType, CodeType)
 _ASKED = 3  # leaked tensors: the graph of one keeps many more
 
 
-def tell_of_leaks(leaked: list[weakref.ref[Tensor]], trace: Callable[[], object]) -> None:
+def report_leaks(leaked: list[weakref.ref[Tensor]], trace: Callable[[], object]) -> None:
     """Raise where the next step reads a tensor that leaked, or warn; nothing if nobody holds one.
 
     Args:
-        leaked: by ``Created.spoil_the_living``.
+        leaked: by ``CreatedTensors.invalidate_living``.
         trace: traces the step again, and puts back what that changed.
 
     Raises:

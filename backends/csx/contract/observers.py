@@ -10,13 +10,13 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from fulgurite.backends.csx.contract.attributes import Attributes, Changes
+from fulgurite.backends.csx.contract.attributes import Attributes, ModuleChanges
 from fulgurite.backends.csx.contract.constants import Constants
 from fulgurite.backends.csx.contract.dtype_rules import OneNarrowType
-from fulgurite.backends.csx.contract.frozen_values import FixedBuffers
+from fulgurite.backends.csx.contract.frozen_values import FrozenBuffers
 from fulgurite.backends.csx.contract.function_mode import Contract
 from fulgurite.backends.csx.contract.leaks import Names, fill_constants
-from fulgurite.backends.csx.contract.watched import settle
+from fulgurite.backends.csx.contract.proxies import replace_proxies
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, user_line
 from fulgurite.backends.csx.graph.dtypes import in_double
 from fulgurite.backends.csx.hyperparams.number_functions import forget_failed_reads
@@ -57,17 +57,17 @@ class Observers:
         self._module, self._boundary, self._line_now = module, boundary, line_now
         self.names = Names(state)
         self.constants = Constants(self.line)
-        self.fixed = FixedBuffers(self.line)
+        self.frozen_buffers = FrozenBuffers(self.line)
         self.mode = Contract(
             self.line,
             self.names,
             self.constants.value_of,
             move,
             OneNarrowType(fp16_type),
-            self.fixed,
+            self.frozen_buffers,
             in_double(module),
         )
-        self.attributes, self.changes = Attributes(module), Changes(module)
+        self.attributes, self.changes = Attributes(module), ModuleChanges(module)
 
     def around_trace(self) -> Iterator[AbstractContextManager[object]]:
         """What is there while the graph is made, the outermost first."""
@@ -76,8 +76,8 @@ class Observers:
 
     def around_step(self) -> Iterator[AbstractContextManager[object]]:
         """What is there while the step's own code runs, the outermost first."""
-        yield self.changes.watched(self._boundary)
-        yield self.attributes.watched(self._boundary)
+        yield self.changes.watching(self._boundary)
+        yield self.attributes.watching(self._boundary)
         yield self.constants
 
     def begin(self, tracker: Any, batch: Iterable[tuple[Tensor, str]]) -> None:
@@ -94,11 +94,11 @@ class Observers:
 
     def find_buffers(self, root: str, values: Mapping[int, Tensor]) -> None:
         """Find buffers, once fakes are in their places; ``values`` are what they stand for."""
-        self.fixed.find(self._module, root, self.names.tracker, values)
+        self.frozen_buffers.find(self._module, root, self.names.tracker, values)
 
     def settle(self) -> None:
         """The graph is made: put values where the user still holds proxies."""
-        settle(self._line_now())
+        replace_proxies(self._line_now())
 
     def release(self, graph: fx.Graph) -> tuple[bool, list[weakref.ref[Tensor]]]:
         """The trace is over: whoever still holds one of its tensors is the user.
@@ -109,7 +109,7 @@ class Observers:
         forget_failed_reads(graph)
         created = self.constants.created
         filled = fill_constants(created.living(), self.constants.value_of)
-        return filled, created.spoil_the_living(self.names.origin, self.is_constant)
+        return filled, created.invalidate_living(self.names.origin, self.is_constant)
 
     def node_of(self, tensor: Tensor) -> fx.Node | None:
         """The node of the graph that a tensor is."""

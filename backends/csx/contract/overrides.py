@@ -24,7 +24,7 @@ from fulgurite.backends.patches import applied, patches_of
 from fulgurite.backends.torch_versions import CHECKED
 
 
-class Split(NamedTuple):
+class SplitIndex(NamedTuple):
     """An index in two: ``rest`` without its tensors, ``places`` of these in what that gives."""
 
     rest: tuple[Any, ...]
@@ -36,7 +36,7 @@ class Split(NamedTuple):
         return x if whole else x[self.rest]
 
 
-def without_scalars(x: Tensor, index: Any) -> Split | None:
+def without_scalars(x: Tensor, index: Any) -> SplitIndex | None:
     """``x[i]``, ``x[0, :, i]`` with integer tensors [] for i; None for any other index.
 
     torch reads such an ``i`` on the host; an index of tensors alone is an operation.
@@ -59,7 +59,7 @@ def without_scalars(x: Tensor, index: Any) -> Split | None:
         elif type(item) is not int:
             places.append(None)
     rest = [slice(None) if scalar else i for i, scalar in zip(items, scalars, strict=True)]
-    return Split(tuple(rest), places)
+    return SplitIndex(tuple(rest), places)
 
 
 def _is_plain_slice(item: object) -> bool:

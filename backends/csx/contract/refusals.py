@@ -2,8 +2,8 @@
 
 ``function_mode`` asks here when a call needs a value, or fails, while the step is traced. Calls
 that no function mode sees are replaced by functions that raise (``refused_calls``), and what
-Python or torch themselves say is explained (``explained``). What is a misuse in the user's code may
-be harmless in a library's, which knows what it does: so it is asked who called.
+Python or torch themselves say is explained (``explaining_errors``). What is a misuse in the user's
+code may be harmless in a library's, which knows what it does: so it is asked who called.
 
 ``F.leaky_relu(x, t)`` reads the value of ``t``, which has none while the step is traced. Some such
 calls reach the function mode, some are noticed inside of torch, and some raise before any mode
@@ -30,9 +30,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from fulgurite.backends.csx.contract.leaks import Names, function_name, in_sentence
+from fulgurite.backends.csx.contract.proxies import names_proxy
 from fulgurite.backends.csx.contract.rules import (
     INITIALIZED,
-    METRIC,
+    METRIC_REMEDY,
     MULTIPLIED_OUT,
     POINTER,
     RULES,
@@ -40,7 +41,6 @@ from fulgurite.backends.csx.contract.rules import (
     choice,
     misuse,
 )
-from fulgurite.backends.csx.contract.watched import names_proxy
 from fulgurite.backends.csx.diagnostics.trace_errors import (
     ConditionalOnTensor,
     TraceError,
@@ -113,7 +113,7 @@ def torch_frames() -> Iterator[FrameType]:
 _UNKNOWN = object()
 
 
-class Misplaced(NamedTuple):
+class MisplacedTensor(NamedTuple):
     """A tensor in the place of a Python number."""
 
     function: str
@@ -123,18 +123,18 @@ class Misplaced(NamedTuple):
 
 def place_in_call(
     function: Any, args: Any, kwargs: Any, is_scalar: Callable[[Any], bool]
-) -> Misplaced | None:
+) -> MisplacedTensor | None:
     """Which argument of a call must be a Python number, and is a tensor without dimensions.
 
     ``function`` may be the name of one of torch's, where no more is known.
     """
-    found: list[tuple[bool, Misplaced]] = []
+    found: list[tuple[bool, MisplacedTensor]] = []
     for key, given in (*enumerate(args), *kwargs.items()):
         leaves = [given.start, given.stop] if type(given) is slice else pytree.tree_leaves(given)
         for leaf in filter(is_scalar, leaves):
             argument, takes_tensors = _argument(function, key, len(args))
             if argument:
-                found.append((takes_tensors, Misplaced(_name(function), argument, leaf)))
+                found.append((takes_tensors, MisplacedTensor(_name(function), argument, leaf)))
     found.sort(key=lambda one: one[0])
     return found[0][1] if found else None
 
@@ -177,7 +177,7 @@ def _name(function: Any) -> str:
 
 def place_in_frames(
     frames: Iterator[FrameType], is_scalar: Callable[[Any], bool]
-) -> Misplaced | None:
+) -> MisplacedTensor | None:
     """The same among the parameters of torch's own Python functions, the outermost first."""
     for frame in frames:
         code = frame.f_code
@@ -186,11 +186,11 @@ def place_in_frames(
             if is_scalar(value):
                 made = code.co_name == "__init__"  # a module
                 kind = type(frame.f_locals.get("self")).__name__
-                return Misplaced(kind if made else _name(code.co_name), argument, value)
+                return MisplacedTensor(kind if made else _name(code.co_name), argument, value)
     return None
 
 
-def place_of_error(error: TypeError, is_scalar: Callable[[Any], bool]) -> Misplaced | None:
+def place_of_error(error: TypeError, is_scalar: Callable[[Any], bool]) -> MisplacedTensor | None:
     """The same where torch refused the tensor by itself: what the traceback tells.
 
     torch looks at ``alpha=`` before any mode does; then the tensor is called what the user's line
@@ -212,13 +212,13 @@ def place_of_error(error: TypeError, is_scalar: Callable[[Any], bool]) -> Mispla
         place = _place_in_source(innermost, str(error), is_scalar)
     said = re.match(r"(\w+)\(\): argument '(\w+)'.* must be \w+, not FakeTensor", str(error))
     if place is None and said is not None:
-        place = Misplaced(said[1], said[2], "A tensor")
+        place = MisplacedTensor(said[1], said[2], "A tensor")
     return place
 
 
 def _place_in_source(
     traceback: TracebackType, text: str, is_scalar: Callable[[Any], bool]
-) -> Misplaced | None:
+) -> MisplacedTensor | None:
     """The same by the expression that the user's frame was in."""
     call = _expression(traceback)
     if not isinstance(call, ast.Call) or any(isinstance(a, ast.Starred) for a in call.args):
@@ -244,7 +244,7 @@ def _place_in_source(
     if said is not None:
         place = int(said[2]) - 1 + is_method
         expression = kwargs.get(said[1]) or (args[place] if place < len(args) else None)
-        return Misplaced(name, said[1], f"`{expression}`" if expression else "A tensor")
+        return MisplacedTensor(name, said[1], f"`{expression}`" if expression else "A tensor")
     found = place_in_call(name, args, kwargs, lambda leaf: isinstance(leaf, str))
     return None if found is None else found._replace(tensor=f"`{found.tensor}`")
 
@@ -299,7 +299,7 @@ class Refusals:
         if not remedy and RULES[rule].error is ConditionalOnTensor and line is not None:
             remedy = choice(line.source, *(frame.f_code.co_name for frame in frames))
         if metric is not None:
-            done, remedy = f"{done} inside torchmetrics ({metric})", METRIC
+            done, remedy = f"{done} inside torchmetrics ({metric})", METRIC_REMEDY
         return misuse(rule, line, remedy=remedy, tensor=self._names(tensor), done=done)
 
     def written_value_read(self, tensor: Tensor, rule: str, done: str) -> TraceError:
@@ -339,7 +339,7 @@ class Refusals:
         place = place_of_error(error, lambda value: isinstance(value, Tensor) and not value.dim())
         return None if place is None else self._scalar(place, raised_at(error))
 
-    def _scalar(self, place: Misplaced, line: UserLine | None = None) -> TraceError:
+    def _scalar(self, place: MisplacedTensor, line: UserLine | None = None) -> TraceError:
         """A tensor is in the place of a Python number, or of one that makes a shape."""
         tensor = place.tensor if isinstance(place.tensor, str) else self._names(place.tensor)
         name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", place.function).lower().strip("_")
@@ -431,7 +431,7 @@ def _converter(line: Callable[[], UserLine | None]) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def explained() -> Iterator[None]:
+def explaining_errors() -> Iterator[None]:
     """Say of Python's own errors in a trace what they mean; note the user's line on others."""
     try:
         yield

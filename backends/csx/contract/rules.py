@@ -189,7 +189,7 @@ _SEED_ONCE = (
     "lightning.seed_everything(seed) before fit; the step's draws then differ from step to step"
     " and follow it"
 )
-METRIC = (
+METRIC_REMEDY = (
     "self.metric(predictions, y) on a line of its own, then self.log('metric', self.metric): the\n"
     "      host computes the value after the step. Where that is not one number, or is to be that\n"
     "      of all batches so far: self.metric.update(predictions, y) in the step, and\n"

@@ -24,7 +24,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fulgurite.backends.csx.contract import watch_container
+from fulgurite.backends.csx.contract import make_container_proxy
 from fulgurite.backends.csx.diagnostics.trace_errors import InputChanged, UnsupportedInput
 from fulgurite.backends.csx.objects.batch_spec import CONSTANTS, OBJECT, Path
 from fulgurite.backends.csx.state import Owner, attributes_of, dict_of, owner_of
@@ -111,7 +111,7 @@ class OpenedBatch:
             result = run(whole)
             for one in copies:
                 one.record_changes()
-            passed = {id(one.object): watch_container((*one.path, OBJECT)) for one in copies}
+            passed = {id(one.object): make_container_proxy((*one.path, OBJECT)) for one in copies}
             return pytree.tree_map(lambda leaf: passed.get(id(leaf), leaf), result)
 
         return closed

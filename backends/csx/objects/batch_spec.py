@@ -26,7 +26,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from fulgurite.backends.csx.contract import watch, watch_container, watch_object
+from fulgurite.backends.csx.contract import make_container_proxy, make_object_proxy, make_proxy
 from fulgurite.backends.csx.diagnostics.trace_errors import InputChanged, UnsupportedInput
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, user_line
 from fulgurite.backends.csx.state import dtype_and_shape
@@ -47,7 +47,7 @@ class BatchChanges:
     def __init__(self, batch: Any, before: Any) -> None:
         self.added: list[tuple[Path, Any]] = []
         self.value: Any = [
-            (watch_container(path), *change) for path, *change in self._of(batch, before, ())
+            (make_container_proxy(path), *change) for path, *change in self._of(batch, before, ())
         ]
 
     def _of(self, now: Any, before: Any, path: Path) -> Iterator[Any]:
@@ -285,8 +285,8 @@ class BatchSpec:
             )
 
         if leaf.opaque:
-            return watch_object(leaf.value, refuse, note, i)
-        return watch(leaf.value, note, i)
+            return make_object_proxy(leaf.value, refuse, note, i)
+        return make_proxy(leaf.value, note, i)
 
     def accept(self, batch: Any) -> list[Tensor] | None:
         """The tensors of a batch in the traced layout; None if a shape or a list's length differs.

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from fulgurite.backends.closures import is_closure
-from fulgurite.backends.csx.contract import Source
+from fulgurite.backends.csx.contract import ConstantSource
 from fulgurite.backends.csx.diagnostics.user_lines import belongs_to_library
 from fulgurite.backends.csx.state import dict_of, filled_cells, member, named, owner_of
 from fulgurite.backends.patches import MISSING
@@ -41,7 +41,7 @@ class Discovery:
     schedulers: dict[str, LRScheduler] = field(default_factory=dict)
     objects: dict[str, object] = field(default_factory=dict)  # the user's own
     places: list[tuple[Any, Any, object]] = field(default_factory=list)  # where they were found
-    tensors: list[Source] = field(default_factory=list)  # that no module holds
+    tensors: list[ConstantSource] = field(default_factory=list)  # that no module holds
 
     def is_current(self) -> bool:
         """Whether each still is where it was found: in a dict, a list or a closure's cell."""
@@ -108,7 +108,7 @@ class _Walk:
     def visit(self, name: str, value: Any, container: Any = None, key: Any = None) -> None:
         """Put a value into the queue, once, with the place where it is."""
         if isinstance(value, Tensor) and container is not None:
-            self.found.tensors.append(Source(value, name, container, (key,)))
+            self.found.tensors.append(ConstantSource(value, name, container, (key,)))
         if id(value) not in self._seen and not isinstance(value, (Tensor, str, int, float)):
             self._seen[id(value)] = value
             self._queue.append((name, value, container, key))

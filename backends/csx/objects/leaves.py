@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torchmetrics import Metric
 
-from fulgurite.backends.csx.contract import Leaked
+from fulgurite.backends.csx.contract import ValuelessTensor
 from fulgurite.backends.csx.diagnostics.trace_errors import StateChanged
 from fulgurite.backends.csx.state import (
     Owner,
@@ -230,7 +230,7 @@ class Trees:
         return None if id(value) in self._registered else held_in(value)
 
     def _search(self, value: Any, inside: AttributeTree, path: Path, above: list[int]) -> None:
-        if type(value) is Leaked:  # in an object that a step made anew: it is no state
+        if type(value) is ValuelessTensor:  # in an object that a step made anew: it is no state
             return
         if isinstance(value, Tensor):
             if value.layout is torch.strided and id(value) not in self._registered:

@@ -18,7 +18,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from fulgurite.backends.csx.contract import holds_traced, is_watched, may_collect
+from fulgurite.backends.csx.contract import holds_traced, is_proxy, may_collect
 from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.objects.leaves import (
@@ -282,7 +282,7 @@ class TreeChanges:
     def _new_place(self, place: Place, before: Any, now: Any, grows: bool) -> None:
         leaves = pytree.tree_leaves(now)
         traced = [leaf for leaf in leaves if isinstance(leaf, FakeTensor)]
-        if any(map(is_watched, leaves)) or not all(map(self._is_constant, traced)):
+        if any(map(is_proxy, leaves)) or not all(map(self._is_constant, traced)):
             self._left.new_places.append(NewPlace(place=place, before=before, grows=grows))
 
 
@@ -321,7 +321,7 @@ def _begins_with(now: Any, before: Any) -> bool:
 
 def _structure(value: Any, levels: int = DEEPEST) -> Any:
     """Where in a value tensors are, and of which shapes; and what was only passed on."""
-    if is_watched(value):
+    if is_proxy(value):
         return "passed on"
     if isinstance(value, Tensor):
         return brief(value)

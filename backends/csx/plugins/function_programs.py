@@ -27,7 +27,7 @@ from fulgurite.backends.closures import Span, current_span
 from fulgurite.backends.csx.capture import Scope
 from fulgurite.backends.csx.compile.fabrics import make_fabric
 from fulgurite.backends.csx.config import CSXBackend
-from fulgurite.backends.csx.contract import Source
+from fulgurite.backends.csx.contract import ConstantSource
 from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedInput, UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, user_line
 from fulgurite.backends.csx.objects import CONSTANTS, Discovery, discover, keystr
@@ -74,7 +74,7 @@ class FunctionScope(Scope):
         """An argument, or what is in one."""
         return self.parameter_names(path)
 
-    def outside_tensors(self) -> list[Source]:
+    def outside_tensors(self) -> list[ConstantSource]:
         """What the globals, closures and objects that the function's code names hold."""
         return self.discovered.tensors
 

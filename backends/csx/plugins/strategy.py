@@ -32,7 +32,7 @@ from fulgurite.backends.csx.capture import (
 )
 from fulgurite.backends.csx.compile.fabrics import fabric_devices, make_fabric
 from fulgurite.backends.csx.config import CSXBackend, process_config
-from fulgurite.backends.csx.contract import forget_shown
+from fulgurite.backends.csx.contract import forget_warned_lines
 from fulgurite.backends.csx.graph import rng
 from fulgurite.backends.csx.hyperparams.scheduled_numbers import RunSchedulers
 from fulgurite.backends.csx.plugins.accelerator import CSXAccelerator
@@ -169,7 +169,7 @@ class StaticGraph(LoopServices, ChecksStates, OneProcess):
         module = self.lightning_module
         assert module is not None
         refuse_unsupported(trainer, module)
-        forget_shown()
+        forget_warned_lines()
         self.audit_budget.begin()
         pkgutil.resolve_name(LOOPS)(trainer)
         self.host_code.hooks = hooks_between_steps(trainer, module)

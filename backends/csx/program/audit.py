@@ -35,8 +35,8 @@ from fulgurite.backends.csx.capture import (
 )
 from fulgurite.backends.csx.contract import (
     FrozenValueWarning,
-    explained,
-    values_where_refused,
+    explaining_errors,
+    retry_with_values,
     warn_of_audit,
 )
 from fulgurite.backends.csx.diagnostics.line_finder import LineFinder
@@ -238,8 +238,8 @@ class Audits:
         self, first: Recording, again: _Again, finder: LineFinder | None = None
     ) -> list[Change]:
         """Trace and compare; returns the Python values that it changed, which are put back."""
-        with tracing(), young_alone(), _silence(self._scope), explained():
-            return values_where_refused(
+        with tracing(), young_alone(), _silence(self._scope), explaining_errors():
+            return retry_with_values(
                 lambda: self._trace_once(first, again, finder), contextlib.nullcontext
             )
 

@@ -17,7 +17,7 @@ from fulgurite.backends.csx.capture import (
     builder,
 )
 from fulgurite.backends.csx.compile.fabric import Fabric, Loaded
-from fulgurite.backends.csx.contract import Source
+from fulgurite.backends.csx.contract import ConstantSource
 from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedInput
 from fulgurite.backends.csx.graph.collectives import Waits, has_collectives
 from fulgurite.backends.csx.graph.graph import Kind
@@ -84,7 +84,7 @@ class Executable:
         self.recording = captured.recording
         self.follow(sources.constants, captured.outputs)
 
-    def follow(self, constants: Sequence[Source | Accumulator], outputs: Outputs) -> None:
+    def follow(self, constants: Sequence[ConstantSource | Accumulator], outputs: Outputs) -> None:
         """Take constants from these places, and put the results into those."""
         self._constants = [constants[i] for i in self._constants_read]
         self.results = Results(outputs)

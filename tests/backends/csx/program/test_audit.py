@@ -23,7 +23,7 @@ from models import Classifier, loader, mlp
 from torch import Tensor, nn
 
 import fulgurite
-from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning, forget_shown
+from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning, forget_warned_lines
 from fulgurite.backends.csx.diagnostics.trace_errors import GraphChanged, TraceError
 from fulgurite.backends.csx.graph import rng
 from fulgurite.backends.csx.objects.python_state import PythonState
@@ -299,7 +299,7 @@ class AnObjects(Counts):
 
 
 def warnings_of(make: Any, **options: Any) -> tuple[Run, list[warnings.WarningMessage]]:
-    forget_shown()
+    forget_warned_lines()
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", FrozenValueWarning)

@@ -131,7 +131,7 @@ def test_arguments_of_traced_hooks_warn_when_they_are_read() -> None:
             if batch_idx % 2 == 0 or epoch < 1:
                 super().optimizer_step(epoch, batch_idx, *args)
 
-    frozen.forget_shown()
+    frozen.forget_warned_lines()
     with pytest.warns(FrozenValueWarning, match="batch_idx was read"):
         fit(lambda: Skips(mlp()), lambda: (loader(),), static=True, limit_train_batches=2)
 

@@ -4,7 +4,7 @@ While a step is traced, it finds proxies for the numbers, strings and objects of
 ``batch_idx``. Those that it puts into its result, an attribute, a list or a closure tell where each
 call finds the value; those that it reads are told of, and keep the first batch's. Objects can only
 be passed on. Code that refuses a proxy makes the step be traced once more, with the values
-themselves, which then count as read (``values_where_refused``).
+themselves, which then count as read (``retry_with_values``).
 
 Every operation on a proxy notes that the value was read, and works on the value. A proxy is no int,
 float or str: one that was could be read unseen by code written in C, and the value be frozen in
@@ -32,61 +32,61 @@ import torch
 import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor
 
-from fulgurite.backends.csx.contract.leaks import Leaked, holder_of
+from fulgurite.backends.csx.contract.leaks import ValuelessTensor, holder_of
 from fulgurite.backends.csx.diagnostics.trace_errors import TraceError
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, raised_at
 from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber
 
-PassedOn = int | str | tuple[Any, ...]
+PassThrough = int | str | tuple[Any, ...]
 """Where a call finds a value: the number of a leaf of its batch, the name of an argument, or the
 path to a container in the batch."""
 
 
-class Watched:
+class ValueProxy:
     """The base of all proxies; what they stand for is not among their attributes."""
 
     __slots__ = ()
 
 
-class Held:
+class ProxyTarget:
     """What a proxy stands for, whom to tell that it was read, and where each call finds it."""
 
     __slots__ = ("note", "source", "value")
 
-    def __init__(self, value: Any, note: Callable[[], object], source: PassedOn) -> None:
+    def __init__(self, value: Any, note: Callable[[], object], source: PassThrough) -> None:
         self.value, self.note, self.source = value, note, source
 
 
-def held_by(value: Any) -> Held:
+def target_of_proxy(value: Any) -> ProxyTarget:
     """What a proxy stands for, unnoticed."""
-    held: Held = object.__getattribute__(value, "_fulgurite_held")
+    held: ProxyTarget = object.__getattribute__(value, "_fulgurite_target")
     return held
 
 
-def is_watched(value: Any) -> bool:
+def is_proxy(value: Any) -> bool:
     """Whether a value is a proxy."""
-    return issubclass(type(value), Watched)
+    return issubclass(type(value), ValueProxy)
 
 
-def source_of(value: Any) -> PassedOn:
+def source_of(value: Any) -> PassThrough:
     """Where each call finds what a proxy stands for."""
-    return held_by(value).source
+    return target_of_proxy(value).source
 
 
-def unwatched(value: Any) -> Any:
+def unwrap_proxy(value: Any) -> Any:
     """The number or string that a proxy stands for, noted as read; any other value itself."""
-    if not is_watched(value) or type(value) is WatchedObject:
+    if not is_proxy(value) or type(value) is ValueProxyObject:
         return value
-    held = held_by(value)
+    held = target_of_proxy(value)
     held.note()
     return held.value
 
 
-class WatchedObject(Watched):
+class ValueProxyObject(ValueProxy):
     """A proxy for an object, which can be passed on, and not used."""
 
     def __getattribute__(self, name: str) -> Any:
-        held = held_by(self)
+        held = target_of_proxy(self)
         kind, refused = held.value
         if name == "__class__":
             held.note()
@@ -96,29 +96,29 @@ class WatchedObject(Watched):
 
 def refuse(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
     """Raise for the use of an object."""
-    held_by(self).value[1]()
+    target_of_proxy(self).value[1]()
     raise AssertionError
 
 
-USES = """
+SPECIAL_METHODS = """
     len iter next getitem setitem contains call bool eq ne lt le gt ge hash str repr format fspath
     int float index array add radd sub rsub mul rmul truediv rtruediv neg pow matmul rmatmul enter
     exit setattr reduce_ex copy deepcopy reversed
 """
-for _use in USES.split():
-    setattr(WatchedObject, f"__{_use}__", refuse)
+for _use in SPECIAL_METHODS.split():
+    setattr(ValueProxyObject, f"__{_use}__", refuse)
 
 
 def _forward(function: Callable[..., Any], swapped: bool = False) -> Callable[..., Any]:
     def method(self: Any, *others: Any) -> Any:
-        values = [unwatched(self), *map(unwatched, others)]
+        values = [unwrap_proxy(self), *map(unwrap_proxy, others)]
         return function(*(reversed(values) if swapped else values))
 
     return method
 
 
 def _attribute(name: str) -> property:
-    return property(lambda self: getattr(unwatched(self), name))
+    return property(lambda self: getattr(unwrap_proxy(self), name))
 
 
 def _same(self: Any, memo: Any = None) -> Any:
@@ -151,10 +151,10 @@ def _proxy(of: type, base: type, both: Iterable[Any], alone: Iterable[Any]) -> t
         "__init__": object.__init__,
         "__copy__": _same,
         "__deepcopy__": _same,
-        "__reduce_ex__": lambda self, protocol: (of, (unwatched(self),)),
-        "__array__": lambda self, dtype=None, copy=None: np.asarray(unwatched(self), dtype),
+        "__reduce_ex__": lambda self, protocol: (of, (unwrap_proxy(self),)),
+        "__array__": lambda self, dtype=None, copy=None: np.asarray(unwrap_proxy(self), dtype),
     }
-    return type(f"_Watched{of.__name__.title()}", (Watched, base), body)
+    return type(f"_ValueProxy{of.__name__.title()}", (ValueProxy, base), body)
 
 
 _NUMERIC = (*_ARITHMETIC, *_INTEGER)
@@ -175,37 +175,39 @@ T = TypeVar("T")
 BATCH, INDEX, EPOCH = "batch", "batch_idx", "epoch"
 """Kinds of proxies: for what a batch holds, and for arguments of these names."""
 
-_living: list[weakref.ref[Watched]] = []  # proxies of the trace that runs
+_living: list[weakref.ref[ValueProxy]] = []  # proxies of the trace that runs
 _given: frozenset[str] = frozenset()  # kinds of proxies that this trace does without
 _refused_at: UserLine | None = None  # where an earlier trace failed for want of the values
 
 
-def watch(value: Any, note: Callable[[], object], source: PassedOn) -> Any:
+def make_proxy(value: Any, note: Callable[[], object], source: PassThrough) -> Any:
     """A proxy for a number or a string, which calls ``note`` when it is read.
 
     Of another value there is no proxy: ``note`` is called at once, and the value returned.
     """
-    made, held = PROXIES.get(type(value)), Held(value, note, source)
+    made, held = PROXIES.get(type(value)), ProxyTarget(value, note, source)
     if made is None or _kind_of(held) in _given:
         note()
         return value
     return _made(_of_kind(made, _kind_of(held)), held)
 
 
-def watch_object(kind: type, refuse: Callable[[], object], note: Any, source: PassedOn) -> Any:
+def make_object_proxy(
+    kind: type, refuse: Callable[[], object], note: Any, source: PassThrough
+) -> Any:
     """A proxy for an object that can only be passed on.
 
     It calls ``refuse``, which raises, when it is used, and ``note`` when its type is asked for.
     """
-    return _made(WatchedObject, Held((kind, refuse), note, source))
+    return _made(ValueProxyObject, ProxyTarget((kind, refuse), note, source))
 
 
-def watch_container(path: tuple[Any, ...]) -> Any:
+def make_container_proxy(path: tuple[Any, ...]) -> Any:
     """A proxy for a container in the batch, by the path to it."""
-    return watch_object(dict, lambda: None, lambda: None, path)
+    return make_object_proxy(dict, lambda: None, lambda: None, path)
 
 
-def _kind_of(held: Held) -> str:
+def _kind_of(held: ProxyTarget) -> str:
     return held.source if isinstance(held.source, str) else BATCH
 
 
@@ -215,32 +217,32 @@ def _of_kind(made: Any, kind: str) -> type[Any]:
     return made if kind == BATCH else type(f"{made.__name__}_{kind}", (made,), {})
 
 
-def _made(kind: type[Any], held: Held) -> Any:
+def _made(kind: type[Any], held: ProxyTarget) -> Any:
     made = object.__new__(kind)
-    object.__setattr__(made, "_fulgurite_held", held)
+    object.__setattr__(made, "_fulgurite_target", held)
     _living.append(weakref.ref(made))
     return made
 
 
-def all_unwatched(value: Any) -> Any:
-    """``unwatched`` for what lists, tuples, dicts and slices hold; copies of those with proxies."""
+def unwrap_proxies(value: Any) -> Any:
+    """``unwrap_proxy`` for what a list, tuple, dict or slice holds: a copy if it holds proxies."""
     kind = type(value)
     if kind is list or kind is tuple or kind is torch.Size:
-        items = [all_unwatched(item) for item in value]
+        items = [unwrap_proxies(item) for item in value]
         return value if all(map(is_, items, value)) else kind(items)
     if kind is dict:
-        items = [all_unwatched(item) for item in value.values()]
+        items = [unwrap_proxies(item) for item in value.values()]
         same = all(map(is_, items, value.values()))
         return value if same else dict(zip(value, items, strict=True))
     if kind is slice:
-        return slice(*map(unwatched, (value.start, value.stop, value.step)))
-    return unwatched(value)
+        return slice(*map(unwrap_proxy, (value.start, value.stop, value.step)))
+    return unwrap_proxy(value)
 
 
 # -- when the trace is over ------------------------------------------------------------------------
 
 
-def settle(line: UserLine | None) -> None:
+def replace_proxies(line: UserLine | None) -> None:
     """Put values where proxies still are: whoever holds one after the trace is the user.
 
     Such a value is that of the first batch for ever, so it counts as read, on ``line``; an object
@@ -254,31 +256,31 @@ def settle(line: UserLine | None) -> None:
     alive = [one for one in alive if holder_of(one) is not None]
     if not alive:
         return
-    with _values_of(frozenset(_kind_of(held_by(one)) for one in alive), line):
+    with _values_of(frozenset(_kind_of(target_of_proxy(one)) for one in alive), line):
         for holder in gc.get_referrers(*alive):
             if holder is not alive:
                 _fill(holder)
         for one in alive:
-            unwatched(one) if type(one) is not WatchedObject else refuse(one)
+            unwrap_proxy(one) if type(one) is not ValueProxyObject else refuse(one)
 
 
 def _fill(holder: Any) -> None:
     """Replace the proxies in a container of Python's."""
     if isinstance(holder, dict):
-        if any(map(is_watched, holder)):
-            items = [(unwatched(key), value) for key, value in holder.items()]
+        if any(map(is_proxy, holder)):
+            items = [(unwrap_proxy(key), value) for key, value in holder.items()]
             holder.clear()
             holder.update(items)
         for key, value in holder.items():
-            holder[key] = unwatched(value)
+            holder[key] = unwrap_proxy(value)
     elif isinstance(holder, list):
-        holder[:] = map(unwatched, holder)
+        holder[:] = map(unwrap_proxy, holder)
     elif isinstance(holder, set):
-        items = list(map(unwatched, holder))
+        items = list(map(unwrap_proxy, holder))
         holder.clear()
         holder.update(items)
     elif isinstance(holder, CellType):
-        holder.cell_contents = unwatched(holder.cell_contents)
+        holder.cell_contents = unwrap_proxy(holder.cell_contents)
 
 
 # -- code that refuses proxies ---------------------------------------------------------------------
@@ -286,7 +288,7 @@ def _fill(holder: Any) -> None:
 
 def names_proxy(error: BaseException) -> str | None:
     """The kind of proxy that a message names; None where it names none."""
-    found = re.search(r"\b_?Watched(?:Int|Float|Str|Object)(?:_(\w+))?", str(error))
+    found = re.search(r"\b_?ValueProxy(?:Int|Float|Str|Object)(?:_(\w+))?", str(error))
     return None if found is None else found[1] or BATCH
 
 
@@ -295,7 +297,7 @@ def refused_at(kind: str) -> UserLine | None:
     return _refused_at if kind in _given else None
 
 
-def values_where_refused(
+def retry_with_values(
     trace: Callable[[], T], undone: Callable[[], contextlib.AbstractContextManager[None]]
 ) -> T:
     """Trace; where it fails because of a proxy, again with the values, which count as read.
@@ -353,7 +355,7 @@ def _to_blame(error: Exception) -> frozenset[str]:
         return frozenset()
     if not isinstance(error, TypeError) and not any(type(one) is PROXIES[str] for one in alive):
         return frozenset()
-    kinds = {_kind_of(held_by(one)) for one in alive}
+    kinds = {_kind_of(target_of_proxy(one)) for one in alive}
     return frozenset({BATCH} & kinds or kinds)
 
 
@@ -362,9 +364,11 @@ def holds_traced(value: Any) -> bool:
 
     That is a traced tensor, or a proxy for a number or string of the batch.
     """
-    if is_watched(value) or isinstance(value, (FakeTensor, Leaked, TracedNumber)):
+    if is_proxy(value) or isinstance(value, (FakeTensor, ValuelessTensor, TracedNumber)):
         return True
     if isinstance(value, (list, tuple, dict, deque)):
         leaves = pytree.tree_leaves(value)
-        return any(is_watched(leaf) or isinstance(leaf, (FakeTensor, Leaked)) for leaf in leaves)
+        return any(
+            is_proxy(leaf) or isinstance(leaf, (FakeTensor, ValuelessTensor)) for leaf in leaves
+        )
     return False

@@ -314,7 +314,7 @@ def test_the_index_of_the_batch_is_its_first_with_one_warning(use: Any) -> None:
     own = [one for one in seen if "batch_idx was read" in str(one.message)]
     assert len(own) == 1
     assert own[0].filename == __file__
-    assert "Watched" not in "".join(str(one.message) for one in seen)
+    assert "ValueProxy" not in "".join(str(one.message) for one in seen)
 
 
 def test_drawing_from_a_generator_seeded_by_the_index_is_an_error_on_that_line() -> None:
@@ -339,7 +339,7 @@ def test_an_error_of_the_users_own_is_that_error() -> None:
 
     with pytest.raises(TypeError, match=r"can only concatenate str|must be str") as error:
         predicted(mixed)
-    assert "Watched" not in str(error.value)
+    assert "ValueProxy" not in str(error.value)
 
 
 def test_the_remedy_of_an_index_in_evaluation_names_its_hooks() -> None:
