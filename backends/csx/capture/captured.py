@@ -57,7 +57,14 @@ from fulgurite.backends.csx.graph.products import Product, products_of
 from fulgurite.backends.csx.hyperparams.slots import NumberSlot
 from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard
 from fulgurite.backends.csx.objects import AppendedList, BatchSpec, SharedTensorSplit, place_of_list
-from fulgurite.backends.csx.state import Carried, Handover, Place, StateInput, StateTensor, refill
+from fulgurite.backends.csx.state import (
+    GradientFlag,
+    GradientHandover,
+    Place,
+    StateInput,
+    StateTensor,
+    refill,
+)
 from fulgurite.backends.patches import MISSING, tracing
 from fulgurite.backends.program_scheduler import ProgramScheduler
 
@@ -67,7 +74,7 @@ class InputSources:
     """Where a graph's inputs come from: each kind in the order of ``Input.index``."""
 
     state: tuple[StateInput, ...]
-    gradients: Handover
+    gradients: GradientHandover
     numbers: tuple[NumberSlot, ...]
     constants: tuple[ConstantSource | Accumulator, ...]
     batch: BatchSpec
@@ -128,7 +135,7 @@ class FinishedTrace:
         inputs = self.trace.inputs
         for name in sorted(inputs.gradients.missed):
             there = inputs.parameters[name].grad is not None
-            self.trace.scope.carried[name] = Carried(name, there)
+            self.trace.scope.carried[name] = GradientFlag(name, there)
         return inputs.gradients.begins_otherwise() or bool(inputs.gradients.missed)
 
     def created_state(self) -> CreatedState:
@@ -192,7 +199,7 @@ class FinishedTrace:
         constants = constants_as_inputs(self.module, inputs.position_of_batch(), inputs.mode)
         sources = self._sources(constants)
         inputs.add_constants(constants)
-        items = inputs.gradients.marked(inputs.items)
+        items = inputs.gradients.mark_inputs(inputs.items)
         traced = let_views_copy(Graph(module=self.module, inputs=tuple(items), mode=inputs.mode))
         products = products_of(traced)
         narrow = scope.fp16_type == "cbfloat16"
@@ -285,7 +292,7 @@ def _captured(scope: Scope, trace: Callable[[], FinishedTrace]) -> Captured:
                     undo()
                     error.split()
                 except AssertionError:  # that there is no gradient yet, perhaps
-                    if not scope.other_programs.supposed_none():
+                    if not scope.stage_gradients.suppose_none():
                         raise
                     undo()
 

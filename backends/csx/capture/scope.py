@@ -29,12 +29,12 @@ from fulgurite.backends.csx.objects import (
     keystr,
 )
 from fulgurite.backends.csx.state import (
-    Carried,
     DeferredState,
+    GradientFlag,
     NewState,
-    OtherPrograms,
     Place,
     Snapshot,
+    StageGradients,
     StateTensor,
     check_optimizer,
     init_state,
@@ -61,8 +61,8 @@ class Scope(ABC):
     schedulers: list[Any] = field(default_factory=list)
     trains: bool = False  # whether the step computes gradients
     deferred: list[DeferredState] = field(default_factory=list)
-    carried: dict[str, Carried] = field(default_factory=dict)  # gradients for the next step
-    other_programs: OtherPrograms = field(default_factory=OtherPrograms)
+    carried: dict[str, GradientFlag] = field(default_factory=dict)  # gradients for the next step
+    stage_gradients: StageGradients = field(default_factory=StageGradients)
     freezes: bool = True  # the step's Python runs once: the values that it reads stay
     looks_again: bool = False  # whether traces are kept, to compare later ones with them
     gradients_on_host: ClassVar[bool] = False  # whether the host sees them between steps
@@ -71,7 +71,7 @@ class Scope(ABC):
 
     def gradients_known(self) -> tuple[frozenset[str], frozenset[str]]:
         """What traces found out of gradients: those that are carried, and those that are None."""
-        return frozenset(self.carried), frozenset(self.other_programs.none)
+        return frozenset(self.carried), frozenset(self.stage_gradients.none)
 
     def global_step(self) -> Tensor:
         """How many steps were done, as a program's input: int64, without dimensions.

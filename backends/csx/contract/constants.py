@@ -30,7 +30,7 @@ from fulgurite.backends.csx.graph.op_schema import (
     written,
 )
 from fulgurite.backends.csx.hyperparams.torch_optim import TRACEABLE
-from fulgurite.backends.csx.state import Layout, member
+from fulgurite.backends.csx.state import Layout, dotted_name
 
 _DEVICE = torch.ops.prim.device.default
 LARGEST = 1 << 22  # elements; larger constants are not followed (assumed: none is looked at)
@@ -211,7 +211,7 @@ def constant_sources(
     for path, owner in module.named_modules():
         for key, value in vars(owner).items():
             if type(value) in (list, tuple, dict) and key not in ("_parameters", "_buffers"):
-                _search(value, (key,), member(root, path, key), vars(owner), wanted, found)
+                _search(value, (key,), dotted_name(root, path, key), vars(owner), wanted, found)
     for constant in constants:
         if constant.is_leaf and isinstance(constant.grad, FakeTensor):
             constant.grad = None

@@ -36,7 +36,7 @@ from fulgurite.backends.csx.graph.op_schema import (
     is_uninitialized,
     written_nodes,
 )
-from fulgurite.backends.csx.state import brief, member, owner_of
+from fulgurite.backends.csx.state import brief, dotted_name, owner_of
 from fulgurite.backends.patches import MISSING
 from fulgurite.backends.torch_versions import DETACHING
 
@@ -223,7 +223,7 @@ class FrozenBuffers:
             for key, fake in one._buffers.items() if not isinstance(one, Metric) else ():
                 node = tracker[fake].proxy.node if id(fake) in values else None
                 if node is not None and _is_input(node):
-                    where = member(root, path, key)
+                    where = dotted_name(root, path, key)
                     self._buffers[node] = Buffer(one, key, where, fake, values[id(fake)])
 
     def read(self, tensor: Tensor, refusal: Callable[[], TraceError]) -> Tensor | None:

@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from fulgurite.backends.closures import is_closure
 from fulgurite.backends.csx.contract import ConstantSource
 from fulgurite.backends.csx.diagnostics.user_lines import belongs_to_library
-from fulgurite.backends.csx.state import dict_of, filled_cells, member, named, owner_of
+from fulgurite.backends.csx.state import child_name, dict_of, dotted_name, filled_cells, owner_of
 from fulgurite.backends.patches import MISSING
 
 _CALLED_BY_SYNTAX = ("forward", "__call__")
@@ -123,7 +123,10 @@ class _Walk:
                     own = dict_of(space)
                     held = isinstance(own, dict) and key in own
                     self.visit(
-                        named(name, (False, key)), value, own if held else _Attributes(space), key
+                        child_name(name, (False, key)),
+                        value,
+                        own if held else _Attributes(space),
+                        key,
                     )
 
     def _open(self, name: str, value: Any, container: Any, key: Any) -> None:
@@ -138,7 +141,7 @@ class _Walk:
         if isinstance(value, nn.Module):
             for path, module in value.named_modules():
                 if not owner_of(type(module)).is_library:
-                    self._spaces.append((member(name, path), module))
+                    self._spaces.append((dotted_name(name, path), module))
         elif kept is self.found.objects or (
             isinstance(value, (ModuleType, type)) and not belongs_to_library(value)
         ):
@@ -150,10 +153,10 @@ class _Walk:
                 self.visit(part, inner)
         elif isinstance(value, dict):
             for key, item in value.items():
-                self.visit(named(name, (True, key)), item, value, key)
+                self.visit(child_name(name, (True, key)), item, value, key)
         elif isinstance(value, (list, tuple)):
             for i, item in enumerate(value):
-                self.visit(named(name, (True, i)), item, value, i)
+                self.visit(child_name(name, (True, i)), item, value, i)
 
     def _kept(self, value: Any) -> dict[str, Any] | None:
         """Where a value is to be kept; None for what only leads to others."""

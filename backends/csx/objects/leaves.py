@@ -25,17 +25,17 @@ from fulgurite.backends.csx.contract import ValuelessTensor
 from fulgurite.backends.csx.diagnostics.trace_errors import StateChanged
 from fulgurite.backends.csx.state import (
     Owner,
+    PathStep,
     Place,
-    Step,
+    child_name,
     children,
-    member,
-    named,
+    dotted_name,
     owner_of,
     refill,
 )
 from fulgurite.backends.patches import MISSING
 
-Path = tuple[Step, ...]
+Path = tuple[PathStep, ...]
 
 _WIDEST = 1024  # items of a container that is searched; longer ones are collections of data
 DEEPEST = 8  # steps of a path
@@ -48,7 +48,7 @@ _OF_MODULES = ("_parameters", "_buffers", "_modules")
 _NOT_SEARCHED = frozenset((*_OF_MODULES, "_trainer", "_fabric", "_hparams_initial"))
 
 
-def held_in(value: Any) -> list[tuple[Step, Any]] | None:
+def held_in(value: Any) -> list[tuple[PathStep, Any]] | None:
     """What is in a container or an object that may hold state; None where a value is neither."""
     return children(value, _may_hold_state)
 
@@ -136,7 +136,7 @@ class AttributeTree:
             if not is_item and key in _OF_MODULES:
                 of_module = key  # its items are attributes to the user
             else:
-                text, of_module = named(text, (is_item and not of_module, key)), ""
+                text, of_module = child_name(text, (is_item and not of_module, key)), ""
         return Place(self, path, text)
 
 
@@ -201,7 +201,7 @@ class Trees:
 
     def __init__(self, holders: Iterable[tuple[str, object]], registered: set[int]) -> None:
         self._registered = registered
-        self.content: dict[int, tuple[Any, list[tuple[Step, Any]]]] = {}  # of each container
+        self.content: dict[int, tuple[Any, list[tuple[PathStep, Any]]]] = {}  # of each container
         self.roots: list[tuple[AttributeTree, Any]] = []
         self.places: list[Place] = []
         self.holders = list(holders)
@@ -210,9 +210,9 @@ class Trees:
                 for key, value in vars(holder).items():
                     if key not in _NOT_SEARCHED:
                         key_name = "hparams" if key == "_hparams" else key
-                        self._search_root(vars(holder), key, member(name, key_name), value)
+                        self._search_root(vars(holder), key, dotted_name(name, key_name), value)
                 for key, value in _in_class(holder).items():
-                    self._search_root(ClassAttributes(holder), key, member(name, key), value)
+                    self._search_root(ClassAttributes(holder), key, dotted_name(name, key), value)
             elif id(holder) not in self.content:  # not in another one's tree
                 self._search_root({0: holder}, 0, name, holder)
 
@@ -222,10 +222,10 @@ class Trees:
         if self.enters(value) is not None:
             inside = AttributeTree(Place(owner, key, name))
             self.roots.append((inside, value))
-            self._left = _MOST
+            self._budget = _MOST
             self._search(value, inside, (), [])
 
-    def enters(self, value: Any) -> list[tuple[Step, Any]] | None:
+    def enters(self, value: Any) -> list[tuple[PathStep, Any]] | None:
         """What is in a container or an object that is searched."""
         return None if id(value) in self._registered else held_in(value)
 
@@ -242,8 +242,8 @@ class Trees:
         if items is None:
             return
         self.content[id(value)] = value, items
-        self._left -= len(items)
-        if len(items) <= _WIDEST and len(path) < DEEPEST and self._left > 0:
+        self._budget -= len(items)
+        if len(items) <= _WIDEST and len(path) < DEEPEST and self._budget > 0:
             for step, item in items:
                 self._search(item, inside, (*path, step), [*above, id(value)])
 
@@ -269,14 +269,14 @@ class Trees:
             put_back(value, items)
 
 
-def same(now: list[tuple[Step, Any]], before: list[tuple[Step, Any]]) -> bool:
+def same(now: list[tuple[PathStep, Any]], before: list[tuple[PathStep, Any]]) -> bool:
     """Whether two contents hold the same objects in the same places."""
     return len(now) == len(before) and all(
         a == c and b is d for (a, b), (c, d) in zip(now, before, strict=True)
     )
 
 
-def put_back(value: Any, items: list[tuple[Step, Any]]) -> None:
+def put_back(value: Any, items: list[tuple[PathStep, Any]]) -> None:
     """Give a container or an object these items; a tuple cannot have others."""
     if isinstance(value, (list, deque)):
         refill(value, [item for _, item in items])
@@ -288,4 +288,4 @@ def holders_in(module: nn.Module, root: str) -> Iterator[tuple[str, object]]:
     """The modules whose attributes are searched: the user's own, and other packages'."""
     for path, one in module.named_modules():
         if owner_of(type(one)) is not Owner.FRAMEWORK and not isinstance(one, Metric):
-            yield member(root, path), one
+            yield dotted_name(root, path), one

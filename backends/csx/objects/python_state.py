@@ -30,13 +30,13 @@ from fulgurite.backends.csx.state import (
     ARRAYS,
     GENERATORS,
     Place,
+    child_name,
     content,
     dict_of,
+    dotted_name,
     elements,
     filled_cells,
     filled_slots,
-    member,
-    named,
     owner_of,
     refill,
 )
@@ -67,14 +67,14 @@ class _Position:
 
 
 @dataclass(slots=True)
-class _Kept:
+class _SavedContent:
     """Something that may change, what was in it, and how the user reaches it."""
 
     item: Any
     before: Any
     name: str
     whole: bool = True  # whether what is in ``item`` and not in ``before`` is new
-    told: bool = True  # whether a change is the user's, who wants to know
+    reported: bool = True  # whether a change is the user's, who wants to know
 
     def restore(self) -> None:
         """Put it back as it was; iterators cannot be."""
@@ -106,21 +106,21 @@ class PythonState:
     """What the code of a step can reach: of module ``root``, whose name is ``name``, and others."""
 
     def __init__(self, root: nn.Module, name: str, others: Iterable[object]) -> None:
-        self._kept: dict[int, _Kept] = {}
+        self._kept: dict[int, _SavedContent] = {}
         self._seen: dict[int, Any] = {}
         self._scalars: dict[int, dict[str, Any]] = {}  # globals, by the identity of their dict
         for path, module in root.named_modules():
             if not owner_of(type(module)).is_named_library:
-                where = member(name, path)
+                where = dotted_name(name, path)
                 self._code(type(module))
                 self._attributes(module, where, scalars=False)
         for item in others:
             kind = type(item)
             if isinstance(item, _FUNCTIONS):
-                self._look(item, "", 0)
+                self._visit(item, "", 0)
             elif isinstance(item, pl.Callback) and owner_of(kind).is_named_library:
                 hooks = (hook for hook in vars(item).values() if isinstance(hook, _FUNCTIONS))
-                self._look((*hooks,), "", 0)  # of a LambdaCallback
+                self._visit((*hooks,), "", 0)  # of a LambdaCallback
             elif not (owner_of(kind).is_named_library or isinstance(item, _ELSEWHERE)):
                 self._code(kind)
                 self._attributes(item, kind.__name__, scalars=True)
@@ -133,7 +133,7 @@ class PythonState:
     def changes(self) -> Iterator[Change]:
         """The Python values that are others now: a counter's, an element's."""
         for kept in self._kept.values():
-            yield from (one for one in _changes(kept) if kept.told or one.is_of_array)
+            yield from (one for one in _changes(kept) if kept.reported or one.is_of_array)
 
     def traced(self, holds: Callable[[Any], bool]) -> Iterator[tuple[Place, Any, Any]]:
         """Places in dicts where there now is what ``holds`` says: (place, before, now)."""
@@ -146,8 +146,8 @@ class PythonState:
 
     # -- looking -------------------------------------------------------------------------------
 
-    def _keep(self, item: Any, before: Any, name: str, *, whole: bool = True) -> _Kept:
-        kept = self._kept[id(item)] = _Kept(item, before, name, whole)
+    def _keep(self, item: Any, before: Any, name: str, *, whole: bool = True) -> _SavedContent:
+        kept = self._kept[id(item)] = _SavedContent(item, before, name, whole)
         return kept
 
     def _attributes(self, owner: Any, name: str, *, scalars: bool, depth: int = 0) -> None:
@@ -155,13 +155,13 @@ class PythonState:
         if id(own) in self._kept:
             return
         before = dict(own)
-        self._keep(own, before, f"{name}.").told = scalars
+        self._keep(own, before, f"{name}.").reported = scalars
         for key, value in before.items():
             if not (isinstance(owner, (nn.Module, pl.Callback)) and key in FRAMEWORKS):
                 shown = key.removeprefix("_") if key == "_hparams" else key
-                self._look(value, f"{name}.{shown}", depth + 1)
+                self._visit(value, f"{name}.{shown}", depth + 1)
 
-    def _look(self, value: Any, name: str, depth: int) -> None:
+    def _visit(self, value: Any, name: str, depth: int) -> None:
         if isinstance(value, _OPAQUE) or id(value) in self._seen or depth > _DEEPEST:
             return
         self._seen[id(value)] = value
@@ -177,15 +177,15 @@ class PythonState:
         elif isinstance(value, (set, *ARRAYS, *GENERATORS)):
             self._keep(value, content(value), name)
         elif isinstance(value, memoryview):
-            self._look(value.obj, name, depth + 1)
+            self._visit(value.obj, name, depth + 1)
         elif (place := _place_of(value)) is not None:
             self._keep(value, _Position(place), name)
         elif isinstance(value, FunctionType):
             self._function(value, name, depth)
         elif isinstance(value, MethodType):
-            self._look((value.__func__, value.__self__), name, depth + 1)
+            self._visit((value.__func__, value.__self__), name, depth + 1)
         elif isinstance(value, functools.partial):
-            self._look((value.func, value.args, value.keywords), name, depth + 1)
+            self._visit((value.func, value.args, value.keywords), name, depth + 1)
         elif isinstance(value, _ELSEWHERE):
             return
         elif isinstance(value, _PLAIN_OBJECTS) or not owner_of(type(value)).is_library:
@@ -195,7 +195,7 @@ class PythonState:
         if len(items) <= _LONGEST:
             pairs = items.items() if isinstance(items, dict) else enumerate(items)
             for key, item in pairs:
-                self._look(item, named(name, (True, key)), depth + 1)
+                self._visit(item, child_name(name, (True, key)), depth + 1)
 
     def _object(self, value: Any, name: str, depth: int) -> None:
         self._code(type(value))
@@ -210,14 +210,14 @@ class PythonState:
             self._keep(slots, held, f"{name}.", whole=False)
             if len(held) <= _LONGEST:
                 for key, item in held.items():
-                    self._look(item, named(name, (False, key)), depth + 1)
+                    self._visit(item, child_name(name, (False, key)), depth + 1)
 
     def _function(self, function: FunctionType, name: str, depth: int) -> None:
         if belongs_to_library(function):
             return
         for key, cell, value in filled_cells(function):
             self._keep(_of_cell(cell), {key: value}, "", whole=False)
-            self._look(value, key, depth + 1)
+            self._visit(value, key, depth + 1)
         self._globals(function, depth)
 
     def _code(self, kind: type) -> None:
@@ -231,7 +231,7 @@ class PythonState:
                 function = getattr(value, "__func__", getattr(value, "fget", value))
                 function = getattr(function, "__wrapped__", function)
                 if isinstance(function, FunctionType):
-                    self._look(function, function.__name__, 1)
+                    self._visit(function, function.__name__, 1)
 
     def _class(self, kind: type) -> None:
         """The Python values that are a class's own."""
@@ -242,7 +242,7 @@ class PythonState:
             self._keep(values, held, f"{kind.__name__}.", whole=False)
         for key, value in own.items():
             if isinstance(value, (dict, list, set, deque)) and key[:2] != "__":
-                self._look(value, f"{kind.__name__}.{key}", 1)
+                self._visit(value, f"{kind.__name__}.{key}", 1)
 
     def _globals(self, function: FunctionType, depth: int) -> None:
         space, scalars = function.__globals__, self._scalars
@@ -256,7 +256,7 @@ class PythonState:
                     self._keep(space, held, "", whole=False)
                 scalars[id(space)][name] = value
             else:
-                self._look(value, name, depth + 1)
+                self._visit(value, name, depth + 1)
 
 
 FRAMEWORKS = frozenset((*vars(nn.Module()), *vars(pl.LightningModule()), *vars(pl.Callback()))) - {
@@ -265,7 +265,7 @@ FRAMEWORKS = frozenset((*vars(nn.Module()), *vars(pl.LightningModule()), *vars(p
 """Attributes that every module, LightningModule or Callback has."""
 
 
-def _changes(kept: _Kept) -> Iterator[Change]:
+def _changes(kept: _SavedContent) -> Iterator[Change]:
     item, before = kept.item, kept.before
     if isinstance(item, GENERATORS):
         return
@@ -277,7 +277,7 @@ def _changes(kept: _Kept) -> Iterator[Change]:
         get = functools.partial(dict.get, item) if isinstance(item, dict) else item.get
         for key in keys:
             bare = of_attributes or not kept.name
-            name = f"{kept.name}{key}" if bare else named(kept.name, (True, key))
+            name = f"{kept.name}{key}" if bare else child_name(kept.name, (True, key))
             yield from _difference(name, before.get(key, MISSING), get(key, MISSING))
     elif isinstance(before, ARRAYS):
         yield from _difference(kept.name, before, item)
@@ -295,7 +295,7 @@ def _changes(kept: _Kept) -> Iterator[Change]:
                 yield Change(kept.name, f"{len(before)} {_ELEMENTS}", f"{len(item)}")
         else:
             for i, (was, now) in enumerate(zip(before, item, strict=True)):
-                yield from _difference(named(kept.name, (True, i)), was, now)
+                yield from _difference(child_name(kept.name, (True, i)), was, now)
 
 
 def _difference(name: str, was: Any, now: Any) -> Iterator[Change]:

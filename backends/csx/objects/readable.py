@@ -36,10 +36,10 @@ from fulgurite.backends.csx.objects.discovery import codes_reached, names_in
 from fulgurite.backends.csx.objects.python_state import FRAMEWORKS
 from fulgurite.backends.csx.state import (
     attributes_of,
+    child_name,
+    dotted_name,
     elements,
     filled_cells,
-    member,
-    named,
     owner_of,
 )
 
@@ -97,13 +97,13 @@ class ReadableState:
     def _walk(self) -> dict[str, list[Any]]:
         walk = _Walk(self._names)
         for path, module in self._module.named_modules():
-            walk.module(module, member(self._name, path))
+            walk.module(module, dotted_name(self._name, path))
         for one in self._functions:
-            walk.look(one, "", 0)
+            walk.visit(one, "", 0)
         for one in self._others:
             walk.other(one)
         if self._names & _ENVIRONMENT:
-            walk.look(dict(os.environ), "os.environ", 0)
+            walk.visit(dict(os.environ), "os.environ", 0)
         return walk.seen
 
 
@@ -141,13 +141,13 @@ class _Walk:
             held = {key: value for key, value in dict(vars(item)).items() if key in self._names}
             held |= {"datamodule": item.datamodule} if "datamodule" in self._names else {}  # type: ignore[attr-defined]
             for key, value in held.items():
-                self.look(value, f"trainer.{key}", 1)
+                self.visit(value, f"trainer.{key}", 1)
         elif not owner_of(kind).is_library and not isinstance(item, nn.Module):
             common = vars(pl.Callback()) if isinstance(item, pl.Callback) else _OF_OPTIMIZERS
             items = {key: value for key, value in dict(vars(item)).items() if key not in common}
             self._attributes(items, kind.__name__, 1, of=kind)
 
-    def look(self, value: Any, name: str, depth: int) -> None:
+    def visit(self, value: Any, name: str, depth: int) -> None:
         """Take in a value, and what is in it."""
         if isinstance(value, _ELSEWHERE):
             return
@@ -167,18 +167,20 @@ class _Walk:
             self._inside(pairs, items, depth)
         elif isinstance(value, (list, deque, tuple)):
             held = list(value)
-            self._inside(((named(name, (True, i)), one) for i, one in enumerate(held)), held, depth)
+            self._inside(
+                ((child_name(name, (True, i)), one) for i, one in enumerate(held)), held, depth
+            )
         elif isinstance(value, FunctionType):
             self._function(value, depth)
         elif isinstance(value, MethodType):
-            self.look(value.__func__, name and f"{name}.__func__", depth + 1)
+            self.visit(value.__func__, name and f"{name}.__func__", depth + 1)
             owner = value.__self__
-            self.look(owner, f"{name}.__self__" if name else type(owner).__name__, depth + 1)
+            self.visit(owner, f"{name}.__self__" if name else type(owner).__name__, depth + 1)
         elif isinstance(value, functools.partial):
-            self.look([value.func, value.args, value.keywords], name, depth + 1)
+            self.visit([value.func, value.args, value.keywords], name, depth + 1)
         elif isinstance(value, (property, staticmethod, classmethod)):
             function = value.fget if isinstance(value, property) else value.__func__
-            self.look(function, name, depth)
+            self.visit(function, name, depth)
         elif isinstance(value, type):
             self._class(value, depth)
         elif isinstance(value, ModuleType):
@@ -186,14 +188,14 @@ class _Walk:
                 self._attributes(dict(vars(value)), value.__name__, depth)
         elif isinstance(value, nn.Module):
             for path, module in value.named_modules():
-                self.module(module, member(name, path))
+                self.module(module, dotted_name(name, path))
         if type(value).__module__.partition(".")[0] not in _COMPILED | {"builtins"}:
             self._attributes(attributes_of(value), name, depth, of=type(value))
 
     def _inside(self, items: Iterable[tuple[str, Any]], sized: Any, depth: int) -> None:
         if len(sized) <= _LONGEST:
             for name, item in items:
-                self.look(item, name, depth + 1)
+                self.visit(item, name, depth + 1)
 
     def _attributes(
         self, items: Mapping[str, Any], name: str, depth: int, of: type | None = None
@@ -207,7 +209,7 @@ class _Walk:
             }
         self._note(f"{name}.", frozenset(_plain(items)))
         for key, value in items.items():
-            self.look(value, f"{name}.{'hparams' if key == '_hparams' else key}", depth + 1)
+            self.visit(value, f"{name}.{'hparams' if key == '_hparams' else key}", depth + 1)
         if of is not None:
             self._class(of, depth)
 
@@ -224,13 +226,13 @@ class _Walk:
             return
         where, code = f"{function.__module__}.{function.__qualname__}", function.__code__
         for key, _, value in filled_cells(function):
-            self.look(value, f"{where}.{key}", depth + 1)
+            self.visit(value, f"{where}.{key}", depth + 1)
         defaults = [function.__defaults__, function.__kwdefaults__]
-        self.look(defaults, f"{where}.__defaults__", depth + 1)
+        self.visit(defaults, f"{where}.__defaults__", depth + 1)
         space = function.__globals__
         for name in names_in(code):
             if name in space:
-                self.look(space[name], f"{function.__module__}.{name}", depth + 1)
+                self.visit(space[name], f"{function.__module__}.{name}", depth + 1)
 
 
 _OF_OPTIMIZERS = frozenset({"state", "param_groups", "defaults"})

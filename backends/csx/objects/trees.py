@@ -32,16 +32,16 @@ from fulgurite.backends.csx.objects.leaves import (
 )
 from fulgurite.backends.csx.state import (
     NewPlace,
+    PathStep,
     Place,
     SideEffects,
     StateInput,
     StateTensor,
-    Step,
     brief,
 )
 from fulgurite.backends.patches import MISSING
 
-Items = list[tuple[Step, Any]]
+Items = list[tuple[PathStep, Any]]
 
 
 class AppendedList:

@@ -12,7 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import user_line
 from fulgurite.backends.csx.program.step_function import StepFunction
-from fulgurite.backends.csx.state import before_steps, forget
+from fulgurite.backends.csx.state import before_steps, forget_dropped
 from fulgurite.backends.step_context import step_context
 
 _guarded: Any = WeakIdKeyDictionary()  # optimizers that refuse a step on the host
@@ -65,12 +65,12 @@ class ZeroGradObserver:
 
         def optimizer_zero_grad(self: Optimizer, set_to_none: bool = True) -> None:
             parameters = [p for group in self.param_groups for p in group["params"]]
-            forget(parameters)
+            forget_dropped(parameters)
             of_optimizer(self, set_to_none)
             clear(parameters)
 
         def module_zero_grad(self: nn.Module, set_to_none: bool = True) -> None:
-            forget(self.parameters())
+            forget_dropped(self.parameters())
             of_module(self, set_to_none)
             clear(self.parameters())
 

@@ -61,7 +61,7 @@ from fulgurite.backends.csx.plugins.unsupported import (
 from fulgurite.backends.csx.program import offline
 from fulgurite.backends.csx.program.audit import Budget
 from fulgurite.backends.csx.program.step_function import HostCode, StepFunction
-from fulgurite.backends.csx.state import Gradients, before_steps, hidden
+from fulgurite.backends.csx.state import Gradients, before_steps, hide_deferred_state
 from fulgurite.backends.runtime import keep_freed_memory
 from fulgurite.backends.safe_load import naming_classes
 
@@ -286,7 +286,7 @@ class StaticGraph(LoopServices, ChecksStates, OneProcess):
         """An optimizer's state, without what its first update is still to make."""
         self.schedulers.show_again()
         deferred = self.training.deferred if self.training is not None else []
-        with hidden([one for one in deferred if one.new_state.optimizer is optimizer]):
+        with hide_deferred_state([one for one in deferred if one.new_state.optimizer is optimizer]):
             return super().optimizer_state(optimizer)
 
     def load_checkpoint(

@@ -23,7 +23,7 @@ from fulgurite.backends.csx.graph.collectives import Waits, has_collectives
 from fulgurite.backends.csx.graph.graph import Kind
 from fulgurite.backends.csx.objects import BatchChanges, lies_in, place_of_list
 from fulgurite.backends.csx.program.first_bad import first_not_finite
-from fulgurite.backends.csx.state import Binding, Place, Unkept, held_gradients
+from fulgurite.backends.csx.state import Binding, DroppedGradients, Place, held_gradients
 
 
 class Results:
@@ -69,7 +69,7 @@ class Executable:
         state = [item.index for item in graph.inputs if item.kind is Kind.STATE]
         self._binding = Binding(tuple(sources.state[i] for i in state), trained)
         self._gradients = held_gradients(graph, sources.gradients, gradients)
-        self._unkept = Unkept(graph, sources.gradients)
+        self._unkept = DroppedGradients(graph, sources.gradients)
         self.tells_unkept = True  # after the next run
         self._takes_numbers = any(item.kind is Kind.NUMBERS for item in graph.inputs)
         takes_steps = any(item.kind is Kind.STEPS for item in graph.inputs)

@@ -29,7 +29,7 @@ from fulgurite.backends.csx.hyperparams.slots import (
     unused_guards,
 )
 from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard
-from fulgurite.backends.csx.state import broken_gradient
+from fulgurite.backends.csx.state import gradient_mismatch
 from fulgurite.backends.program_scheduler import ProgramScheduler
 
 _SETTINGS = ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm")
@@ -134,7 +134,7 @@ class Guards:
             if one.name != "track_running_stats" or not isinstance(one.module, _NormBase)
         )
         handovers = [one.sources.gradients for one in captured]
-        self._gradients = [one for one in handovers if one.decided_by]
+        self._gradients = [one for one in handovers if one.none_matters]
         self.numbers = _number_guards(captured, scope)
 
     def accept(self, now: Conditions, batch: Any) -> list[Tensor] | Misfit | None:
@@ -154,7 +154,7 @@ class Guards:
         tensors = self.batch.accept(batch)
         if tensors is None:
             return Misfit(InputChanged, self.batch.difference(batch))
-        broken = self._gradients and broken_gradient(self._gradients)
+        broken = self._gradients and gradient_mismatch(self._gradients)
         if broken:
             return Misfit(StateChanged, broken)
         answer = self._groups.update(self.numbers)

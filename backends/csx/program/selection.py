@@ -21,7 +21,7 @@ from fulgurite.backends.csx.objects import SHAPES, shapes_of, too_many_shapes, v
 from fulgurite.backends.csx.program.build import BoundProgram
 from fulgurite.backends.csx.program.executable import Executable
 from fulgurite.backends.csx.program.guards import Conditions, Misfit, ParamGroups, settings_of
-from fulgurite.backends.csx.state import HeldStates, member
+from fulgurite.backends.csx.state import OptimizerStates, dotted_name
 
 _requires_grad, _training = attrgetter("requires_grad"), attrgetter("training")
 _tracking = attrgetter("track_running_stats")
@@ -99,7 +99,7 @@ class Selection:
         self.reason = self._since = ""
         self._pruned, self._forgotten = pruned(scope.module), 0
         self.modules, self.groups = ModuleTree(scope), ParamGroups(scope)
-        self._states = HeldStates([])  # those of the programs
+        self._states = OptimizerStates([])  # those of the programs
         self._earlier: set[int] = set()  # programs of runs before this one, not used in this one
 
     def begin_run(self) -> None:
@@ -190,7 +190,7 @@ class Selection:
     def add(self, program: BoundProgram) -> None:
         """Take a program that was built now."""
         self.programs.append(program)
-        self._states = HeldStates(self._scope.optimizers)
+        self._states = OptimizerStates(self._scope.optimizers)
 
     def forget_replaced(self) -> None:
         """Where the state of an optimizer was loaded, replaced or cleared, build programs anew."""
@@ -219,7 +219,7 @@ class Selection:
 
     def _forget(self) -> None:
         self.programs.clear()
-        self._states = HeldStates([])
+        self._states = OptimizerStates([])
 
     def executables(self) -> Iterator[Executable]:
         """The entry points of all programs."""
@@ -249,7 +249,7 @@ def _in_short(why: str) -> str:
 def pruned(module: nn.Module) -> tuple[str, ...]:
     """The names that pruned parameters had, of a module and those in it."""
     return tuple(
-        member(path, hook._tensor_name)
+        dotted_name(path, hook._tensor_name)
         for path, one in module.named_modules()
         for hook in one._forward_pre_hooks.values()
         if isinstance(hook, BasePruningMethod)

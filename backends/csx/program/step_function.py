@@ -29,7 +29,7 @@ from fulgurite.backends.csx.program.speed import (
     profiled,
     profiler_of,
 )
-from fulgurite.backends.csx.state import DeferredState, zero_kept
+from fulgurite.backends.csx.state import DeferredState, zero_kept_gradients
 from fulgurite.backends.program_scheduler import program_schedulers
 from fulgurite.backends.runtime import interrupted_once
 
@@ -219,7 +219,7 @@ class StepFunction:
         """
         for executable in self._selection.executables():
             executable.tells_unkept = True
-        zero_kept(self._builder.gradients, self._scope.parameters(), parameters)
+        zero_kept_gradients(self._builder.gradients, self._scope.parameters(), parameters)
 
     def check_modules(self) -> None:
         """``check_state`` where a module was added, removed or replaced: quick, for every call."""

@@ -14,25 +14,27 @@ fake_swap            fakes behind the user's own tensors
 """
 
 from fulgurite.backends.csx.state.binding import Binding as Binding
-from fulgurite.backends.csx.state.binding import HeldStates as HeldStates
-from fulgurite.backends.csx.state.conditional_updates import Carried as Carried
+from fulgurite.backends.csx.state.binding import OptimizerStates as OptimizerStates
 from fulgurite.backends.csx.state.conditional_updates import DeferredState as DeferredState
+from fulgurite.backends.csx.state.conditional_updates import GradientFlag as GradientFlag
 from fulgurite.backends.csx.state.conditional_updates import first_updates as first_updates
-from fulgurite.backends.csx.state.conditional_updates import hidden as hidden
+from fulgurite.backends.csx.state.conditional_updates import (
+    hide_deferred_state as hide_deferred_state,
+)
 from fulgurite.backends.csx.state.conditional_updates import skipped_where as skipped_where
 from fulgurite.backends.csx.state.fake_swap import ReplacedData as ReplacedData
 from fulgurite.backends.csx.state.fake_swap import StateFakeTensor as StateFakeTensor
 from fulgurite.backends.csx.state.fake_swap import fake_for as fake_for
 from fulgurite.backends.csx.state.fake_swap import swap as swap
 from fulgurite.backends.csx.state.fake_swap import traced_as_fakes as traced_as_fakes
+from fulgurite.backends.csx.state.gradients import GradientHandover as GradientHandover
 from fulgurite.backends.csx.state.gradients import Gradients as Gradients
-from fulgurite.backends.csx.state.gradients import Handover as Handover
-from fulgurite.backends.csx.state.gradients import OtherPrograms as OtherPrograms
-from fulgurite.backends.csx.state.gradients import broken_gradient as broken_gradient
-from fulgurite.backends.csx.state.kept_gradients import Unkept as Unkept
-from fulgurite.backends.csx.state.kept_gradients import forget as forget
+from fulgurite.backends.csx.state.gradients import StageGradients as StageGradients
+from fulgurite.backends.csx.state.gradients import gradient_mismatch as gradient_mismatch
+from fulgurite.backends.csx.state.kept_gradients import DroppedGradients as DroppedGradients
+from fulgurite.backends.csx.state.kept_gradients import forget_dropped as forget_dropped
 from fulgurite.backends.csx.state.kept_gradients import held_gradients as held_gradients
-from fulgurite.backends.csx.state.kept_gradients import zero_kept as zero_kept
+from fulgurite.backends.csx.state.kept_gradients import zero_kept_gradients as zero_kept_gradients
 from fulgurite.backends.csx.state.optimizer_state import NewState as NewState
 from fulgurite.backends.csx.state.optimizer_state import around_steps as around_steps
 from fulgurite.backends.csx.state.optimizer_state import before_steps as before_steps
@@ -42,15 +44,15 @@ from fulgurite.backends.csx.state.optimizer_state import plain_options as plain_
 from fulgurite.backends.csx.state.python_objects import ARRAYS as ARRAYS
 from fulgurite.backends.csx.state.python_objects import GENERATORS as GENERATORS
 from fulgurite.backends.csx.state.python_objects import Owner as Owner
+from fulgurite.backends.csx.state.python_objects import PathStep as PathStep
 from fulgurite.backends.csx.state.python_objects import Snapshot as Snapshot
-from fulgurite.backends.csx.state.python_objects import Step as Step
 from fulgurite.backends.csx.state.python_objects import attributes_of as attributes_of
+from fulgurite.backends.csx.state.python_objects import child_name as child_name
 from fulgurite.backends.csx.state.python_objects import children as children
 from fulgurite.backends.csx.state.python_objects import content as content
 from fulgurite.backends.csx.state.python_objects import elements as elements
 from fulgurite.backends.csx.state.python_objects import filled_cells as filled_cells
 from fulgurite.backends.csx.state.python_objects import filled_slots as filled_slots
-from fulgurite.backends.csx.state.python_objects import named as named
 from fulgurite.backends.csx.state.python_objects import owner_of as owner_of
 from fulgurite.backends.csx.state.python_objects import refill as refill
 from fulgurite.backends.csx.state.storage import Layout as Layout
@@ -62,8 +64,8 @@ from fulgurite.backends.csx.state.storage import StateTensor as StateTensor
 from fulgurite.backends.csx.state.storage import brief as brief
 from fulgurite.backends.csx.state.storage import copying_remedy as copying_remedy
 from fulgurite.backends.csx.state.storage import dict_of as dict_of
+from fulgurite.backends.csx.state.storage import dotted_name as dotted_name
 from fulgurite.backends.csx.state.storage import dtype_and_shape as dtype_and_shape
-from fulgurite.backends.csx.state.storage import member as member
 from fulgurite.backends.csx.state.storage import module_places as module_places
 from fulgurite.backends.csx.state.storage import optimizer_places as optimizer_places
 from fulgurite.backends.csx.state.storage import parameter_replaced as parameter_replaced

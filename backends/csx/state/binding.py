@@ -2,7 +2,7 @@
 
 A program takes tensors from the dicts of ``optimizer.state``. Host code may put other dicts in
 their place (``load_state_dict`` does) or clear them; then the programs have to be built anew, which
-``HeldStates`` tells.
+``OptimizerStates`` tells.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fulgurite.backends.csx.state.storage import (
 )
 
 
-class HeldStates:
+class OptimizerStates:
     """The dicts of the state of optimizers as they are now, to be compared with those later.
 
     They are kept, so that no identity is used twice.

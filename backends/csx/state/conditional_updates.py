@@ -15,9 +15,9 @@ of this.
 
 Gradients that are used in the step after the one that computed them: in the first step of
 ``opt.step(); opt.zero_grad(); manual_backward(loss)`` every ``p.grad`` is None, and the optimizer
-leaves such parameters and their state alone. A flag for each of them (``Carried``), state of the
-program, tells whether there is a gradient; where there is none, what the optimizer wrote is taken
-back. The host sets the flag where it clears a gradient or puts one there.
+leaves such parameters and their state alone. A flag for each of them (``GradientFlag``), which is
+state of the program, tells whether there is a gradient; where there is none, what the optimizer
+wrote is taken back. The host sets the flag where it clears a gradient or puts one there.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class DeferredState:
 
 
 @contextlib.contextmanager
-def hidden(deferred: list[DeferredState]) -> Iterator[None]:
+def hide_deferred_state(deferred: list[DeferredState]) -> Iterator[None]:
     """Keep state that still waits for the first gradient out of a checkpoint."""
     before = [(one.state, dict(one.state)) for one in deferred if one.waits()]
     try:
@@ -251,7 +251,7 @@ IS_THERE = "is there"
 Waiting = Callable[[Optimizer], dict[nn.Parameter, Tensor]]
 
 
-class Carried:
+class GradientFlag:
     """A flag in the program's state: has this parameter a gradient from the step before?
 
     Args:
@@ -267,13 +267,13 @@ class Carried:
         """Where the flag is kept."""
         return Place(self.flag, IS_THERE, f"whether {self._name}.grad is there")
 
-    def is_now(self, there: bool) -> None:
+    def set_from_host(self, there: bool) -> None:
         """Tell the program what the host made of the gradient."""
         if there is not self._there:
             self._there = there
             self.flag[IS_THERE].fill_(there)
 
-    def was_left(self, there: bool) -> None:
+    def note_set_by_program(self, there: bool) -> None:
         """The program itself has set its flag to this."""
         self._there = there
 

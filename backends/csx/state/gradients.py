@@ -6,7 +6,7 @@ is state. Eagerly the gradient of a parameter that no backward reaches is None, 
 leaves it alone, so such a zero is hidden from the optimizer; where it turns out that the step
 leaves a gradient there for the next one, it is traced again, and the optimizer sees it (carried).
 In manual optimization the step's own code sees ``p.grad`` too: where a step began with None and
-leaves None, it is traced again with None in the place of a zero (``OtherPrograms.none``).
+leaves None, it is traced again with None in the place of a zero (``StageGradients.none``).
 
 A function of a hand-written loop finds gradients in ``p.grad`` and leaves them there, so that the
 loop may clear them, or another function may use them; only those that an optimizer has used and
@@ -28,15 +28,15 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from fulgurite.backends.csx.graph.graph import Input, Kind
 from fulgurite.backends.csx.state.conditional_updates import (
     IS_THERE,
-    Carried,
     DeferredState,
+    GradientFlag,
     skipping_without_gradient,
 )
 from fulgurite.backends.csx.state.fake_swap import on_gradient
 
 
 @dataclass(slots=True, kw_only=True)
-class Handover:
+class GradientHandover:
     """What a step found in ``p.grad`` and left there; by the parameters' names."""
 
     parameters: dict[str, nn.Parameter]
@@ -44,16 +44,16 @@ class Handover:
     shown: bool = False  # it is Lightning's, and the host sees what is state
     all_kept: bool = False  # and what is not
     was_none: frozenset[str] = frozenset()  # before the trace
-    decided_by: set[str] = field(default_factory=set)  # whether these were None matters
-    left: dict[str, bool] = field(default_factory=dict)  # False: None; absent: as it was
+    none_matters: set[str] = field(default_factory=set)  # whether these were None matters
+    tensor_after: dict[str, bool] = field(default_factory=dict)  # False: None; absent: as found
     unused: set[str] = field(default_factory=set)  # computed, and not used by an optimizer since
-    carried: dict[str, Carried] = field(default_factory=dict)  # from one step to the next
+    carried: dict[str, GradientFlag] = field(default_factory=dict)  # from one step to the next
     computed: set[str] = field(default_factory=set)  # by this step
     fresh: set[str] = field(default_factory=set)  # in a tensor of their own
 
-    def broken(self) -> str | None:
+    def mismatch(self) -> str | None:
         """A text where a gradient that must be None no longer is, or the other way round."""
-        for name in self.decided_by:
+        for name in self.none_matters:
             is_none, was_none = self.parameters[name].grad is None, name in self.was_none
             if is_none != was_none:
                 words = {True: "None", False: "a tensor"}
@@ -61,13 +61,13 @@ class Handover:
         return None
 
 
-def broken_gradient(handovers: list[Handover]) -> str | None:
+def gradient_mismatch(handovers: list[GradientHandover]) -> str | None:
     """What one of them says is broken."""
-    return next((why for why in (one.broken() for one in handovers) if why), None)
+    return next((why for why in (one.mismatch() for one in handovers) if why), None)
 
 
 @dataclass(slots=True)
-class OtherPrograms:
+class StageGradients:
     """What a stage's programs do with gradients: one may leave what another's optimizer uses."""
 
     left: set[str] = field(default_factory=set)
@@ -75,7 +75,7 @@ class OtherPrograms:
     none: set[str] = field(default_factory=set)  # None whenever a step begins
     may_be_none: set[str] = field(default_factory=set)  # as the last trace found them
 
-    def supposed_none(self) -> bool:
+    def suppose_none(self) -> bool:
         """Suppose that whatever may be None at the start is; False where that was supposed."""
         more = self.may_be_none - self.left - self.none
         self.none |= more
@@ -86,8 +86,8 @@ class GradientScope(Protocol):
     """What gradients ask of a step's ``Scope``."""
 
     gradients_on_host: ClassVar[bool]
-    carried: dict[str, Carried]
-    other_programs: OtherPrograms
+    carried: dict[str, GradientFlag]
+    stage_gradients: StageGradients
     trains: bool
 
     @property
@@ -116,7 +116,7 @@ class Gradients:
     def __init__(self, parameters: dict[str, nn.Parameter], scope: GradientScope) -> None:
         self.parameters = {name: p for name, p in parameters.items() if p.requires_grad}
         on_host = scope.gradients_on_host
-        self.handover = Handover(
+        self.handover = GradientHandover(
             parameters=self.parameters,
             on_host=on_host,
             shown=scope.shows_gradients,
@@ -126,14 +126,14 @@ class Gradients:
         self.missed: set[str] = set()
         self.arrived: Callable[[Tensor], None] | None = None
         self._leaves: set[str] = set()
-        self._others = scope.other_programs
+        self._others = scope.stage_gradients
         none = {name for name, p in self.parameters.items() if p.grad is None}
         by_hand = scope.trains and not scope.backward_is_lightnings
         may_be = none - scope.carried.keys() if by_hand and not on_host else set[str]()
         self._others.may_be_none = may_be
         if not on_host:
             none = none & self._others.none
-            self.handover.decided_by |= none
+            self.handover.none_matters |= none
         self.handover.was_none = frozenset(none)
         self._names = {id(p): name for name, p in self.parameters.items()}
         self._inputs: dict[str, Tensor] = {}
@@ -172,7 +172,7 @@ class Gradients:
                 if name in self._reached or name in known.carried:
                     continue
                 if on_host:
-                    known.decided_by.add(name)
+                    known.none_matters.add(name)
                 if not on_host or name in known.was_none:
                     p.grad = None
 
@@ -219,14 +219,14 @@ class Gradients:
 
     def keep(self, cleared: bool) -> None:
         """Write each final gradient into its input; inputs that nobody reads are pruned later."""
-        left = self.handover.left
+        left = self.handover.tensor_after
         for name, gradient in self._inputs.items():
             p = self.parameters[name]
             if p.grad is not None and p.grad is not gradient:
                 self.handover.fresh.add(name)
             if name in self.handover.fresh or (p.grad is gradient and name in self._reached):
                 self.handover.computed.add(name)
-            untouched = name in self.handover.decided_by and name not in self._reached
+            untouched = name in self.handover.none_matters and name not in self._reached
             if cleared or p.grad is None:
                 if not (untouched and name in self.handover.was_none):
                     left[name] = False
@@ -252,22 +252,26 @@ class Gradients:
     def begins_otherwise(self) -> bool:
         """Whether other gradients than the trace had so are None whenever a step begins.
 
-        They are noted in ``OtherPrograms.none``; the caller then traces the step again.
+        They are noted in ``StageGradients.none``; the caller then traces the step again.
         """
         others, wrong = self._others, self._others.none & self._leaves
         others.left |= self._leaves
         others.none -= wrong
-        return others.supposed_none() or bool(wrong)
+        return others.suppose_none() or bool(wrong)
 
-    def marked(self, inputs: list[Input]) -> list[Input]:
+    def mark_inputs(self, inputs: list[Input]) -> list[Input]:
         """A trace's inputs, with what was learned of the gradients among them."""
         handover, names = self.handover, list(self.parameters)
         kept, stay_none = handover.unused, set[str]()
         if handover.on_host:
-            stay_none = {name for name in handover.was_none if handover.left.get(name) is False}
-            handover.decided_by |= stay_none
+            stay_none = {
+                name for name in handover.was_none if handover.tensor_after.get(name) is False
+            }
+            handover.none_matters |= stay_none
         else:
-            kept = {name for name, there in handover.left.items() if there and handover.all_kept}
+            kept = {
+                name for name, there in handover.tensor_after.items() if there and handover.all_kept
+            }
             kept |= handover.carried.keys()
 
         def mark(item: Input) -> Input:

@@ -1,7 +1,8 @@
 """Where gradients are between steps: in ``p.grad``, or in buffers that only programs see.
 
 Under automatic optimization, where every step clears them first, a Lightning step keeps none unless
-a hook on the host reads ``.grad``. What is in ``p.grad`` then raises when it is used (``Unkept``).
+a hook on the host reads ``.grad``. Where none is kept, ``p.grad`` is a ``DroppedGradient``, which
+raises when it is used.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from fulgurite.backends.csx.diagnostics.trace_errors import GradientNotKept
 from fulgurite.backends.csx.diagnostics.user_lines import user_line
 from fulgurite.backends.csx.graph.graph import Graph, Input, Kind
 from fulgurite.backends.csx.graph.passes.prune import read_inputs
-from fulgurite.backends.csx.state.gradients import Handover
+from fulgurite.backends.csx.state.gradients import GradientHandover
 
 _ATEN = torch.ops.aten
 _COPIES = (  # Module.to, .double, .cpu and deepcopy take gradients along
@@ -74,7 +75,7 @@ class DroppedGradient(Tensor):
     __array__ = __iter__ = __dlpack__ = _refused
 
 
-def forget(parameters: Iterable[nn.Parameter]) -> None:
+def forget_dropped(parameters: Iterable[nn.Parameter]) -> None:
     """Put zeros in place of dropped gradients, which are about to be cleared."""
     for p in parameters:
         if type(p.grad) is DroppedGradient:
@@ -101,7 +102,7 @@ def _refuse(gradient: DroppedGradient) -> NoReturn:
     )
 
 
-class Buffers:
+class GradientBuffers:
     """Gradients that only programs see: those of a window of accumulation.
 
     ``known`` are tensors by name, which the entry points of a program share.
@@ -118,13 +119,13 @@ class Buffers:
         """They were updated in place."""
 
 
-class OnHost:
+class FunctionGradients:
     """Gradients of a function, which the host sees in ``p.grad``."""
 
-    def __init__(self, inputs: list[Input], handover: Handover) -> None:
+    def __init__(self, inputs: list[Input], handover: GradientHandover) -> None:
         names = list(handover.parameters)
         self._parameters = [handover.parameters[names[item.index]] for item in inputs]
-        self._left = [handover.left.get(names[item.index]) for item in inputs]
+        self._tensor_after = [handover.tensor_after.get(names[item.index]) for item in inputs]
         self._examples = [item.example for item in inputs]
         self._spare: list[Tensor | None] = [None] * len(inputs)  # zeros
 
@@ -144,23 +145,23 @@ class OnHost:
     def after(self, gradients: list[Tensor]) -> None:
         """Put them into ``p.grad``, or None where the step cleared them, which made them zero."""
         for i, (p, gradient) in enumerate(zip(self._parameters, gradients, strict=True)):
-            left = self._left[i]
+            left = self._tensor_after[i]
             if left is False:
                 p.grad, self._spare[i] = None, gradient
             elif left or p.grad is not None:
                 p.grad, self._spare[i] = gradient, None
 
 
-class Shown:
+class LightningGradients:
     """Gradients that the host sees in ``p.grad`` between Lightning's steps, and may change there.
 
     ``read`` are positions of those that the program reads; others it only overwrites.
     """
 
-    def __init__(self, inputs: list[Input], handover: Handover, read: set[int]) -> None:
+    def __init__(self, inputs: list[Input], handover: GradientHandover, read: set[int]) -> None:
         names = [list(handover.parameters)[item.index] for item in inputs]
         self._parameters = [handover.parameters[name] for name in names]
-        self._left = [handover.left.get(name) for name in names]
+        self._tensor_after = [handover.tensor_after.get(name) for name in names]
         self._carried = [handover.carried.get(name) for name in names]
         self._examples = [item.example for item in inputs]
         self._read = [i in read for i in range(len(inputs))]
@@ -168,7 +169,7 @@ class Shown:
         self._fresh = [name in handover.fresh for name in names]
 
         self._zeros: list[Tensor] = []  # of a step that clears all: it leaves them zero
-        if not any(self._left) and not any(self._carried):
+        if not any(self._tensor_after) and not any(self._carried):
             self._zeros = list(map(_zeros, self._examples))
 
     def before(self) -> list[Tensor]:
@@ -180,7 +181,7 @@ class Shown:
     def _found(self, i: int) -> Tensor:
         gradient, example, carried = self._parameters[i].grad, self._examples[i], self._carried[i]
         if carried is not None:
-            carried.is_now(gradient is not None)
+            carried.set_from_host(gradient is not None)
         if not self._read[i] and (self._fresh[i] or type(gradient) is DroppedGradient):
             return torch.empty_strided(example.shape, example.stride(), dtype=example.dtype)
         if gradient is None:
@@ -193,12 +194,12 @@ class Shown:
         """Put them into ``p.grad``, or None where the step cleared them."""
         if gradients is self._zeros:
             return
-        triples = zip(self._parameters, self._left, self._carried, gradients, strict=True)
+        triples = zip(self._parameters, self._tensor_after, self._carried, gradients, strict=True)
         for p, left, carried, gradient in triples:
             if left is not None:
                 p.grad = gradient if left else None
                 if carried is not None:
-                    carried.was_left(left)
+                    carried.note_set_by_program(left)
             elif p.grad is not None:
                 p.grad = gradient
 
@@ -214,8 +215,8 @@ def _zeros(example: Tensor) -> Tensor:
 
 
 def held_gradients(
-    graph: Graph, handover: Handover, known: dict[str, Tensor]
-) -> Buffers | OnHost | Shown | None:
+    graph: Graph, handover: GradientHandover, known: dict[str, Tensor]
+) -> GradientBuffers | FunctionGradients | LightningGradients | None:
     """The gradients among a program's inputs, None where there are none; ``known``: its buffers."""
     positions = [i for i, item in enumerate(graph.inputs) if item.kind is Kind.GRADIENT]
     if not positions:
@@ -223,14 +224,20 @@ def held_gradients(
     gradients = [graph.inputs[i] for i in positions]
     if handover.shown:
         read = read_inputs(graph)
-        return Shown(gradients, handover, {k for k, i in enumerate(positions) if i in read})
-    return OnHost(gradients, handover) if handover.on_host else Buffers(gradients, known)
+        return LightningGradients(
+            gradients, handover, {k for k, i in enumerate(positions) if i in read}
+        )
+    return (
+        FunctionGradients(gradients, handover)
+        if handover.on_host
+        else GradientBuffers(gradients, known)
+    )
 
 
-class Unkept:
+class DroppedGradients:
     """What the host finds in ``p.grad`` of parameters whose gradients the program does not keep."""
 
-    def __init__(self, graph: Graph, handover: Handover) -> None:
+    def __init__(self, graph: Graph, handover: GradientHandover) -> None:
         shown = {
             item.name.removesuffix(".grad")
             for item in graph.inputs
@@ -244,7 +251,7 @@ class Unkept:
                     continue
                 if name in handover.computed:
                     self._dropped[name] = p
-                elif handover.left.get(name) is False:
+                elif handover.tensor_after.get(name) is False:
                     self._none.append(p)
 
     def put(self) -> None:
@@ -255,7 +262,7 @@ class Unkept:
             p.grad = None
 
 
-def zero_kept(
+def zero_kept_gradients(
     gradients: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter], which: Container[int]
 ) -> None:
     """Fill gradients that programs keep with zeros.

@@ -89,7 +89,7 @@ class _InitialValues(dict[Any, Any]):
         self.update(state or {})
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self.initial.setdefault(key, copied(value))
+        self.initial.setdefault(key, copy_tensors(value))
         super().__setitem__(key, value)
 
     def setdefault(self, key: Any, default: Any = None) -> Any:
@@ -111,7 +111,7 @@ class _States(defaultdict[Any, Any]):
         self.given: dict[Any, Any] = {}
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self.given.setdefault(key, copied(value))
+        self.given.setdefault(key, copy_tensors(value))
         super().__setitem__(key, value)
 
     def initial(self, known: dict[Any, Any]) -> tuple[dict[Any, Any], bool]:
@@ -129,12 +129,12 @@ class _States(defaultdict[Any, Any]):
         return values, seen
 
 
-def copied(value: Any) -> Any:
+def copy_tensors(value: Any) -> Any:
     """A copy of a tensor, or of dicts of them; another value itself."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     plain = type(value) in (dict, _InitialValues)
-    return {key: copied(item) for key, item in value.items()} if plain else value
+    return {key: copy_tensors(item) for key, item in value.items()} if plain else value
 
 
 class Trial(NamedTuple):
@@ -185,7 +185,7 @@ def trial(optimizer: Optimizer, known: dict[Any, Any], seed: int) -> Trial:
             {key: value for key, value in group.items() if key != "params"}
             for group in optimizer.param_groups
         ]
-        after = [*map(copied, everyone), copied(dict(states)), copied(groups)]
+        after = [*map(copy_tensors, everyone), copy_tensors(dict(states)), copy_tensors(groups)]
         return Trial(*states.initial(known), after, groups)
     finally:
         restore()
@@ -312,7 +312,7 @@ def init_state(optimizer: Optimizer, line: UserLine | None = None) -> NewState |
         initial = first.initial
         if not first.seen or not equal(initial, second.initial):
             zeros = _zeros_like(initial)
-            again = [trial(optimizer, {**known, **copied(zeros)}, seed) for seed in (1, 2)]
+            again = [trial(optimizer, {**known, **copy_tensors(zeros)}, seed) for seed in (1, 2)]
             of_gradient = not equal([first.after, second.after], [one.after for one in again])
             initial = initial if of_gradient else zeros
     for values in initial.values():

@@ -3,8 +3,8 @@
 Whoever follows what a step can reach asks here: snapshots, trees of state, the undoing of traces,
 audits, batches that are objects, the discovery of what a function works on. ``owner_of`` says whose
 a class is. ``children`` are what is in a container or an object, each with the *step* that leads to
-it, and ``named`` is what messages call it. ``content`` is a copy of what is in something that may
-change, and ``refill`` gives it back.
+it, and ``child_name`` is what messages call it. ``content`` is a copy of what is in something that
+may change, and ``refill`` gives it back.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fulgurite.backends.csx.state.storage import brief, dict_of
 from fulgurite.backends.patches import MISSING
 from fulgurite.backends.runtime import shielded
 
-Step = tuple[bool, Any]
+PathStep = tuple[bool, Any]
 """How to get from something to what is in it: (whether it is an item, its key; else an attribute,
 its name)."""
 
@@ -101,7 +101,7 @@ def attributes_of(value: object) -> dict[str, Any]:
     return (dict(own) if isinstance(own, dict) else {}) | filled_slots(value)
 
 
-def children(value: Any, opens: Callable[[Any], bool]) -> list[tuple[Step, Any]] | None:
+def children(value: Any, opens: Callable[[Any], bool]) -> list[tuple[PathStep, Any]] | None:
     """What is in a list, tuple, deque or dict, or in an object; None where a value is neither.
 
     Args:
@@ -132,7 +132,7 @@ def filled_cells(function: FunctionType) -> Iterator[tuple[str, CellType, Any]]:
             continue
 
 
-def named(owner: str, step: Step) -> str:
+def child_name(owner: str, step: PathStep) -> str:
     """What messages call what is in something, by what they call that."""
     is_item, key = step
     return f"{owner}[{key!r}]" if is_item else f"{owner}.{key}"

@@ -196,7 +196,7 @@ def tensor_at(place: Place) -> Tensor:
     return value
 
 
-def member(*path: str) -> str:
+def dotted_name(*path: str) -> str:
     """A dotted name of those parts that are not empty."""
     return ".".join(part for part in path if part)
 
@@ -217,7 +217,7 @@ def module_places(module: nn.Module, root: str) -> Iterator[Place]:
     The states of metrics are such attributes. ``root`` is how the user reaches the module.
     """
     for path, one in module.named_modules():
-        owner = member(root, path)
+        owner = dotted_name(root, path)
         if isinstance(one, torch.jit.ScriptModule):
             raise UnsupportedState(
                 f"{owner} is a scripted module, whose tensors Python cannot reach.",

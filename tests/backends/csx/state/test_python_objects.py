@@ -18,10 +18,10 @@ from torchmetrics import Metric
 from fulgurite.backends.csx.state.python_objects import (
     Owner,
     Snapshot,
+    child_name,
     children,
     content,
     elements,
-    named,
     owner_of,
     refill,
 )
@@ -170,4 +170,4 @@ def test_children_are_items_or_attributes_with_their_names() -> None:
     assert found[False, "filled"] == 1
     assert found[False, "other"] == 2
     assert (False, "empty") in found
-    assert named(named("self", (False, "by")), (True, "x")) == "self.by['x']"
+    assert child_name(child_name("self", (False, "by")), (True, "x")) == "self.by['x']"
