@@ -190,7 +190,7 @@ class CSXBackend(Backend):
         return self.audit and not (self.only_builds or self.retrace_every_iteration)
 
     @property
-    def looks_again(self) -> bool:
+    def compares_traces(self) -> bool:
         """Whether steps are traced more than once."""
         return self.audits or self.retrace_every_iteration
 

@@ -1,9 +1,9 @@
 """One traced step: Lightning's own code, run once on fakes, and what is to be known of that.
 
-Rooms above import from here: ``capture`` and what it gives (``Captured``), scopes, and traces that
-are compared. This room imports from every room listed before it but ``compile``.
+Rooms above import from here: ``capture`` and what it gives (``CapturedStep``), scopes, and traces
+that are compared. This room imports from every room listed before it but ``compile``.
 
-captured         trace a step as often as it takes, and what that gives; again, to compare it
+captured_step    trace a step as often as it takes, and what that gives; again, to compare it
 trace            one run of the step's code: what is put around it, read from top to bottom
 patch_table      what is replaced in other people's code meanwhile, read from top to bottom
 step_inputs      the fakes that the step works on
@@ -16,11 +16,11 @@ recording        what is kept of a trace: operations, updates, and where its res
 comparison       the first difference of two traces; state that the first one made
 """
 
-from fulgurite.backends.csx.capture.captured import Captured as Captured
-from fulgurite.backends.csx.capture.captured import FinishedTrace as FinishedTrace
-from fulgurite.backends.csx.capture.captured import as_first_traced as as_first_traced
-from fulgurite.backends.csx.capture.captured import capture as capture
-from fulgurite.backends.csx.capture.captured import retrace as retrace
+from fulgurite.backends.csx.capture.captured_step import CapturedStep as CapturedStep
+from fulgurite.backends.csx.capture.captured_step import FinishedTrace as FinishedTrace
+from fulgurite.backends.csx.capture.captured_step import as_first_traced as as_first_traced
+from fulgurite.backends.csx.capture.captured_step import capture as capture
+from fulgurite.backends.csx.capture.captured_step import retrace as retrace
 from fulgurite.backends.csx.capture.comparison import check_results as check_results
 from fulgurite.backends.csx.capture.comparison import check_same as check_same
 from fulgurite.backends.csx.capture.host_calls import Accumulator as Accumulator
@@ -29,9 +29,9 @@ from fulgurite.backends.csx.capture.host_calls import LogCall as LogCall
 from fulgurite.backends.csx.capture.host_calls import NumberCall as NumberCall
 from fulgurite.backends.csx.capture.host_calls import begin_mean as begin_mean
 from fulgurite.backends.csx.capture.host_calls import begin_step as begin_step
-from fulgurite.backends.csx.capture.host_calls import reduced_later as reduced_later
+from fulgurite.backends.csx.capture.host_calls import logs_reduced_later as logs_reduced_later
 from fulgurite.backends.csx.capture.lightning_scope import LightningScope as LightningScope
-from fulgurite.backends.csx.capture.lightning_scope import hold as hold
+from fulgurite.backends.csx.capture.lightning_scope import answers_hold as answers_hold
 from fulgurite.backends.csx.capture.lightning_scope import (
     hooks_between_steps as hooks_between_steps,
 )
@@ -39,8 +39,8 @@ from fulgurite.backends.csx.capture.lightning_scope import overrides as override
 from fulgurite.backends.csx.capture.lightning_scope import reads_gradients as reads_gradients
 from fulgurite.backends.csx.capture.recording import Outputs as Outputs
 from fulgurite.backends.csx.capture.recording import Recording as Recording
-from fulgurite.backends.csx.capture.recording import builder as builder
-from fulgurite.backends.csx.capture.recording import passed_on as passed_on
+from fulgurite.backends.csx.capture.recording import output_writer as output_writer
+from fulgurite.backends.csx.capture.recording import pass_through_values as pass_through_values
 from fulgurite.backends.csx.capture.recording import result_of as result_of
 from fulgurite.backends.csx.capture.scope import Scope as Scope
 from fulgurite.backends.csx.capture.scope import undone as undone

@@ -133,7 +133,7 @@ def begin_mean(call: object) -> Tensor | None:
     return call.mean
 
 
-def reduced_later(calls: Iterable[object]) -> list[str]:
+def logs_reduced_later(calls: Iterable[object]) -> list[str]:
     """The logs of a step's calls whose values all processes reduce at the epoch's end."""
     logs = [call for call in calls if isinstance(call, LogCall) and call.result.is_tensor]
     return [

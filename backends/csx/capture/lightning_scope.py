@@ -140,7 +140,7 @@ def noted_answers(answers: Answers) -> Iterator[Patch]:
     yield from patches_of(TrainerState, asked, why=why, checked=checked)
 
 
-def hold(answers: Answers, trainer: Trainer | None) -> bool:
+def answers_hold(answers: Answers, trainer: Trainer | None) -> bool:
     """Whether the trainer's state still says the same."""
     assert trainer is not None
     asked = {_TRAINER: trainer, _STATE: trainer.state}

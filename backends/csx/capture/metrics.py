@@ -122,7 +122,7 @@ def metrics_in_step(
     """
     metrics = _Metrics(calls, graph, contract, line)
     with applied(metrics.patches(root)):
-        yield metrics.emptied
+        yield metrics.reset_ids
     calls[:] = [call for call in calls if not isinstance(call, BatchValueCall) or call.wanted]
 
 
@@ -137,7 +137,7 @@ class _Metrics:
         self._calls, self._graph, self._contract, self._line = calls, graph, contract, line
         self._trying = False
         self._late: set[int] = set()  # identities of metrics that the host updates
-        self.emptied: set[int] = set()  # and of those that the step has reset
+        self.reset_ids: set[int] = set()  # and of those that the step has reset
 
     def patches(self, root: nn.Module) -> Iterator[Patch]:
         """Patches of all metrics, and of those of ``root``."""
@@ -219,8 +219,8 @@ class _Metrics:
             if id(metric) in self._late or isinstance(metric, Running):
                 why = "no static program can update this metric: the host does it after the step"
             elif name == "reset":
-                self.emptied.add(id(metric))
-            elif grows and id(metric) not in self.emptied:
+                self.reset_ids.add(id(metric))
+            elif grows and id(metric) not in self.reset_ids:
                 why = "it keeps all batches, which are more in every step"
             try:
                 if not why:

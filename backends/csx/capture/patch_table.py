@@ -66,7 +66,7 @@ def patches(scope: Scope, line: Callable[[], UserLine | None], answers: Answers)
         yield from cbfloat16_facts()  # torch.finfo
     yield from traced_math()  # math: functions of traced numbers
     yield from noted_answers(answers)  # lightning: the trainer's state selects the program
-    if scope.freezes:
+    if scope.python_runs_once:
         yield from reads_of_lightning()  # lightning: counters, metrics and loggers, with a warning
         yield from impure_functions()  # time, random, numpy.random, with a warning
 
@@ -80,7 +80,7 @@ def traceable(
         applied(patches(scope, line, answers), _importers(scope)),
         plain_options(scope.optimizers),
         torch._dynamo.config.patch(error_on_nested_fx_trace=False),  # the step may torch.compile
-        warn_of_frozen_reads() if scope.freezes else contextlib.nullcontext(),
+        warn_of_frozen_reads() if scope.python_runs_once else contextlib.nullcontext(),
         torch.inference_mode(False),
     ):
         yield

@@ -80,17 +80,17 @@ class Output:
 
 
 def collected_outputs(
-    result: Any, left: SideEffects, calls: list[Any], of_inputs: set[int]
+    result: Any, effects: SideEffects, calls: list[Any], of_inputs: set[int]
 ) -> tuple[Outputs, list[Tensor]]:
     """The tensors among what a traced step returned, set, appended and logged: its outputs.
 
     ``of_inputs`` is memory that belongs to inputs; the calls lose their traced values.
     """
-    places, values = left.written()
+    places, values = effects.written()
     tree = {
         "result": result,
         "attributes": values,
-        "lists": left.list_values,
+        "lists": effects.list_values,
         "calls": [call.value for call in calls],
     }
     leaves, spec = pytree.tree_flatten(_with_plain_keys(tree))
@@ -102,7 +102,7 @@ def collected_outputs(
         leaves=kept,
         passed=passed,
         attributes=tuple(places),
-        lists=tuple(left.lists),
+        lists=tuple(effects.lists),
         calls=tuple(calls),
     )
     return outputs, tensors
@@ -156,7 +156,7 @@ def _has_watched_keys(value: Any) -> bool:
     return type(value) is dict and any(map(is_proxy, value))
 
 
-def builder(outputs: Outputs) -> Callable[[Sequence[Tensor]], tuple[Any, Any, Any]]:
+def output_writer(outputs: Outputs) -> Callable[[Sequence[Tensor]], tuple[Any, Any, Any]]:
     """A function that puts a program's outputs where they go; returns (result, calls, values)."""
     template = outputs.template()
     result = _filler(template["result"])
@@ -177,7 +177,7 @@ def builder(outputs: Outputs) -> Callable[[Sequence[Tensor]], tuple[Any, Any, An
     return build
 
 
-def passed_on(
+def pass_through_values(
     sources: Sequence[PassThrough], batch: Any, given: Any, arguments: dict[str, Any]
 ) -> list[Any]:
     """What this call has for the sources of ``Outputs.passed``.
@@ -336,13 +336,14 @@ class Recording:
 
     Args:
         operations: in order; the last one is OUTPUTS.
-        own: how many of them the step's code made; the rest brings results to their places.
+        own_count: how many of them the step's code made; the rest brings results to their places.
         constants: sources of the tensors that were read from outside.
         outputs: where results go.
         deferred: optimizer state that waited for the first gradient.
         states: each optimizer's state, and what was in it.
         filled: attributes that the program fills, and what was in them before, or MISSING.
-        kept: other places where the step left tensors, what was in them before, and what it left.
+        left_elsewhere: other places where the step left tensors, each with what was in it before
+            and what the step left.
         changes: scalars of modules that the step's code changed.
         lists: lists of Python values that it changed, and what was in them.
         reads: the frozen values that it read.
@@ -353,13 +354,13 @@ class Recording:
     """
 
     operations: list[Operation]
-    own: int
+    own_count: int
     constants: list[ConstantSource | Accumulator]
     outputs: Outputs
     deferred: list[DeferredState]
     states: Sequence[tuple[dict[Any, Any], dict[Any, Any]]]
     filled: list[tuple[Place, Any]]
-    kept: list[tuple[Place, Any, Any]]
+    left_elsewhere: list[tuple[Place, Any, Any]]
     changes: tuple[Access, ...]
     lists: list[tuple[list[Any], list[Any]]]
     reads: Reads

@@ -63,8 +63,8 @@ class Scope(ABC):
     deferred: list[DeferredState] = field(default_factory=list)
     carried: dict[str, GradientFlag] = field(default_factory=dict)  # gradients for the next step
     stage_gradients: StageGradients = field(default_factory=StageGradients)
-    freezes: bool = True  # the step's Python runs once: the values that it reads stay
-    looks_again: bool = False  # whether traces are kept, to compare later ones with them
+    python_runs_once: bool = True  # the step's Python runs once: the values that it reads stay
+    compares_traces: bool = False  # whether traces are kept, to compare later ones with them
     gradients_on_host: ClassVar[bool] = False  # whether the host sees them between steps
 
     _steps: Tensor = field(default_factory=_counter)
@@ -252,7 +252,7 @@ class HostState:
 
     def __init__(self, scope: Scope, first: Recording | None) -> None:
         self.scope, self.first = scope, first
-        self.is_recorded = first is None and scope.looks_again and scope.freezes
+        self.is_recorded = first is None and scope.compares_traces and scope.python_runs_once
         self.reads = Reads() if first is None else first.reads
         self.snapshot, self.trees = Snapshot(scope.objects()), scope.trees()
         self.modules = list(scope.module.modules())
@@ -266,7 +266,7 @@ class HostState:
         return {one.name for one in lists if isinstance(one.container, RebuiltList)}
 
 
-class Before:
+class BeforeTrace:
     """Module, optimizers, counters and random states as they are before a trace."""
 
     def __init__(self, scope: Scope) -> None:
@@ -286,7 +286,7 @@ class Before:
 @contextlib.contextmanager
 def undone_on_failure(scope: Scope) -> Iterator[None]:
     """If the block raises, put module, optimizers, counters and random states back as they were."""
-    before = Before(scope)
+    before = BeforeTrace(scope)
     try:
         yield
     except BaseException:
@@ -297,7 +297,7 @@ def undone_on_failure(scope: Scope) -> Iterator[None]:
 @contextlib.contextmanager
 def restored(scope: Scope) -> Iterator[None]:
     """Put all that back when the block ends, however it ends."""
-    before = Before(scope)
+    before = BeforeTrace(scope)
     try:
         yield
     finally:

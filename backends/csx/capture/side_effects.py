@@ -61,7 +61,7 @@ IN_PLACE = "change it in place (tensor.copy_(...)), or untie it before fit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collected:
+class CollectedEffects:
     """What becomes of what a step left on the host.
 
     Args:
@@ -83,10 +83,10 @@ def collect(
     observers: Observers,
     result: Any,
     calls: list[Any],
-    emptied: Collection[int],
+    reset_ids: Collection[int],
     *,
     clears_gradients: bool,
-) -> tuple[Collected, list[Tensor]]:
+) -> tuple[CollectedEffects, list[Tensor]]:
     """Find what a step left behind when its code has run, and undo it.
 
     Each kind has its turn: what one has dealt with is no other's any more. Returns what becomes of
@@ -95,41 +95,41 @@ def collect(
     Args:
         inputs: those of the trace.
         host: what was there before.
-        watch: what looked at the step's code.
+        observers: what looked at the step's code.
         result: what the step returned.
         calls: what is done on the host after every step.
-        emptied: the identities of metrics that the step has reset.
+        reset_ids: the identities of metrics that the step has reset.
         clears_gradients: gradients are zero afterwards.
     """
     scope, module, state = host.scope, host.scope.module, inputs.state
-    left, accumulators = SideEffects(), dict[int, Accumulator]()
+    effects, accumulators = SideEffects(), dict[int, Accumulator]()
     observers.frozen_buffers.check()
     numbers = [*set_numbers(inputs.groups, scope.line_of("training_step"))]
     inputs.gradients.keep(cleared=clears_gradients)
-    observers.attributes.settle(left, observers.is_constant)
+    observers.attributes.settle(effects, observers.is_constant)
     if host.first is None:  # a second trace finds them untied
         check_ties(state)
     check_gradients(state)
     order = host.trees.order()  # before they are as they were
     known = TreeChanges(
-        host.trees, state, left, observers.is_constant, observers.line, host.rebuilt_lists()
+        host.trees, state, effects, observers.is_constant, observers.line, host.rebuilt_lists()
     ).collect()
-    known |= sort_state(inputs, module, inputs.memory, left, observers.line_of_change)
-    collect_outputs(module, host.snapshot, known, left)
-    counted = metric_calls(module, host.snapshot, emptied)
+    known |= sort_state(inputs, module, inputs.memory, effects, observers.line_of_change)
+    collect_outputs(module, host.snapshot, known, effects)
+    counted = metric_calls(module, host.snapshot, reset_ids)
     calls = [*starmap(NumberCall, numbers), *counted, *calls]
     for call in calls:
         if isinstance(call, LogCall):
             accumulators |= call.reduce()
     owners = {id(vars(one)): path for path, one in module.named_modules()}
-    left.writes.sort(key=lambda write: order_of(write[0][0], owners, order))
-    outputs, tensors = collected_outputs(result, left, calls, inputs.memory)
+    effects.writes.sort(key=lambda write: order_of(write[0][0], owners, order))
+    outputs, tensors = collected_outputs(result, effects, calls, inputs.memory)
     inputs.replaced_data.write_back()  # the program's memory does not move
     observers.frozen_buffers.check()  # again, for what was written back
-    collected = Collected(
+    collected = CollectedEffects(
         outputs=outputs,
-        new_places=left.new_places,
-        rebound=left.rebound,
+        new_places=effects.new_places,
+        rebound=effects.rebound,
         accumulators=accumulators,
     )
     return collected, tensors
@@ -279,19 +279,19 @@ def collect_outputs(
 
 
 def metric_calls(
-    module: nn.Module, snapshot: Snapshot, emptied: Collection[int]
+    module: nn.Module, snapshot: Snapshot, reset_ids: Collection[int]
 ) -> Iterator[MetricCall]:
-    """The Python side of each metric's updates; ``emptied``: whose identity, the step resets."""
+    """The Python side of each metric's updates; ``reset_ids``: whose identity, the step resets."""
     for metric in module.modules():
         if isinstance(metric, Metric):
             before = snapshot.before(vars(metric))["_update_count"]
-            anew = id(metric) in emptied
+            anew = id(metric) in reset_ids
             if anew or metric._update_count != before:
                 yield MetricCall(metric, metric._update_count - (0 if anew else before), anew)
                 metric._update_count = before
 
 
-def refuse_the_rest(
+def refuse_other_effects(
     snapshot: Snapshot, modules: list[nn.Module], module: nn.Module, changed_at: UserLine | None
 ) -> None:
     """Raise where a traced tensor is kept elsewhere, or Python state of an optimizer changed.

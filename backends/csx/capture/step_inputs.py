@@ -73,14 +73,14 @@ class StepInputs:
         self.deferred = scope.deferred if first is None else first.deferred
         self._schedulers = program_schedulers(scope.schedulers)
         places = self._places(trees)
-        if first is not None and scope.freezes:
+        if first is not None and scope.python_runs_once:
             # what the host put elsewhere since is no state of the program
             places = (place for place in places if place.name in first.places)
         self.state = state_inputs(places)
         known = {id(held.tensor) for held in self.state_tensors()} if scope.trains else set[int]()
         trained = {name: p for name, p in self.parameters.items() if id(p) in known}
         self.gradients = Gradients(trained, scope)
-        if first is not None and scope.freezes:
+        if first is not None and scope.python_runs_once:
             self.gradients.handover.was_none = first.was_none
         self.number_slots = number_slots(scope.named_optimizers(), self._schedulers)
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)

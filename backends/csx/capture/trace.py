@@ -24,7 +24,7 @@ from fulgurite.backends.csx.capture.metrics import metrics_in_step
 from fulgurite.backends.csx.capture.patch_table import traceable
 from fulgurite.backends.csx.capture.recording import Recording, Updates
 from fulgurite.backends.csx.capture.scope import HostState, Scope, flat_weights_kept
-from fulgurite.backends.csx.capture.side_effects import Collected, collect
+from fulgurite.backends.csx.capture.side_effects import CollectedEffects, collect
 from fulgurite.backends.csx.capture.step_inputs import StepInputs
 from fulgurite.backends.csx.contract import Observers
 from fulgurite.backends.csx.diagnostics.user_lines import record_lines
@@ -44,19 +44,19 @@ class Step:
 
 
 @dataclass(slots=True)
-class Left:
+class TraceResult:
     """What is known when a trace has run.
 
     Args:
         collected: what becomes of what the step left on the host.
         last: the last node that the step's own code made.
-        filled: whether a table that the step caches was given its values.
+        fills_table: whether a table that the step caches was given its values.
         leaked: traced tensors that somebody outside of the step still holds.
     """
 
-    collected: Collected
+    collected: CollectedEffects
     last: fx.Node
-    filled: bool
+    fills_table: bool
     leaked: list[weakref.ref[Tensor]]
 
 
@@ -71,10 +71,10 @@ class Trace:
     Attributes:
         host: what was on the host before.
         inputs: what the graph takes.
-        watch: what looks at the step's code.
+        observers: what looks at the step's code.
         updates: those of optimizers.
         answers: what the step read of the trainer's state.
-        left: what is known when it has run.
+        result: what is known when it has run.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Trace:
         """The step as it was traced, before any pass."""
         module = self._graph()
         self.inputs.drop_batch()
-        self.left.filled, self.left.leaked = self.observers.release(module.graph)
+        self.result.fills_table, self.result.leaked = self.observers.release(module.graph)
         return module
 
     def _graph(self) -> fx.GraphModule:
@@ -124,7 +124,7 @@ class Trace:
 
     def _around_trace(self) -> Iterator[AbstractContextManager[object]]:
         """What holds while the graph is made, the outermost first; each is made when it begins."""
-        scope, reads = self.scope, self.host.reads if self.scope.freezes else None
+        scope, reads = self.scope, self.host.reads if self.scope.python_runs_once else None
         yield _use_lazy_graph_module(True)  # nobody runs the graph's Python
         yield running(trace=self, reads=reads)
         yield traceable(scope, self.observers.line, self.answers)
@@ -162,7 +162,7 @@ class Trace:
             with contextlib.ExitStack() as stack:
                 enter = stack.enter_context
                 calls = enter(record_host_calls(scope.trainer, scope.schedulers))
-                emptied = enter(
+                reset_ids = enter(
                     metrics_in_step(
                         scope.module, calls, tracer.graph, observers.mode, observers.line
                     )
@@ -181,8 +181,8 @@ class Trace:
                     observers,
                     result,
                     calls,
-                    emptied,
+                    reset_ids,
                     clears_gradients=self.step.clears_gradients,
                 )
-        self.left = Left(collected, last, False, [])
+        self.result = TraceResult(collected, last, False, [])
         return tensors

@@ -302,11 +302,11 @@ class Attributes:
 
     # -- when it has run -----------------------------------------------------------------------
 
-    def settle(self, left: SideEffects, is_constant: Callable[[Tensor], bool]) -> None:
+    def settle(self, effects: SideEffects, is_constant: Callable[[Tensor], bool]) -> None:
         """Put lists back, and judge what the step found and left.
 
         Args:
-            left: receives lists that the step cleared before it filled them.
+            effects: receives lists that the step cleared before it filled them.
             is_constant: whether a traced tensor follows from constants alone; it may be cached.
 
         Raises:
@@ -322,7 +322,7 @@ class Attributes:
                     remedy=copying_remedy(write.where),
                 )
         for (_, name), (module, watched) in self._lists.items():
-            self._settle_list(module, name, watched, left)
+            self._settle_list(module, name, watched, effects)
         self._lists.clear()  # they hold traced tensors
         for read in self._reads.values():
             now = read.now()
@@ -332,7 +332,7 @@ class Attributes:
             _warn_of_change(write, was_read=key in self._reads)
 
     def _settle_list(
-        self, module: nn.Module, name: str, watched: WatchedList, left: SideEffects
+        self, module: nn.Module, name: str, watched: WatchedList, effects: SideEffects
     ) -> None:
         content, original = watched.content(), watched.original
         if len(content) == len(original) and all(map(is_, content, original)):
@@ -347,7 +347,7 @@ class Attributes:
             found = {"attribute": where, "name": name, "count": count}
             raise misuse("growing_list", watched.read_at, **found)
         elif watched.cleared:
-            left.set_after([Place(vars(module), name)], content)
+            effects.set_after([Place(vars(module), name)], content)
             return
         original[:] = content
 

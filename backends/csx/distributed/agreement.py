@@ -22,7 +22,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import fx, nn
 from torch.nn.parameter import is_lazy
 
-from fulgurite.backends.csx.capture import Captured, reduced_later
+from fulgurite.backends.csx.capture import CapturedStep, logs_reduced_later
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.diagnostics.trace_errors import BatchesDiffer, GraphsDiffer
 from fulgurite.backends.csx.diagnostics.user_lines import line_of
@@ -34,7 +34,7 @@ _Lines = list[tuple[str, str]]
 """Of each operation: what it is, and the user's line that it comes from."""
 
 
-def agree(stage: str, captured: Mapping[str, Captured]) -> None:
+def agree(stage: str, captured: Mapping[str, CapturedStep]) -> None:
     """Compare a step with the other processes'; all of them call this.
 
     Where batches have other shapes on some ranks, sizes and numbers may be others too: operations
@@ -44,7 +44,9 @@ def agree(stage: str, captured: Mapping[str, Captured]) -> None:
         GraphsDiffer: on every process, with the first operation that differs and both lines.
     """
     graphs = [one.graph.runs for one in captured.values()]  # before passes, which may differ
-    logged = [(what, "") for one in captured.values() for what in reduced_later(one.outputs.calls)]
+    logged = [
+        (what, "") for one in captured.values() for what in logs_reduced_later(one.outputs.calls)
+    ]
     lines = [line for graph in graphs for line in lines_of(graph)] + logged
     if _are_same(lines):
         return

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fulgurite.backends.csx.capture import Captured, begin_mean
+from fulgurite.backends.csx.capture import CapturedStep, begin_mean
 from fulgurite.backends.csx.distributed.agreement import gathered, refuse_other_ends
 from fulgurite.backends.csx.distributed.reduction import ChangedBuffers, reduced
 from fulgurite.backends.csx.graph.collectives import Processes
@@ -52,7 +52,7 @@ class Consensus:
         vars(self._signals)["_sigterm_notifier_fn"] = self._note_signal
         vars(self._signals)["_slurm_sigusr_handler_fn"] = self._note_requeue
 
-    def meet(self, captured: Mapping[str, Captured]) -> None:
+    def meet(self, captured: Mapping[str, CapturedStep]) -> None:
         """All processes have traced the same, and are about to load it."""
         if any(votes_of(one.outputs.calls) for one in captured.values()):
             self._votes.meets = True

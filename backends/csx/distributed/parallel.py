@@ -23,7 +23,7 @@ from lightning.pytorch.trainer.connectors.accelerator_connector import _Accelera
 from lightning.pytorch.trainer.states import RunningStage
 from torch import Tensor
 
-from fulgurite.backends.csx.capture import Captured
+from fulgurite.backends.csx.capture import CapturedStep
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.diagnostics.trace_errors import OtherRankEnded, UnsupportedInput
 from fulgurite.backends.csx.diagnostics.user_lines import user_line
@@ -257,7 +257,7 @@ class CSXParallelStrategy(CollectiveStrategy):
         """Whether all processes know of a signal that one of them got."""
         return self.consensus is None or self.consensus.all_stop()
 
-    def compare(self, stage: str, captured: Mapping[str, Captured]) -> None:
+    def compare(self, stage: str, captured: Mapping[str, CapturedStep]) -> None:
         """Verify that all processes have traced the same step."""
         agree(stage, captured)
         if any(has_collectives(one.graph) for one in captured.values()):

@@ -116,7 +116,7 @@ class OpenedBatch:
 
         return closed
 
-    def own(self, sources: Sequence[Any], passed: Sequence[Any]) -> list[Any]:
+    def with_users_objects(self, sources: Sequence[Any], passed: Sequence[Any]) -> list[Any]:
         """What a step passed on of an opened batch, with the user's objects in it.
 
         Args:

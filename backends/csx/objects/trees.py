@@ -165,22 +165,22 @@ class TreeChanges:
 
     Args:
         trees: as they were.
-        left: receives what is to be done after every step.
+        effects: receives what is to be done after every step.
         is_constant: whether a traced tensor follows from constants alone; it may be cached.
         line: the user's line that is to blame.
-        regrown: places that an earlier trace found to grow.
+        rebuilt: places of lists that an earlier trace found to be rebuilt longer.
     """
 
     def __init__(
         self,
         trees: Trees,
         state: Iterable[StateInput],
-        left: SideEffects,
+        effects: SideEffects,
         is_constant: Callable[[Tensor], bool],
         line: Callable[[], UserLine | None],
         rebuilt: set[str],
     ) -> None:
-        self._trees, self._left = trees, left
+        self._trees, self._effects = trees, effects
         self._is_constant, self._line, self._rebuilt = is_constant, line, rebuilt
         self._held = {
             place: held
@@ -225,7 +225,7 @@ class TreeChanges:
         self, value: Any, before: Items, added: list[Any], inside: AttributeTree, path: Path
     ) -> None:
         place = inside.place(path)
-        self._left.append_after(Place(AppendedList(inside, path), None, place.name), added)
+        self._effects.append_after(Place(AppendedList(inside, path), None, place.name), added)
         put_back(value, before)
         # a full deque stays as long; who reads a list in an attribute itself, ``attributes`` sees
         rotates = isinstance(value, deque) and len(before) == value.maxlen
@@ -268,10 +268,10 @@ class TreeChanges:
         grows = _begins_with(now, before) or place.name in self._rebuilt
         if grows:
             rebuilt = Place(RebuiltList(inside, path), None, place.name)
-            self._left.append_after(rebuilt, list(now[len(before) :]))
+            self._effects.append_after(rebuilt, list(now[len(before) :]))
         else:
-            self._left.set_after([place], now)
-            self._left.rebound += [
+            self._effects.set_after([place], now)
+            self._effects.rebound += [
                 held
                 for other, held in self._held.items()
                 if other.container is inside and other.key[: len(path)] == path
@@ -283,7 +283,7 @@ class TreeChanges:
         leaves = pytree.tree_leaves(now)
         traced = [leaf for leaf in leaves if isinstance(leaf, FakeTensor)]
         if any(map(is_proxy, leaves)) or not all(map(self._is_constant, traced)):
-            self._left.new_places.append(NewPlace(place=place, before=before, grows=grows))
+            self._effects.new_places.append(NewPlace(place=place, before=before, grows=grows))
 
 
 def order_of(place: Place, owners: dict[int, str], trees: dict[str, int]) -> tuple[int, str]:

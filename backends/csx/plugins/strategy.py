@@ -25,7 +25,7 @@ from fulgurite.backends.backend import current_backend
 from fulgurite.backends.checkpoints.plugin import install
 from fulgurite.backends.closures import checkpoint_written, watch_trainer
 from fulgurite.backends.csx.capture import (
-    Captured,
+    CapturedStep,
     LightningScope,
     hooks_between_steps,
     reads_gradients,
@@ -97,7 +97,7 @@ class OneProcess:
         """Whether a signal that ends the run ends it now, in all processes."""
         return True
 
-    def compare(self, stage: str, captured: Mapping[str, Captured]) -> None:
+    def compare(self, stage: str, captured: Mapping[str, CapturedStep]) -> None:
         """Verify that all processes have traced the same step."""
 
     def agree_on_batch(self, stage: str, loader: int, has_one: bool) -> None:
@@ -193,8 +193,8 @@ class StaticGraph(LoopServices, ChecksStates, OneProcess):
             run_by=module.trainer,
             strategy=self,
             module=module,
-            freezes=not self.backend.retrace_every_iteration,
-            looks_again=self.backend.looks_again,
+            python_runs_once=not self.backend.retrace_every_iteration,
+            compares_traces=self.backend.compares_traces,
             **options,
         )
         run = self.host_code, self.audit_budget

@@ -12,10 +12,10 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from fulgurite.backends.csx.capture import (
-    Captured,
+    CapturedStep,
     Scope,
     capture,
-    passed_on,
+    pass_through_values,
     result_of,
     undone_on_failure,
 )
@@ -137,8 +137,8 @@ class Builder:
         }
         return BoundProgram(guards=guards, entries=executables)
 
-    def _capture(self, entries: EntryPoints, batch: Any) -> dict[str, Captured]:
-        captured: dict[str, Captured] = {}
+    def _capture(self, entries: EntryPoints, batch: Any) -> dict[str, CapturedStep]:
+        captured: dict[str, CapturedStep] = {}
         for name, run in entries.items():
             for change in [change for one in captured.values() for change in one.changes]:
                 change.undo()  # Python's changes happen once, not once for each entry point
@@ -184,7 +184,7 @@ class Builder:
                 load.told = told
 
     def _load(
-        self, program: Program, captured: dict[str, Captured], worth: Callable[[float], bool]
+        self, program: Program, captured: dict[str, CapturedStep], worth: Callable[[float], bool]
     ) -> dict[str, Loaded]:
         what = f"the {self.stage} program, {program.operations} operations"
         trainer = self.scope.trainer
@@ -211,9 +211,9 @@ def _cost(began: float, captured_s: float, loads: Collection[Loaded], payback: P
     )
 
 
-def _without_values(captured: dict[str, Captured], batch: Any) -> Any:
+def _without_values(captured: dict[str, CapturedStep], batch: Any) -> Any:
     """The result of a step that is not run."""
     [*_, last] = captured.values()
     nodes = pytree.tree_leaves(last.graph.runs.module.graph.output_node().args[0])
-    passed = passed_on(last.outputs.passed, batch, batch, {INDEX: 0, EPOCH: 0})
+    passed = pass_through_values(last.outputs.passed, batch, batch, {INDEX: 0, EPOCH: 0})
     return result_of(last.outputs)([*[valueless(node.meta["val"]) for node in nodes], *passed])

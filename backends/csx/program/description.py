@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from fulgurite.backends.csx.capture import Captured
+from fulgurite.backends.csx.capture import CapturedStep
 from fulgurite.backends.csx.graph.graph import Graph, Kind, Placement
 from fulgurite.backends.csx.graph.products import Product
 from fulgurite.backends.csx.objects import Leaf
@@ -113,7 +113,7 @@ class Program:
         return "\n".join(parts)
 
 
-def make_program(stage: str, captured: Mapping[str, Captured]) -> Program:
+def make_program(stage: str, captured: Mapping[str, CapturedStep]) -> Program:
     """Describe the captured entry points of a stage as one program."""
     states: dict[str, State] = {}
     entries = []

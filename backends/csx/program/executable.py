@@ -9,12 +9,12 @@ from torch import Tensor
 
 from fulgurite.backends.csx.capture import (
     Accumulator,
-    Captured,
+    CapturedStep,
     ClosureCall,
     LogCall,
     Outputs,
     Scope,
-    builder,
+    output_writer,
 )
 from fulgurite.backends.csx.compile.fabric import Fabric, Loaded
 from fulgurite.backends.csx.contract import ConstantSource
@@ -30,7 +30,9 @@ class Results:
     """Where the results of an entry point go, and what the host does after a step."""
 
     def __init__(self, outputs: Outputs) -> None:
-        self.put = builder(outputs)  # into attributes; returns (result, host calls, their values)
+        self.put = output_writer(
+            outputs
+        )  # into attributes; returns (result, host calls, their values)
         self.passed = outputs.passed  # what the step only passes on: after the program's outputs
         self.logs = [call for call in outputs.calls if isinstance(call, LogCall)]
         changes = [call for call in outputs.calls if isinstance(call, BatchChanges)]
@@ -53,7 +55,7 @@ class Executable:
 
     def __init__(
         self,
-        captured: Captured,
+        captured: CapturedStep,
         loaded: Loaded,
         clears_gradients: bool,
         fabric: Fabric,
@@ -157,7 +159,7 @@ class Executable:
                 )
 
 
-def _written(captured: Captured, changed: Set[int]) -> list[Place]:
+def _written(captured: CapturedStep, changed: Set[int]) -> list[Place]:
     """Places of the state that the step writes.
 
     A list or deque that it adds to and reads from is written as a whole: a full deque moves on.

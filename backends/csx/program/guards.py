@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from fulgurite.backends.csx.capture import Captured, NumberCall, Scope, hold
+from fulgurite.backends.csx.capture import CapturedStep, NumberCall, Scope, answers_hold
 from fulgurite.backends.csx.contract import FrozenScalars
 from fulgurite.backends.csx.diagnostics.trace_errors import InputChanged, StateChanged
 from fulgurite.backends.csx.graph.graph import used_numbers
@@ -113,7 +113,7 @@ class Guards:
 
     def __init__(
         self,
-        captured: Sequence[Captured],
+        captured: Sequence[CapturedStep],
         conditions: Conditions,
         scope: Scope,
         groups: ParamGroups,
@@ -145,7 +145,7 @@ class Guards:
         Raises:
             TraceError: no other program may be built for this reason either.
         """
-        if self._answers and not hold(self._answers, self._scope.trainer):
+        if self._answers and not answers_hold(self._answers, self._scope.trainer):
             return None
         if self._conditions != now:
             names = [name for name, _ in self._scope.module.named_parameters()]
@@ -169,7 +169,7 @@ class Guards:
         self._scalars.check()
 
 
-def _number_guards(captured: Sequence[Captured], scope: Scope) -> NumberGuards:
+def _number_guards(captured: Sequence[CapturedStep], scope: Scope) -> NumberGuards:
     slots = captured[0].sources.numbers
     now = read_numbers(slots, scope.optimizers)
     used = frozenset().union(*(used_numbers(one.graph) for one in captured))

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fulgurite.backends.csx.capture import Scope, begin_step, passed_on, retrace
+from fulgurite.backends.csx.capture import Scope, begin_step, pass_through_values, retrace
 from fulgurite.backends.csx.compile.fabric import Fabric
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.diagnostics.trace_errors import TraceError
@@ -142,8 +142,12 @@ class StepFunction:
             if results.logs and self._scope.trainer is not None:
                 begin_step(self._scope.trainer, results.logs)
             if results.passed:
-                passed = passed_on(results.passed, batch, given, self._scope.arguments(batch_idx))
-                passed = passed if opened is None else opened.own(results.passed, passed)
+                passed = pass_through_values(
+                    results.passed, batch, given, self._scope.arguments(batch_idx)
+                )
+                passed = (
+                    passed if opened is None else opened.with_users_objects(results.passed, passed)
+                )
             as_given = program.guards.batch.tensors(batch) if executable.written else tensors
             run, groups = profiled(self._rows, PROGRAM, executable.run), self._selection.groups
             result, calls, values = run(groups.vector, tensors, as_given, passed)

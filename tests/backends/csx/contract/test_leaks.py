@@ -11,7 +11,7 @@ from misuses.program import Code, data, load, run
 from models import Classifier, loader, mlp
 from torch import Tensor
 
-from fulgurite.backends.csx.capture import captured
+from fulgurite.backends.csx.capture import captured_step
 from fulgurite.backends.csx.diagnostics.trace_errors import LeakedTensor
 
 pytestmark = pytest.mark.fits
@@ -163,7 +163,7 @@ def test_looking_again_leaves_everything_as_it_was(capsys: pytest.CaptureFixture
 
 def test_gradients_of_a_window_are_no_leak(monkeypatch: pytest.MonkeyPatch) -> None:
     leaked: list[object] = []
-    monkeypatch.setattr(captured, "report_leaks", lambda found, trace: leaked.extend(found))
+    monkeypatch.setattr(captured_step, "report_leaks", lambda found, trace: leaked.extend(found))
     window = {"accumulate_grad_batches": 2}
     fit(lambda: Classifier(mlp()), lambda: (loader(64),), static=True, **window)
     assert leaked == []

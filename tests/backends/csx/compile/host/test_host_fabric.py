@@ -21,7 +21,7 @@ from torch._inductor import config as inductor
 from torch._inductor.exc import CppCompileError, InductorError
 
 import fulgurite
-from fulgurite.backends.csx.capture import captured
+from fulgurite.backends.csx.capture import captured_step
 from fulgurite.backends.csx.compile.background import compilation
 from fulgurite.backends.csx.compile.fabric import Loaded
 from fulgurite.backends.csx.compile.host import denormals
@@ -301,7 +301,7 @@ def test_passes_are_pure(monkeypatch: pytest.MonkeyPatch, precision: str) -> Non
             graph = after
         return graph
 
-    for module in (captured, as_traced):
+    for module in (captured_step, as_traced):
         monkeypatch.setattr(module, "lower", watched)
     with looking(lambda *_: None):
         fit(lambda: Classifier(mlp()), lambda: (loader(16),), static=True, precision=precision)

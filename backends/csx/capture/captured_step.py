@@ -3,7 +3,7 @@
 Lightning's loop runs under ``make_fx`` on fakes of its tensors (``step_inputs``), and everything is
 put back. What the step left behind is sorted: tensors updated in place, or put where one was, are
 state; tensors in other attributes are outputs; logging and the like are host calls. ``capture``
-gives a ``Captured``: a graph, and all that is needed to run it.
+gives a ``CapturedStep``: a graph, and all that is needed to run it.
 
 ``retrace`` traces a step again, and sees that it still is the program that was built. With
 ``retrace_every_iteration`` a step's Python runs on every batch, so what it does on the host happens
@@ -30,11 +30,11 @@ from fulgurite.backends.csx.capture.recording import (
     Recording,
     Update,
     can_leave_out,
-    passed_on,
+    pass_through_values,
     record_operations,
 )
-from fulgurite.backends.csx.capture.scope import Before, Scope, restored, undone_on_failure
-from fulgurite.backends.csx.capture.side_effects import refuse_the_rest, release_rebound
+from fulgurite.backends.csx.capture.scope import BeforeTrace, Scope, restored, undone_on_failure
+from fulgurite.backends.csx.capture.side_effects import refuse_other_effects, release_rebound
 from fulgurite.backends.csx.capture.trace import Trace
 from fulgurite.backends.csx.contract import (
     EPOCH,
@@ -90,7 +90,7 @@ class Assumptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Captured:
+class CapturedStep:
     """One captured entry point."""
 
     graph: Graph
@@ -123,7 +123,7 @@ class FinishedTrace:
     def check_host(self) -> None:
         """Look at what the step changed on the host."""
         scope = self.trace.scope
-        with warn_of_frozen_reads() if scope.freezes else contextlib.nullcontext():
+        with warn_of_frozen_reads() if scope.python_runs_once else contextlib.nullcontext():
             scope.check_trace(self.trace.host.snapshot)
 
     def begins_with_other_gradients(self) -> bool:
@@ -143,25 +143,25 @@ class FinishedTrace:
         nodes = pytree.tree_leaves(self.module.graph.output_node().args[0])
         examples = [node.meta["val"] for node in nodes]
         recording, batch = self.recorded(), self.trace.step.batch
-        passed = passed_on(recording.outputs.passed, batch, batch, {INDEX: 0, EPOCH: 0})
-        return CreatedState(self.trace.left.collected.new_places, recording, examples, passed)
+        passed = pass_through_values(recording.outputs.passed, batch, batch, {INDEX: 0, EPOCH: 0})
+        return CreatedState(self.trace.result.collected.new_places, recording, examples, passed)
 
-    def refuse_the_rest(self) -> None:
+    def refuse_other_effects(self) -> None:
         """Raise where the step left something behind that would be frozen."""
         host, changed_at = self.trace.host, self.trace.observers.changes.of_modules
-        refuse_the_rest(host.snapshot, host.modules, host.scope.module, changed_at)
+        refuse_other_effects(host.snapshot, host.modules, host.scope.module, changed_at)
 
     def recorded(self) -> Recording:
         """What is kept of a trace, to compare a later one with it."""
         trace, inputs, host = self.trace, self.trace.inputs, self.trace.host
-        updates, once = trace.updates.found, trace.scope.freezes  # what Python does happens once
+        updates, once = trace.updates.found, trace.scope.python_runs_once
         recording = Recording(
             **self._operations(updates if trace.updates.left_out else ()),
-            outputs=trace.left.collected.outputs,
+            outputs=trace.result.collected.outputs,
             deferred=inputs.deferred,
             states=host.states,
             filled=self._filled(),
-            kept=[] if host.python is None else list(host.python.traced(holds_traced)),
+            left_elsewhere=[] if host.python is None else list(host.python.traced(holds_traced)),
             changes=trace.observers.attributes.changes() if once else (),
             lists=trace.observers.attributes.changed_lists if once else [],
             reads=host.reads,
@@ -177,25 +177,29 @@ class FinishedTrace:
 
     def _operations(self, updates: Sequence[Update]) -> dict[str, Any]:
         """The fields of a recording that say what is computed; each of ``updates`` is one."""
-        operations, own, constants = record_operations(
-            self.module, self.trace.inputs.items, self.trace.left.last, updates
+        operations, own_count, constants = record_operations(
+            self.module, self.trace.inputs.items, self.trace.result.last, updates
         )
-        return {"operations": operations, "own": own, "constants": self._sources(constants)}
+        return {
+            "operations": operations,
+            "own_count": own_count,
+            "constants": self._sources(constants),
+        }
 
     def _filled(self) -> list[tuple[Place, Any]]:
         """The places that the program fills, and what is there now."""
-        inputs, outputs = self.trace.inputs, self.trace.left.collected.outputs
+        inputs, outputs = self.trace.inputs, self.trace.result.collected.outputs
         views = {p for item in inputs.state if item.whole for t in item.tensors for p in t.places}
         filled = [(place, place.get(MISSING)) for place in outputs.attributes]
         kept = [(p, now) for p, now in filled if not isinstance(now, Tensor) or p in views]
         return kept + [(place, copy(place.get())) for place in map(place_of_list, outputs.lists)]
 
-    def captured(self) -> Captured:
+    def captured(self) -> CapturedStep:
         """Lower what was traced, and sort what the step left behind."""
         trace, scope, inputs = self.trace, self.trace.scope, self.trace.inputs
-        recording = self.recorded() if scope.looks_again else None
-        self.refuse_the_rest()
-        inputs.state = release_rebound(trace.left.collected.rebound, inputs.state, inputs.nodes)
+        recording = self.recorded() if scope.compares_traces else None
+        self.refuse_other_effects()
+        inputs.state = release_rebound(trace.result.collected.rebound, inputs.state, inputs.nodes)
         constants = constants_as_inputs(self.module, inputs.position_of_batch(), inputs.mode)
         sources = self._sources(constants)
         inputs.add_constants(constants)
@@ -204,7 +208,7 @@ class FinishedTrace:
         products = products_of(traced)
         narrow = scope.fp16_type == "cbfloat16"
         graph = lower(traced, CBFLOAT16_PASSES) if narrow else lowered(traced)
-        return Captured(
+        return CapturedStep(
             graph=graph,
             sources=InputSources(
                 state=inputs.state,
@@ -213,14 +217,14 @@ class FinishedTrace:
                 constants=tuple(sources),
                 batch=inputs.batch,
             ),
-            outputs=trace.left.collected.outputs,
+            outputs=trace.result.collected.outputs,
             assumptions=Assumptions(
                 numbers=tuple(inputs.guards),
                 scalars=(
                     *trace.observers.attributes.reads(),
                     *trace.observers.frozen_buffers.accesses(),
                 )
-                if scope.freezes
+                if scope.python_runs_once
                 else (),
                 answers=trace.answers,
             ),
@@ -235,7 +239,7 @@ class FinishedTrace:
         known: dict[int, ConstantSource | Accumulator] = {}
         for source in self.trace.host.outside:
             known.setdefault(id(source.tensor), source)  # the shortest way to it
-        known |= self.trace.left.collected.accumulators
+        known |= self.trace.result.collected.accumulators
         return constant_sources(self.trace.scope.module, self.trace.scope.root, constants, known)
 
 
@@ -245,7 +249,7 @@ _TABLES = 3
 
 def capture(
     scope: Scope, run: Callable[[Any], Any], batch: Any, *, clears_gradients: bool = False
-) -> Captured:
+) -> CapturedStep:
     """Trace ``run(batch)``; to be called inside ``undone_on_failure``.
 
     Args:
@@ -266,7 +270,7 @@ def capture(
         return retry_with_values(lambda: _captured(scope, trace), lambda: undone_on_failure(scope))
 
 
-def _captured(scope: Scope, trace: Callable[[], FinishedTrace]) -> Captured:
+def _captured(scope: Scope, trace: Callable[[], FinishedTrace]) -> CapturedStep:
     """Trace until the trace is what every later step will be.
 
     The first one may not be, for five reasons; each is dealt with, and the step is traced again:
@@ -277,7 +281,7 @@ def _captured(scope: Scope, trace: Callable[[], FinishedTrace]) -> Captured:
     - It began with a zero where every step begins with None, and its code may ask for that.
     - It leaves tensors where none were, and later steps may read them: they are put there.
     """
-    before = Before(scope)
+    before = BeforeTrace(scope)
     with contextlib.ExitStack() as stack:
 
         def undo() -> None:
@@ -303,20 +307,20 @@ def _captured(scope: Scope, trace: Callable[[], FinishedTrace]) -> Captured:
         finished, tables = traced(), 0
         finished.check_host()
         while finished.begins_with_other_gradients() or (
-            finished.trace.left.filled and tables < _TABLES
+            finished.trace.result.fills_table and tables < _TABLES
         ):
-            tables += finished.trace.left.filled
+            tables += finished.trace.result.fills_table
             undo()
             finished = traced()
-        if finished.trace.left.collected.new_places:
+        if finished.trace.result.collected.new_places:
             created = finished.created_state()
             undo()
-            stack.enter_context(created.there())
+            stack.enter_context(created.places_filled())
             finished = traced()
             names = [item.name for item in finished.trace.inputs.items]
             created.check(finished.recorded(), finished.module.graph, names)
         captured = finished.captured()
-        report_leaks(finished.trace.left.leaked, traced_and_undone)
+        report_leaks(finished.trace.result.leaked, traced_and_undone)
     return captured
 
 
@@ -350,7 +354,7 @@ def _recorded_again(trace: Trace, step: str, first: Recording) -> Recording:
     finished = FinishedTrace(trace, trace.trace())
     now = finished.recorded()
     check_same(step, first, now)
-    finished.refuse_the_rest()
+    finished.refuse_other_effects()
     return now
 
 
@@ -362,7 +366,7 @@ def as_first_traced(first: Recording) -> Iterator[None]:
     with scalars that the step changed, as the user was told, and with tensors of the first trace
     that are still where it left them.
     """
-    kept = [(place, was) for place, was, left in first.kept if place.get() is left]
+    kept = [(place, was) for place, was, left in first.left_elsewhere if place.get() is left]
     changed = [(Place(one.container, one.name), one.before) for one in first.changes]
     places = [*first.filled, *kept, *changed]
     found = [(place, place.get(MISSING)) for place, _ in places]
