@@ -19,7 +19,7 @@ from fulgurite.backends.csx.objects import BatchObjects, Path, without_added_key
 from fulgurite.backends.csx.program.audit import Audits, Budget
 from fulgurite.backends.csx.program.build import BoundProgram, Builder, EntryPoints
 from fulgurite.backends.csx.program.description import STEP
-from fulgurite.backends.csx.program.executable import Executable
+from fulgurite.backends.csx.program.executable import Executable, Results
 from fulgurite.backends.csx.program.selection import Selection
 from fulgurite.backends.csx.program.speed import (
     CAPTURE,
@@ -126,6 +126,7 @@ class StepFunction:
             opened = self._objects.open(given)
             if opened is not None:
                 given, entries = opened.batch, functools.partial(opened.steps, entries)
+            # a loader that gives the same dict again gives it with what the step added to it
             batch = without_added_keys(given, self._added) if self._added else given
             program, tensors = self._selection.select(batch)
             # build
@@ -142,12 +143,8 @@ class StepFunction:
             if results.logs and self._scope.trainer is not None:
                 begin_step(self._scope.trainer, results.logs)
             if results.passed:
-                passed = pass_through_values(
-                    results.passed, batch, given, self._scope.arguments(batch_idx)
-                )
-                passed = (
-                    passed if opened is None else opened.with_users_objects(results.passed, passed)
-                )
+                arguments = self._scope.arguments(batch_idx)
+                passed = _passed_values(results, batch, given, arguments, opened)
             as_given = program.guards.batch.tensors(batch) if executable.written else tensors
             run, groups = profiled(self._rows, PROGRAM, executable.run), self._selection.groups
             result, calls, values = run(groups.vector, tensors, as_given, passed)
@@ -254,6 +251,12 @@ class StepFunction:
         if self._selection.modules.is_replaced():  # by a hook
             self.check_state()
         self.check_scalars()
+
+
+def _passed_values(results: Results, batch: Any, given: Any, arguments: Any, opened: Any) -> Any:
+    """What a step only passes on, of this batch; of a batch that is an object, the user's own."""
+    values = pass_through_values(results.passed, batch, given, arguments)
+    return values if opened is None else opened.with_users_objects(results.passed, values)
 
 
 def _follow(
