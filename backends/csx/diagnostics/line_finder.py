@@ -36,6 +36,8 @@ class LineFinder:
     def _called(self, frame: FrameType, event: str, arg: Any) -> Any:
         if top_package(frame) in LIBRARIES or not frame.f_globals.get("__name__"):
             return None
+        # what differs by now was done by the line that calls: it would else be blamed on the first
+        # line of what is called
         caller = frame.f_back
         while caller is not None and id(caller) not in self._at:
             caller = caller.f_back

@@ -213,6 +213,8 @@ def user_line(boundary: CodeType | None = None) -> UserLine | None:
         if package and (not found or top_package(found[0]) == package):
             found.append(frame)
         frame = frame.f_back
+    # in a trace without a line of the user's own (a model of a package), the package's line is
+    # better than none
     return UserLine.of_frame(found[0]) if found and boundary is not None else None
 
 
@@ -303,6 +305,7 @@ def record_lines(
                 line, inside, of = forward.get(grad_node._sequence_nr(), (None, "", None))
                 inside = _BACKWARD + f" of {inside}" * bool(inside)
                 region = None if of is None else backward_of(of)
+                # a hook of the user's made this node, whatever forward operation it is called for
                 line = user_line(run_backward.__code__) or line or user_line(boundary)
             line = line or fallback()
             if line is not None:

@@ -174,8 +174,11 @@ class _Alone(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is functional.all_gather_into_tensor.default:
             return torch.cat([given] * args[1])
         if func is functional.reduce_scatter_tensor.default:
+            # of what was added up each process gets its part; alone, the first one's
             return given.chunk(args[2])[0].clone()
         in_place = func._schema.is_mutable or is_wait(func)
+        # a functional collective gives memory of its own, which operations after it may change in
+        # place
         return given if in_place else given.clone()
 
 

@@ -125,6 +125,8 @@ class Later(Graph):
     ) -> None:
         known = {"inputs": traced.inputs, "mode": traced.mode, "as_traced": traced}
         for name, value in {**known, "_make": make, "_written": written}.items():
+            # Graph is frozen. The slot "module" stays empty, so that Python asks __getattr__ for
+            # it
             object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> fx.GraphModule:

@@ -83,6 +83,7 @@ def _as_the_kernel(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     def fake(real: Tensor) -> Tensor:
         return torch.empty_strided(real.size(), real.stride(), dtype=real.dtype)
 
+    # under the fake mode the operands would be fakes again, and no kernel would run
     with _disable_current_modes(), torch.no_grad():
         reals: Any = pytree.tree_map_only(Tensor, real, (args, kwargs))
         results = func(*reals[0], **reals[1])

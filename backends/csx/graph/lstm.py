@@ -73,6 +73,7 @@ def _written_out(*operands: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if bias_x is not None and bias_h is not None:
         given = given + (bias_x + bias_h)
     given = given.view(*x.shape[:2], -1)
+    # each place is filled below; backwards in time if "reverse" says so
     outputs, kept = [h] * len(x), [h] * len(x)
     for t in _order(x, reverse):
         i, f, g, o = (given[t] + h @ of_h.t()).chunk(4, 1)
@@ -110,6 +111,8 @@ def _backward_written_out(*operands: Any) -> tuple[Tensor, ...]:
     to_bias = whole.sum(0)
     to_x = (whole @ of_x).view(x.shape)
     of_inputs = whole.t() @ x.flatten(0, 1), whole.t() @ hs.flatten(0, 1)
+    # both biases have the same gradient; torch's own operation returns one tensor for both, which a
+    # traced operation must not
     return to_x, *of_inputs, to_bias, to_bias.clone(), dh, dc
 
 
@@ -123,6 +126,8 @@ def _run(*operands: Any) -> Any:
     *given, reverse, keeps = operands
     x, hidden = given[0], given[5].shape[1]
     how: Any = reverse, [], _LSTM, hidden, 1, given[3] is not None, False, False, keeps
+    # the kernel looks at the gradient mode to know whether to keep something for the backward pass,
+    # and programs run without gradients
     with torch.set_grad_enabled(keeps), torch._C._AutoDispatchBelowAutograd():
         *results, kept = _aten.mkldnn_rnn_layer.default(*_for_kernel(*given), *how)
     return *results, x.new_empty(0, dtype=torch.uint8) if kept is None else kept
@@ -176,6 +181,7 @@ def _fake_backward(*operands: Any) -> tuple[Tensor, ...]:
 def _keep(ctx: Any, inputs: Any, output: Any) -> None:
     *tensors, ctx.reverse, _ = inputs
     ctx.mark_non_differentiable(output[-1])
+    # outputs that no loss reaches have no gradient, rather than zeros to compute with
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*tensors, *output)
 

@@ -53,6 +53,7 @@ def is_mutable(operation: object) -> bool:
 def is_alias(operation: object, result: int = 0) -> bool:
     """Whether a result is memory of an argument: a view, or what was changed in place."""
     returns: Any = operation._schema.returns  # type: ignore[attr-defined]
+    # all tensors of a list (split, unbind) are one return in the schema
     return bool(returns) and returns[min(result, len(returns) - 1)].alias_info is not None
 
 

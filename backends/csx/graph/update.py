@@ -78,6 +78,7 @@ def run(
         how: the text of a ``How``.
     """
     said, count = How.of(how), len(gradients)
+    # torch's code gets Python's numbers, as eagerly: then its results are stock's to the bit
     values, update = [number.item() for number in numbers], _function(said)
     lists = {"grads": gradients} | {
         name: state[i * count : (i + 1) * count] for i, name in enumerate(said.lists)

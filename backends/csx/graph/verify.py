@@ -33,6 +33,7 @@ def verify(graph: Graph) -> None:
     assert len(nodes) == len(examples), f"{len(nodes)} placeholders for {len(examples)} inputs"
     for node, example in zip(nodes, examples, strict=True):
         _compare(node, example)
+    # with the layouts that the capture saw: torch's fakes say otherwise of some operations
     with applied(laid_out_by_kernels()), graph.mode, torch.no_grad():
         _Rerun(graph.module).run(*map(like, examples))
 

@@ -71,6 +71,7 @@ class Votes:
 
     def all_say(self, vote: Vote) -> bool:
         """Whether all processes said something with the last step."""
+        # a share is a mean of float32, and as such no exact fraction
         return self._shares[vote] * self._count > self._count - 0.5
 
     def some_say(self, vote: Vote) -> bool:

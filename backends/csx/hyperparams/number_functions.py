@@ -92,6 +92,7 @@ def _with_operands(func: Any, args: Any, kwargs: Any) -> Any:
 
     try:
         return func(*pytree.tree_map(operand, args), **pytree.tree_map(operand, kwargs))
+    # where torch takes only Python's numbers it refuses a tensor, or tries to read it on the host
     except (TypeError, DataDependentOutputException):
         if not any(isinstance(leaf, TracedNumber) for leaf in pytree.tree_leaves((args, kwargs))):
             raise
@@ -242,6 +243,7 @@ def _tensor(name: str, *args: Any, dtype: Any = None, **options: Any) -> Any:
         if isinstance(value, (list, tuple)):
             return torch.stack([stack(item) for item in value])
         tensor: Tensor = as_tensor(value)
+        # torch.tensor copies: what is changed in place later must not be the number itself
         return tensor.clone()
 
     result = stack(data).to(dtype or wanted)
@@ -263,6 +265,8 @@ def _batch_norm(
     """``F.batch_norm`` with a momentum that is a number, as ``momentum=None`` makes it."""
     now = torch.var_mean(x.detach(), [0, *range(2, x.ndim)])
     for running, value in zip((variance, mean), now, strict=True):
+        # the kernel takes Python's numbers alone, so the running statistics are written here and
+        # the kernel is given none
         running.add_(_multiply(value - running, momentum))
     return torch.nn.functional.batch_norm(x, None, None, **options)
 
@@ -290,12 +294,14 @@ def _foreach(name: str, args: Any, kwargs: Any) -> Any:
     """Call a ``torch._foreach_*`` function once for each tensor of its lists."""
     count = next(len(arg) for arg in args if isinstance(arg, (list, tuple)))
     base = name.rstrip("_")
+    # the functions on lists call their factors otherwise than those on tensors
     if base in ("addcmul", "addcdiv") and (len(args) == 4 or "scalars" in kwargs):
         kwargs = {"value": kwargs["scalars"] if "scalars" in kwargs else args[3]}
         args = args[:3]
 
     def nth(i: int) -> Callable[[Any], Any]:
         def pick(arg: Any) -> Any:
+            # scalars for each tensor may come as one tensor, too
             listed = isinstance(arg, (list, tuple)) or (isinstance(arg, Tensor) and arg.ndim)
             return arg[i] if listed else arg
 
@@ -321,6 +327,7 @@ _ROUND_THEIR_NUMBER = ("add", "radd", "iadd", "sub", "rsub", "isub", "pow", "ipo
 def call_rounding_once(call: Callable[..., Any], func: Any, args: Any, kwargs: Any) -> Any:
     """``call(func, args, kwargs)``; where numbers meet narrow floats, in float32, rounded once."""
     narrow = _narrow_dtype(args, kwargs)
+    # what such a call writes into would be a copy in float32 here, and the write would be lost
     writes_elsewhere = func is Tensor.__setitem__ or "out" in kwargs
     if narrow is None or writes_elsewhere:
         return call(func, args, kwargs)

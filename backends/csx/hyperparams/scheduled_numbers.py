@@ -119,6 +119,7 @@ class Scheduled:
                     remedy="look at it before scheduler.step(), or compute with it:"
                     " torch.where(torch.as_tensor(group['lr']) > x, a, b)",
                 )
+            # by this count "of_computed" sees that a guard depends on such a number
             ScheduledNumber.asked += 1
             scheduler.show()
             return scheduler.numbers[group]
@@ -222,6 +223,7 @@ class ShownNumbers:
             StateChanged: somebody else set one.
         """
         for position, numbers, i, scheduler in self._places:
+            # by identity: every step asks, and the scheduler itself puts its own objects there
             if values[position] is not numbers[i]:
                 raise _set_on_host(scheduler, i, values[position])
             values[position] = None

@@ -270,6 +270,7 @@ def traced_groups(optimizers: list[Optimizer]) -> Iterator[list[TracedGroup]]:
         for optimizer, groups in zip(optimizers, traced, strict=True):
             optimizer.param_groups[:] = groups
         yield [group for groups in traced for group in groups]
+        # not where the step has failed: its own error is the one to be seen
         for optimizer, groups in zip(optimizers, traced, strict=True):
             if len(optimizer.param_groups) != len(groups):
                 raise UnsupportedState(

@@ -76,6 +76,7 @@ def eager_updates(optimizers: list[Optimizer]) -> Iterator[Patch]:
         if name.startswith("torch.optim.") and hasattr(module, "_get_value"):
             yield from patches_of(module, {"_get_value": host_value}, why=why, checked=CHECKED)
     why = "BatchNorm(momentum=None) would read its count of batches on the host"
+    # a global of the module by this name, which its code finds before Python's own
     float_ = {"float": lambda count: host_value(count)}
     yield from patches_of(batchnorm, float_, why=why, checked=CHECKED)
     why = "values decide a Python branch; the capturable form, here on any device, has none"
@@ -215,6 +216,8 @@ def _as_operation(formula: Callable[..., None], module: str, name: str) -> Calla
                     ),
                     row,
                 )
+        # a formula that computes with more than its operands cannot be written out at another
+        # place
         if None in known.values():
             return formula(*args, **options)
         places = {number: [i] for i, number in enumerate(numbers)}
@@ -271,11 +274,13 @@ class _Tracing:
     def formula(self, run: Callable[[list[Tensor]], None], row: Sequence[Tensor]) -> Formula | None:
         """The operations that ``run`` does on tensors like these; None if it does others too."""
         before = self.last()
+        # the formula changes its tensors in place, and the trace goes on with those of the step
         copies = [tensor.clone() for tensor in row]
         operands = [self._node_of(copy) for copy in copies]
         run(copies)
         made = list(itertools.takewhile(lambda one: one is not before, reversed(self._graph.nodes)))
         formula = _taken_out(made[::-1], operands, self._numbers)
+        # the last one first: what another node reads cannot be erased
         for node in made:
             self._graph.erase_node(node)
         return formula
@@ -326,6 +331,7 @@ def _rounding_at_the_end(formula: Callable[..., None], fused: set[int]) -> Calla
             return formula(params, grads, *rest, **options)
         states = [item for item in rest if isinstance(item, list)]
         wide = {id(held): [widened(t) for t in held] for held in (params, grads, *states)}
+        # in float32 throughout, and rounded once below, as inside a fused kernel
         formula(*(wide.get(id(item), item) for item in (params, grads, *rest)), **options)
         for held in (params, *states):
             for t, result in zip(held, wide[id(held)], strict=True):

@@ -31,6 +31,7 @@ class NumberGuard:
     def broken(self, numbers: Numbers) -> str | None:
         """What no longer holds for these numbers; None if it does."""
         now = self.evaluate(numbers)
+        # of two NaN, which Python calls unequal, the guard holds
         if now == self.result or (now != now and self.result != self.result):
             return None
         return f"{self.text} was {self.result} when traced, and now is {now}"

@@ -57,9 +57,13 @@ def _lower_later(runs: Graph) -> fx.GraphModule:
     def take_inputs(graph: Graph) -> Graph:
         return with_inputs(graph, runs.inputs)
 
+    # whoever looks first may do so within a validation's inference mode or under autocast, which
+    # would be traced into the decompositions
     with tracing(), torch.inference_mode(False), torch._C._DisableAutocast():
         graph = lower(runs, PASSES)
         if len(graph.inputs) < len(runs.inputs):
+            # who runs the program has bound the inputs of the step as it was traced: the graph
+            # takes all of these, though passes found that it reads fewer
             graph = lower(graph, (take_inputs,))
     return graph.module
 
@@ -106,6 +110,8 @@ def _leave_out_writes(graph: fx.Graph, gradient: fx.Node) -> None:
 
 
 def _eliminate_dead(graph: fx.Graph) -> None:
+    # a batch norm whose result nobody uses still counts: its schema hides that it writes the
+    # running statistics
     graph.eliminate_dead_code(lambda node: node.is_impure() or changes_untold(node))
 
 

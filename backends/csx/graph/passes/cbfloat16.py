@@ -80,6 +80,8 @@ def to_cbfloat16(graph: Graph) -> Graph:
     for node in list(fresh.nodes):
         if node.op == "call_function":
             _replace(fresh, node)
+    # only now: what became of an operation above was decided by the types that were noted of its
+    # operands
     with graph.mode:
         for node in fresh.nodes:
             if node.op == "call_function" and "val" in node.meta:
@@ -122,6 +124,7 @@ def _replace(graph: fx.Graph, node: fx.Node) -> None:
         for written in filter(_is_narrow, written_nodes(node)):
             _call(graph, _aten.copy_.default, (written, _rounded(graph, written, node)), node)
         if result:
+            # before the rounding, which is about to be one of them
             users = list(node.users)
             once = _rounded(graph, node, node)
             for user in users:
@@ -192,6 +195,7 @@ def _is_exact(node: fx.Node) -> bool:
     """Whether what an operation makes of numbers on the grid is on the grid."""
     node, _ = _part(node)
     name = operation_name(node.target)
+    # a scatter that reduces and an index_put that accumulates compute sums, which leave the grid
     adds = "reduce" in str(node.target) or (name == "index_put" and node.args[3:] == (True,))
     if name not in EXACT or adds:
         return False

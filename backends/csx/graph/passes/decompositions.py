@@ -109,6 +109,7 @@ def _in_eager_layout(decomposition: Callable[..., Any]) -> Callable[..., Any]:
         formats = {
             suggest_memory_format(one) for one in (x if isinstance(x, (list, tuple)) else [x])
         }
+        # as the kernel of cat does: operands that lie in several ways give a contiguous result
         [layout] = formats if len(formats) == 1 else [torch.contiguous_format]
         if isinstance(made, tuple):
             return made[0].contiguous(memory_format=layout), *made[1:]

@@ -95,11 +95,15 @@ def functional_draws(graph: Graph) -> Graph:
                 for argument in _arguments(node.target)[len(node.args) - 1 :]
             )
             new = _drawn(fresh, node, node.target, given)
+            # torch.empty(...).uniform_(): the tensor was made for the draw, so the draw takes its
+            # place
             if _is_untouched(target, before=node):
                 _replace(node, new)
                 _replace(target, new)
             else:
                 with graph.mode:
+                    # the draw lies in memory of its own: by the fake that both would share, later
+                    # passes would take it for the tensor that it is copied into
                     new.meta["val"] = like(new.meta["val"])
                 with fresh.inserting_before(node):
                     written = fresh.call_function(_aten.copy_.default, (target, new))

@@ -43,6 +43,7 @@ def hold_state(graph: Graph) -> Graph:
         write = writes.get(state)
         if not name or name == _GUARD or name.startswith(_NOT_HELD) or write is None:
             continue
+        # whether the step went wrong is not known there yet: the write waits until the end
         if order[write] < order[now]:  # as that of BatchNorm's statistics
             if any(order[user] > order[write] for user in state.users) or write.users:
                 continue  # it is read after it was written

@@ -108,12 +108,16 @@ def is_plain(graph: Graph, memories: dict[fx.Node, int]) -> bool:
     for node in graph.operations():
         for changed in changed_by(node):
             first, *others = over[memories[changed]]
+            # two inputs over one memory: what changes one of them changes the other
             if any(other.op == "placeholder" for other in others):
                 return False
             if any(other.target is _aten.as_strided.default for other in others):
                 return False  # it counts from where memory begins, which a new tensor does not
             if layouts_of(first) == layouts_of(changed):
                 continue
+            # a part of the memory was changed (x[:, 0] = 1). A state is written as a whole, and
+            # whoever reads the rest later reads it in another layout: neither can be had of the
+            # part
             if first.op == "placeholder" or any(
                 layouts_of(other) != layouts_of(changed)
                 and any(order[user] > order[node] for user in other.users)

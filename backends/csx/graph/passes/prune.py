@@ -46,6 +46,7 @@ def with_inputs(graph: Graph, inputs: tuple[Input, ...]) -> Graph:
 
 def _overwrites(user: fx.Node, node: fx.Node) -> bool:
     """Whether ``user`` replaces the values of ``node`` without reading them."""
+    # of its first operand, copy takes the layout alone
     copies = user.target is torch.ops.aten.copy.default and user.args[1] is not node
     return node in written_nodes(user) or copies
 

@@ -50,6 +50,7 @@ def _pool(graph: fx.Graph, node: fx.Node) -> None:
     with graph.inserting_before(node):
         pool = graph.call_function(_POOLS[len(window)], (x, window, *how))  # type: ignore[arg-type]
     value = node.meta["val"][0]
+    # where nobody asks for indices, something of their layout is noted for them
     indices = offsets[0].meta["val"] if offsets else value.to(torch.int64)
     pool.meta = {**node.meta, "val": (value, indices)}
     for user in offsets:

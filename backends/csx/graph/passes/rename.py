@@ -25,6 +25,7 @@ def drop_renames(graph: Graph) -> Graph:
 def without_renames(operations: fx.Graph) -> fx.Graph:
     """Operations, which are changed, with names left out, but of what is turned in place."""
     for node in list(operations.nodes):
+        # x.detach().t_() turns the new name alone: without that name, x itself would be turned
         if node.target in RENAMES and not _is_turned(node) and not _is_turned(node.args[0]):
             node.replace_all_uses_with(node.args[0])
             operations.erase_node(node)

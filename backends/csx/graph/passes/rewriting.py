@@ -78,6 +78,7 @@ class Rewriting:
         """Write all of them; returns the results, which are fake tensors."""
         states = list(zip(self._graph.placeholders(), self._nodes.nodes, strict=True))
         for node, new in states:
+            # with the capture's own fake, operations on it may be copied (see _stays)
             new.meta["val"] = node.meta["val"]
             self._is_now(node, new)
         for node in self._graph.operations():
@@ -166,6 +167,7 @@ class Rewriting:
             strict=True,
         ):
             [before] = tensors_of(old)
+            # bfloat16.mul_(float32) stays bfloat16, where mul() gives float32
             if new.meta["val"].dtype != before.dtype:
                 to = _aten._to_copy.default
                 new, _ = self._expansion(node, to, (new,), {"dtype": before.dtype})

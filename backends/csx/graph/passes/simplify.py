@@ -16,6 +16,7 @@ def simplify(graph: Graph) -> Graph:
     eagerly.
     """
     fresh = graph.copied()
+    # backwards, for the end of a time span reads its beginning
     for node in reversed(list(fresh.nodes)):
         if getattr(node.target, "namespace", "") == "profiler":  # Optimizer.step's time span
             fresh.erase_node(node)
