@@ -135,6 +135,8 @@ class Consensus:
         """SIGTERM: all shall end."""
         if not self._signals.received_sigterm:
             for process in getattr(self._strategy.launcher, "procs", ()):
+                # as Lightning's own handler does: the processes that this one started do not get
+                # its signal
                 os.kill(process.pid, number)
         self._signals.received_sigterm = True
 

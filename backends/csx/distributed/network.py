@@ -30,6 +30,8 @@ def interfaces() -> dict[str, str]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():
             try:
+                # the name of an interface is 15 bytes and a zero (IFNAMSIZ); the answer has its
+                # address at 20
                 request = struct.pack("256s", name.encode()[:15])
                 answer = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, request)
             except OSError:  # it has none

@@ -161,6 +161,7 @@ class CSXParallelStrategy(CollectiveStrategy):
                 _init_dist_connection(
                     self.cluster_environment, backend, timeout=self._timeout, store=store
                 )
+            # Lightning finds that the processes are connected, and does the rest of its part
             super().setup_distributed()
         if self._heartbeats is None:
             self._has_ended = False

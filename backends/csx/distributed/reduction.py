@@ -67,6 +67,7 @@ class Reduction:
 
     def _send(self, bucket: _Bucket) -> None:
         del self._open[bucket.tensors[0].dtype]
+        # as in DistributedDataParallel, each process divides before the sum
         parts = [_flat(bucket.means) / self._processes.count] if bucket.means else []
         parts += [_flat(bucket.sums)] if bucket.sums else []
         flat = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -139,6 +140,7 @@ def _pieces(tensor: Tensor) -> list[Tensor]:
         return [tensor.clone() if tensor.dtype == torch.float64 else tensor.float()]
     low, whole = 2**_BITS - 1, tensor.long()
     shifts = (2 * _BITS, _BITS, 0)
+    # the highest piece keeps the sign
     return [((whole >> n) & (low if n < shifts[0] else -1)).float() for n in shifts]
 
 

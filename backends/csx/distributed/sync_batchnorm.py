@@ -33,6 +33,7 @@ class SyncedBatchNorm(nn.SyncBatchNorm):
         self._check_non_zero_input_channels(input)
         mean, variance, rows = self._statistics(input)
         if self.track_running_stats:
+            # running variances are unbiased, as BatchNorm's; the one that normalizes is not
             self._track(mean.detach(), variance.detach() * (rows / (rows - 1)))
         shape = [1, -1] + [1] * (input.dim() - 2)
         scale = (variance + self.eps).rsqrt()

@@ -183,6 +183,7 @@ def refuse_half_a_step(trainer: pl.Trainer, path: str | Path) -> None:
 def _last(trainer: pl.Trainer) -> str | None:
     """The checkpoint that callbacks of the trainer wrote last, of those that are there."""
     files = files_of(trainer)
+    # a checkpoint that is written beside the steps has no name yet
     if files is not None:
         files.wait()
     callbacks = trainer.checkpoint_callbacks

@@ -79,6 +79,7 @@ class Order:
         every = range(len(loader.dataset))  # type: ignore[arg-type]
         if self.seed is not None:
             dataset: Any = every
+            # of one process: the whole order, of which several take turns
             sampler = DistributedSampler[int](dataset, 1, 0, self.shuffled, self.seed)
             sampler.set_epoch(epoch)
             return list(sampler)
@@ -87,6 +88,8 @@ class Order:
         generator = loader.generator if self.by_generator else None
         restore_with(states["iterator" if self.by_workers else "first_batch"], [loader])
         if self.by_workers:
+            # the seed of the workers, which torch's iterator draws before the sampler draws the
+            # order
             torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
         return list(RandomSampler(every, generator=generator))
 

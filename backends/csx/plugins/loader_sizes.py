@@ -174,6 +174,7 @@ def _ahead(loader: Any) -> Iterator[Shapes]:
         if i < 0 or perf_counter() - began > _SECONDS:
             return
         try:
+            # the run makes these batches again, and must draw and print as if nobody had looked
             with isolate_rng(include_cuda=False), muted("stdout", "stderr"):
                 rows = [*range(i * size, (i + 1) * size)]
                 batch = fetcher.fetch(rows)  # type: ignore[no-untyped-call]

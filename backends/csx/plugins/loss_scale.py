@@ -132,6 +132,7 @@ class LossScale:
         streak = tracker + 1
         grows = streak == self._growth_interval
         grown = _times(scale, self._growth_factor)
+        # torch leaves a scale as it is that would become infinite, and counts anew all the same
         grown = torch.where(grows & grown.isfinite(), grown, scale)
         changed = torch.where(skipped, _times(scale, self._backoff_factor), grown)
         if self._bounds != (None, None):

@@ -71,6 +71,7 @@ class CSXPrecision(Precision):
             reducing = strategy.reducing(trace.inputs.gradients)
         with reducing:  # several processes exchange gradients while the pass goes on
             super().backward(tensor, model, optimizer, *args, **kwargs)
+        # eagerly an optimizer leaves alone what has no gradient; a zero would decay its weights
         if automatic:
             trace.inputs.gradients.hide_unreached()
 

@@ -144,6 +144,7 @@ class StaticGraph(LoopServices, ChecksStates, OneProcess):
 
     @accelerator.setter
     def accelerator(self, accelerator: Accelerator | None) -> None:
+        # Lightning sets the one that it has found on this machine after the strategy was made
         self._accelerator = self._accelerator or accelerator
 
     @property
@@ -176,6 +177,7 @@ class StaticGraph(LoopServices, ChecksStates, OneProcess):
         self._evaluation.begin(trainer, module)
         self._hooks.callback(keep_freed_memory())
         fits = trainer.state.fn == TrainerFn.FITTING
+        # what an earlier run of this Trainer has loaded is not this one's
         self.restored = self.restored if fits and trainer.ckpt_path is not None else None
         super().setup(trainer)
         watch_trainer(trainer)
@@ -293,6 +295,7 @@ class StaticGraph(LoopServices, ChecksStates, OneProcess):
         self, checkpoint_path: str | Path, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """Read a checkpoint, ours or Lightning's; what is in it runs only if that is asked for."""
+        # torch loads what a file names only where somebody allows that class: the error says which
         with naming_classes(checkpoint_path):
             checkpoint = super().load_checkpoint(checkpoint_path, weights_only is not False)
         here = read_position(self, checkpoint_path, checkpoint, CHECKPOINT_KEY)

@@ -184,6 +184,7 @@ def _write(
         "warnings": [asdict(one) for one in noted.warnings],
         "entries": [
             entry_data(one.name, one.graph, one.products, loaded, noted, batch_size, processes())
+            # a program that was only checked has no loads
             for one, loaded in itertools.zip_longest(program.entries, loads)
         ],
     }

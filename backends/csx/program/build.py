@@ -108,6 +108,7 @@ class Builder:
                 new_state = scope.make_optimizer_state()
                 captured = profiled(profiler, CAPTURE, self._capture)(entries, batch)
                 live = [tensor for one in captured.values() for tensor in one.state_tensors()]
+                # else checkpoints had state of parameters that the step leaves alone
                 scope.forget_unused(new_state, live)
             now = conditions()
             if changed := now.in_other_modes(before, list(scope.module.modules())):
@@ -144,6 +145,8 @@ class Builder:
                 change.undo()  # Python's changes happen once, not once for each entry point
             clears = self._clears(name, entries)
             captured[name] = capture(self.scope, run, batch, clears_gradients=clears)
+        # before the stage's first step all processes are here. A program for another shape of batch
+        # one of them may build alone, and would wait for the others
         if not self.programs:
             self.scope.compare(self.stage, captured)
         return captured
@@ -188,6 +191,7 @@ class Builder:
     ) -> dict[str, Loaded]:
         what = f"the {self.stage} program, {program.operations} operations"
         trainer = self.scope.trainer
+        # the sanity check comes first, but the training's program is the one that is waited for
         urgent = trainer is None or not trainer.sanity_checking
         return {
             name: self.fabric.load(

@@ -114,6 +114,8 @@ class Executable:
         inputs = self._resident(vector, gradients)
         if self.written:
             self._check_writes(batch)
+        # compiled code does not look whether inputs overlap. A batch that is memory of the state (a
+        # view of a buffer) would change with the state before it is read
         storages = self._binding.storages
         if not storages.isdisjoint([t.untyped_storage().data_ptr() for t in batch]):
             batch = [t.clone() if t.untyped_storage().data_ptr() in storages else t for t in batch]

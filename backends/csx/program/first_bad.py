@@ -103,6 +103,8 @@ def _root(graph: Graph, kinds: dict[fx.Node, int]) -> fx.Node | None:
     order = {node: i for i, node in enumerate(graph.module.graph.nodes)}
     returned = graph.module.graph.output_node().all_input_nodes
     starts = [node for node in returned if kinds.get(node)]
+    # all results may be finite where a gradient is not: then what the step writes has the NaN.
+    # Infinities alone are no fault
     starts = starts or [node for node, kind in kinds.items() if kind == NAN]
     return min((_back(node, kinds) for node in starts), key=order.__getitem__, default=None)
 

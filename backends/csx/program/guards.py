@@ -221,6 +221,8 @@ class ParamGroups:
             self._shown.leave_out(values)
         if len(values) != len(self._values) or not all(map(is_, values, self._values)):
             # another object somewhere: a scheduler's new number, or an option
+            # a list in a group may change and stay the same object: then options are read at every
+            # step
             self._values = values if are_fixed(groups) else []
             self.options = tuple(group_options(self._scope.optimizers))
             self._numbers_are_read = False
@@ -238,6 +240,7 @@ class ParamGroups:
                 return broken, isinstance(guard.result, bool)
         if not program.slots:
             return None
+        # the list is made anew where a number changes, so that its identity stands for its values
         if self._numbers_are_read and self.vector is not None and program.held_for is self._numbers:
             return None
         now = read_numbers(program.slots, self._scope.optimizers)

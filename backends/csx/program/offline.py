@@ -62,6 +62,7 @@ def put_aside(trainer: Any) -> contextlib.ExitStack:
     """
     stack = contextlib.ExitStack()
     stack.callback(rng.restore, rng.collect())
+    # their folder follows from the loggers, and these are none for now
     stack.callback(Snapshot(trainer.checkpoint_callbacks).restore)
     trainer.loggers = [_Silent(trainer) for _ in trainer.loggers]
     bar = trainer.progress_bar_callback
