@@ -101,6 +101,7 @@ class CheckLoss(SparseCallback):
         """Begin to count losses that are finite."""
         self._batches = batches_ready(trainer)
         self.on_train_epoch_start(trainer, pl_module)
+        # a plain attribute, and so in no state_dict
         vars(pl_module)[GUARD] = torch.zeros((), dtype=torch.int64, device=pl_module.device)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -117,6 +118,8 @@ class CheckLoss(SparseCallback):
             value = loss.detach().sum()  # a loss of no dimension: itself
             bad = torch.where(value.isnan(), _code(count, _NAN), _code(count, _INFINITE))
             count.copy_(
+                # negative once and for all: by this number the program holds its state
+                # (graph/passes/hold)
                 torch.where(count < 0, count, torch.where(value.isfinite(), count + 1, bad))
             )
 
@@ -130,6 +133,7 @@ class CheckLoss(SparseCallback):
         used = [p for group in optimizer.param_groups for p in group["params"]]
         gradients = [p.grad for p in used if p.grad is not None]
         scaler = getattr(trainer.precision_plugin, "scaler", None)
+        # a dynamic loss scale has gradients overflow, and skips such steps itself
         if gradients and scaler is None:
             with torch.no_grad():  # only of NaN and infinity is the product with zero not zero
                 sums = [(one * 0).sum(dtype=torch.float32) for one in gradients]
@@ -187,6 +191,7 @@ class CheckLoss(SparseCallback):
         count = vars(module).get(GUARD)
         if count is None or (code := int(count)) >= 0:
             return
+        # _code, backwards
         before, kind = divmod(-code - 1, 3)
         if self._max_skips and trainer.fit_loop._should_accumulate():
             return  # the window's last batch decides: all of it is left out
@@ -195,10 +200,13 @@ class CheckLoss(SparseCallback):
         if cause is not None:
             error.args = (f"{error}\n{cause}",)
         self._skip_or_raise(trainer, error)
+        # state changes again from here on; batches of the window that came after the bad one count
+        # too
         count.fill_(max(before + 1, batches_ready(trainer) - self._batches))
 
     def _skip_or_raise(self, trainer: pl.Trainer, error: NonFiniteLoss) -> None:
         step = batches_ready(trainer)
+        # with accumulation whole windows are left out, and the next window is the next in a row
         follows = step - self._last_skipped <= trainer.accumulate_grad_batches
         self._in_a_row = self._in_a_row + 1 if follows else 1
         if self._in_a_row > self._max_skips:

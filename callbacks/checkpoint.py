@@ -159,6 +159,8 @@ class Checkpoint(SaveAnnouncer, SparseCallback, ModelCheckpoint):
         """Save, where a multiple of ``steps`` was passed since the last one."""
         if not isinstance(self.steps, int) or self._saved_at is None:
             return
+        # under manual optimization a batch may take several steps and pass by the multiple; with
+        # accumulation several batches have the same step
         if trainer.global_step // self.steps > self._saved_at // self.steps:
             self.save(trainer)
 
@@ -199,6 +201,8 @@ class Checkpoint(SaveAnnouncer, SparseCallback, ModelCheckpoint):
             say() if files is None else files.when_there(path, say)
             for observer in observers:
                 observer.after_checkpoint(trainer, path)
+        # a logger that uploads the file gets the callback as a weak proxy, as from Lightning's
+        # ModelCheckpoint
         for logger in trainer.loggers if trainer.is_global_zero else ():
             logger.after_save_checkpoint(proxy(self))
         return path
@@ -209,6 +213,8 @@ class Checkpoint(SaveAnnouncer, SparseCallback, ModelCheckpoint):
         if trainer.world_size == 1 and files_of(trainer) is not None:
             trainer.save_checkpoint(path, weights_only=False)
             return
+        # with a CheckpointIO of the user's own, or several processes, nobody else renames it when
+        # it is whole
         part = path.with_name(f".{path.name}.part")
         trainer.save_checkpoint(part, weights_only=False)
         if trainer.is_global_zero:
@@ -329,6 +335,7 @@ def _bytes(trainer: pl.Trainer) -> int:
     states = 0
     for optimizer in trainer.optimizers:
         made = [value for state in optimizer.state.values() for value in state.values()]
+        # by identity, for tied weights are in the file once
         found |= {id(one): one for one in made if isinstance(one, Tensor)}
         if not made:
             parameters = [p for group in optimizer.param_groups for p in group["params"]]

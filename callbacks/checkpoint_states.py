@@ -111,6 +111,7 @@ class LoadCheckpointStates(Undoing):
             whole = load(*args, **kwargs)
             check_there("LoadCheckpointStates", whole, self.states)
             rank_zero_info(f"Not loaded from the checkpoint: {', '.join(left_out)}.")
+            # our strategy has taken the position out of the whole file by now
             if "random" in left_out and isinstance(strategy, StaticGraph):
                 strategy.restored = None
             return _with_own(trainer, without(whole, self.states))
@@ -123,6 +124,7 @@ def _with_own(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> dict[str, Any]
     """What Lightning must find, from the run itself: its own weights, and states of nothing."""
     if "state_dict" not in checkpoint:
         checkpoint["state_dict"] = trainer.strategy.lightning_module_state_dict()
+    # without these keys Lightning says that the file has weights alone, and refuses it
     return {"optimizer_states": [], "lr_schedulers": [], **checkpoint}
 
 
@@ -173,6 +175,7 @@ class SaveCheckpointState(pl.Callback, SaveObserver):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Take note of the checkpoint; hooks and the strategy add to it until it is saved."""
+        # others save too, such as ModelCheckpoint, and this hook hears of all
         self._whole = checkpoint if self._is_saving else None
 
     def after_checkpoint(self, trainer: pl.Trainer, path: Path) -> None:

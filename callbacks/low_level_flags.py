@@ -91,6 +91,7 @@ class _Flags(pl.Callback):
         if RETRACE in self.flags and is_static(trainer):
             strategy = trainer.strategy
             assert isinstance(strategy, StaticGraph)
+            # the process's backend is shared by other Trainers: this one's strategy gets a copy
             strategy.backend = dataclasses.replace(
                 strategy.backend, retrace_every_iteration=self.flags[RETRACE]
             )

@@ -222,6 +222,7 @@ class ModelEvalMetrics(pl.Callback):
         """Save the values that metrics hold, and reset them."""
         if not _looks_after_itself(pl_module):
             for _, metric in _unlogged(trainer, pl_module):
+                # metrics that training updates as well go on with their epoch after the validation
                 self._before += [(part, _held(part)) for part in _parts(metric)]
                 metric.reset()
 

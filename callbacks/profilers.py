@@ -53,6 +53,8 @@ class TrainingClock:
     def read(self, trainer: pl.Trainer, batch: Any) -> None:
         """Count the batches since the last reading, each as large as this one, and their time."""
         now = time.perf_counter()
+        # the batches since the last reading were not looked at: where they may differ in size, each
+        # is read
         self._size = samples_in(batch) or 0
         if self.runs:
             self._count(trainer, now)
@@ -348,6 +350,7 @@ class FlopUtilization(Profiler, Undoing):
         counts = {one.name: sum(map(flops_of, one.graph.operations())) for one in program.entries}
         others = [count for name, count in counts.items() if name != STEP]
         window = trainer.accumulate_grad_batches
+        # the first batches of a window run the entry point that only accumulates
         return (counts[STEP] + sum(others) * (window - 1)) / window
 
 

@@ -149,6 +149,7 @@ def _trained(call: Callable[[bool], None]) -> Callable[..., None]:
 def _epoch_trained(call: Callable[[bool], None]) -> Callable[..., None]:
     def end(trainer: Any, module: Any) -> None:
         batches, progress = trainer.num_training_batches, trainer.fit_loop.epoch_loop.batch_progress
+        # the length of a stream is not known: its last batch is known when it has come
         if batches == float("inf"):
             call(not progress.is_last_batch)
         else:
@@ -231,6 +232,7 @@ def _replacing(
         start = starts.get("train" if trainer.training else "eval" if evaluates else "")
         data = start(batch) if start is not None else None
         if data is not None and data is not batch:
+            # Lightning has converted the batch before this hook, and knows nothing of the new one
             batch = trainer.precision_plugin.convert_input(data)
         return own(batch, dataloader_idx)
 

@@ -58,6 +58,7 @@ class SamplesStreamedInfo(SparseCallback):
         """Bring the count up to date, and keep it in the checkpoint."""
         self.count(trainer)
         self.samples_streamed_till_ckpt_step = self.samples_streamed_till_curr_step
+        # Lightning has asked for the states of callbacks before this hook, with the count of before
         checkpoint["callbacks"][self.state_key] = self.state_dict()
 
     def on_exception(

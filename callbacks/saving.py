@@ -78,6 +78,7 @@ def beside_steps(trainer: pl.Trainer) -> Iterator[None]:
         end = partial(_on_run_end, files, trainer.fit_loop.on_run_end)
         stack.enter_context(patched([(trainer.fit_loop, "on_run_end", end)]))
         for callback in trainer.checkpoint_callbacks:
+            # a subclass may read the file as soon as it has saved it
             if type(callback) is ModelCheckpoint:
                 stack.enter_context(patched(_changes(callback, files)))
         yield
@@ -121,6 +122,7 @@ def _exists(files: CheckpointFiles, path: str, trainer: pl.Trainer) -> bool:
 
 
 def _on_run_end(files: CheckpointFiles, on_run_end: Any) -> None:
+    # before on_train_end: what hooks save from here on is there when they have saved it
     files.is_training = False
     files.wait()
     on_run_end()

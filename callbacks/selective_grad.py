@@ -58,6 +58,8 @@ class SelectiveGrad(pl.Callback):
         """Make the gradients of all other parameters zero."""
         for name, p in pl_module.named_parameters():
             if p.grad is not None and not any(fnmatchcase(name, glob) for glob in self.filters):
+                # in place, as a zero and not None: then the optimizer still decays weights and
+                # counts steps
                 p.grad.zero_()
 
 

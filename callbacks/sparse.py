@@ -60,6 +60,7 @@ class Undoing(pl.Callback):
 
 def period(callback: SparseCallback, trainer: pl.Trainer) -> int:
     """``every_n_steps``; 1 where a subclass overrides the hooks around batches, and not it."""
+    # the nearest to the object counts: a subclass with a hook of its own may need it on every batch
     for owner in (callback, *type(callback).__mro__):
         if "every_n_steps" in vars(owner):
             break
@@ -123,6 +124,7 @@ def samples_in(batch: Any) -> int | None:
         if isinstance(leaf, Tensor):
             if leaf.ndim:
                 return leaf.shape[0]
+        # the batch was taken for a flat one, without pytree's walk through it
         elif leaves is batch and isinstance(leaf, (tuple, list, dict)):
             return next(filter(None, map(samples_in, batch)), None)
     return None

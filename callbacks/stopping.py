@@ -105,6 +105,7 @@ class StopOnSignal(pl.Callback):
             raise KeyboardInterrupt from None
         if self.signal is not None and isinstance(error, Exception):
             by_user = self.signal == signal.SIGINT
+            # a terminal sends Ctrl-C to the compilers and data workers too, and they fail for that
             raise (KeyboardInterrupt() if by_user else SystemExit(self.exit_status)) from error
         return self.signal is not None and isinstance(error, SIGTERMException)
 
@@ -124,6 +125,8 @@ class StopOnSignal(pl.Callback):
         if trainer is not None:
             window = trainer.state.fn == TrainerFn.FITTING and trainer.accumulate_grad_batches > 1
             waits = window and (trainer.training or trainer.fit_loop._should_accumulate())
+            # this flag Lightning's loops ask after each batch; within a window it waits for the
+            # window's end, for a checkpoint there would be of half a step
             trainer._signal_connector.received_sigterm = not waits
 
     # -- the callback --------------------------------------------------------------------------
@@ -161,6 +164,7 @@ class StopOnSignal(pl.Callback):
         """Watch for the ends of windows where there are any: the lean loops find hooks here."""
         vars(self).pop("on_train_batch_end", None)
         if trainer.accumulate_grad_batches > 1:
+            # as an attribute and only then: a method of the class would cost a call on every batch
             setattr(self, "on_train_batch_end", self._at_batch_end)  # noqa: B010
 
     def _at_batch_end(self, trainer: Any, *args: Any) -> None:
@@ -189,6 +193,7 @@ class StopOnSignal(pl.Callback):
         if self.signal is None or self._received.at_once or not (trained and whole):
             return
         if trainer.validating:
+            # a validation has no state to go on from: it is done anew from its first batch
             _validate_anew(trainer.fit_loop.epoch_loop.val_loop.batch_progress)
         self.checkpoint = _save(trainer)
 

@@ -39,8 +39,11 @@ def collect(trainer: Any) -> dict[str, Any]:
     """
     module, epoch_loop = trainer.lightning_module, trainer.fit_loop.epoch_loop
     if not trainer.validating:
+        # in a validation the dicts have its values by now: the training's last step was copied
+        # before it
         epoch_loop.store_metrics()
     connector = trainer._logger_connector
+    # a validation is done anew from its first batch, and so are its metrics
     of_validation = {id(one.value) for one in epoch_loop.val_loop._results.values()}
     return {
         "results": {key: _of_result(one) for key, one in epoch_loop._results.items()},

@@ -211,6 +211,7 @@ def _replay_those_without_state(
 def _skip_those_without_state(mode: Any, loaders: list[Any], seen: int) -> None:
     """Take batches of the other loaders, as Lightning's iterator over all of them does."""
     states, own = list(map(has_state, loaders)), mode.iterators
+    # those with a state stand where the checkpoint left them, and must not be asked for a batch
     mode.iterators = [
         itertools.repeat(None) if state else iterator
         for state, iterator in zip(states, own, strict=True)

@@ -67,6 +67,8 @@ def _order_of(trainer: Any) -> Order | None:
     [loader] = loaders
     if data_position.has_state(loader) or isinstance(loader.dataset, IterableDataset):
         return None
+    # what another kind of batch sampler takes of the order is not known, nor where
+    # limit_train_batches cuts it
     if type(loader.batch_sampler) is not BatchSampler or trainer.num_training_batches != len(
         loader
     ):

@@ -48,6 +48,7 @@ class TrainingEpochLoop(_TrainingEpochLoop):
             super().run(data_fetcher)
             self.stopped = resuming.stopped(self.trainer)
         finally:
+            # those of the last steps are kept where reading one waits for the device
             self.losses.look()
             self._limits = self.fetched = None
             self.store_metrics()
@@ -83,6 +84,8 @@ class TrainingEpochLoop(_TrainingEpochLoop):
         positions = strategy.data_position
         if self.trainer.current_epoch > 0 and not fit_loop.is_resuming and not self.restarting:
             loaders = data_fetcher.combined_loader.flattened
+            # the first epoch's iterator is made in setup_data, those of later ones by Lightning's
+            # on_run_start, below
             positions[data_position.ITERATOR] = rng.collect_with(loaders)
         if not fit_loop.resumed and fit_loop.loader_states:
             data_fetcher.combined_loader._load_state_dicts(fit_loop.loader_states)
@@ -91,6 +94,7 @@ class TrainingEpochLoop(_TrainingEpochLoop):
         super().on_run_start(data_fetcher)  # prefetches, which may be counted too
         self._stored = self.batch_progress.total.ready
         self.data_s = before_s + perf_counter() - began
+        # no pair of limits, so that the first batch asks; None outside of an epoch
         self._limits = ()
         self._schedulers = strategy.schedulers
         self._schedulers.sort(strategy.lr_scheduler_configs)
@@ -163,10 +167,13 @@ class TrainingEpochLoop(_TrainingEpochLoop):
         if self.batch_progress.current.ready == 0:
             loaders = data_fetcher.combined_loader.flattened
             positions = strategy_of(self.trainer).data_position
+            # a loader without workers draws the epoch's order as its first batch is fetched
             positions[data_position.FIRST_BATCH] = rng.collect_with(loaders)
         if not self.hooks.hold():
             self.hooks = self._find_hooks()
         try:
+            # what Lightning does otherwise where it goes on in the middle is left to Lightning: its
+            # code for that changes with each version
             if self.restarting or not self._lean:
                 strategy_of(self.trainer).on_host_code()
                 super().advance(data_fetcher)
@@ -181,6 +188,7 @@ class TrainingEpochLoop(_TrainingEpochLoop):
 
     def _advance(self, data_fetcher: _DataFetcher) -> None:
         """The events of a batch, in the order of Lightning's ``advance``."""
+        # as Lightning does before a batch is trained: the next validation begins at its beginning
         self.val_loop._restarting = False
         began = perf_counter()
         batch, _, _ = next(data_fetcher)
@@ -220,6 +228,7 @@ class TrainingEpochLoop(_TrainingEpochLoop):
                 self._is_due = True
         if self._is_due:
             self.hooks.before_some(batch, batch_idx)
+        # what the strategy does there it does once an epoch; several processes vote at each step
         if batch_idx == 0 or self._several:
             self.trainer.strategy.on_train_batch_start(batch, batch_idx)
         if response == -1:
@@ -233,6 +242,7 @@ class TrainingEpochLoop(_TrainingEpochLoop):
         if self._several:
             strategy_of(trainer).requeue_if_asked()
         steps = trainer.accumulate_grad_batches == 1
+        # Lightning's own asks of each part whether it is due: here that is known
         if validates or self._schedulers.on_host or trainer.should_stop or not steps:
             try:
                 super().on_advance_end(data_fetcher)
@@ -266,6 +276,7 @@ class TrainingEpochLoop(_TrainingEpochLoop):
         """Step those schedulers that the program does not."""
         strategy = strategy_of(self.trainer)
         configs, on_host = strategy.lr_scheduler_configs, strategy.schedulers.on_host
+        # Lightning steps whatever is in the strategy's list
         strategy.lr_scheduler_configs = on_host
         try:
             super().update_lr_schedulers(interval, update_plateau_schedulers)

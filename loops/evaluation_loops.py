@@ -66,6 +66,8 @@ class EvaluationLoop(_EvaluationLoop):
         builds = strategy.only_builds
         if builds and self.trainer.sanity_checking:
             return []  # the fit loop builds these programs after training's
+        # Lightning puts the training's flag back after a validation; a checkpoint in its middle
+        # needs it before
         self.first_loop_iter = self.trainer._logger_connector._first_loop_iter
         within_fit = self.trainer.state.fn == TrainerFn.FITTING
         if within_fit:
@@ -133,6 +135,7 @@ class EvaluationLoop(_EvaluationLoop):
         try:
             self._run_batch(batch, batch_idx, dataloader_idx, dataloader_iter)
         except BuiltOnly:
+            # the hook's name stays where an exception leaves a hook
             self.trainer.lightning_module._current_fx_name = None
         except StopIteration as error:
             refuse_stop_iteration(error)

@@ -118,6 +118,7 @@ class FeedingTimes:
 
     def medians_us(self) -> tuple[float, float] | None:
         """Of a fetch and of a run, without the first ones; None where there are too few."""
+        # the first fetch starts workers, the first run builds the program
         fetch_s, program_s = self.fetch_s[1:], self.program_s[1:]
         if min(len(fetch_s), len(program_s)) < FEWEST:
             return None

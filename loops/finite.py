@@ -91,6 +91,8 @@ class Losses:
         if not kept:
             return
         values = _numbers(kept)
+        # one test for all of them; a sum of finite numbers may be infinite, so each is asked after
+        # it
         if not math.isfinite(sum(values)):
             first = next((i for i, one in enumerate(values) if not math.isfinite(one)), None)
             if first is not None:

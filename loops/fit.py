@@ -44,6 +44,7 @@ class FitLoop(_FitLoop):
         strategy = strategy_of(self.trainer)
         strategy.begin_run()
         epoch_loop: Any = self.epoch_loop
+        # of this run alone: a Trainer that fits again counts its batches anew, and warns again
         epoch_loop.losses = losses = Losses(self.trainer)
         epoch_loop.automatic_optimization.losses = losses
         epoch_loop.manual_optimization.losses = losses
@@ -63,6 +64,8 @@ class FitLoop(_FitLoop):
             if not self.skip:
                 self._build_validation()
         strategy.say_built()
+        # Lightning's tuner ends a fit by this: all is torn down, and no hook of a training's end is
+        # called
         raise _TunerExitException
 
     @contextlib.contextmanager
@@ -93,6 +96,8 @@ class FitLoop(_FitLoop):
         """Take the counters of a checkpoint; a run that goes on begins with no sanity check."""
         super().load_state_dict(state_dict, prefix)
         if resuming.is_exact(self.trainer):
+            # Lightning leaves the sanity check out where this loop is about to go on; the run that
+            # wrote the checkpoint has made it
             self.epoch_loop.val_loop._restarting = True
 
     def reset(self) -> None:
@@ -100,6 +105,7 @@ class FitLoop(_FitLoop):
         if self.resumed is None:
             super().reset()
             return
+        # Lightning's reset, but for its guess of the moment by its counters
         torch.set_grad_enabled(True)
         self._restarting = self.epoch_loop._restarting = False  # the setter does not always
         self.epoch_loop.val_loop._restarting = False
@@ -108,6 +114,7 @@ class FitLoop(_FitLoop):
     def on_run_start(self) -> None:
         """Call the hooks of the start; an epoch whose end was being saved is not done yet."""
         current = self.epoch_progress.current
+        # Lightning takes each epoch that was processed for one that is completed
         completed = current.completed
         super().on_run_start()
         if self.resumed == resuming.EPOCH_END:
@@ -135,6 +142,8 @@ class FitLoop(_FitLoop):
     def setup_data(self) -> None:
         """Make the loader and its iterator, and remember the random states it was made from."""
         strategy, fetcher = strategy_of(self.trainer), self._data_fetcher
+        # before Lightning makes the iterator: with workers, it draws the epoch's order. The
+        # loaders' own generators are seen as each loader goes through process_dataloader
         states = rng.collect_with([])
         strategy.loader_generators.clear()
         began = perf_counter()
@@ -185,6 +194,7 @@ class FitLoop(_FitLoop):
             return
         self.trainer._logger_connector.epoch_end_reached()
         configs = self.trainer.strategy.lr_scheduler_configs
+        # our checkpoints have the metrics of the epoch so far, Lightning's have none
         if {one.monitor for one in configs} - {None} <= self.trainer.callback_metrics.keys():
             self._restarting = False  # Lightning would leave plateau schedulers out
         try:

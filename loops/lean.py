@@ -128,6 +128,8 @@ class BatchHooks:
             for callback in self.callbacks
             if overrides(callback, name, pl.Callback) and callback not in self._sparse
         ]
+        # callbacks before the module, as in Lightning, but for those that write checkpoints (see
+        # above)
         found = [(True, getattr(one, name)) for one in callbacks if not isinstance(one, Checkpoint)]
         if overrides(self._module, name, pl.LightningModule):
             found.append((False, getattr(self._module, name)))
@@ -208,6 +210,7 @@ def announce_batch(
 ) -> None:
     """``_LoggerConnector.on_batch_start``, without finding out which loop is active."""
     connector = trainer._logger_connector
+    # none, then True for the first batch, then False
     if connector._first_loop_iter is not False:
         connector._first_loop_iter = connector._first_loop_iter is None
     results.batch, results.batch_size, results.dataloader_idx = batch, None, dataloader_idx

@@ -185,6 +185,7 @@ def _sample_in_words(traceback: TracebackType | None, indices: Any) -> str:
             return f"The samples were put together as {of_batch}.{odd}"
         index = values.get("idx")
         torchs = "torch.utils.data" in str(frame.f_globals.get("__name__"))
+        # by identity: in torch's own frames "idx" is one of the indices that the sampler gave
         if torchs and index is not None and any(index is one for one in indices):
             return f"The sample was dataset[{index!r}], of {of_batch}."
     return f"It came from {of_batch}."
@@ -222,6 +223,7 @@ def _get_data_told(self: Any, timeout: float = MP_STATUS_CHECK_INTERVAL) -> tupl
         found: tuple[bool, Any] = _try_get_data(self, timeout)
     except (OSError, EOFError) as error:  # a worker died while it handed a batch over
         for i, worker in enumerate(self._workers):
+            # a worker's end of the connection is closed some moments before the process is gone
             worker.join(_DIES_WITHIN_S)
             if not worker.is_alive():
                 error.add_note(_death_in_words(self, i))

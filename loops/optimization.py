@@ -47,6 +47,7 @@ class AutomaticOptimization(_AutomaticOptimization):
 
         def entries() -> dict[str, Callable[[Any], Any]]:
             strategy.refuse_zero_grad_hooks()
+            # both are traced on the first batch, whichever of them it is for: they share one state
             accumulate = {ACCUMULATE: entry(False)} if window > 1 else {}
             return {**accumulate, STEP: entry(True)}
 
@@ -117,12 +118,15 @@ class ManualOptimization(_ManualOptimization):
         strategy = strategy_of(self.trainer)
 
         def trace(batch: Any) -> dict[str, Any]:
+            # the step's own optimizers count while they are traced: each run then counts as many
             before = self.optim_step_progress.total.completed
             with uncounted(self.optim_step_progress), self._backwards() as losses:
                 arguments = strategy.traced_arguments({**kwargs, "batch": batch}, by_hand=True)
                 with strategy.stepping():
                     output = super(ManualOptimization, self).run(arguments)
                 steps = self.optim_step_progress.total.completed - before
+            # under manual optimization a step need not return its loss: then the first that it
+            # differentiates is watched
             first = None if "loss" in output or not losses else losses[0].detach().clone()
             return {"output": output, "steps": steps, "loss": first}
 

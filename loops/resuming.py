@@ -46,6 +46,7 @@ def moment_of(trainer: Any) -> str | None:
     batches = trainer.fit_loop.epoch_loop.batch_progress.total
     if trainer.fit_loop._combined_loader is None:  # the fit has not begun: on_fit_start
         return None
+    # in the middle of a step, as in on_before_optimizer_step: no run can begin there
     if not batches.ready == batches.started == batches.processed:
         return None
     if epochs.ready == epochs.started == epochs.processed:
@@ -171,6 +172,7 @@ def _gradients(trainer: Any) -> dict[str, Tensor]:
     module, training = trainer.lightning_module, strategy_of(trainer).training
     if training is None:
         return {}
+    # a window that has just ended leaves gradients that nobody adds to
     if module.automatic_optimization and not trainer.fit_loop._should_accumulate():
         return {}
     found = {name: gradient.clone() for name, gradient in training.gradients.items()}

@@ -204,6 +204,7 @@ def parsed(arguments: list[str] | None, extra: ExtraParsers | None = None) -> Gi
         group.add_argument(*flag.short, f"--{flag.name}", help=text, **flag.options)
     found = vars(parser.parse_args(arguments))
     ours = {"device", *(flag.name for flag in FLAGS)}
+    # a flag that was not given is None, switches too: only what was given counts more than the file
     values = {name: found[name] for name in found if name in ours and found[name] is not None}
     device = _device(values, parser)
     if "is_pretrained_checkpoint" in values and "checkpoint_path" not in values:
@@ -378,6 +379,7 @@ def plan_of(params: Parameters) -> tuple[Plan, tuple[str, ...]]:
     trainer = data.get("trainer")
     init = trainer.get("init") if isinstance(trainer, dict) else None
     if isinstance(init, dict):
+        # the file's stages may name loaders, which the script makes
         data["trainer"] = {"init": {**init, "model": _MODEL}}
     plan = check_document(replace(document, data=data))
     refuse_unbuilt(plan)

@@ -150,6 +150,7 @@ class PyTorchBaseRunner(Runner):
         path = checkpoint(self._plan, self._phase, "fit")
         if path is not None and self.params.runconfig.get("is_pretrained_checkpoint"):
             self._load_weights(path)
+            # weights were loaded above, and nothing else of the file is: training begins at step 0
             path = None
         loop, named = self._phase.init.loop, "ckpt_path" in self._phase.stages["fit"]
         self._begin(steps_of(path) if named and loop and loop.num_steps else 0)
@@ -186,6 +187,7 @@ class PyTorchBaseRunner(Runner):
             )
             init = replace(init, optimizer=None, schedulers=())
         self.trainer = built(self._plan, replace(self._phase, init=init, stages={}), done).trainer
+        # the plan has a placeholder for the model, so the file that it would write could not be run
         callbacks = [one for one in self.trainer.callbacks if not isinstance(one, SaveParams)]
         self.trainer.callbacks[:] = [RunnerHooks(self), *callbacks, *self.callbacks]
 
@@ -345,6 +347,7 @@ def _say_how_to_go_on(stop: StopOnSignal, script: Path, left: int | None, partly
     command = list(sys.argv[1:])
     if stop.checkpoint is not None:
         command = _without(command, "--checkpoint_path", 1)
+        # the checkpoint of a stopped run counts whole, and is gone on from
         command = _without(command, "--is_pretrained_checkpoint", 0)
         if partly:
             command = _without(command, "--load_checkpoint_states", 1)

@@ -108,6 +108,8 @@ class Attempt:
         """Get ready in the new process: signals of the terminal go to the watching process alone,
         and a crash, or SIGQUIT, prints where each thread is.
         """
+        # a group of its own: a terminal's Ctrl-C goes to the process that watches, which passes it
+        # on; and with the group all that the attempt has started can be killed
         os.setpgid(0, 0)
         faulthandler.enable()
         faulthandler.register(signal.SIGQUIT, all_threads=True)
@@ -180,6 +182,7 @@ def _sendable(error: Exception) -> bytes | None:
     """An error for another process; None where it cannot be made again there."""
     try:
         sent = pickle.dumps(error)
+        # some exceptions pickle, and fail when they are made again from their arguments
         pickle.loads(sent)
     except (pickle.PicklingError, TypeError, AttributeError):
         return None
@@ -259,6 +262,7 @@ class Watched(pl.Callback):
         """Report beats; end the process, as SIGTERM does, where nobody watches it any more."""
         while not self._ended.wait(BEAT_S):
             self._beat()
+            # whoever loses its parent is given another one
             if os.getppid() != self._attempt.watcher:
                 os.kill(os.getpid(), signal.SIGTERM)
                 return

@@ -75,6 +75,7 @@ class EvalFrequency(SparseCallback):
                 done = moment not in (BATCH_END, VALIDATION)
             self._goes_on = due and not done
         if self._goes_on:
+            # by its comparison of counts Lightning then finds it due at once
             trainer.val_check_batch = loop.batch_progress.total.ready
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

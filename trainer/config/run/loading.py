@@ -111,6 +111,8 @@ def built(
         callbacks.append(HideVariables(plan.document.variables))
     with noted(plan, (*phase.path, "init"), "the Trainer"):
         trainer = Trainer(**trainer_arguments(plan, init, callbacks, begin))
+    # after the Trainer, as in a script: what it draws (its weights) comes in this order from the
+    # seed
     model = made(plan, init.model)
     module = as_lightning(model)
     with_optimizer(module, init, refuse)

@@ -121,7 +121,9 @@ def with_optimizer(module: pl.LightningModule, init: Init, refuse: Refuse) -> No
     optimizer = init.optimizer
     if optimizer is None:
         return
+    # the file names parameters as the model has them, without our wrapper's "model."
     named = module.model if isinstance(module, FileModule) else module
+    # a module that makes its layers there has no parameters yet
     if not is_overridden("configure_model", module, pl.LightningModule):
         param_groups(optimizer, named, refuse)  # its mistakes now, not when training begins
     scaled = isinstance(optimizer, OptimizerCall) and optimizer.scales
@@ -316,6 +318,7 @@ class FileData(pl.LightningDataModule):
             vars(self).pop(hook, None)
             for module in self._active:
                 if is_overridden(hook, module, pl.LightningDataModule):
+                    # Lightning asks whether the Trainer's own datamodule overrides a hook
                     setattr(self, hook, getattr(module, hook))
 
     def teardown(self, stage: str) -> None:

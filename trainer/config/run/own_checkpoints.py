@@ -36,6 +36,7 @@ def checkpoints_callback(phase: Phase) -> Checkpoint | None:
         return init.checkpoint
     for call in init.own_callbacks:
         target: Any = call.target
+        # another checkpoint callback of the file says that checkpoints are its own affair
         if issubclass(target, AnyCheckpoint):
             return call() if issubclass(target, Checkpoint) else None
     return Checkpoint() if init.wants_checkpoints else None

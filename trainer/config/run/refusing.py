@@ -131,6 +131,7 @@ def checkpoints_of(pattern: str) -> list[str]:
     """The files that a path or glob stands for, in the order of the numbers in their names."""
     if _exists(pattern):
         return [pattern]
+    # by number, for "step=10" is before "step=9" as text
     return sorted(glob.glob(pattern), key=lambda path: [*map(int, re.findall(r"\d+", path))])
 
 

@@ -48,6 +48,8 @@ def as_yaml(plan: Plan) -> str:
             place = data
             for part in phase.path:
                 place = place[part]
+            # a section that the environment gives as a whole is written as ${NAME} again, with
+            # nothing in it
             whole = [key for key in place["init"] if (*path, key) in stood]
             place["init"] = _with_defaults(place["init"], phase, whole)
     return to_yaml(Converted(params=data, origins={}, notes=(), problems=()))

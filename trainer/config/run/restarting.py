@@ -261,6 +261,8 @@ class _Supervision:
             if crashed and self.trainer == len(self.plan.phases):
                 status = 0  # it crashed when all was done
             elif crashed:
+                # only attempts that came no further count: a run that crashes once a day goes on
+                # for ever
                 self.in_a_row = 1 if before != (self.trainer, self.resume) else self.in_a_row + 1
                 self._wait(watch.record)
                 if not self.received:
@@ -283,6 +285,8 @@ class _Supervision:
             return None
         if self.received:
             return self.received[0]
+        # a signal that nobody handles ends a process by itself; our commands handle it, and end
+        # with 128 more
         number = -status if status < 0 else status - 128
         return signal.Signals(number) if number in STOPS else None
 
@@ -412,6 +416,8 @@ class _Watch:
     def kill_if_it_hangs(self, timeout_s: float | None) -> None:
         """Print where the process is, and kill it, where no batch that should came for so long."""
         watched = self.report.get("beat", (False,))[0]
+        # by this process's clock, from the last beat that was another one: no clock is compared
+        # across processes
         if watched and timeout_s is not None and time.monotonic() > self._moved_at + timeout_s:
             self._hung = f"hung: no batch for {timeout_s:g} s"
             self._send(signal.SIGQUIT)
@@ -421,6 +427,8 @@ class _Watch:
     def pass_on(self, received: list[signal.Signals]) -> None:
         """Send the signals to stop that came; a process that has not begun is ended at once."""
         for one in received[self._passed_on :]:
+            # before that its handlers are not set: it has nothing to save, and may be importing for
+            # a while
             self._send(one if "trainer" in self.report else signal.SIGKILL)
             self._passed_on += 1
 
@@ -472,6 +480,7 @@ class _Watch:
     def crashed(self) -> bool:
         """Whether it shall be tried again: not what somebody stopped, nor an error of the code."""
         killed = self.status < 0 and -self.status not in STOPS
+        # what ended without a word, as os._exit() does, was not Python's decision
         if self._hung or killed or "exited" not in self.report:
             return True
         return self.status == 1 and bool(self.report.get("crash"))

@@ -140,6 +140,8 @@ def _fit(
     named, loop = phase.stages["fit"].get("ckpt_path"), phase.init.loop
     begin = 0
     if named is not None and loop and loop.num_steps:
+        # num_steps counts from where the first attempt began, not from the checkpoint of this
+        # restart
         begin = done if resume is None else _first_step(plan, phase)
     loaded = built(plan, phase, begin, callbacks)
     trainer, module, data = loaded
@@ -187,6 +189,7 @@ def _validate_all(plan: Plan, phase: Phase, callbacks: Callbacks) -> list[dict[s
     found, loggers = [], None
     for i, call in enumerate(calls):
         loaded = built(plan, phase, callbacks=callbacks)
+        # all loaders write to the same loggers, though each has a Trainer of its own
         loggers = loaded.trainer.loggers = loaded.trainer.loggers if loggers is None else loggers
         source = loaded.data.made(call)
         if len(calls) > 1:
@@ -197,6 +200,8 @@ def _validate_all(plan: Plan, phase: Phase, callbacks: Callbacks) -> list[dict[s
                     results = loaded.trainer.validate(loaded.module, source, ckpt_path=path)
                 metrics = {name: value for result in results for name, value in result.items()}
                 found.append({"ckpt_path": path, "loader": i, "metrics": metrics})
+    # by checkpoint, though each loader went through all of them: programs are built once for a
+    # loader
     return sorted(found, key=lambda one: paths.index(one["ckpt_path"]))
 
 
