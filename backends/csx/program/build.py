@@ -100,7 +100,7 @@ class Builder:
             BuiltOnly: the backend asks for no more; all is as before.
         """
         scope, before, began = self.scope, conditions(), perf_counter()
-        self.speed.leave_out()
+        self.speed.leave_out()  # which this step would tell nothing of
         profiler = profiler_of(scope.trainer)
         noting = noted_while_building(self.stage, self.backend)
         with interrupted_once(), undone_on_failure(scope), noting as noted:
@@ -127,7 +127,7 @@ class Builder:
             announce(scope.trainer, self.fabric, self.backend, program, [*loads.values()], noted)
             self._tell_later(list(loads.values()), cost)
             if self.backend.only_builds:
-                raise BuiltOnly(_without_values(captured, batch))
+                raise BuiltOnly(_without_values(captured, batch))  # inside: all is put back
         guards = Guards(list(captured.values()), conditions(), scope, groups)
         if self.backend.retrace_every_iteration:
             guards.batch.read.clear()  # what is made of them is compared
@@ -184,7 +184,7 @@ class Builder:
 
         for load in loads:
             if load.compiling:
-                load.told = told
+                load.when_settled = told
 
     def _load(
         self, program: Program, captured: dict[str, CapturedStep], worth: Callable[[float], bool]

@@ -143,8 +143,7 @@ class StepFunction:
             if results.logs and self._scope.trainer is not None:
                 begin_step(self._scope.trainer, results.logs)
             if results.passed:
-                arguments = self._scope.arguments(batch_idx)
-                passed = _passed_values(results, batch, given, arguments, opened)
+                passed = _passed_values(results, batch, given, self._scope, batch_idx, opened)
             as_given = program.guards.batch.tensors(batch) if executable.written else tensors
             run, groups = profiled(self._rows, PROGRAM, executable.run), self._selection.groups
             result, calls, values = run(groups.vector, tensors, as_given, passed)
@@ -253,9 +252,11 @@ class StepFunction:
         self.check_scalars()
 
 
-def _passed_values(results: Results, batch: Any, given: Any, arguments: Any, opened: Any) -> Any:
+def _passed_values(
+    results: Results, batch: Any, given: Any, scope: Scope, batch_idx: int | None, opened: Any
+) -> Any:
     """What a step only passes on, of this batch; of a batch that is an object, the user's own."""
-    values = pass_through_values(results.passed, batch, given, arguments)
+    values = pass_through_values(results.passed, batch, given, scope.arguments(batch_idx))
     return values if opened is None else opened.with_users_objects(results.passed, values)
 
 

@@ -160,7 +160,7 @@ class Rewriting:
         """Write an in-place operation as the one that returns what it makes."""
         operation: Any = node.target
         made = self._expanded(node, functional(operation))
-        self._is_now(node, None)
+        self._is_now(node, None)  # its operand's memory, which gets its value below
         for old, new in zip(
             written(operation, node.args, node.kwargs),
             made if isinstance(made, (list, tuple)) else [made],
