@@ -56,8 +56,10 @@ _NO_MORE = Operation(OUTPUTS, (), None)
 
 def same_operations(before: Recording, now: Recording) -> bool:
     """Whether the step's own code made the same operations, of the same constants."""
-    pairs = zip(before.operations[: before.own], now.operations[: now.own], strict=False)
-    return before.own == now.own and all(
+    pairs = zip(
+        before.operations[: before.own_count], now.operations[: now.own_count], strict=False
+    )
+    return before.own_count == now.own_count and all(
         (was.target, was.arguments) == (is_now.target, is_now.arguments)
         and (
             was.target != CONSTANT
@@ -156,9 +158,9 @@ def _has_same_values(a: Tensor, b: Tensor) -> bool:
 def _changed(step: str, before: Recording, now: Recording, i: int) -> GraphChanged:
     """The error for operation ``i``, which differs."""
     was, is_now = before.operations[i], now.operations[i]
-    if i >= max(before.own, now.own):
+    if i >= max(before.own_count, now.own_count):
         return _other_results(step, before, now, was, is_now)
-    was, is_now = (one.operations[i] if i < one.own else _NO_MORE for one in (before, now))
+    was, is_now = (one.operations[i] if i < one.own_count else _NO_MORE for one in (before, now))
     names = _name(was.target), _name(is_now.target)
     if names[0] == names[1]:
         names = _describe(before, was), _describe(now, is_now)
@@ -300,7 +302,7 @@ class CreatedState:
         self._content = [list(one.before) if one.grows else [] for one in new_places]
 
     @contextlib.contextmanager
-    def there(self) -> Iterator[None]:
+    def places_filled(self) -> Iterator[None]:
         """While the block runs, the places hold tensors, as after the first step."""
         try:
             self._put()
@@ -451,7 +453,7 @@ def _resolved(recording: Recording, leaf: Any) -> Any:
     if leaf.index >= len(computed):
         return recording.outputs.passed[leaf.index - len(computed)]
     operand = computed[leaf.index]
-    while operand.kind == "operation" and operand.which >= recording.own:
+    while operand.kind == "operation" and operand.which >= recording.own_count:
         arguments = recording.operations[operand.which].arguments[0]
         if not arguments or not isinstance(arguments[0], Operand):
             break

@@ -1,8 +1,8 @@
 """The state of a program while it runs: the tensors that are in its places now.
 
 A program takes tensors from the dicts of ``optimizer.state``. Host code may put other dicts in
-their place (``load_state_dict`` does) or clear them; then the programs have to be built anew, which
-``OptimizerStates`` tells.
+their place (``load_state_dict`` does) or clear them. Then the programs have to be built anew:
+``OptimizerStates`` says whether that is so.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from fulgurite.backends.csx.state.storage import (
 
 
 class OptimizerStates:
-    """The dicts of the state of optimizers as they are now, to be compared with those later.
+    """The state dicts of optimizers as they are now: a later look compares those with these.
 
-    They are kept, so that no identity is used twice.
+    It holds the dicts themselves: a new dict at the address of a freed one would look the same.
     """
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
@@ -84,7 +84,7 @@ class Binding:
         """The program's state inputs, in order."""
         try:
             now = [container[key] for container, key in self._places]
-        except KeyError:
+        except KeyError:  # a place is empty: ``check`` says which
             now = []
         if len(now) != len(self._seen):
             self.check()
@@ -110,6 +110,7 @@ class Binding:
             item = self._state[i]
             for held, layout in zip(item.tensors, self._layouts[i], strict=True):
                 self._check_held(held, layout)
+                # the optimizer goes on with the parameter that it holds, and so would the program
                 if id(held.tensor) in self._trained and held.places[0].get() is not held.tensor:
                     name = held.places[0].name
                     raise StateChanged(
@@ -120,6 +121,7 @@ class Binding:
             self._pointers[i] = storage_key(self._inputs[i])
             _check_shared(item, self._pointers[i])
         self.storages = frozenset(self._pointers)
+        # a program whose inputs overlap computes something else (measured: 38 for 64)
         if len(self.storages) != len(self._pointers):
             pairs = zip(self._state, self._pointers, strict=True)
             raise _tied([one.name for one, memory in pairs if self._pointers.count(memory) > 1])
@@ -174,8 +176,9 @@ def _check_shared(item: StateInput, memory: Any) -> None:
 
 
 def _tensor_of(held: StateTensor) -> Tensor:
-    """The tensor in all the places of a held one."""
+    """The one tensor that all places of a state tensor hold now; an error where they differ."""
     tensor = tensor_at(held.places[0])
+    # torch writes a tensor of inference mode nowhere else, and programs write state in place
     if tensor.is_inference() and not torch.is_inference_mode_enabled():
         tensor = tensor.clone()
         held.put(tensor)

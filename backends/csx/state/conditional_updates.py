@@ -60,12 +60,14 @@ def skipped_where(skip: Tensor, state: Iterable[StateTensor]) -> Iterator[None]:
     values = [place.get() for place in places]
     found = [v if isinstance(v, Tensor) else t for v, t in zip(values, tensors, strict=True)]
     with torch.no_grad():
+        # of all, for nobody knows yet what the block writes; what it does not is dropped at the end
         before = {id(t): (t, t.detach().clone(), storage_of(t)) for t in found}
     last = next(reversed(graph.nodes))
     yield
     written = _written_after(last)
     with torch.no_grad():
         for tensor, value, storage in before.values():
+            # written in place, or moved to other memory by ``tensor.data = value``
             if storage in written or storage_of(tensor) != storage:
                 tensor.copy_(torch.where(skip, value, tensor))
         _choose_replacements(
@@ -75,8 +77,11 @@ def skipped_where(skip: Tensor, state: Iterable[StateTensor]) -> Iterator[None]:
 
 
 def _choose_replacements(skip: Tensor, places: list[tuple[Place, Tensor, Tensor]]) -> None:
-    """The same for places, each with its tensor before the block and a copy of that."""
-    chosen: dict[int, Tensor] = {}
+    """The same for places into which the block put another tensor.
+
+    Each of ``places`` comes with its tensor before the block, and a copy of that tensor.
+    """
+    chosen: dict[int, Tensor] = {}  # by what was put there: tied places stay one tensor
     for place, tensor, before in places:
         now = place.get()
         if now is tensor or not isinstance(now, Tensor):
@@ -88,7 +93,10 @@ def _choose_replacements(skip: Tensor, places: list[tuple[Place, Tensor, Tensor]
 
 
 def _drop_unused(first: fx.Node, last: fx.Node) -> None:
-    """Erase copies that nobody needed, after ``first`` up to ``last``: none counts as a reading."""
+    """Erase the copies after ``first`` up to ``last`` that nobody needed.
+
+    A copy that stayed would count as a read of the state that it is of.
+    """
     while last is not first:
         node, last = last, last.prev
         if not node.users:
@@ -133,7 +141,11 @@ class DeferredState:
 
 @contextlib.contextmanager
 def hide_deferred_state(deferred: list[DeferredState]) -> Iterator[None]:
-    """Keep state that still waits for the first gradient out of a checkpoint."""
+    """Keep state that still waits for the first gradient out of a checkpoint.
+
+    Eagerly an optimizer has none before its first update. A run that goes on from the checkpoint
+    would take the zeros for state, and make a later update of what is the first.
+    """
     before = [(one.state, dict(one.state)) for one in deferred if one.waits()]
     try:
         for one in deferred:
@@ -171,6 +183,7 @@ class _BothUpdates:
 
     def first(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         """Before the step: evaluate the closure, make the first update, keep it and undo it."""
+        # once for both updates: a second backward pass would add to the gradients
         closure = self._evaluated(*args[1:], **kwargs)
         restore = remember(optimizer)
         gradients = [p.grad for p in self._everyone]
@@ -178,12 +191,14 @@ class _BothUpdates:
         for key in self._keys & optimizer.state.keys():
             del optimizer.state[key]
         with torch.no_grad():
+            # past torch's hooks and the count of schedulers: the second update runs them
             inspect.unwrap(type(optimizer).step)(optimizer, closure=closure)
             self._weights = {id(p): p.detach().clone() for p in self._parameters}
             self._states = {k: v for k, v in optimizer.state.items() if k in self._keys}
             restore()
             for p, gradient, before in zip(self._everyone, gradients, values, strict=True):
                 p.grad = gradient  # the tensor itself: the step may have another name for it
+                # an update may change gradients in place (weight decay, clipping by hand)
                 if gradient is not None and before is not None and gradient._version != before[1]:
                     gradient.copy_(before[0])
         self._versions, self._asked = self._versions_now(), False
@@ -225,6 +240,7 @@ class _BothUpdates:
         self._versions = self._versions_now()
 
         def again() -> Any:
+            # the loss was computed before either update: with other weights it would be another
             if self._asked or self._versions_now() != self._versions:
                 how = "evaluates its closure twice" if self._asked else _CHANGES
                 raise UnsupportedState(
@@ -268,13 +284,13 @@ class GradientFlag:
         return Place(self.flag, IS_THERE, f"whether {self._name}.grad is there")
 
     def set_from_host(self, there: bool) -> None:
-        """Tell the program what the host made of the gradient."""
-        if there is not self._there:
+        """Tell the program whether the host left a gradient there or cleared it."""
+        if there is not self._there:  # every step comes here, and writing a tensor takes 1 µs
             self._there = there
             self.flag[IS_THERE].fill_(there)
 
     def note_set_by_program(self, there: bool) -> None:
-        """The program itself has set its flag to this."""
+        """Note what the program itself has written into the flag, without reading a tensor."""
         self._there = there
 
 
@@ -335,6 +351,7 @@ class _Step:
         self, one: DeferredState, before: Tensor, without: dict[nn.Parameter, Tensor]
     ) -> None:
         """Let state that waits for the first gradient go on waiting where there was none."""
+        # one flag, ``updated``, serves all of them: they must get their first gradient together
         own: list[Any] = [p for p in one.new_state.parameters if p.grad is not None]
         flags = [without[p] for p in own if p in without]
         if flags and len(flags) < len(own):

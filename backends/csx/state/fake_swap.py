@@ -34,10 +34,12 @@ def fake_for(real: Tensor, value: Tensor) -> Tensor:
         fake = nn.Parameter(value.detach(), requires_grad=real.requires_grad)
     else:
         fake = value.detach().requires_grad_(real.requires_grad)
+    # what the user's hooks do to a gradient is part of the step
     for hook in (real._backward_hooks or {}).values():
         fake.register_hook(hook)  # type: ignore[no-untyped-call]
     for hook in (getattr(real, "_post_accumulate_grad_hooks", None) or {}).values():
         on_gradient(fake, hook)
+    # ``swap`` exchanges the dicts too: the step finds what somebody has put on the tensor
     for key, value in vars(real).items():
         vars(fake).setdefault(key, value)
     return fake
@@ -120,6 +122,7 @@ class ReplacedData:
         with torch.no_grad():
             if value not in proxies:  # a constant
                 value = value.clone()
+            # where it was at first is the program's memory, however often it moves
             if not self.holds(tensor):
                 self._left.append((tensor, tensor.detach()))
         with DisableTorchFunction():

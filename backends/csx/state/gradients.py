@@ -37,7 +37,10 @@ from fulgurite.backends.csx.state.fake_swap import on_gradient
 
 @dataclass(slots=True, kw_only=True)
 class GradientHandover:
-    """What a step found in ``p.grad`` and left there; by the parameters' names."""
+    """What one trace found in ``p.grad`` and what it leaves there, by the parameters' names.
+
+    The program that is built of the trace does the same with the gradients of each step.
+    """
 
     parameters: dict[str, nn.Parameter]
     on_host: bool  # it is a function's: the host sees it
@@ -62,7 +65,7 @@ class GradientHandover:
 
 
 def gradient_mismatch(handovers: list[GradientHandover]) -> str | None:
-    """What one of them says is broken."""
+    """The first text of ``GradientHandover.mismatch``; None where all gradients are as traced."""
     return next((why for why in (one.mismatch() for one in handovers) if why), None)
 
 
@@ -159,6 +162,7 @@ class Gradients:
         """Make the inputs the parameters' gradients; one for each, in order."""
         for (name, p), gradient in zip(self.parameters.items(), inputs, strict=True):
             self._inputs[name] = p.grad = gradient.detach()
+            # the input stays, for the program writes the gradient of this step there
             if not self.handover.on_host and name in self.handover.was_none:
                 p.grad = None
 
@@ -168,7 +172,9 @@ class Gradients:
         known, on_host = self.handover, self.handover.on_host
         for name, gradient in self._inputs.items():
             p = self.parameters[name]
+            # an optimizer leaves None alone; for a zero Adam counts a step, and weights decay
             if (wanted is None or id(p) in wanted) and p.grad is gradient:
+                # whether a carried one is there is known in each step alone: its flag says so
                 if name in self._reached or name in known.carried:
                     continue
                 if on_host:
@@ -230,6 +236,7 @@ class Gradients:
             if cleared or p.grad is None:
                 if not (untouched and name in self.handover.was_none):
                     left[name] = False
+                # a program has no None: it holds a zero, and ``tensor_after`` says what that means
                 gradient.copy_(torch.zeros(gradient.shape, dtype=gradient.dtype))
             elif p.grad is not gradient:
                 left[name] = True
@@ -241,6 +248,8 @@ class Gradients:
                 self.handover.carried[name].flag[IS_THERE].fill_(left[name])
         self._inputs.clear()  # or they would be searched for as tensors that leaked: 1 s each trace
         if not self.handover.on_host:
+            # a program of the stage may need what another one leaves: batches of two sizes, of
+            # which one computes gradients and the other uses them
             others, leaves = self._others, {name for name, there in left.items() if there}
             missed = self._hidden & (leaves | others.left) | leaves & others.hidden
             self.missed = missed - self.handover.carried.keys()
@@ -250,9 +259,9 @@ class Gradients:
                 others.hidden |= self._hidden
 
     def begins_otherwise(self) -> bool:
-        """Whether other gradients than the trace had so are None whenever a step begins.
+        """Whether the trace was wrong about which gradients are None when a step begins.
 
-        They are noted in ``StageGradients.none``; the caller then traces the step again.
+        Which ones are is noted in ``StageGradients.none``; the caller then traces the step again.
         """
         others, wrong = self._others, self._others.none & self._leaves
         others.left |= self._leaves

@@ -65,7 +65,7 @@ class DroppedGradient(Tensor):
         _refuse(next(leaf for leaf in leaves if type(leaf) is cls))
 
     def share_memory_(self) -> DroppedGradient:
-        """There is no memory to share."""
+        """There is no memory to share; ``Module.share_memory`` asks gradients for it too."""
         return self
 
     def _refused(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -127,7 +127,8 @@ class FunctionGradients:
         self._parameters = [handover.parameters[names[item.index]] for item in inputs]
         self._tensor_after = [handover.tensor_after.get(names[item.index]) for item in inputs]
         self._examples = [item.example for item in inputs]
-        self._spare: list[Tensor | None] = [None] * len(inputs)  # zeros
+        # zeros that the program left where the step cleared: the next step begins with them
+        self._spare: list[Tensor | None] = [None] * len(inputs)
 
     def before(self) -> list[Tensor]:
         """What is in ``p.grad``; zeros for None."""
@@ -137,7 +138,7 @@ class FunctionGradients:
             if gradient is None:
                 gradient = self._spare[i]
                 gradient = _zeros(example) if gradient is None else gradient
-            elif not _fits(gradient, example):
+            elif not _fits(gradient, example):  # the loop may put any gradient there
                 gradient = _zeros(example).copy_(gradient)
             found.append(gradient)
         return found
@@ -182,6 +183,7 @@ class LightningGradients:
         gradient, example, carried = self._parameters[i].grad, self._examples[i], self._carried[i]
         if carried is not None:
             carried.set_from_host(gradient is not None)
+        # only overwritten: memory will do, and what was dropped has no values to be asked for
         if not self._read[i] and (self._fresh[i] or type(gradient) is DroppedGradient):
             return torch.empty_strided(example.shape, example.stride(), dtype=example.dtype)
         if gradient is None:
@@ -235,7 +237,10 @@ def held_gradients(
 
 
 class DroppedGradients:
-    """What the host finds in ``p.grad`` of parameters whose gradients the program does not keep."""
+    """What the host finds in ``p.grad`` of parameters whose gradients the program does not keep.
+
+    Where the step computed one, a ``DroppedGradient``: None would say that there was none.
+    """
 
     def __init__(self, graph: Graph, handover: GradientHandover) -> None:
         shown = {

@@ -72,7 +72,7 @@ def around_steps(
 
     first, last = before_steps(optimizer, begin), optimizer.register_step_post_hook(end)
     hooks: Any = optimizer._optimizer_step_post_hooks  # an OrderedDict
-    hooks.move_to_end(last.id, last=False)
+    hooks.move_to_end(last.id, last=False)  # a user's hook finds the state as the step leaves it
     try:
         yield
     finally:
@@ -93,6 +93,7 @@ class _InitialValues(dict[Any, Any]):
         super().__setitem__(key, value)
 
     def setdefault(self, key: Any, default: Any = None) -> Any:
+        # dict's own, and its update, would go past ``__setitem__``
         if key not in self:
             self[key] = default
         return self[key]
@@ -178,8 +179,9 @@ def trial(optimizer: Optimizer, known: dict[Any, Any], seed: int) -> Trial:
             p.grad = torch.empty_like(p).copy_(made_up).detach() if p.requires_grad else None
         optimizer.state = states = _States(known)
         step = inspect.unwrap(type(optimizer).step)  # without hooks and the schedulers' counter
-        alone = torch.random.fork_rng(devices=[])
+        alone = torch.random.fork_rng(devices=[])  # a step that draws moves no number of the run
         with alone, running(initializes=True), torch.no_grad(), plain_options([optimizer]):
+            # some steps demand a closure; on trial the user's code must not run
             step(optimizer, closure=lambda: torch.zeros(()))
         groups = [
             {key: value for key, value in group.items() if key != "params"}
@@ -275,7 +277,11 @@ class NewState:
     of_gradient: bool
 
     def forget_unused(self, live: list[StateTensor]) -> None:
-        """Delete the state of what no program updates; ``live`` are the tensors of one."""
+        """Delete the state of what no program updates; ``live`` are the tensors of one.
+
+        Eagerly an optimizer makes none for a parameter that never gets a gradient, and a checkpoint
+        has none of it.
+        """
         places = {id(place.container) for held in live for place in held.places}
         tensors = {id(held.tensor) for held in live}
         for key in self.keys:
@@ -308,10 +314,13 @@ def init_state(optimizer: Optimizer, line: UserLine | None = None) -> NewState |
     else:
         known = _known(optimizer)
         first = begin_counts(optimizer, known, trial(optimizer, known, seed=1))
+        # state that is the same whatever the gradients were does not come from them
         second = trial(optimizer, known, seed=2)
         initial = first.initial
         if not first.seen or not equal(initial, second.initial):
             zeros = _zeros_like(initial)
+            # a buffer that begins as the gradient is often the same as one that begins as zeros
+            # and has the gradient added (SGD's momentum): then no first update is special
             again = [trial(optimizer, {**known, **copy_tensors(zeros)}, seed) for seed in (1, 2)]
             of_gradient = not equal([first.after, second.after], [one.after for one in again])
             initial = initial if of_gradient else zeros

@@ -175,6 +175,7 @@ def refill(value: Any, before: Any) -> None:
         _refill_dict(value, before)
     elif isinstance(value, (list, deque)):
         if len(value) != len(before) or not all(map(is_, value, before)):
+            # as of dicts: a subclass's own methods may do more than that
             kind: Any = list if isinstance(value, list) else deque
             kind.clear(value)
             kind.extend(value, before)
@@ -216,7 +217,7 @@ def _refill_dict(value: dict[Any, Any], before: dict[Any, Any]) -> None:
 def _refill_object(value: Any, before: dict[str, Any]) -> None:
     now = attributes_of(value)
     for name in [name for name in now if name not in before]:
-        object.__delattr__(value, name)
+        object.__delattr__(value, name)  # past the class's own: a frozen dataclass refuses
     for name, item in before.items():
         if now.get(name, MISSING) is not item:
             object.__setattr__(value, name, item)

@@ -108,6 +108,7 @@ class SideEffects:
         values: list[Any] = []
         taken: set[int] = set()
 
+        # the step set each of them: a change in place of one must not show in the other
         def own(leaf: Any) -> Any:
             traced = isinstance(leaf, FakeTensor)
             return leaf.clone() if traced and storage_of(leaf) in taken else leaf
@@ -161,6 +162,7 @@ class StateInput:
         tensors = [tensor_at(held.places[0]) for held in self.tensors]
         if not self.whole:
             return tensors[0]
+        # flat and whole: views may begin anywhere in it, and overlap
         first = tensors[0].detach()
         length = first.untyped_storage().nbytes() // first.element_size()
         return first.as_strided((length,), (1,), 0)
@@ -206,6 +208,7 @@ _COMPUTED_BY_METRICS = ("_computed", "_forward_cache")  # of their state, for wh
 
 def _is_the_hosts(one: nn.Module, key: str) -> bool:
     """Whether an attribute is no program's: a metric's results, states of one the host updates."""
+    # a Running metric counts in Python which of its states comes next, so the host updates it
     if isinstance(one, Running) and key in one._defaults:
         return True
     return isinstance(one, Metric) and key in _COMPUTED_BY_METRICS
@@ -271,6 +274,7 @@ def state_inputs(places: Iterable[Place]) -> tuple[StateInput, ...]:
     for one in held.values():
         storages.setdefault(storage_key(one.tensor), []).append(one)
     for group in storages.values():
+        # the input over the memory of several has one dtype
         if len({one.tensor.dtype for one in group}) > 1:
             names = " and ".join(one.places[0].name for one in group)
             raise UnsupportedState(
@@ -286,7 +290,7 @@ def storage_key(tensor: Tensor) -> Any:
         pointer = tensor.untyped_storage().data_ptr()
     except (NotImplementedError, RuntimeError):  # sparse and other tensors without a storage
         pointer = 0
-    return pointer or ("none", id(tensor))
+    return pointer or ("none", id(tensor))  # empty tensors have no memory, and share none
 
 
 def brief(value: Any) -> str:
