@@ -3,7 +3,7 @@
 ``private_names.json`` lists those names; ``tests/tools/document_private_names.py`` makes it from
 the code. Where one is gone, to import this package's rooms is an error that names it and the
 version that lacks it: nothing is trained half. What only the compiler's side needs is not asked for
-here; without it programs run operation by operation (``csx/compile/toolchain.failures_told``).
+here; without it programs run operation by operation (``csx/compile/toolchain.failures_reported``).
 """
 
 from __future__ import annotations

@@ -60,14 +60,14 @@ def line(model: models.Model, policy: str, steps: int, machine: Machine, calls: 
     batches = [list(batch) for batch in model.batches]
     executable._fabric.timer = clock = Clock()
     measured_s = min(_round(step, batches, clock, max(2, steps // ROUNDS)) for _ in range(ROUNDS))
-    graph, made = executable.loaded.runs, executable.loaded.made()
-    seconds = predicted_s(graph, made, machine)
+    graph, kernels = executable.loaded.runs, executable.loaded.kernels()
+    seconds = predicted_s(graph, kernels, machine)
     how = "compiled" if executable.loaded.compiled else "operation by operation"
     found = (
-        f"| {model.name}, {how} | {len(made.calls)} | {measured_s * 1e6:,.0f} µs |"
+        f"| {model.name}, {how} | {len(kernels.calls)} | {measured_s * 1e6:,.0f} µs |"
         f" {sum(seconds) * 1e6:,.0f} µs | {sum(seconds) / measured_s:.2f} |"
     )
-    longest = sorted(zip(seconds, made.calls, strict=True), key=lambda one: -one[0])[:calls]
+    longest = sorted(zip(seconds, kernels.calls, strict=True), key=lambda one: -one[0])[:calls]
     names = [str(node.target) for node in graph.operations()]
     told = [
         f"    {s * 1e6:9.1f} {call.kernel}: {', '.join({names[i] for i in call.operations})}"
@@ -81,8 +81,8 @@ def bounds(model: models.Model, machine: Machine) -> str:
     step, program = compiled(model, "default")
     [executable], [entry] = step.executables(), program.entries
     weights = sum(p.numel() * p.element_size() for p in model.module().parameters())
-    made, batch_size = executable.loaded.made(), len(model.batches[0][0])
-    work = work_of(executable.graph, made, entry.products, weights, batch_size)
+    kernels, batch_size = executable.loaded.kernels(), len(model.batches[0][0])
+    work = work_of(executable.graph, kernels, entry.products, weights, batch_size)
     rows = ["| systems | batch | compute | memory | weights | bound |", "| --- " * 6 + "|"]
     for one in roofline(work, machine, batches=(1, 64), systems=(1, 4)):
         times = " | ".join(

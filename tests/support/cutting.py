@@ -10,19 +10,21 @@ from fulgurite.backends.csx.compile.fabric import Call
 from fulgurite.backends.csx.compile.host import host_fabric
 from fulgurite.backends.csx.compile.inductor import generate as inductor
 from fulgurite.backends.csx.compile.programs import parts
-from fulgurite.backends.csx.compile.programs.line import Line, Repeat
-from fulgurite.backends.csx.compile.programs.parts import Division, Look
+from fulgurite.backends.csx.compile.programs.item_order import ItemOrder, Repeat
+from fulgurite.backends.csx.compile.programs.parts import Division, ViewBetween
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.passes import INTERPRETER_PASSES, lower
 
 
 def in_pieces(graph: Graph, length: int) -> Division | None:
     """A graph in parts of so many operations; None where it is never cut."""
-    line = Line.of(graph)
-    if line is None or len(line.items) <= length:
+    order = ItemOrder.of(graph)
+    if order is None or len(order.items) <= length:
         return None
-    starts = range(0, len(line.items) - length + 1, length)
-    return parts._assembled(line, parts._cut(line, [Repeat((start,), length) for start in starts]))
+    starts = range(0, len(order.items) - length + 1, length)
+    return parts._assembled(
+        order, parts._cut(order, [Repeat((start,), length) for start in starts])
+    )
 
 
 def run(division: Division, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -30,7 +32,7 @@ def run(division: Division, inputs: Sequence[Tensor]) -> list[Tensor]:
     values = dict(zip(division.inputs, inputs, strict=True))
     for call in division.calls:
         read = [values[number] for number in call.reads]
-        if isinstance(call, Look):
+        if isinstance(call, ViewBetween):
             size, stride, offset = call.layout
             offset += read[0].storage_offset()
             results: Sequence[Tensor] = [read[0].as_strided(size, stride, offset)]

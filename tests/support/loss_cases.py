@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import fulgurite
 from fulgurite.backends.csx.compile.fabric import Loaded
 from fulgurite.backends.csx.compile.host.host_fabric import HostFabric
-from fulgurite.backends.csx.compile.programs.made import Maker
+from fulgurite.backends.csx.compile.programs.kernels import Maker
 
 B, C, D, T = 6, 5, 4, 3
 REDUCTIONS = ("none", "mean", "sum")
@@ -236,7 +236,7 @@ def loads() -> Iterator[list[Loaded]]:
 
 def fused_kernels(loaded: Loaded) -> Counter[str]:
     """How many kernels of a program are of each fused region."""
-    return Counter(call.region for call in loaded.made().calls if call.region)
+    return Counter(call.region for call in loaded.kernels().calls if call.region)
 
 
 def regions(losses: nn.ModuleList) -> Counter[str]:
@@ -250,7 +250,7 @@ def makers(loaded: Loaded) -> dict[str, set[Maker]]:
     assert loaded.runs is not None
     nodes = list(loaded.runs.operations())
     found: dict[str, set[Maker]] = {}
-    for call in loaded.made().calls:
+    for call in loaded.kernels().calls:
         for i in call.operations:
             found.setdefault(str(nodes[i].target), set()).add(call.maker)
     return found

@@ -79,7 +79,7 @@ def measured(fit: Callable[[], Any]) -> list[Measured]:
         found.append(
             Measured(
                 loaded=loaded,
-                predicted=memory(loaded.runs, loaded.made()),
+                predicted=memory(loaded.runs, loaded.kernels()),
                 resident_bytes=sum(resident.values()),
                 kept_bytes=_kept(loaded) if loaded.compiled else 0,
                 run_bytes=_peak(profiled),

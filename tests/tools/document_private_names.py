@@ -32,7 +32,7 @@ ROOMS = ("backends", "callbacks", "loops", "trainer")
 COMPILER = ("backends/csx/compile/", "backends/csx/graph/passes/decompositions.py")
 """Where what is made for the compiler is made."""
 OUTSIDE = ("host_fabric.py", "threads.py", "toolchain.py", "queue.py")
-"""Files of the compiler's room whose functions do not run below ``failures_told`` alone."""
+"""Files of the compiler's room whose functions do not run below ``failures_reported`` alone."""
 IMPORTED_LATE = ("inductor/changes.py", "inductor/wrapper.py")
 """Files of it that are imported when a graph is compiled, below that too."""
 GATEWAY = "backends/torch_compiler.py"

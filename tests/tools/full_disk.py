@@ -20,7 +20,7 @@ from pathlib import Path
 from damage_cache import KEYS, build, files_of, load
 
 from fulgurite.backends.csx.compile.store import cache_folder
-from fulgurite.backends.csx.compile.store.cache import CompileCache, NothingKept
+from fulgurite.backends.csx.compile.store.cache import CompileCache, NothingStored
 from fulgurite.backends.csx.compile.store.entries import is_whole
 
 KEY = KEYS[0]
@@ -45,7 +45,7 @@ def outcome(folder: Path) -> str:
         warnings.simplefilter("always")
         try:
             found = kept.fetch(KEY, build(KEY), load(KEY))
-        except NothingKept:
+        except NothingStored:
             return "kept nowhere: operation by operation"
     assert found.value == int(KEY[:8], 16)
     if kept.folder == folder.resolve():

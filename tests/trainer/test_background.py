@@ -258,7 +258,7 @@ def test_it_is_said_how_much_faster_compiled_code_is(
 
     def settle(own: later.Later, loaded: Loaded, reference: Call, *rest: object) -> Call:
         loaded.compiling, loaded.compiled, loaded.call = False, True, reference
-        loaded.tell()
+        loaded.settled()
         return reference
 
     def say(trainer: pl.Trainer, line: str) -> None:

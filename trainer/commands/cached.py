@@ -12,10 +12,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from fulgurite.backends.csx.compile.inductor.earlier_code import FOLDER as PARTS
+from fulgurite.backends.csx.compile.inductor.earlier_code import SHARE as PARTS_SHARE
 from fulgurite.backends.csx.compile.inductor.headers import FOLDER as HEADERS
 from fulgurite.backends.csx.compile.inductor.headers import SHARE as HEADERS_SHARE
-from fulgurite.backends.csx.compile.inductor.kept import FOLDER as PARTS
-from fulgurite.backends.csx.compile.inductor.kept import SHARE as PARTS_SHARE
 from fulgurite.backends.csx.compile.store.cache import REPORTS, CompileCache, limit_bytes
 from fulgurite.backends.csx.compile.store.cache_folder import users_folder
 from fulgurite.backends.csx.compile.store.upkeep import Entry, begun_in, entries_in

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fulgurite.backends.csx.compile.programs.made import Made
+from fulgurite.backends.csx.compile.programs.kernels import Kernels
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.votes import Votes
@@ -30,10 +30,10 @@ class Loaded:
     ``built`` is whether it was compiled now, rather than found compiled in the cache; ``how`` says
     it in words; ``graph`` is what a fabric asks when a run fails. A fabric may change ``call``,
     ``compiled`` and ``how`` when the graph has run once, and later where ``compiling`` is set:
-    it is compiled in the background. ``told`` is called when that has ended, either way.
-    ``threads`` is how many of the host's compute it, at most. ``made`` says what runs it, as long
-    as ``how`` says so; ``one_by_one`` what would, operation by operation. ``check_again``, where
-    it is set, lets the next run be compared with what the operations give one by one.
+    it is compiled in the background. ``when_settled`` is called when that has ended, either way.
+    ``threads`` is how many of the host's compute it, at most. ``kernels`` says what runs it, as
+    long as ``how`` says so; ``one_by_one`` what would, operation by operation. ``check_again``,
+    where it is set, lets the next run be compared with what the operations give one by one.
     """
 
     call: Call
@@ -43,10 +43,10 @@ class Loaded:
     how: str
     graph: Graph | None = None
     compiling: bool = False
-    told: Callable[[], None] | None = None
+    when_settled: Callable[[], None] | None = None
     threads: int = 1
-    made: Callable[[], Made] = Made
-    one_by_one: Callable[[], Made] = Made
+    kernels: Callable[[], Kernels] = Kernels
+    one_by_one: Callable[[], Kernels] = Kernels
     check_again: Callable[[], None] | None = None
 
     @property
@@ -57,15 +57,15 @@ class Loaded:
 
     def run_by_operations(self, call: Call, how: str) -> None:
         """Let ``call`` run it operation by operation from now on; ``how`` says so, and why."""
-        self.call, self.how, self.made = call, how, self.one_by_one
+        self.call, self.how, self.kernels = call, how, self.one_by_one
         self.compiled = self.compiling = False
         self.check_again = None
 
-    def tell(self) -> None:
+    def settled(self) -> None:
         """Tell whoever wants to know, once, what runs the graph from now on."""
-        if self.told is not None:
-            self.told()
-            self.told = None
+        if self.when_settled is not None:
+            self.when_settled()
+            self.when_settled = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, fx
 
 from fulgurite.backends.csx.compile.fabric import Loaded
-from fulgurite.backends.csx.compile.programs.made import Made, Maker
+from fulgurite.backends.csx.compile.programs.kernels import Kernels, Maker
 from fulgurite.backends.csx.costs.exchange import messages, sent_bytes
 from fulgurite.backends.csx.costs.graph_values import is_backward
 from fulgurite.backends.csx.costs.machine import this_machine
@@ -59,7 +59,7 @@ def entry_data(
         processes: how many train together.
     """
     runs = graph if loaded is None or loaded.runs is None else loaded.runs
-    made = None if loaded is None else loaded.made()
+    kernels = None if loaded is None else loaded.kernels()
     threads = 0 if loaded is None else loaded.threads
     compiled = loaded is not None and loaded.compiled
     return {
@@ -70,19 +70,19 @@ def entry_data(
         "processes": processes,
         "measured": None,  # when the run has ended
         # of a program from the cache they are an earlier process's
-        "seconds": dict(made.seconds) if made and loaded and loaded.built else {},
-        "operations": _operations(runs, made),
+        "seconds": dict(kernels.seconds) if kernels and loaded and loaded.built else {},
+        "operations": _operations(runs, kernels),
         "passes": _passes(graph, compiled, noted),
-        **_costs(runs, made, products, threads, batch_size, processes),
+        **_costs(runs, kernels, products, threads, batch_size, processes),
     }
 
 
-def _operations(graph: Graph, made: Made | None) -> list[Data]:
+def _operations(graph: Graph, kernels: Kernels | None) -> list[Data]:
     makers: dict[int, str] = {}
-    for call in reversed(made.calls if made else ()):  # what is computed twice: by the first
+    for call in reversed(kernels.calls if kernels else ()):  # what is computed twice: by the first
         makers.update(dict.fromkeys(call.operations, call.maker.value))
-    without = REMOVED if made is not None and made.calls else ""
-    if made is not None:  # the compiler tells of what makes its operand, too
+    without = REMOVED if kernels is not None and kernels.calls else ""
+    if kernels is not None:  # the compiler tells of what makes its operand, too
         collective = (i for i, one in enumerate(graph.operations()) if is_collective(one.target))
         makers.update(dict.fromkeys(collective, Maker.COLLECTIVE.value))
     return [
@@ -140,7 +140,7 @@ def _place(module: str, line: str) -> tuple[str, bool]:
 
 def _costs(
     graph: Graph,
-    made: Made | None,
+    kernels: Kernels | None,
     products: Sequence[Product],
     threads: int,
     batch_size: int,
@@ -151,17 +151,17 @@ def _costs(
     backward = sum(one.flops for one in products if split_backward(one.module)[1])
     found: Data = {
         "calls": [],
-        "sources": {} if made is None else dict(made.sources),
-        "calling": "" if made is None else made.program,
+        "sources": {} if kernels is None else dict(kernels.sources),
+        "calling": "" if kernels is None else kernels.program,
         "flops": flops,
         "memory": None,
         "messages": [asdict(one) for one in messages(graph)],
         "backward_share": backward / max(1, flops),
     }
-    if made is None or not made.calls:
+    if kernels is None or not kernels.calls:
         return {**found, "modules": _modules(graph, None, products, ()), "roofline": []}
-    here, held = this_machine(threads), memory(graph, made)
-    seconds, nodes = predicted_s(graph, made, here), list(graph.operations())
+    here, held = this_machine(threads), memory(graph, kernels)
+    seconds, nodes = predicted_s(graph, kernels, here), list(graph.operations())
     calls: list[Data] = [
         {
             "kernel": call.kernel,
@@ -175,23 +175,25 @@ def _costs(
             ),
             "seconds": taken_s,
         }
-        for call, moved, taken_s in zip(made.calls, traffic(graph, made), seconds, strict=True)
+        for call, moved, taken_s in zip(
+            kernels.calls, traffic(graph, kernels), seconds, strict=True
+        )
     ]
-    work = work_of(graph, made, products, held.parameters_bytes, batch_size)
+    work = work_of(graph, kernels, products, held.parameters_bytes, batch_size)
     return {
         **found,
         "calls": calls,
         "memory": _memory(held),
-        "backward_share": _backward_share(made, nodes, seconds),
-        "modules": _modules(graph, made, products, calls),
+        "backward_share": _backward_share(kernels, nodes, seconds),
+        "modules": _modules(graph, kernels, products, calls),
         "roofline": [asdict(bound) for bound in roofline(work, here)],
     }
 
 
-def _backward_share(made: Made, nodes: Sequence[fx.Node], seconds: Sequence[float]) -> float:
+def _backward_share(kernels: Kernels, nodes: Sequence[fx.Node], seconds: Sequence[float]) -> float:
     """The share of a step's predicted time that is of operations of the backward pass."""
     backward_s = 0.0
-    for call, taken_s in zip(made.calls, seconds, strict=True):
+    for call, taken_s in zip(kernels.calls, seconds, strict=True):
         inside = [is_backward(nodes[i]) for i in call.operations]
         backward_s += taken_s * sum(inside) / max(1, len(inside))
     return backward_s / max(sum(seconds), 1e-12)
@@ -207,7 +209,7 @@ def _memory(held: Memory) -> Data:
 
 
 def _modules(
-    graph: Graph, made: Made | None, products: Sequence[Product], calls: Sequence[Data]
+    graph: Graph, kernels: Kernels | None, products: Sequence[Product], calls: Sequence[Data]
 ) -> list[Data]:
     """A row for each module, in the order in which they compute.
 
@@ -224,7 +226,7 @@ def _modules(
     moved = [  # a call that moves nothing takes its time, too
         [(nodes[i], Traffic()) for i in call["operations"][:1]] for call in calls
     ]
-    for move in moves(graph, made) if made is not None else ():
+    for move in moves(graph, kernels) if kernels is not None else ():
         moved[move.call].append((move.operation, move.traffic))
     for call, parts in zip(calls, moved, strict=True):
         call_bytes = call["read_bytes"] + call["written_bytes"]

@@ -18,7 +18,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, fx
 
-from fulgurite.backends.csx.compile.programs.made import KernelCall, Maker
+from fulgurite.backends.csx.compile.programs.kernels import KernelCall, Maker
 from fulgurite.backends.csx.diagnostics.user_lines import module_of, split_backward
 from fulgurite.backends.csx.graph.collectives import is_wait
 from fulgurite.backends.csx.graph.graph import Graph

@@ -19,8 +19,8 @@ from itertools import accumulate
 import torch
 from torch import fx
 
-from fulgurite.backends.csx.compile.programs.alive import Walk
-from fulgurite.backends.csx.compile.programs.made import Made
+from fulgurite.backends.csx.compile.programs.kernels import Kernels
+from fulgurite.backends.csx.compile.programs.liveness import Liveness
 from fulgurite.backends.csx.compile.programs.steps import Program
 from fulgurite.backends.csx.costs.graph_values import Value, Values, is_backward, module_name
 from fulgurite.backends.csx.costs.workspace import workspace_bytes
@@ -32,7 +32,7 @@ _COPY = torch.ops.aten.copy_.default
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """The intermediates that are alive while a call runs; ``call`` counts in ``made.calls``."""
+    """The intermediates that are alive while a call runs; ``call`` counts in ``kernels.calls``."""
 
     call: int
     activations_bytes: int
@@ -92,10 +92,12 @@ class Memory:
         return self.resident_bytes + most
 
 
-def memory(graph: Graph, made: Made) -> Memory:
-    """What a graph keeps in memory while ``made`` runs it."""
+def memory(graph: Graph, kernels: Kernels) -> Memory:
+    """What a graph keeps in memory while ``kernels`` run it."""
     points, lives, kept = (
-        _one_by_one(graph, made) if made.steps is None else _compiled(graph, made, made.steps)
+        _one_by_one(graph, kernels)
+        if kernels.steps is None
+        else _compiled(graph, kernels, kernels.steps)
     )
     most = max(points, key=lambda p: (p.intermediates_bytes, p.activations_bytes), default=None)
     at_peak = Counter[str]()
@@ -131,19 +133,19 @@ _Found = tuple[list[Point], list[_Life], int]
 """The timeline, the lives, and the bytes of what is never freed."""
 
 
-def _compiled(graph: Graph, made: Made, program: Program) -> _Found:
+def _compiled(graph: Graph, kernels: Kernels, program: Program) -> _Found:
     """The program's steps say what is alive, the graph which of it are activations."""
-    values, walk = Values(graph, made.calls), Walk(graph, program)
+    values, walk = Values(graph, kernels.calls), Liveness(graph, program)
     lives = list(_lives(values, held=False))
-    return _points(values.operations, walk.alive, lives), lives, walk.kept_bytes
+    return _points(values.operations, walk.live_bytes, lives), lives, walk.kept_bytes
 
 
-def _one_by_one(graph: Graph, made: Made) -> _Found:
+def _one_by_one(graph: Graph, kernels: Kernels) -> _Found:
     """A value is freed when it was read last; what ``changed_early`` tells is copied before."""
-    values = Values(graph, made.calls)
+    values = Values(graph, kernels.calls)
     lives = list(_lives(values, held=True))
     copied = sum(graph.inputs[i].example.nbytes for i in changed_early(graph))
-    alive = [copied + size for size in _alive(lives, len(made.calls))]
+    alive = [copied + size for size in _alive(lives, len(kernels.calls))]
     return _points(values.operations, alive, lives), lives, 0
 
 

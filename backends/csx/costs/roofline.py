@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from fulgurite.backends.csx.compile.programs.made import Made
+from fulgurite.backends.csx.compile.programs.kernels import Kernels
 from fulgurite.backends.csx.costs.machine import CS2, CS3, H200, Machine
 from fulgurite.backends.csx.costs.traffic import traffic
 from fulgurite.backends.csx.graph.graph import Graph, Kind
@@ -78,7 +78,7 @@ class Bound:
 
 def work_of(
     graph: Graph,
-    made: Made,
+    kernels: Kernels,
     products: Iterable[Product],
     parameters_bytes: int,
     batch_size: int,
@@ -88,13 +88,13 @@ def work_of(
 
     Args:
         graph: its operations, after all passes.
-        made: what runs them.
+        kernels: what runs them.
         products: those that were traced.
         parameters_bytes: of its weights.
         batch_size: samples in a batch.
         number_bytes: of one number of a weight.
     """
-    moved = sum(one.read_bytes + one.written_bytes for one in traffic(graph, made))
+    moved = sum(one.read_bytes + one.written_bytes for one in traffic(graph, kernels))
     written = graph.written()
     state = sum(
         item.example.numel() * item.example.element_size() * (1 + (i in written))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor, fx
 
-from fulgurite.backends.csx.compile.programs.made import KernelCall, Made, Maker
+from fulgurite.backends.csx.compile.programs.kernels import KernelCall, Kernels, Maker
 from fulgurite.backends.csx.costs.machine import NARROW, Machine, Measured
 from fulgurite.backends.csx.costs.traffic import traffic
 from fulgurite.backends.csx.graph.graph import Graph
@@ -36,22 +36,22 @@ _INTO_MEMORY = ("mm", "addmm", "bmm", "baddbmm")
 """Products that a compiled program lets write into memory that is there."""
 
 
-def predicted_s(graph: Graph, made: Made, machine: Machine) -> list[float]:
-    """Seconds of each of ``made.calls``; their sum is the step's.
+def predicted_s(graph: Graph, kernels: Kernels, machine: Machine) -> list[float]:
+    """Seconds of each of ``kernels.calls``; their sum is the step's.
 
     Operations that only look at memory are in no call. Where operations run one by one they take
     time too, which is counted for the call before them.
 
     Args:
         graph: what is computed.
-        made: what runs it.
+        kernels: what runs it.
         machine: what it runs on; others than this machine take as long as the roofline says.
     """
     nodes, measured = list(graph.operations()), machine.measured
-    owners = _owners(nodes, made)
+    owners = _owners(nodes, kernels)
     found: list[float] = []
-    for number, moved in enumerate(traffic(graph, made)):
-        call = made.calls[number]
+    for number, moved in enumerate(traffic(graph, kernels)):
+        call = kernels.calls[number]
         operations = [nodes[i] for i in call.operations if owners.get(nodes[i], number) == number]
         moved_bytes = moved.read_bytes + moved.written_bytes
         if call.maker is not Maker.GENERATED and len(operations) < len(call.operations):
@@ -61,20 +61,22 @@ def predicted_s(graph: Graph, made: Made, machine: Machine) -> list[float]:
             seconds = max(flops / machine.flops_per_s, moved_bytes / machine.bytes_per_s)
         else:
             work_s = _work_s(operations, call.maker, measured)
-            called_s = _called_s(call, operations, bool(made.program), measured)
+            called_s = _called_s(call, operations, bool(kernels.program), measured)
             seconds = called_s + max(work_s, measured.memory.seconds(moved_bytes))
         found.append(seconds)
-    if measured is not None and found and not made.program:
-        _add_views(found, nodes, made, measured.view_s)
+    if measured is not None and found and not kernels.program:
+        _add_views(found, nodes, kernels, measured.view_s)
     return found
 
 
-def _owners(nodes: list[fx.Node], made: Made) -> dict[fx.Node, int]:
+def _owners(nodes: list[fx.Node], kernels: Kernels) -> dict[fx.Node, int]:
     """The call that computes each product: the first of a library's, or else the first."""
     found: dict[fx.Node, int] = {}
-    order = sorted(range(len(made.calls)), key=lambda i: made.calls[i].maker is Maker.GENERATED)
+    order = sorted(
+        range(len(kernels.calls)), key=lambda i: kernels.calls[i].maker is Maker.GENERATED
+    )
     for number in order:
-        for i in made.calls[number].operations:
+        for i in kernels.calls[number].operations:
             if flops_of(nodes[i]) is not None:
                 found.setdefault(nodes[i], number)
     return found
@@ -124,8 +126,8 @@ def _product_s(node: fx.Node, measured: Measured) -> float:
     return batch * curve.seconds(flops / batch)
 
 
-def _add_views(seconds: list[float], nodes: list[fx.Node], made: Made, view_s: float) -> None:
-    calls = {i: number for number, call in enumerate(made.calls) for i in call.operations}
+def _add_views(seconds: list[float], nodes: list[fx.Node], kernels: Kernels, view_s: float) -> None:
+    calls = {i: number for number, call in enumerate(kernels.calls) for i in call.operations}
     last = 0
     for i, node in enumerate(nodes):
         last = calls.get(i, last)

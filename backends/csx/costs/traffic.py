@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from fulgurite.backends.csx.compile.programs.made import Made
+from fulgurite.backends.csx.compile.programs.kernels import Kernels
 from fulgurite.backends.csx.costs.graph_values import Value, Values, module_name, viewed
 from fulgurite.backends.csx.graph.collectives import is_wait
 from fulgurite.backends.csx.graph.graph import Graph
@@ -47,17 +47,17 @@ class Move:
     traffic: Traffic
 
 
-def traffic(graph: Graph, made: Made) -> tuple[Traffic, ...]:
-    """What each of ``made.calls`` reads and writes."""
-    total = [Traffic() for _ in made.calls]
-    for move in moves(graph, made):
+def traffic(graph: Graph, kernels: Kernels) -> tuple[Traffic, ...]:
+    """What each of ``kernels.calls`` reads and writes."""
+    total = [Traffic() for _ in kernels.calls]
+    for move in moves(graph, kernels):
         total[move.call] += move.traffic
     return tuple(total)
 
 
-def moves(graph: Graph, made: Made) -> Iterator[Move]:
+def moves(graph: Graph, kernels: Kernels) -> Iterator[Move]:
     """What calls move, for the sake of which operation; together it is all that they move."""
-    values = Values(graph, made.calls)
+    values = Values(graph, kernels.calls)
     written: dict[Value, None] = dict.fromkeys(values.outputs())
     for i, operations in enumerate(values.operations):
         for value, views in _reads(values, operations).items():

@@ -8,21 +8,21 @@ from pathlib import Path
 from fulgurite.backends.csx.compile.checking import narrowing
 from fulgurite.backends.csx.compile.fabric import Call, Shown
 from fulgurite.backends.csx.compile.inductor import fused, toolchain
+from fulgurite.backends.csx.compile.inductor.earlier_code import EarlierCode
 from fulgurite.backends.csx.compile.inductor.generate import check_regions, compile_graph
-from fulgurite.backends.csx.compile.inductor.kept import Kept
 from fulgurite.backends.csx.compile.inductor.program import load as load_program
 from fulgurite.backends.csx.compile.inductor.toolchain import (
     CompilerFailed,
     NoToolchain,
-    failures_told,
+    failures_reported,
 )
-from fulgurite.backends.csx.compile.programs import made
-from fulgurite.backends.csx.compile.programs.made import PROGRAM, Made
+from fulgurite.backends.csx.compile.programs import kernels
+from fulgurite.backends.csx.compile.programs.kernels import PROGRAM, Kernels
 from fulgurite.backends.csx.compile.programs.steps import Target
 from fulgurite.backends.csx.compile.store.cache import (
     CompileCache,
     Fetched,
-    NothingKept,
+    NothingStored,
     UnfitEntry,
 )
 from fulgurite.backends.csx.compile.store.fingerprint import described_inputs, program_key
@@ -50,9 +50,9 @@ class Compilation:
         self, graph: Graph, cache: CompileCache, threads: int, policy: str, target: Target
     ) -> None:
         self._graph, self._cache, self._policy, self._target = graph, cache, policy, target
-        self._kept = Kept(cache, threads)
+        self._earlier = EarlierCode(cache, threads)
         self.key = self._key_without(frozenset())
-        self.library = narrowing.heard(cache.marked(self.key))
+        self.library = narrowing.wrong_in(cache.marked(self.key))
         if self.library:
             self.key = self._key_without(self.library)
 
@@ -81,16 +81,16 @@ class Compilation:
             UnfusedLoss: it is not.
         """
         if fused.has_regions(self._graph):
-            check_regions(self._graph, self._kept, self._target)
+            check_regions(self._graph, self._earlier, self._target)
 
-    def made(self) -> Made:
+    def kernels(self) -> Kernels:
         """What runs the graph, compiled."""
-        return made.read(self.folder, self._graph, self._target.has_kernel)
+        return kernels.read(self.folder, self._graph, self._target.has_kernel)
 
     def in_background(self) -> str | None:
         """Compile, in the worker; returns why that failed, if it did."""
         try:
-            with failures_told():
+            with failures_reported():
                 self._compiled_here(self.library)
         except NoToolchain as missing:
             if isinstance(missing, CompilerFailed):
@@ -107,15 +107,15 @@ class Compilation:
             report: the folder of a report on it.
         """
         try:
-            with failures_told():
+            with failures_reported():
                 wrong = narrowing.wrong_operations(
-                    self._graph, self.made(), report, reference, self._compiled_here
+                    self._graph, self.kernels(), report, reference, self._compiled_here
                 )
-        except (NoToolchain, NothingKept, OSError) as missing:
+        except (NoToolchain, NothingStored, OSError) as missing:
             return f"compiled, it was wrong; {missing}"
         if not wrong:
             return "compiled, it was wrong"
-        found.mark(narrowing.said(wrong))
+        found.mark(narrowing.mark_of(wrong))
         return None
 
     def _compiled_here(self, library: frozenset[int]) -> Call:
@@ -126,16 +126,18 @@ class Compilation:
         ).value
 
     def _key_without(self, library: frozenset[int]) -> str:
-        return program_key(self._graph, self._kept.threads, self._policy, library)
+        return program_key(self._graph, self._earlier.threads, self._policy, library)
 
     def _build(self, folder: Path, shown: Shown, library: frozenset[int]) -> None:
         """Compile the graph into a folder, with what it expects as inputs."""
-        with options.patch({"cpp.threads": self._kept.threads}):
+        with options.patch({"cpp.threads": self._earlier.threads}):
             missing = toolchain.toolchain_missing()  # asked only here: to ask starts a process
             if missing is not None:
                 raise NoToolchain(missing)
             with shown("compiling"):
-                compile_graph(self._graph, folder, self._kept, self._target, self._policy, library)
+                compile_graph(
+                    self._graph, folder, self._earlier, self._target, self._policy, library
+                )
         (folder / _INPUTS).write_text("\n".join(described_inputs(self._graph)))
 
     def _load(self, folder: Path) -> Call:

@@ -21,16 +21,16 @@ from fulgurite.backends.csx.compile.inductor.headers import HEADER, Headers
 from fulgurite.backends.csx.compile.inductor.toolchain import (
     CompilerFailed,
     NoToolchain,
-    failures_told,
+    failures_reported,
 )
 from fulgurite.backends.csx.compile.programs import compiler_log
-from fulgurite.backends.csx.compile.programs.made import tell_fallen
+from fulgurite.backends.csx.compile.programs.kernels import warn_of_unused
 from fulgurite.backends.csx.compile.programs.steps import Target
 from fulgurite.backends.csx.compile.store.cache import (
     REPORTS,
     CompileCache,
     Fetched,
-    NothingKept,
+    NothingStored,
 )
 from fulgurite.backends.csx.compile.store.cache_folder import SharedFolder
 from fulgurite.backends.csx.config import CSXBackend
@@ -111,10 +111,10 @@ class Later:
         try:
             if job.full and job.name[0] == str(self.cache.folder):
                 self.cache.leave(OSError(why))
-            with failures_told():
+            with failures_reported():
                 compilation = self.compilation(graph, loaded.threads)
                 found = None if job.failure is not None else compilation.find()
-        except (NoToolchain, NothingKept, SharedFolder) as missing:
+        except (NoToolchain, NothingStored, SharedFolder) as missing:
             why = with_log(missing)
         else:
             if job.full:
@@ -126,13 +126,13 @@ class Later:
             loaded.call, loaded.how = reference, f"run operation by operation ({why})"
             if together is not None:
                 together.say(Vote.REFUSES, True)
-            loaded.tell()
+            loaded.settled()
             return loaded.call
         loaded.call, loaded.compiled, loaded.how = found.value, True, "compiled"
-        loaded.made = compilation.made
-        tell_fallen(graph, compilation.folder)
+        loaded.kernels = compilation.kernels
+        warn_of_unused(graph, compilation.folder)
         if not self.trust(loaded, found, compilation, lambda: reference, together).begin():
-            loaded.tell()
+            loaded.settled()
         return loaded.call
 
     def trust(

@@ -79,7 +79,7 @@ def shared(
         if loaded.how == _REFUSED:  # its compiled code was shared after its background job
             return
         loaded.run_by_operations(reference(), _REFUSED)
-        loaded.tell()
+        loaded.settled()
         if votes.others_say(Vote.WRONG):
             warnings.warn(
                 "The compiled program gave other numbers than its operations one by one in another"

@@ -19,7 +19,7 @@ import torch
 
 from fulgurite.backends.csx.compile.checking.differences import Comparison, Start
 from fulgurite.backends.csx.compile.fabric import Call
-from fulgurite.backends.csx.compile.programs.made import Made, Maker
+from fulgurite.backends.csx.compile.programs.kernels import Kernels, Maker
 from fulgurite.backends.csx.graph.graph import Graph
 
 START = "inputs.pt"
@@ -31,7 +31,7 @@ _Suspects = Sequence[tuple[int, ...]]
 
 def wrong_operations(
     graph: Graph,
-    made: Made,
+    kernels: Kernels,
     report: Path,
     reference: Call,
     compiled: Callable[[frozenset[int]], Call],
@@ -40,7 +40,7 @@ def wrong_operations(
 
     Args:
         graph: the graph.
-        made: what it was compiled into.
+        kernels: what it was compiled into.
         report: the folder of a report on it.
         reference: its operations one by one.
         compiled: the graph compiled, without generated kernels for some operations, by their
@@ -58,15 +58,15 @@ def wrong_operations(
         call = compiled(_together(suspects))
         return compared.difference(compared.run(call, start), right, start) is None
 
-    kernels = [
+    generated = [
         one.operations
-        for one in made.calls
+        for one in kernels.calls
         if one.maker is Maker.GENERATED and not one.region and one.operations
     ]
-    if not kernels or is_right(()) or not is_right(kernels):
+    if not generated or is_right(()) or not is_right(generated):
         return frozenset()
-    wrong = _halved(kernels, is_right)
-    if len(wrong) > max(1, len(kernels) * _MOST):
+    wrong = _halved(generated, is_right)
+    if len(wrong) > max(1, len(generated) * _MOST):
         return frozenset()
     return _together(_halved([(i,) for i in sorted(_together(wrong))], is_right))
 
@@ -86,12 +86,12 @@ def _together(suspects: _Suspects) -> frozenset[int]:
     return frozenset(i for operations in suspects for i in operations)
 
 
-def said(operations: frozenset[int]) -> str:
+def mark_of(operations: frozenset[int]) -> str:
     """The mark of a program of which these operations are wrong."""
     return f"{WRONG}\n{json.dumps(sorted(operations))}"
 
 
-def heard(mark: str | None) -> frozenset[int]:
+def wrong_in(mark: str | None) -> frozenset[int]:
     """The operations that a mark calls wrong; none where it has no list of them."""
     kind, _, listed = (mark or "").partition("\n")
     return frozenset(json.loads(listed)) if kind == WRONG and listed else frozenset()

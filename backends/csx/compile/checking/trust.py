@@ -74,4 +74,4 @@ class Trust:
             loaded.call, loaded.check_again = self.found.value, self._again
             if not once:
                 self.found.mark(f"{versions()}\n{done}")
-        loaded.tell()
+        loaded.settled()

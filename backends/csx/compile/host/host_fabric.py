@@ -33,14 +33,14 @@ from fulgurite.backends.csx.compile.inductor.toolchain import (
     CompilerFailed,
     NoToolchain,
     cpu_name,
-    failures_told,
+    failures_reported,
     nothing_compiled,
 )
-from fulgurite.backends.csx.compile.programs.made import Made, one_by_one, tell_fallen
+from fulgurite.backends.csx.compile.programs.kernels import Kernels, one_by_one, warn_of_unused
 from fulgurite.backends.csx.compile.programs.steps import Target
 from fulgurite.backends.csx.compile.store.cache import (
     Fetched,
-    NothingKept,
+    NothingStored,
 )
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.graph.collectives import has_collectives
@@ -87,7 +87,7 @@ class HostFabric(Fabric):
             if policy == "disabled" and not has_regions:
                 raise NoToolchain("autogen_policy='disabled'")
             self._later.cache  # noqa: B018  # which may be an error of the user's
-            with failures_told():
+            with failures_reported():
                 compilation = self._later.compilation(graph, threads)
                 if self._waits_for(graph, together):
                     found = compilation.fetch(shown)
@@ -100,7 +100,7 @@ class HostFabric(Fabric):
                     if wanted.urgent:
                         queue.hurry()
                     found = there
-        except (NoToolchain, NothingKept) as missing:
+        except (NoToolchain, NothingStored) as missing:
             why = with_log(missing)
             if has_regions and not isinstance(missing, CompilerFailed):
                 raise fused.not_compiled(graph, why) from None
@@ -110,7 +110,7 @@ class HostFabric(Fabric):
                 together.say(Vote.REFUSES, policy != "disabled")
             return _interpreted(graph, began, why, threads)
         loaded = _compiled(graph, began, found, compilation, threads, policy)
-        tell_fallen(graph, compilation.folder)
+        warn_of_unused(graph, compilation.folder)
         self._later.trust(loaded, found, compilation, lambda: reference_of(graph), together).begin()
         return loaded
 
@@ -142,7 +142,7 @@ class HostFabric(Fabric):
             if loaded.compiling and queue.compiles:
                 threads = min(threads, max(1, threads_beside_another()))
             else:
-                idle_threads.look()
+                idle_threads.adapt()
         flush, restore = denormals.switches(threads)
         given = list(inputs)  # compiled code empties the other one
         try:
@@ -181,12 +181,12 @@ def _interpreted(graph: Graph, began: float, why: str, threads: int) -> Loaded:
         how=f"run operation by operation ({why})",
         graph=graph,
         threads=threads,
-        made=lambda: _by_operations(graph),
+        kernels=lambda: _by_operations(graph),
         one_by_one=lambda: _by_operations(graph),
     )
 
 
-def _by_operations(graph: Graph) -> Made:
+def _by_operations(graph: Graph) -> Kernels:
     return one_by_one(graph.runs, HOST.has_kernel)
 
 
@@ -208,6 +208,6 @@ def _compiled(
         how=f"{alone}{'compiled' if found.built else 'loaded from the cache'}",
         graph=graph,
         threads=threads,
-        made=compilation.made,
+        kernels=compilation.kernels,
         one_by_one=lambda: _by_operations(graph),
     )

@@ -50,7 +50,7 @@ class IdleThreads:
         self._next_s, self._cpu_s, self._switches = 0.0, 0.0, 0
         self._nap_s = _ASLEEP_S[0]
 
-    def look(self) -> None:
+    def adapt(self) -> None:
         """Let them sleep or spin from now on, as cores are free; to be called at each step."""
         now = perf_counter()
         if now < self._next_s:

@@ -23,12 +23,12 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fulgurite.backends.csx.compile.inductor import fused, kernel_modules, program, toolchain
+from fulgurite.backends.csx.compile.inductor.earlier_code import EarlierCode
 from fulgurite.backends.csx.compile.inductor.fused import Fused
-from fulgurite.backends.csx.compile.inductor.kept import Kept
 from fulgurite.backends.csx.compile.inductor.processes import compilers
-from fulgurite.backends.csx.compile.programs import compiler_log, made
+from fulgurite.backends.csx.compile.programs import compiler_log, kernels
+from fulgurite.backends.csx.compile.programs.kernels import How, UnusedKernel
 from fulgurite.backends.csx.compile.programs.linking import linked
-from fulgurite.backends.csx.compile.programs.made import Fallen, How
 from fulgurite.backends.csx.compile.programs.parts import (
     Call,
     Division,
@@ -84,7 +84,7 @@ AGGRESSIVE = {
 def compile_graph(
     graph: Graph,
     folder: Path,
-    kept: Kept,
+    earlier: EarlierCode,
     target: Target,
     policy: str = "medium",
     library: frozenset[int] = frozenset(),
@@ -98,7 +98,7 @@ def compile_graph(
     Args:
         graph: what to compile.
         folder: where.
-        kept: what earlier compilations left.
+        earlier: what earlier compilations left.
         target: what for.
         policy: "disabled" (its fused regions alone), "medium" or "aggressive".
         library: positions in ``graph.operations()`` that the library's kernels compute.
@@ -108,7 +108,7 @@ def compile_graph(
         UnfusedLoss: a fused region cannot be one kernel.
         Exception: whatever else fails in torch's compiler, or in our work on what it wrote.
     """
-    attempt = Attempt(graph, kept, target, policy, library)
+    attempt = Attempt(graph, earlier, target, policy, library)
     with fx_lock:
         failed = _tried(attempt, folder, believed=True)
         if failed is None:
@@ -123,14 +123,14 @@ def compile_graph(
             raise failed
 
 
-def check_regions(graph: Graph, kept: Kept, target: Target) -> None:
+def check_regions(graph: Graph, earlier: EarlierCode, target: Target) -> None:
     """Generate the code of each fused region, to see that it is one kernel.
 
     Raises:
         UnfusedLoss: it is not.
     """
     with fx_lock, applied(toolchain.believed()):
-        Attempt(graph, kept, target, "medium").regions()
+        Attempt(graph, earlier, target, "medium").regions()
 
 
 def _tried(attempt: Attempt, folder: Path, believed: bool) -> CppCompileError | None:
@@ -166,21 +166,21 @@ class Attempt:
     """A graph that is compiled, perhaps several times until no kernel fails.
 
     Args:
-        graph, kept, target, policy, library: as of ``compile_graph``.
+        graph, earlier, target, policy, library: as of ``compile_graph``.
     """
 
     def __init__(
         self,
         graph: Graph,
-        kept: Kept,
+        earlier: EarlierCode,
         target: Target,
         policy: str,
         library: frozenset[int] = frozenset(),
     ) -> None:
-        self._graph, self._kept, self._policy, self._spared = graph, kept, policy, library
+        self._graph, self._earlier, self._policy, self._spared = graph, earlier, policy, library
         self._target = target
         self._library: dict[str, frozenset[int]] = {}  # of parts: what has no generated kernel
-        self._fallen = [Fallen("", sorted(library), "", How.WRONG)] if library else []
+        self._unused = [UnusedKernel("", sorted(library), "", How.WRONG)] if library else []
         self._parts: list[_Tried] = []
 
     def regions(self) -> list[tuple[Fused, Generated]]:
@@ -202,25 +202,25 @@ class Attempt:
         for call in (one for one in whole_calls if isinstance(one, Call)):
             own = (i for i, n in enumerate(call.operations) if n in self._spared)
             self._give(parts[call.part].text, own)
-        sources = [self._generate(part) for part in parts]
+        code = [self._generate(part) for part in parts]
         generated = perf_counter()
-        rows, kernels = self._write(folder, parts, numbers, sources, division)
+        rows, sources = self._write(folder, parts, numbers, code, division)
         seconds = {"generate": generated - began, "compile": perf_counter() - generated}
-        made.write(folder, rows, kernels, seconds, self._fallen)
+        kernels.write(folder, rows, sources, seconds, self._unused)
         return None
 
     def _compile_alone(self, regions: list[tuple[Fused, Generated]], folder: Path) -> None:
         """Compile each fused region into a folder of its own."""
-        began, rows, kernels = perf_counter(), [], dict[str, str]()
+        began, rows, sources = perf_counter(), [], dict[str, str]()
         for one, code in regions:
             own = folder / one.name
             own.mkdir(exist_ok=True)
-            found, sources = self._write(own, [one.part], [one.operations], [code], None)
+            found, its_sources = self._write(own, [one.part], [one.operations], [code], None)
             rows += [replace(call, region=str(one.region)) for call in found]
-            kernels |= sources
-        made.write(folder, rows, kernels, {"compile": perf_counter() - began}, self._fallen)
+            sources |= its_sources
+        kernels.write(folder, rows, sources, {"compile": perf_counter() - began}, self._unused)
 
-    def _made(self, part: Part) -> Generated:
+    def _by_compiler(self, part: Part) -> Generated:
         return _generated(part, self._graph.mode, self._target.device)
 
     def _write(
@@ -234,15 +234,15 @@ class Attempt:
         """Compile parts as one program; returns what it calls, and its kernels in C++."""
         rows = zip(parts, numbers, sources, strict=True)
         self._parts += [_Tried(part.text, own, code) for part, own, code in rows]
-        whole = linked(sources, division, numbers, self._kept.name_of)
-        program.write(folder, whole, self._kept, self._target.allocate)
-        kernels = {one.name: one.source for one in whole.kernels}
-        return list(calls(whole.program.steps)), kernels
+        whole = linked(sources, division, numbers, self._earlier.name_of)
+        program.write(folder, whole, self._earlier, self._target.allocate)
+        in_cpp = {one.name: one.source for one in whole.kernels}
+        return list(calls(whole.program.steps)), in_cpp
 
     def _generate(self, part: Part) -> Generated:
         part = replace(part, library=self._library.get(part.text, frozenset()))
         try:
-            return self._kept.part(part, self._made)
+            return self._earlier.part(part, self._by_compiler)
         except (OSError, UnfusedLoss):
             raise
         except Exception as error:  # anything, of a template that it tries
@@ -250,8 +250,8 @@ class Attempt:
                 raise
             printed = f"error: {compiler_log.in_a_line(error)}"
         numbers = [i for i in operations_of(part.module) if i >= 0]
-        medium = self._kept.part(replace(part, policy="medium"), self._made)
-        self._fallen.append(Fallen("", numbers, printed, How.TEMPLATE))
+        medium = self._earlier.part(replace(part, policy="medium"), self._by_compiler)
+        self._unused.append(UnusedKernel("", numbers, printed, How.TEMPLATE))
         return medium
 
     def _give(self, part: str, operations: Iterable[int]) -> None:
@@ -265,7 +265,7 @@ class Attempt:
             Whether there are some, and not all.
         """
         sources = [source for one in self._parts for source in one.code.sources.values()]
-        kernels = [KernelSource(self._kept.name_of(one), one) for one in sources]
+        kernels = [KernelSource(self._earlier.name_of(one), one) for one in sources]
         failing = kernel_modules.failing(kernels)
         if failing is None:
             return False
@@ -273,11 +273,11 @@ class Attempt:
             for call in calls(one.code.program.steps):
                 if not isinstance(call, Kernel):
                     continue
-                name = self._kept.name_of(one.code.sources[call.kernel])
+                name = self._earlier.name_of(one.code.sources[call.kernel])
                 if name in failing:
                     self._give(one.text, call.at)
                     operations = [one.operations[i] for i in call.at]
-                    self._fallen.append(Fallen(name, operations, failing[name], How.FAILED))
+                    self._unused.append(UnusedKernel(name, operations, failing[name], How.FAILED))
         return True
 
 

@@ -77,8 +77,8 @@ class Headers:
         except (CppCompileError, OSError) as error:
             print(f"torch's header is not kept: {error}")
 
-    def lend(self, scratch: Path) -> CppTorchOptions:
-        """The flags to compile with in a folder, to which the header is lent if there is one."""
+    def copy_into(self, scratch: Path) -> CppTorchOptions:
+        """The flags to compile with in a folder, to which the header is copied if there is one."""
         found = options()
         if self._folder.is_dir() and is_gcc() and (kept := self._whole()) is not None:
             (scratch / _NAME).write_text(f"#include <{_HEADER}>\n")

@@ -41,7 +41,7 @@ def build(
     units = divided(kernels, compile_threads())
     names = [[kernel.name for kernel in unit] for unit in units]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
-        flags = options() if headers is None else headers.lend(Path(scratch))
+        flags = options() if headers is None else headers.copy_into(Path(scratch))
         commands = []
         for i, unit in enumerate(units):
             source = Path(scratch, f"{MODULE}_{i}.cpp")

@@ -4,7 +4,7 @@ program.py     kernels and matrix products in their order, as a function of tens
 constants.pt   its constants, where it has any
 program.json   its steps, and which kernel is in which module
 kernels_0.so   kernels, as functions of tensors
-made.json      what runs the graph (see ``made``)
+kernels.json   what runs the graph (see ``kernels``)
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ import torch
 
 from fulgurite.backends.csx.compile.fabric import Call
 from fulgurite.backends.csx.compile.inductor import kernel_modules
-from fulgurite.backends.csx.compile.inductor.kept import Kept
+from fulgurite.backends.csx.compile.inductor.earlier_code import EarlierCode
 from fulgurite.backends.csx.compile.programs import steps
+from fulgurite.backends.csx.compile.programs.kernels import INDEX, PROGRAM
 from fulgurite.backends.csx.compile.programs.linking import Linked
-from fulgurite.backends.csx.compile.programs.made import INDEX, PROGRAM
 from fulgurite.backends.csx.compile.programs.static_memory import with_static_memory
 
 _CONSTANTS = "constants.pt"
 
 
-def write(folder: Path, linked: Linked, kept: Kept, allocate: str) -> None:
-    """Compile the kernels, and write everything but ``made.json`` into an existing, empty folder.
+def write(folder: Path, linked: Linked, earlier: EarlierCode, allocate: str) -> None:
+    """Compile the kernels; write all but ``kernels.json`` into an existing, empty folder.
 
     Args:
         folder: where.
         linked: the program.
-        kept: has kernels of earlier programs.
+        earlier: has kernels of earlier programs.
         allocate: as of ``steps.source_of``.
 
     Raises:
         CppCompileError, UnknownKernel: as ``kernel_modules``.
     """
-    modules = kept.lend({kernel.name for kernel in linked.kernels}, folder)
-    lent = {name for names in modules for name in names}
-    new = [kernel for kernel in linked.kernels if kernel.name not in lent]
-    modules += kernel_modules.build(new, folder, len(modules), kept.headers)
+    modules = earlier.copy_into({kernel.name for kernel in linked.kernels}, folder)
+    copied = {name for names in modules for name in names}
+    new = [kernel for kernel in linked.kernels if kernel.name not in copied]
+    modules += kernel_modules.build(new, folder, len(modules), earlier.headers)
     if linked.constants:
         torch.save(dict(linked.constants), folder / _CONSTANTS)
     program = with_static_memory(linked.program)

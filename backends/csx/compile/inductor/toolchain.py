@@ -23,7 +23,7 @@ from typing import Any
 
 from fulgurite.backends.csx.compile.inductor.processes import compilers
 from fulgurite.backends.csx.compile.programs import compiler_log
-from fulgurite.backends.csx.compile.store.cache import NothingKept, UnfitEntry
+from fulgurite.backends.csx.compile.store.cache import NothingStored, UnfitEntry
 from fulgurite.backends.csx.compile.store.fingerprint import processor
 from fulgurite.backends.csx.diagnostics.trace_errors import UnfusedLoss
 from fulgurite.backends.patches import Patch, patches_of
@@ -58,7 +58,7 @@ class CompilerFailed(NoToolchain):
 
 
 @contextlib.contextmanager
-def failures_told() -> Iterator[None]:
+def failures_reported() -> Iterator[None]:
     """Whatever fails in the block is a failed compile, which the run goes on without.
 
     The compiler's own code, and what it writes, change with every version of torch: any exception
@@ -71,7 +71,7 @@ def failures_told() -> Iterator[None]:
     """
     try:
         yield
-    except (NoToolchain, NothingKept, UnfitEntry, UnfusedLoss, OSError, Warning):
+    except (NoToolchain, NothingStored, UnfitEntry, UnfusedLoss, OSError, Warning):
         raise
     except Exception as error:
         raise CompilerFailed(error) from None

@@ -3,7 +3,7 @@
 The compiler's time grows with the number of operations, and most of them come again: a layer, its
 backward pass and its updates for each layer, a time step for each step. The operations of a graph
 are cut into *parts* where stretches of them come again; equal parts are one. A part is a graph of
-its own, which reads some values and gives others (words: ``line``).
+its own, which reads some values and gives others (words: ``item_order``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ from dataclasses import dataclass
 from torch import Tensor, fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
-from fulgurite.backends.csx.compile.programs.line import Line, Repeat, repeats, writes_input
+from fulgurite.backends.csx.compile.programs.item_order import (
+    ItemOrder,
+    Repeat,
+    repeats,
+    writes_input,
+)
 from fulgurite.backends.csx.compile.programs.steps import Layout
 from fulgurite.backends.csx.compile.store import fingerprint
 from fulgurite.backends.csx.graph.graph import Graph
@@ -56,7 +61,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ViewBetween:
     """A view of a value that is made between calls."""
 
     layout: Layout
@@ -69,7 +74,7 @@ class Division:
     """A graph as calls of parts, with the numbers of its inputs' and outputs' values."""
 
     parts: tuple[Part, ...]
-    calls: tuple[Call | Look, ...]
+    calls: tuple[Call | ViewBetween, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
@@ -99,14 +104,14 @@ def divided(graph: Graph) -> Division | None:
     """Cut a graph into parts; None where it is better compiled as one."""
     if sum(1 for _ in graph.operations()) < SMALL:
         return None
-    line = Line.of(graph)
-    if line is None:
+    order = ItemOrder.of(graph)
+    if order is None:
         return None
-    found = [_equal(line, one) for one in repeats(line.symbols(), line.cut_costs())]
+    found = [_equal(order, one) for one in repeats(order.symbols(), order.cut_costs())]
     found = [one for one in found if one.starts]
-    if sum(one.saved for one in found) < SHARE * len(line.items):
+    if sum(one.saved for one in found) < SHARE * len(order.items):
         return None
-    return _assembled(line, _cut(line, found))
+    return _assembled(order, _cut(order, found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,46 +123,46 @@ class _Stretch:
     gives: list[Given]
 
 
-def _equal(line: Line, repeat: Repeat) -> Repeat:
+def _equal(order: ItemOrder, repeat: Repeat) -> Repeat:
     """Of stretches of equal symbols those that are connected alike too."""
-    texts = [one.part.text for one in _occurrences(line, repeat)]
+    texts = [one.part.text for one in _occurrences(order, repeat)]
     counts = Counter(texts)
     both = zip(repeat.starts, texts, strict=True)
     return Repeat(tuple(start for start, text in both if counts[text] > 1), repeat.length)
 
 
-def _occurrences(line: Line, repeat: Repeat) -> list[_Stretch]:
+def _occurrences(order: ItemOrder, repeat: Repeat) -> list[_Stretch]:
     """Each stretch gives what any of them has to: else the last layer would be another part."""
     stretches = [range(start, start + repeat.length) for start in repeat.starts]
-    gives = {one for stretch in stretches for one in _given(line, stretch)}
-    return [_cut_out(line, stretch, gives) for stretch in stretches]
+    gives = {one for stretch in stretches for one in _given(order, stretch)}
+    return [_cut_out(order, stretch, gives) for stretch in stretches]
 
 
-def _given(line: Line, stretch: range) -> set[Given]:
-    places = map(line.place, line.read_after(stretch))
+def _given(order: ItemOrder, stretch: range) -> set[Given]:
+    places = map(order.place, order.read_after(stretch))
     return {(at - stretch.start, element) for at, element in places}
 
 
-def _cut(line: Line, found: Iterable[Repeat]) -> dict[int, _Stretch]:
-    """The whole line, by starts: what lies between stretches that come again is one part each."""
+def _cut(order: ItemOrder, found: Iterable[Repeat]) -> dict[int, _Stretch]:
+    """All items, by starts: what lies between stretches that come again is one part each."""
     cut, ends = dict[int, _Stretch](), dict[int, int]()
     for repeat in found:
-        for start, one in zip(repeat.starts, _occurrences(line, repeat), strict=True):
+        for start, one in zip(repeat.starts, _occurrences(order, repeat), strict=True):
             cut[start], ends[start] = one, start + repeat.length
     at = 0
-    for start in [*sorted(ends), len(line.items)]:
+    for start in [*sorted(ends), len(order.items)]:
         if at < start:
             stretch = range(at, start)
-            cut[at] = _cut_out(line, stretch, _given(line, stretch))
+            cut[at] = _cut_out(order, stretch, _given(order, stretch))
         at = ends.get(start, start)
     return cut
 
 
-def _cut_out(line: Line, stretch: range, gives: set[Given]) -> _Stretch:
+def _cut_out(order: ItemOrder, stretch: range, gives: set[Given]) -> _Stretch:
     """Some items as a part. Its inputs come in the order in which they are read."""
-    items = [line.items[i] for i in stretch]
+    items = [order.items[i] for i in stretch]
     fresh, own = fx.Graph(), dict[fx.Node, fx.Node]()
-    reads = line.operands(items)
+    reads = order.operands(items)
     for i, value in enumerate(reads):
         own[value] = fresh.placeholder(f"value_{i}")
         own[value].meta = dict(value.meta)
@@ -172,9 +177,9 @@ def _cut_out(line: Line, stretch: range, gives: set[Given]) -> _Stretch:
     for item in items:
         if not writes_input(item):
             copied(item)
-    order = sorted(gives, key=lambda one: (one[0], -1 if one[1] is None else one[1]))
+    given = sorted(gives, key=lambda one: (one[0], -1 if one[1] is None else one[1]))
     results = []
-    for at, element in order:
+    for at, element in given:
         result = own[items[at]]
         if element is not None:
             value = result.meta["val"][element]
@@ -185,8 +190,8 @@ def _cut_out(line: Line, stretch: range, gives: set[Given]) -> _Stretch:
         copied(item)
     fresh.output(tuple(results))
     examples = tuple(value.meta["val"] for value in reads)
-    part = as_part(_LazyGraphModule(line.module, fresh), examples, read_by_others=True)
-    return _Stretch(part, reads, order)
+    part = as_part(_LazyGraphModule(order.module, fresh), examples, read_by_others=True)
+    return _Stretch(part, reads, given)
 
 
 def as_part(
@@ -202,25 +207,25 @@ def as_part(
     return Part(module, examples, text, read_by_others)
 
 
-def _assembled(line: Line, cut: dict[int, _Stretch]) -> Division:
+def _assembled(order: ItemOrder, cut: dict[int, _Stretch]) -> Division:
     """Number parts and values."""
     parts: dict[str, Part] = {}
     for one in cut.values():
         parts.setdefault(one.part.text, one.part)
     indices = {text: i for i, text in enumerate(parts)}
-    inputs = line.module.graph.find_nodes(op="placeholder")
+    inputs = order.module.graph.find_nodes(op="placeholder")
     numbers: dict[fx.Node | Given, int] = {node: i for i, node in enumerate(inputs)}
-    calls: list[Call | Look] = []
+    calls: list[Call | ViewBetween] = []
 
     def number(value: fx.Node) -> int:
         if value in numbers:
             return numbers[value]
-        if value not in line.picks:
-            return numbers[line.place(value)]
-        whole, layout = line.look(value)
+        if value not in order.picks:
+            return numbers[order.place(value)]
+        whole, layout = order.view_of(value)
         behind = number(whole)
         numbers[value] = len(numbers)
-        calls.append(Look(layout, (behind,), (numbers[value],)))
+        calls.append(ViewBetween(layout, (behind,), (numbers[value],)))
         return numbers[value]
 
     for start in sorted(cut):
@@ -231,5 +236,5 @@ def _assembled(line: Line, cut: dict[int, _Stretch]) -> Division:
         gives_numbers = tuple(numbers[value] for value in gives)
         operations = operations_of(one.part.module)
         calls.append(Call(indices[one.part.text], reads, gives_numbers, operations))
-    outputs = tuple(map(number, line.outputs))
+    outputs = tuple(map(number, order.outputs))
     return Division(tuple(parts.values()), tuple(calls), tuple(range(len(inputs))), outputs)

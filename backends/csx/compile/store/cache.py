@@ -70,7 +70,7 @@ class UnfitEntry(Exception):
     """``load`` says that an entry, though whole, is not what its user needs: it is built again."""
 
 
-class NothingKept(Exception):
+class NothingStored(Exception):
     """No folder takes compiled programs, not even a temporary one; the text says why."""
 
     remedy = "Give compile_dir, a folder of your own with free space"
@@ -134,7 +134,7 @@ class CompileCache:
 
         Raises:
             PermissionError: others can write the folder by now.
-            NothingKept: the folder takes no files any more, and a temporary one does not either.
+            NothingStored: the folder takes no files any more, and a temporary one does not either.
         """
         assert KEY.fullmatch(key)
         return self._kept(lambda: self.fetch_here(key, build, load, waiting))
@@ -143,7 +143,7 @@ class CompileCache:
         """Load the entry of a key, where there is one that is whole, fits, and is not being built.
 
         Raises:
-            PermissionError, NothingKept: as ``fetch``.
+            PermissionError, NothingStored: as ``fetch``.
         """
 
         def look() -> Fetched[T] | None:
@@ -176,7 +176,7 @@ class CompileCache:
         """Go on in a temporary folder.
 
         Raises:
-            NothingKept: it is one already, or there is none.
+            NothingStored: it is one already, or there is none.
         """
         told = f"compile_dir={str(self.folder)!r} cannot be used any more ({why})"
         try:
@@ -184,7 +184,7 @@ class CompileCache:
                 raise why
             self.folder, self._left = folder_of_this_process(told), True
         except OSError as error:
-            raise NothingKept(f"compiled programs cannot be written: {error}") from None
+            raise NothingStored(f"compiled programs cannot be written: {error}") from None
 
     def fetch_here(
         self,

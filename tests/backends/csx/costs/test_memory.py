@@ -15,7 +15,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 import fulgurite
 from fulgurite.backends.csx.compile.host.library import has
-from fulgurite.backends.csx.compile.programs.made import KernelCall, Made, Maker, one_by_one
+from fulgurite.backends.csx.compile.programs.kernels import KernelCall, Kernels, Maker, one_by_one
 from fulgurite.backends.csx.compile.programs.steps import (
     Alias,
     Alloc,
@@ -32,9 +32,9 @@ from fulgurite.backends.csx.costs.memory import Memory, memory
 from fulgurite.backends.csx.graph.graph import Graph
 
 
-def alive(graph: Graph, made: Made | None = None) -> list[int]:
+def alive(graph: Graph, kernels: Kernels | None = None) -> list[int]:
     """Elements of intermediates at each call, at four bytes."""
-    found = memory(graph, made or one_by_one(graph, has))
+    found = memory(graph, kernels or one_by_one(graph, has))
     return [point.intermediates_bytes // 4 for point in found.timeline]
 
 
@@ -64,7 +64,7 @@ def test_what_a_fused_region_makes_for_itself_is_no_intermediate() -> None:
     graph = graph_of(lambda a: (a.exp() + 1).relu().sum(), torch.zeros(2, 3))
     region = KernelCall(kernel="kernel_a", maker=Maker.GENERATED, operations=(0, 1, 2))
     total = KernelCall(kernel="aten.sum.default", maker=Maker.LIBRARY, operations=(3,))
-    assert alive(graph, Made(calls=(region, total))) == [6, 7]
+    assert alive(graph, Kernels(calls=(region, total))) == [6, 7]
 
 
 def test_results_live_to_the_end_and_state_is_no_intermediate() -> None:
@@ -110,21 +110,21 @@ STEPS = (
 PROGRAM = Program((LEFT, RIGHT), STEPS, (BUF4,), ONCE)
 
 
-def made(program: Program) -> Made:
+def kernels_of(program: Program) -> Kernels:
     """What runs a graph as a compiled program."""
     found = [
         KernelCall(kernel=one.kernel, maker=Maker.GENERATED, operations=one.at)
         for one in calls(program.steps)
     ]
-    return Made(calls=tuple(found), steps=program, program="its Python")
+    return Kernels(calls=tuple(found), steps=program, program="its Python")
 
 
 def test_a_compiled_program_holds_what_its_steps_do() -> None:
     graph = graph_of(lambda a, b: a.sum() + b, torch.zeros(2, 3), torch.zeros(100))
-    found = memory(graph, made(PROGRAM))
+    found = memory(graph, kernels_of(PROGRAM))
     maximum = 2 + 2 * 2  # two values, and their two numbers of eight bytes
     copied = 100  # between two calls
-    assert alive(graph, made(PROGRAM)) == [
+    assert alive(graph, kernels_of(PROGRAM)) == [
         *(6, 6 + 4, 6 + maximum + copied, 6 + maximum + copied),
     ]
     assert found.kept_bytes == 4 * 6
@@ -142,7 +142,7 @@ def test_of_what_a_constant_goes_into_the_graph_knows_the_size() -> None:
         at=(0,),
     )
     program = Program((LEFT,), (exponential,), (BUF0,))
-    assert alive(graph, made(program)) == [6]
+    assert alive(graph, kernels_of(program)) == [6]
 
 
 class Normalized(Classifier):
@@ -278,6 +278,6 @@ class Fused(Classifier):
 @pytest.mark.compiler
 def test_a_fused_loss_among_operations_that_run_one_by_one() -> None:
     [found] = trained(Fused, loader(4 * 64, batch_size=64), policy="disabled")
-    assert [call.maker for call in found.loaded.made().calls].count(Maker.GENERATED) == 2
+    assert [call.maker for call in found.loaded.kernels().calls].count(Maker.GENERATED) == 2
     assert found.ratio_of_intermediates == pytest.approx(1, abs=0.02)
     assert found.predicted.at_peak[0] == ("loss (CrossEntropyLoss)", pytest.approx(64 * 400, 0.01))

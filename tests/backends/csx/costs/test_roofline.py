@@ -10,7 +10,7 @@ from graphs import graph_of
 from torch import Tensor
 
 from fulgurite.backends.csx.compile.host.library import has
-from fulgurite.backends.csx.compile.programs.made import one_by_one
+from fulgurite.backends.csx.compile.programs.kernels import one_by_one
 from fulgurite.backends.csx.costs.machine import Machine
 from fulgurite.backends.csx.costs.roofline import Bound, Work, roofline, work_of
 from fulgurite.backends.csx.graph.graph import Kind
@@ -70,8 +70,8 @@ def test_the_work_of_a_step_is_its_products_its_state_and_the_rest() -> None:
     graph = graph_of(step, torch.ones(8, 16), torch.ones(4, 8))
     batch = replace(graph.inputs[1], kind=Kind.BATCH)
     graph = replace(graph, inputs=(graph.inputs[0], batch))
-    made, weight = one_by_one(graph, has), 8 * 16 * 4
-    work = work_of(graph, made, products_of(graph), weight, batch_size=4)
+    kernels, weight = one_by_one(graph, has), 8 * 16 * 4
+    work = work_of(graph, kernels, products_of(graph), weight, batch_size=4)
     assert work == Work(
         flops=2 * 4 * 8 * 16,
         state_bytes=2 * weight,  # read, and written

@@ -10,7 +10,7 @@ from graphs import graph_of, operations
 from torch import Tensor
 
 from fulgurite.backends.csx.compile.host.library import has
-from fulgurite.backends.csx.compile.programs.made import KernelCall, Made, Maker, one_by_one
+from fulgurite.backends.csx.compile.programs.kernels import KernelCall, Kernels, Maker, one_by_one
 from fulgurite.backends.csx.costs.machine import CS2, Curve, Machine, Measured
 from fulgurite.backends.csx.costs.timing import predicted_s
 
@@ -78,7 +78,7 @@ def operations_called(graph: object) -> list[str]:
     return [call.kernel for call in one_by_one(graph, has).calls]  # type: ignore[arg-type]
 
 
-def no_views(graph: object) -> Made:
+def no_views(graph: object) -> Kernels:
     """What runs a graph one by one, as a program whose views take no time."""
     return replace(one_by_one(graph, has), program="def call")  # type: ignore[arg-type]
 
@@ -95,9 +95,9 @@ def test_a_generated_kernel_is_called_once_and_moves_only_what_leaves_it() -> No
     x = torch.ones(1000)
     graph = graph_of(lambda x: ((x + 1) * 2).relu(), x)
     call = KernelCall(kernel="kernel_1", maker=Maker.GENERATED, operations=(0, 1, 2))
-    made = Made(calls=(call,), program="def call")
+    kernels = Kernels(calls=(call,), program="def call")
     assert operations(graph)[-1] == "aten.relu.default"
-    assert predicted_s(graph, made, HERE) == pytest.approx([0.125 + 8000e-10])
+    assert predicted_s(graph, kernels, HERE) == pytest.approx([0.125 + 8000e-10])
 
 
 def test_what_torch_alone_is_slow_at_is_not_slow_in_a_generated_kernel() -> None:
@@ -106,7 +106,7 @@ def test_what_torch_alone_is_slow_at_is_not_slow_in_a_generated_kernel() -> None
     i = operations(graph).index("aten.where.self")
     by_torch = predicted_s(graph, one_by_one(graph, has), HERE)
     calls = tuple(replace(call, maker=Maker.GENERATED) for call in one_by_one(graph, has).calls)
-    generated = predicted_s(graph, Made(calls=calls, program="def call"), HERE)
+    generated = predicted_s(graph, Kernels(calls=calls, program="def call"), HERE)
     number = operations_called(graph).index("aten.where.self")
     assert by_torch[number] == pytest.approx(1 + 100 * 3e-6)
     assert generated[number] < 0.126, i
@@ -128,14 +128,16 @@ def test_views_take_time_where_operations_run_one_by_one() -> None:
 def test_on_another_machine_a_call_takes_what_the_roofline_says() -> None:
     graph = graph_of(lambda a, b: (a @ b).relu(), torch.ones(16, 32), torch.ones(32, 16))
     wafer = replace(CS2, flops_per_s=1e3, bytes_per_s=1e3)
-    made = one_by_one(graph, has)
-    assert predicted_s(graph, made, wafer) == pytest.approx([2 * 16**2 * 32 / 1e3, 2 * 1024 / 1e3])
+    kernels = one_by_one(graph, has)
+    assert predicted_s(graph, kernels, wafer) == pytest.approx(
+        [2 * 16**2 * 32 / 1e3, 2 * 1024 / 1e3]
+    )
 
 
 def test_another_result_of_a_call_takes_no_time() -> None:
     graph = graph_of(torch.mm, torch.ones(16, 32), torch.ones(32, 16))
     [call] = one_by_one(graph, has).calls
-    first, second = predicted_s(graph, Made(calls=(call, call), program="def call"), HERE)
+    first, second = predicted_s(graph, Kernels(calls=(call, call), program="def call"), HERE)
     assert (first > 0.25, second) == (True, 0.0)
 
 
@@ -143,7 +145,7 @@ def test_a_product_is_the_librarys_call_even_where_a_kernel_before_names_it() ->
     graph = graph_of(lambda a, b: (a @ b).relu(), torch.ones(16, 32), torch.ones(32, 16))
     product, after = one_by_one(graph, has).calls
     kernel = replace(after, maker=Maker.GENERATED, operations=(0, 1))
-    made = Made(calls=(kernel, product, kernel), program="def call")
-    first, second, third = predicted_s(graph, made, HERE)
+    kernels = Kernels(calls=(kernel, product, kernel), program="def call")
+    first, second, third = predicted_s(graph, kernels, HERE)
     assert second == pytest.approx(0.25 + 2 * 16**2 * 32e-9)
     assert first < 0.126 > third

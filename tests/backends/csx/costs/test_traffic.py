@@ -14,8 +14,8 @@ from models import Classifier, convnet, loader, pictures
 from torch import Tensor, nn
 
 from fulgurite.backends.csx.compile.host.library import has
-from fulgurite.backends.csx.compile.programs.alive import Walk
-from fulgurite.backends.csx.compile.programs.made import KernelCall, Made, Maker, one_by_one
+from fulgurite.backends.csx.compile.programs.kernels import KernelCall, Kernels, Maker, one_by_one
+from fulgurite.backends.csx.compile.programs.liveness import Liveness
 from fulgurite.backends.csx.compile.programs.steps import Kernel, Step
 from fulgurite.backends.csx.costs.graph_values import module_name
 from fulgurite.backends.csx.costs.traffic import Traffic, moves, traffic
@@ -24,23 +24,25 @@ from fulgurite.backends.csx.graph.graph import Graph
 GENERATED, LIBRARY = Maker.GENERATED, Maker.LIBRARY
 
 
-def calls(*operations: Iterable[int], makers: tuple[Maker, ...] = ()) -> Made:
+def calls(*operations: Iterable[int], makers: tuple[Maker, ...] = ()) -> Kernels:
     """Calls of these operations, generated unless said otherwise."""
     makers = makers or (GENERATED,) * len(operations)
     both = zip(operations, makers, strict=True)
-    return Made(calls=tuple(KernelCall(kernel="k", maker=m, operations=tuple(o)) for o, m in both))
+    return Kernels(
+        calls=tuple(KernelCall(kernel="k", maker=m, operations=tuple(o)) for o, m in both)
+    )
 
 
-def moved(graph: Graph, made: Made | None = None) -> list[tuple[int, int]]:
+def moved(graph: Graph, kernels: Kernels | None = None) -> list[tuple[int, int]]:
     """Read and written elements of each call, at four bytes."""
-    found = traffic(graph, made or one_by_one(graph, has))
+    found = traffic(graph, kernels or one_by_one(graph, has))
     return [(one.read_bytes // 4, one.written_bytes // 4) for one in found]
 
 
-def by_module(graph: Graph, made: Made) -> dict[str, Traffic]:
+def by_module(graph: Graph, kernels: Kernels) -> dict[str, Traffic]:
     """What the operations of each module move, forward and backward; "" is outside of modules."""
     total: dict[str, Traffic] = {}
-    for move in moves(graph, made):
+    for move in moves(graph, kernels):
         name = module_name(move.operation)
         total[name] = total.get(name, Traffic()) + move.traffic
     return total
@@ -154,15 +156,15 @@ def graph_of_training() -> Graph:
 @pytest.mark.fits
 def test_a_modules_backward_pass_counts_for_it() -> None:
     graph = graph_of_training()
-    made = one_by_one(graph, has)
-    found = by_module(graph, made)
+    kernels = one_by_one(graph, has)
+    found = by_module(graph, kernels)
     assert set(found) == {"net.0 (Linear)", ""}
     x, weight, bias, y = 16 * 8, 4 * 8, 4, 16 * 4
     # forward: addmm; backward: mm of the weight, sum of the bias
     read, written = (bias + x + weight) + (y + x) + y, y + weight + bias
     assert found["net.0 (Linear)"] == Traffic(read_bytes=4 * read, written_bytes=4 * written)
     total = Traffic()
-    for one in traffic(graph, made):
+    for one in traffic(graph, kernels):
         total += one
     assert found["net.0 (Linear)"] + found[""] == total
 
@@ -173,9 +175,9 @@ def test_a_call_of_several_modules_is_shared_among_them() -> None:
     nodes = list(graph.operations())
     positions = [one.operations[0] for one in one_by_one(graph, has).calls]
     [addmm] = [i for i in positions if str(nodes[i].target) == "aten.addmm.default"]
-    made = calls([i for i in positions if i <= addmm], [i for i in positions if i > addmm])
-    found = by_module(graph, made)
-    both = traffic(graph, made)
+    kernels = calls([i for i in positions if i <= addmm], [i for i in positions if i > addmm])
+    found = by_module(graph, kernels)
+    both = traffic(graph, kernels)
     assert found["net.0 (Linear)"] + found[""] == both[0] + both[1]
     assert both[0].written_bytes >= 4 * 16 * 4
     assert found["net.0 (Linear)"].written_bytes == 4 * 16 * 4  # its gradients go to nobody else
@@ -190,11 +192,11 @@ def test_generated_kernels_move_what_they_are_given() -> None:
         lambda: Classifier(convnet()), lambda: (pictures(16),), static=True, policy="default"
     )
     [executable] = ours.trainer.strategy.step_functions["training"].executables()  # type: ignore[attr-defined]
-    graph, made = executable.graph, executable.loaded.made()
-    given = _Arguments(graph, made).traffic
+    graph, kernels = executable.graph, executable.loaded.kernels()
+    given = _Arguments(graph, kernels).traffic
     found = [
         one
-        for one, call in zip(traffic(graph, made), made.calls, strict=True)
+        for one, call in zip(traffic(graph, kernels), kernels.calls, strict=True)
         if call.maker is GENERATED
     ]
     assert len(given) == len(found) > 5
@@ -207,14 +209,14 @@ def test_generated_kernels_move_what_they_are_given() -> None:
     assert 0.5 * written < sum(one.written_bytes for one in found)
 
 
-class _Arguments(Walk):
+class _Arguments(Liveness):
     """The bytes of the arguments of each generated kernel, read or written as C++ declares them."""
 
-    def __init__(self, graph: Graph, made: Made) -> None:
+    def __init__(self, graph: Graph, kernels: Kernels) -> None:
         self.traffic: list[Traffic] = []
-        self._sources = made.sources
-        assert made.steps is not None
-        super().__init__(graph, made.steps)
+        self._sources = kernels.sources
+        assert kernels.steps is not None
+        super().__init__(graph, kernels.steps)
 
     def _take(self, step: Step, computed: Any) -> None:
         super()._take(step, computed)

@@ -17,7 +17,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fulgurite.backends.csx.compile.checking import narrowing
 from fulgurite.backends.csx.compile.fabric import Loaded
-from fulgurite.backends.csx.compile.programs.made import How, KernelCall, KernelFailed, Made, Maker
+from fulgurite.backends.csx.compile.programs.kernels import (
+    How,
+    KernelCall,
+    KernelFailed,
+    Kernels,
+    Maker,
+)
 from fulgurite.errors import MiscompiledWarning
 
 COUNT = 9  # operations of ``chain``, two in each kernel but the last
@@ -57,8 +63,8 @@ def narrowed(tmp_path: Path, broken: Sequence[int], otherwise: bool = False) -> 
     ]
     library = KernelCall(kernel="aten.mm.default", maker=Maker.LIBRARY, operations=(COUNT,))
     reference = lambda inputs: [chain(inputs[0])]  # noqa: E731
-    made = Made(calls=(library, *calls))
-    return narrowing.wrong_operations(graph, made, tmp_path, reference, compiled)
+    kernels = Kernels(calls=(library, *calls))
+    return narrowing.wrong_operations(graph, kernels, tmp_path, reference, compiled)
 
 
 @pytest.mark.parametrize("broken", range(COUNT))
@@ -86,8 +92,8 @@ def test_nothing_is_found_where_no_few_kernels_are_wrong(
 
 @pytest.mark.parametrize("mark", [None, "", "wrong", "Linux 6.1\nstep 1 of a run"])
 def test_a_mark_of_something_else_names_no_operation(mark: str | None) -> None:
-    assert narrowing.heard(mark) == frozenset()
-    assert narrowing.heard(narrowing.said(frozenset({7, 2}))) == {2, 7}
+    assert narrowing.wrong_in(mark) == frozenset()
+    assert narrowing.wrong_in(narrowing.mark_of(frozenset({7, 2}))) == {2, 7}
 
 
 class Softened(pl.LightningModule):
@@ -155,4 +161,4 @@ def test_one_wrong_kernel_is_the_librarys_and_the_rest_is_compiled(
         found = makers(loaded)
         assert found.pop("aten.exp.default") == {Maker.LIBRARY}
         assert Maker.GENERATED in found["aten.sigmoid.default"]
-        assert [one.how for one in loaded.made().fallen] == [How.WRONG]
+        assert [one.how for one in loaded.kernels().unused] == [How.WRONG]

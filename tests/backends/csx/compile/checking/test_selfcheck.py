@@ -25,7 +25,7 @@ from fulgurite.backends.csx.compile.background import compilation
 from fulgurite.backends.csx.compile.checking import selfcheck, trust
 from fulgurite.backends.csx.compile.host import host_fabric
 from fulgurite.backends.csx.compile.inductor import changes
-from fulgurite.backends.csx.compile.programs import made, steps
+from fulgurite.backends.csx.compile.programs import kernels, steps
 from fulgurite.backends.csx.compile.programs.steps import Program
 from fulgurite.backends.csx.compile.store.cache import Fetched
 from fulgurite.backends.csx.compile.store.fingerprint import versions
@@ -80,7 +80,7 @@ def fake_compiler(monkeypatch: pytest.MonkeyPatch) -> Callable[[Wrong | None], N
             (folder / "program.py").write_text("text\n")
             index = {"kernels": [], "program": steps.plain(Program((), (), ()))}
             (folder / "program.json").write_text(json.dumps(index))
-            made.write(folder, (), {}, {})
+            kernels.write(folder, (), {}, {})
 
         def load(folder: Path) -> Any:
             graph, memory = graphs[-1], dict[str, Any]()
@@ -352,7 +352,7 @@ def test_what_came_from_the_background_is_checked_first_unless_it_was(
     compiled = Fetched(value=lambda inputs: inputs, built=False, marked=marked, mark=print)
     cache = settling.fabric._later.cache
     (cache.folder / KEY).mkdir(parents=True)
-    made.write(cache.folder / KEY, (), {}, {})
+    kernels.write(cache.folder / KEY, (), {}, {})
     monkeypatch.setattr(cache, "find", lambda key, load: compiled)
     monkeypatch.setattr(trust, "SelfCheck", lambda *args: args)
     call = settling.settle()

@@ -176,7 +176,7 @@ def test_one_flipped_bit_in_any_file_of_a_program_compiles_it_again(
 
     monkeypatch.setattr(compilation, "compile_graph", compile_graph)
     names = {path.name for path in whole.iterdir()}
-    told = {"program.py", "program.json", "made.json"}
+    told = {"program.py", "program.json", "kernels.json"}
     assert names == {"manifest", "inputs.txt", "kernels_0.so", *told}
     for name in sorted(names):
         shutil.rmtree(
@@ -352,7 +352,7 @@ def test_denormals_are_flushed_in_every_thread_while_programs_run_and_only_then(
     assert count_denormals() == 1 << 22
     between: list[int] = []
 
-    class Look(pl.Callback):
+    class ViewBetween(pl.Callback):
         def on_train_batch_end(self, *args: Any) -> None:
             between.append(count_denormals())
 
@@ -361,7 +361,7 @@ def test_denormals_are_flushed_in_every_thread_while_programs_run_and_only_then(
         lambda: (loader(32),),
         static=True,
         policy=policy,
-        callbacks=(Look(),),
+        callbacks=(ViewBetween(),),
     )
     assert int((run.module.product.view(torch.int32) != 0).sum()) == 0
     assert between == [1 << 22] * 2

@@ -21,7 +21,7 @@ from fulgurite.backends.csx.compile.inductor import generate as inductor
 from fulgurite.backends.csx.compile.inductor import toolchain
 from fulgurite.backends.csx.compile.programs import compiler_log, steps
 from fulgurite.backends.csx.compile.programs.steps import UnknownProgram
-from fulgurite.backends.csx.compile.store.cache import NothingKept
+from fulgurite.backends.csx.compile.store.cache import NothingStored
 from fulgurite.errors import MiscompiledWarning, UnfusedLoss
 
 pytestmark = [pytest.mark.failing_compiler, pytest.mark.numbers]
@@ -78,7 +78,9 @@ def _empty(folder: Path) -> None:
     (folder / "program.py").write_text("")
     index = {"kernels": [], "program": steps.plain(steps.Program((), (), ()))}
     (folder / "program.json").write_text(json.dumps(index))
-    (folder / "made.json").write_text('{"fallen": [], "calls": [], "sources": {}, "seconds": {}}')
+    (folder / "kernels.json").write_text(
+        '{"unused": [], "calls": [], "sources": {}, "seconds": {}}'
+    )
 
 
 FAILURES: dict[str, Break] = {
@@ -182,13 +184,13 @@ def test_what_the_background_compiled_and_cannot_be_loaded_is_told_in_the_step(
 @pytest.mark.parametrize(
     "error",
     [
-        *(NothingKept("no space"), UnfusedLoss("two kernels"), OSError(28, "full")),
+        *(NothingStored("no space"), UnfusedLoss("two kernels"), OSError(28, "full")),
         *(UserWarning("made an error"), KeyboardInterrupt(), SystemExit(3)),
     ],
     ids=lambda error: type(error).__name__,
 )
 def test_what_is_no_failure_of_compiling_passes(error: BaseException) -> None:
-    with pytest.raises(type(error)) as caught, toolchain.failures_told():
+    with pytest.raises(type(error)) as caught, toolchain.failures_reported():
         raise error
     assert caught.value is error
 

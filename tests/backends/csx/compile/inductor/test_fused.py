@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fulgurite.backends.csx.compile.fabric import Loaded
 from fulgurite.backends.csx.compile.inductor import toolchain
-from fulgurite.backends.csx.compile.programs.made import KernelCall, Maker
+from fulgurite.backends.csx.compile.programs.kernels import KernelCall, Maker
 from fulgurite.backends.csx.diagnostics.regions import fused_region
 from fulgurite.errors import UnfusedLoss
 
@@ -90,7 +90,7 @@ def run(make: Callable[[], nn.Module], policy: str | None, **backend: Any) -> Ru
 
 def regions(loaded: Loaded) -> list[KernelCall]:
     """The calls that are of a region."""
-    return [call for call in loaded.made().calls if call.region]
+    return [call for call in loaded.kernels().calls if call.region]
 
 
 def no_reduction(x: Tensor, y: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ def test_a_region_is_one_kernel_forward_and_one_backward(
     name = type(make()).__name__
     assert [call.region for call in found] == [f"{name} forward", f"{name} backward"]
     assert {call.maker for call in found} == {Maker.GENERATED}
-    others = {call.maker for call in loaded.made().calls if not call.region}
+    others = {call.maker for call in loaded.kernels().calls if not call.region}
     assert (Maker.GENERATED in others) == (policy != "disabled")
     assert loaded.how.startswith("its fused losses") == (policy == "disabled")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from fulgurite.backends.csx.compile.programs.linking import linked
-from fulgurite.backends.csx.compile.programs.parts import Call, Division, Look
+from fulgurite.backends.csx.compile.programs.parts import Call, Division, ViewBetween
 from fulgurite.backends.csx.compile.programs.steps import (
     Alias,
     Alloc,
@@ -65,7 +65,7 @@ def test_a_view_of_an_input_is_copied_and_no_name_outlives_its_call() -> None:
 
 def test_a_look_between_calls_is_a_view_and_one_part_keeps_its_names() -> None:
     layout = ((1,), (1,), 1)
-    division = Division((), (Look(layout, (0,), (1,)),), inputs=(0,), outputs=(1,))
+    division = Division((), (ViewBetween(layout, (0,), (1,)),), inputs=(0,), outputs=(1,))
     found = linked([PART], division, [], str)
     assert found.program.steps == (Alias(Name("v1"), View(Name("v0"), layout)), Free(Name("v0")))
     alone = linked([PART], None, [(4, -1, 5)], str).program

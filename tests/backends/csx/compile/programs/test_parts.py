@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from fulgurite.backends.csx.compile.inductor import generate as inductor
 from fulgurite.backends.csx.compile.programs import parts
-from fulgurite.backends.csx.compile.programs.line import Line
-from fulgurite.backends.csx.compile.programs.parts import Call, Division, Look, divided
+from fulgurite.backends.csx.compile.programs.item_order import ItemOrder
+from fulgurite.backends.csx.compile.programs.parts import Call, Division, ViewBetween, divided
 from fulgurite.backends.csx.graph.graph import Graph
 
 aten = torch.ops.aten
@@ -107,7 +107,7 @@ def test_time_steps_are_one_part_that_is_given_its_step() -> None:
     graph = graph_of(recurrent, *inputs)
     division = divided(graph)
     assert division is not None
-    assert sum(isinstance(call, Look) for call in division.calls) >= 50
+    assert sum(isinstance(call, ViewBetween) for call in division.calls) >= 50
     assert sum(len(part.module.graph.nodes) for part in division.parts) < 300
     same(graph, division, inputs)
 
@@ -166,7 +166,7 @@ def reads_what_it_wrote(x: Tensor) -> list[Tensor]:
 def test_what_writes_elsewhere_than_at_the_end_is_one_part(
     step: Callable[..., list[Tensor]],
 ) -> None:
-    assert Line.of(graph_of(step, torch.randn(3))) is None
+    assert ItemOrder.of(graph_of(step, torch.randn(3))) is None
 
 
 def test_a_small_graph_and_one_without_repetition_are_one_part(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from fulgurite.backends.csx.compile.programs.line import CALL_SYMBOLS, Repeat, repeats
+from fulgurite.backends.csx.compile.programs.item_order import CALL_SYMBOLS, Repeat, repeats
 
 LAYER = list(range(100, 140))
 

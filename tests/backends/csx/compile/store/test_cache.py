@@ -21,7 +21,7 @@ from types import SimpleNamespace
 import pytest
 
 from fulgurite.backends.csx.compile.store import cache, cache_folder
-from fulgurite.backends.csx.compile.store.cache import CompileCache, NothingKept, UnfitEntry
+from fulgurite.backends.csx.compile.store.cache import CompileCache, NothingStored, UnfitEntry
 from fulgurite.backends.csx.compile.store.entries import is_whole, remove
 from fulgurite.backends.runtime import interrupted_once
 
@@ -429,7 +429,9 @@ def test_where_no_folder_takes_programs_the_text_says_why(folder: Path) -> None:
     for _ in range(2):
         with warnings.catch_warnings(record=True):
             warnings.simplefilter("always")
-            with pytest.raises(NothingKept, match=r"cannot be written: .* No space left on device"):
+            with pytest.raises(
+                NothingStored, match=r"cannot be written: .* No space left on device"
+            ):
                 kept.fetch(KEYS[3], full, load)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fulgurite.backends.csx.compile.fabric import Loaded
 from fulgurite.backends.csx.compile.host import library
 from fulgurite.backends.csx.compile.inductor import generate as inductor
-from fulgurite.backends.csx.compile.programs.made import KernelFailed, Made, Maker
+from fulgurite.backends.csx.compile.programs.kernels import KernelFailed, Kernels, Maker
 from fulgurite.backends.csx.compile.programs.parts import Part
 from fulgurite.backends.csx.compile.programs.steps import Generated
 from fulgurite.backends.csx.graph.op_schema import is_view, operation_name
@@ -77,19 +77,19 @@ def test_a_compiled_program_says_what_each_kernel_computes(loads: list[Loaded]) 
     run("default")
     [loaded] = loads
     assert loaded.graph is not None
-    found, made = makers(loaded), loaded.made()
+    found, kernels = makers(loaded), loaded.kernels()
     assert found["aten.erf.default"] == {Maker.GENERATED}
     assert found["aten.addmm.default"] == found["aten.mm.default"] == {Maker.LIBRARY}
     assert found["aten.sort.default"] == {Maker.HOST}
-    computed = {i for call in made.calls for i in call.operations}
+    computed = {i for call in kernels.calls for i in call.operations}
     nodes = list(loaded.graph.operations())
     lost = [i for i, node in enumerate(nodes) if i not in computed and not is_view(node.target)]
     assert [str(nodes[i].target) for i in lost] in ([], ["aten.clone.default"] * len(lost))
     assert not any(is_view(nodes[i].target) for i in computed)
-    generated = {call.kernel for call in made.calls if call.maker is Maker.GENERATED}
-    assert generated == set(made.sources)
-    assert all(" kernel(" in source for source in made.sources.values())
-    assert set(made.seconds) == {"generate", "compile"}
+    generated = {call.kernel for call in kernels.calls if call.maker is Maker.GENERATED}
+    assert generated == set(kernels.sources)
+    assert all(" kernel(" in source for source in kernels.sources.values())
+    assert set(kernels.seconds) == {"generate", "compile"}
 
 
 class Convolved(Gelu):
@@ -109,12 +109,12 @@ def test_what_a_kernel_computes_is_in_its_source(loads: list[Loaded]) -> None:
     fit(Convolved, lambda: (loader(64),), static=True, policy="default")
     [loaded] = loads
     assert loaded.graph is not None
-    nodes, made = list(loaded.graph.operations()), loaded.made()
+    nodes, kernels = list(loaded.graph.operations()), loaded.kernels()
     products = 0
-    for call in made.calls:
+    for call in kernels.calls:
         names = [operation_name(nodes[i].target) for i in call.operations]
         if call.maker is Maker.GENERATED:
-            assert ("erf" in names) == ("erf()" in made.sources[call.kernel]), names
+            assert ("erf" in names) == ("erf()" in kernels.sources[call.kernel]), names
             assert names
         else:
             assert len(names) == 1, names
@@ -125,10 +125,10 @@ def test_what_a_kernel_computes_is_in_its_source(loads: list[Loaded]) -> None:
 @pytest.mark.fits
 @pytest.mark.compiler
 def test_a_program_from_the_cache_says_the_same(loads: list[Loaded], tmp_path: Path) -> None:
-    told: list[Made] = []
+    told: list[Kernels] = []
     for _ in range(2):
         run("default", compile_dir=tmp_path)
-        told.append(loads[-1].made())
+        told.append(loads[-1].kernels())
     assert [loaded.built for loaded in loads] == [True, False]
     assert told[0] == told[1]
 
@@ -170,7 +170,7 @@ def test_a_kernel_that_does_not_compile_is_the_librarys(
     found = makers(loads[-1])
     assert found["aten.erf.default"] == {Maker.LIBRARY}
     assert Maker.GENERATED in found["aten.exp.default"]  # the others stay
-    assert {one.kernel for one in loads[-1].made().fallen}
+    assert {one.kernel for one in loads[-1].kernels().unused}
 
 
 @pytest.mark.long
@@ -243,7 +243,7 @@ def test_aggressive_tries_templates_for_products(loads: list[Loaded], tmp_path: 
     for one in runs:
         assert_same_run(one, stock)
     assert [loaded.built for loaded in loads] == [True, False, True]
-    first, again, default = (loaded.made() for loaded in loads)
+    first, again, default = (loaded.kernels() for loaded in loads)
     assert first.calls == again.calls  # the winners are kept
     assert all(call.maker is Maker.GENERATED for call in first.calls if call.tuned)
     assert not any(call.tuned for call in default.calls)

@@ -32,7 +32,7 @@ from fulgurite.backends.csx.compile.programs.steps import (
 from fulgurite.backends.csx.graph.graph import Graph, storage_of
 
 
-class Walk:
+class Liveness:
     """A program's memory.
 
     Args:
@@ -49,7 +49,7 @@ class Walk:
         self._values: dict[Name, Any] = dict(zip(program.inputs, inputs, strict=True))
         self._held = Counter[int]()  # names that hold a storage
         self._foreign = {storage_of(tensor) for tensor in inputs}
-        self._total, self.alive = 0, list[int]()
+        self._total, self.live_bytes = 0, list[int]()
         nodes = list(graph.operations())
         with graph.mode, torch.no_grad():
             for step in program.once:
@@ -59,9 +59,9 @@ class Walk:
                 at = step.at if isinstance(step, (Kernel, Extern)) else ()
                 self._take(step, nodes[at[-1]].meta["val"] if at else None)
                 if computes(step):
-                    self.alive.append(self._total)
-                elif isinstance(step, Extern) and self.alive:  # a copy for the part that follows
-                    self.alive[-1] = max(self.alive[-1], self._total)
+                    self.live_bytes.append(self._total)
+                elif isinstance(step, Extern) and self.live_bytes:  # a copy for the next part
+                    self.live_bytes[-1] = max(self.live_bytes[-1], self._total)
 
     def _take(self, step: Step, computed: Any) -> None:
         """Let names hold what they hold after a step; ``computed`` is what its last operation is.

@@ -20,7 +20,7 @@ import torch
 from fulgurite.backends.csx.compile.inductor.headers import Headers
 from fulgurite.backends.csx.compile.inductor.kernel_modules import module_file
 from fulgurite.backends.csx.compile.programs import steps
-from fulgurite.backends.csx.compile.programs.made import INDEX
+from fulgurite.backends.csx.compile.programs.kernels import INDEX
 from fulgurite.backends.csx.compile.programs.parts import Part
 from fulgurite.backends.csx.compile.programs.steps import Generated
 from fulgurite.backends.csx.compile.store.cache import CompileCache
@@ -34,7 +34,7 @@ SHARE = 8  # of the bytes that programs may take, parts may take one in so many 
 _PART, _CONSTANTS = "part.json", "constants.pt"
 
 
-class Kept:
+class EarlierCode:
     """What compiled programs and generated code there are.
 
     Args:
@@ -70,23 +70,23 @@ class Kept:
         """The name of a kernel among those of all programs."""
         return f"kernel_{self._digest(source)[:32]}"
 
-    def lend(self, wanted: set[str], folder: Path) -> list[list[str]]:
+    def copy_into(self, wanted: set[str], folder: Path) -> list[list[str]]:
         """Copy modules of other programs that have wanted kernels into a folder.
 
         Returns:
             The wanted kernels in each of them.
         """
-        lent: list[list[str]] = []
+        copied: list[list[str]] = []
         missing = set(wanted)
         for module, names in sorted(self._modules(missing), key=lambda one: -len(one[1])):
             useful = sorted(missing & names)
             if useful:
                 with contextlib.suppress(OSError):  # removed by another process
                     if is_whole(module.parent):
-                        shutil.copyfile(module, module_file(folder, len(lent)))
-                        lent.append(useful)
+                        shutil.copyfile(module, module_file(folder, len(copied)))
+                        copied.append(useful)
                         missing -= names
-        return lent
+        return copied
 
     def _modules(self, wanted: set[str]) -> Iterator[tuple[Path, set[str]]]:
         """The modules of all programs, with the wanted kernels in each, if any."""

@@ -22,7 +22,7 @@ from fulgurite.backends.csx.graph.op_schema import is_view
 
 INDEX = "program.json"  # its steps, and which kernel is in which of its modules
 PROGRAM = "program.py"
-_FILE = "made.json"
+_FILE = "kernels.json"
 
 
 class KernelFailed(UserWarning):
@@ -67,7 +67,7 @@ class How(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Fallen:
+class UnusedKernel:
     """A generated kernel that is not used.
 
     Args:
@@ -84,7 +84,7 @@ class Fallen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
+class Kernels:
     """What runs a graph.
 
     Args:
@@ -93,7 +93,7 @@ class Made:
         steps: of the compiled program; None where operations run one by one.
         program: the same as Python.
         seconds: what making it took, by phase (``generate``, ``compile``), when it was made.
-        fallen: generated kernels that are not used.
+        unused: generated kernels that are not used.
     """
 
     calls: tuple[KernelCall, ...] = ()
@@ -101,10 +101,10 @@ class Made:
     steps: Program | None = None
     program: str = ""
     seconds: Mapping[str, float] = field(default_factory=dict)
-    fallen: tuple[Fallen, ...] = ()
+    unused: tuple[UnusedKernel, ...] = ()
 
 
-def one_by_one(graph: Graph, has: HasKernel) -> Made:
+def one_by_one(graph: Graph, has: HasKernel) -> Kernels:
     """What runs a graph operation by operation, where torch ``has`` kernels for some."""
     calls = []
     for i, node in enumerate(graph.operations()):
@@ -112,7 +112,7 @@ def one_by_one(graph: Graph, has: HasKernel) -> Made:
             name = str(node.target)
             maker = _without_compiler([node], has)
             calls.append(KernelCall(kernel=name, maker=maker, operations=(i,)))
-    return Made(calls=tuple(calls))
+    return Kernels(calls=tuple(calls))
 
 
 def write(
@@ -120,14 +120,14 @@ def write(
     calls: Iterable[Kernel | Extern],
     sources: Mapping[str, str],
     seconds: Mapping[str, float],
-    fallen: Sequence[Fallen] = (),
+    unused: Sequence[UnusedKernel] = (),
 ) -> None:
     """Write down what runs a graph.
 
     Args:
         folder: of the compiled program.
         calls: the steps that compute, with operations as the graph numbers them.
-        sources, seconds, fallen: as of ``Made``.
+        sources, seconds, unused: as of ``Kernels``.
     """
     rows = [
         {
@@ -140,11 +140,11 @@ def write(
         for call in calls
     ]
     told = {"calls": rows, "sources": dict(sources), "seconds": dict(seconds)}
-    text = json.dumps({**told, "fallen": [asdict(one) for one in fallen]})
+    text = json.dumps({**told, "unused": [asdict(one) for one in unused]})
     (folder / _FILE).write_text(text)
 
 
-def read(folder: Path, graph: Graph, has: HasKernel) -> Made:
+def read(folder: Path, graph: Graph, has: HasKernel) -> Kernels:
     """What runs a graph that was compiled into a folder, where torch ``has`` kernels for some.
 
     Where only its fused regions were compiled, all else runs operation by operation.
@@ -176,23 +176,23 @@ def read(folder: Path, graph: Graph, has: HasKernel) -> Made:
         )
     if not whole:
         calls = _with_others(graph, calls, has)
-    return Made(
+    return Kernels(
         calls=tuple(calls),
         sources=told["sources"],
         steps=typed(json.loads((folder / INDEX).read_text())["program"]) if whole else None,
         program=(folder / PROGRAM).read_text() if whole else "",
         seconds=told["seconds"],
-        fallen=tuple(map(_fallen, told["fallen"])),
+        unused=tuple(map(_unused, told["unused"])),
     )
 
 
-def tell_fallen(graph: Graph, folder: Path) -> None:
+def warn_of_unused(graph: Graph, folder: Path) -> None:
     """Warn of generated kernels that are not used, once for each program."""
     try:
         told = json.loads((folder / _FILE).read_text())
     except OSError:  # removed by another process since it was loaded
         return
-    for one in map(_fallen, told["fallen"]):
+    for one in map(_unused, told["unused"]):
         every = [node for i, node in enumerate(graph.operations()) if i in one.operations]
         nodes = [node for node in every if not is_view(node.target)]
         line = line_of(nodes[0]) if nodes else None
@@ -205,8 +205,8 @@ def tell_fallen(graph: Graph, folder: Path) -> None:
         rank_zero_warn(f"{log}. {instead}{where}.", category=KernelFailed)
 
 
-def _fallen(row: dict[str, Any]) -> Fallen:
-    return Fallen(**{**row, "how": How(row["how"])})
+def _unused(row: dict[str, Any]) -> UnusedKernel:
+    return UnusedKernel(**{**row, "how": How(row["how"])})
 
 
 _TOLD = {

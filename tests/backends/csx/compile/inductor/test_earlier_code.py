@@ -12,9 +12,9 @@ from harness import Run, assert_same_run, fit
 from models import Classifier, loader
 from torch import Tensor, nn
 
+from fulgurite.backends.csx.compile.inductor import earlier_code, kernel_modules
 from fulgurite.backends.csx.compile.inductor import generate as inductor
-from fulgurite.backends.csx.compile.inductor import kept, kernel_modules
-from fulgurite.backends.csx.compile.inductor.kept import Kept
+from fulgurite.backends.csx.compile.inductor.earlier_code import EarlierCode
 from fulgurite.backends.csx.compile.programs import parts
 from fulgurite.backends.csx.compile.programs.parts import Part
 from fulgurite.backends.csx.compile.programs.steps import Generated, KernelSource, Name, Program
@@ -125,7 +125,7 @@ def test_code_for_other_threads_vectors_readers_or_policies_is_other_code(
             program = Program((Name(f"number {made[-1]}"),), (), ())
             return Generated(program, {}, {"ones": torch.ones(made[-1])})
 
-        found = Kept(cache, threads).part(part, generate)
+        found = EarlierCode(cache, threads).part(part, generate)
         [name] = found.program.inputs
         assert torch.equal(found.constants["ones"], torch.ones(int(name[-1])))
         return str(name)
@@ -138,18 +138,18 @@ def test_code_for_other_threads_vectors_readers_or_policies_is_other_code(
     assert [code(other), code(other)] == ["number 3"] * 2
     monkeypatch.setattr("torch._inductor.cpu_vec_isa.pick_vec_isa", lambda: "fewer")
     assert code(part) == "number 4"
-    names = {Kept(cache, threads).name_of("source") for threads in (1, 2)}
+    names = {EarlierCode(cache, threads).name_of("source") for threads in (1, 2)}
     assert len(names) == 2
 
 
 def test_a_damaged_program_lends_nothing(tmp_path: Path) -> None:
     entry = tmp_path / ("0" * 64)
     entry.mkdir(parents=True)
-    (entry / kept.INDEX).write_text('{"kernels": [["kernel_a"]]}')
+    (entry / earlier_code.INDEX).write_text('{"kernels": [["kernel_a"]]}')
     (entry / "kernels_0.so").write_bytes(b"whatever")
     folder = tmp_path / "new"
     folder.mkdir()
-    assert Kept(CompileCache(tmp_path), 1).lend({"kernel_a"}, folder) == []
-    (entry / kept.INDEX).write_text("no json")
-    assert Kept(CompileCache(tmp_path), 1).lend({"kernel_a"}, folder) == []
+    assert EarlierCode(CompileCache(tmp_path), 1).copy_into({"kernel_a"}, folder) == []
+    (entry / earlier_code.INDEX).write_text("no json")
+    assert EarlierCode(CompileCache(tmp_path), 1).copy_into({"kernel_a"}, folder) == []
     assert list(folder.iterdir()) == []

@@ -1,4 +1,4 @@
-"""The operations of a graph in a line, in the order in which parts are cut from it.
+"""The operations of a graph in a row, in the order in which parts are cut from it.
 
 Words: an *item* is an operation that computes or writes something; a *value* is an input of the
 graph, or what an item gives: the item's node, or, where it gives several tensors, the node of one
@@ -38,7 +38,7 @@ _CONSTANTS = (
 )
 
 
-class Line:
+class ItemOrder:
     """The items of a graph.
 
     The final write of a state comes as soon as nobody reads the state's old value, beside what
@@ -74,8 +74,8 @@ class Line:
         self._last_read = self._reads(self.items) | dict.fromkeys(outputs, len(self.items))
 
     @classmethod
-    def of(cls, graph: Graph) -> Line | None:
-        """The line of a graph; None if it does what is not known here."""
+    def of(cls, graph: Graph) -> ItemOrder | None:
+        """That of a graph; None if it does what is not known here."""
         (output,) = graph.module.graph.find_nodes(op="output")
         storages = {storage_of(item.example) for item in graph.inputs}
         known = all(isinstance(one, fx.Node) and one.op != "get_attr" for one in output.args[0])
@@ -88,8 +88,8 @@ class Line:
             return None  # a view of a state would go from part to part
         both = zip(graph.inputs, graph.placeholders(), strict=True)
         numbers = {node for item, node in both if item.kind is Kind.NUMBERS}
-        line = cls(graph.module, list(output.args[0]), numbers)
-        return None if line._reads_what_it_wrote() else line
+        order = cls(graph.module, list(output.args[0]), numbers)
+        return None if order._reads_what_it_wrote() else order
 
     def values(self, nodes: Iterable[fx.Node]) -> tuple[fx.Node, ...]:
         """The values behind some nodes, each once, in order."""
@@ -102,7 +102,7 @@ class Line:
         written = {item.all_input_nodes[0] for item in items if writes_input(item)}
         found: dict[fx.Node, None] = {}
 
-        def look(node: fx.Node) -> None:
+        def visit(node: fx.Node) -> None:
             values = self.values([node])
             foreign = not any(self.item_of(value) in inside for value in values)
             # of what the part writes it has to see that it reads it
@@ -110,16 +110,16 @@ class Line:
                 found[node] = None
             elif node in self._behind:
                 for one in node.all_input_nodes:
-                    look(one)
+                    visit(one)
             elif foreign:
                 found[node] = None
 
         for item in items:
             for node in item.all_input_nodes:
-                look(node)
+                visit(node)
         return list(found)
 
-    def look(self, pick: fx.Node) -> tuple[fx.Node, Layout]:
+    def view_of(self, pick: fx.Node) -> tuple[fx.Node, Layout]:
         """The value that a pick is a view of, and its layout in that."""
         (value,) = self._behind[pick]
         view, whole = pick.meta["val"], value.meta["val"]
