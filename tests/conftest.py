@@ -29,7 +29,7 @@ from fulgurite.backends import reset_backend
 from fulgurite.backends.csx.compile.inductor.headers import Headers
 from fulgurite.backends.csx.compile.inductor.toolchain import CompilerFailed, toolchain_missing
 from fulgurite.backends.csx.compile.store.cache_folder import users_folder
-from fulgurite.backends.csx.graph.passes import looking
+from fulgurite.backends.csx.graph.passes import observing_passes
 from fulgurite.backends.csx.graph.verify import verify
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -115,7 +115,11 @@ def failed_compiles(
 def verified_graphs(request: pytest.FixtureRequest) -> Iterator[None]:
     """In one test of ten, in all with ``--verify``, graphs are verified after every pass."""
     drawn = request.config.getoption("--verify") or is_drawn(request.node.nodeid, 10, "verify")
-    with looking(lambda name, before, graph: verify(graph)) if drawn else contextlib.nullcontext():
+    with (
+        observing_passes(lambda name, before, graph: verify(graph))
+        if drawn
+        else contextlib.nullcontext()
+    ):
         yield
 
 

@@ -10,7 +10,7 @@ import pytest
 import same_passes
 from programs import difference, every_program
 
-from fulgurite.backends.csx.graph.passes import looking
+from fulgurite.backends.csx.graph.passes import observing_passes
 
 CORE = (
     "vision.digit_convnet_onecycle",
@@ -29,6 +29,6 @@ PROGRAMS = [
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_gives_the_results_of_stock(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(harness, "defaults", {"background": False})  # a user's, but it waits
-    with looking(same_passes.compare):
+    with observing_passes(same_passes.compare):
         wrong = difference(name)
     assert wrong is None, f"{wrong}\n  repeat: python tests/support/programs {name}"

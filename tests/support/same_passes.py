@@ -25,7 +25,7 @@ class PassChanged(AssertionError):
 
 
 def compare(name: str, before: Graph, after: Graph) -> None:
-    """For ``passes.looking``.
+    """For ``passes.observing_passes``.
 
     Raises:
         PassChanged: the graph gives or writes other values, dtypes or shapes.

@@ -11,7 +11,7 @@ from typing import Any
 
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.op_schema import operation_name
-from fulgurite.backends.csx.graph.passes import looking
+from fulgurite.backends.csx.graph.passes import observing_passes
 from fulgurite.backends.patches import applied, patches_of
 
 _WHY = "warnings of a build are in its report, and shown as ever"
@@ -75,7 +75,9 @@ def noting() -> Iterator[Noted]:
     patches = patches_of(warnings, {"showwarning": showwarning}, why=_WHY, checked="Python 3.11")
     with (
         applied(patches),
-        looking(lambda name, before, after: noted.passes.append(Pass(name, before, after))),
+        observing_passes(
+            lambda name, before, after: noted.passes.append(Pass(name, before, after))
+        ),
     ):
         yield noted
 

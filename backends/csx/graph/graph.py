@@ -104,7 +104,7 @@ class Graph:
         return frozenset(i for i, node in enumerate(self.placeholders()) if node in changed)
 
 
-class Later(Graph):
+class LazyGraph(Graph):
     """A graph whose operations are made of another's when somebody looks at them first.
 
     What trains seldom does: a step runs as it was traced until it is compiled, and another process

@@ -37,7 +37,7 @@ class Formula:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class How:
+class UpdateSpec:
     """What an update does, as text in its operation.
 
     Args:
@@ -60,10 +60,10 @@ class How:
 
     @staticmethod
     @functools.cache
-    def of(text: str) -> How:
+    def parsed(text: str) -> UpdateSpec:
         """What a text says."""
         module, name, lists, options = json.loads(text)
-        return How(module=module, name=name, lists=lists, options=options)
+        return UpdateSpec(module=module, name=name, lists=lists, options=options)
 
 
 def run(
@@ -75,9 +75,9 @@ def run(
         state: the parameters, then each list of their state.
         gradients: of the parameters.
         numbers: what ``how`` refers to, float64 [] each.
-        how: the text of a ``How``.
+        how: the text of a ``UpdateSpec``.
     """
-    said, count = How.of(how), len(gradients)
+    said, count = UpdateSpec.parsed(how), len(gradients)
     # torch's code gets Python's numbers, as eagerly: then its results are stock's to the bit
     values, update = [number.item() for number in numbers], _function(said)
     lists = {"grads": gradients} | {
@@ -120,7 +120,7 @@ def _meant(value: Any, numbers: list[float]) -> Any:
     return numbers[value[0]] if value else []
 
 
-def _function(how: How) -> Callable[..., None]:
+def _function(how: UpdateSpec) -> Callable[..., None]:
     """torch's formula: on lists where it has the same numbers, for it takes half the time.
 
     With ``nesterov`` that on lists changes the gradients.

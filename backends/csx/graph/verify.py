@@ -39,7 +39,7 @@ def verify(graph: Graph) -> None:
 
 
 def writing_graphs(folder: Path) -> Callable[[str, Graph, Graph], None]:
-    """For ``passes.looking``: write each graph into a folder, then verify it.
+    """For ``passes.observing_passes``: write each graph into a folder, then verify it.
 
     The files are numbered in the order of the passes, and named after them.
     """

@@ -186,7 +186,7 @@ def _lerp(name: str, start: Any, end: Any, weight: Any) -> Any:
     if not isinstance(weight, TracedNumber):
         return NotImplemented
     moved = end - start
-    if weight.seen("abs({}) < 0.5", lambda value: abs(value) < 0.5):
+    if weight.observe("abs({}) < 0.5", lambda value: abs(value) < 0.5):
         return start + _multiply(moved, weight)
     return end - _multiply(moved, as_number(1 - weight.tensor))
 

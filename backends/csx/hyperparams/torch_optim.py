@@ -41,7 +41,7 @@ from torch.optim import (
 from torch.utils import checkpoint
 
 from fulgurite.backends.csx.graph.dtypes import NARROW
-from fulgurite.backends.csx.graph.update import FORMULAS, UPDATE, Formula, How
+from fulgurite.backends.csx.graph.update import FORMULAS, UPDATE, Formula, UpdateSpec
 from fulgurite.backends.csx.hyperparams.number_functions import as_tensor, widened
 from fulgurite.backends.csx.hyperparams.traced_float import as_number, is_traced, tensor_or_value
 from fulgurite.backends.patches import Patch, patches_of
@@ -224,7 +224,7 @@ def _as_operation(formula: Callable[..., None], module: str, name: str) -> Calla
         empty: dict[str, Any] = {key: [] for key, value in given.items() if value == []}
         names = [key for key in lists if key != _GRADIENTS]
         fixed = {key: places.get(id(value), value) for key, value in rest.items()}
-        how = How(module=module, name=name, lists=names, options={**fixed, **empty})
+        how = UpdateSpec(module=module, name=name, lists=names, options={**fixed, **empty})
         state = [tensor for key in names for tensor in lists[key]]
         UPDATE(state, lists[_GRADIENTS], [*numbers.values()], how.text)
         tracing.last().meta[FORMULAS] = [known[_kind(row)] for row in rows]

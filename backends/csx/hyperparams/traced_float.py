@@ -72,7 +72,7 @@ class TracedNumber(float):
     def __class__(self) -> type:
         return int if isinstance(self.value, int) else TracedNumber
 
-    def seen(self, text: str, look: Callable[[float], Any]) -> Any:
+    def observe(self, text: str, look: Callable[[float], Any]) -> Any:
         """What ``look`` sees of the value, recorded as a guard; ``text`` has {} for the number."""
         compute = self.compute
         result = look(self.value)
@@ -83,7 +83,7 @@ class TracedNumber(float):
     def plain(self, reader: str = "Python") -> float:
         """The value as Python's own number, which the program keeps: a guard."""
         kind = int if isinstance(self.value, int) else float
-        return kind(self.seen(f"{{}}, read by {reader},", float))
+        return kind(self.observe(f"{{}}, read by {reader},", float))
 
     def apply(
         self, text: str, on_tensor: Callable[[Tensor], Any], on_value: Callable[[float], float]
@@ -107,22 +107,22 @@ class TracedNumber(float):
         return float(self.plain("float()"))
 
     def __int__(self) -> int:
-        return int(self.seen("int({})", int))
+        return int(self.observe("int({})", int))
 
     def __bool__(self) -> bool:
-        return bool(self.seen("bool({})", bool))
+        return bool(self.observe("bool({})", bool))
 
     def __trunc__(self) -> int:
         return int(self)
 
     def __floor__(self) -> int:
-        return int(self.seen("floor({})", math.floor))
+        return int(self.observe("floor({})", math.floor))
 
     def __ceil__(self) -> int:
-        return int(self.seen("ceil({})", math.ceil))
+        return int(self.observe("ceil({})", math.ceil))
 
     def __round__(self, digits: Any = None) -> Any:
-        return self.seen(f"round({{}}, {digits})", lambda value: round(value, digits))
+        return self.observe(f"round({{}}, {digits})", lambda value: round(value, digits))
 
     @property
     def real(self) -> TracedNumber:

@@ -21,7 +21,7 @@ from fulgurite.backends.csx.compile.fabric import Fabric, Loaded
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.costs.noting import Noted, noting
 from fulgurite.backends.csx.graph.collectives import processes
-from fulgurite.backends.csx.graph.passes import looking
+from fulgurite.backends.csx.graph.passes import observing_passes
 from fulgurite.backends.csx.graph.verify import writing_graphs
 from fulgurite.backends.csx.program.description import Program
 from fulgurite.backends.csx.program.speed import Gain, Speed
@@ -136,7 +136,7 @@ def noted_while_building(stage: str, backend: CSXBackend) -> Iterator[Noted | No
         yield None
         return
     folder = Path(backend.artifact_dir) / f"{_stem(stage)}_passes"
-    with looking(writing_graphs(folder)), noting() as noted:
+    with observing_passes(writing_graphs(folder)), noting() as noted:
         yield noted
 
 

@@ -24,7 +24,7 @@ from torch import Tensor, fx
 from torch._ops import HigherOrderOperator, OpOverload
 
 from fulgurite.backends.csx.diagnostics.regions import region_of
-from fulgurite.backends.csx.graph.graph import Graph, Later
+from fulgurite.backends.csx.graph.graph import Graph, LazyGraph
 from fulgurite.backends.csx.graph.passes.hold import held_inputs
 from fulgurite.backends.csx.graph.update import FORMULAS
 from fulgurite.backends.torch_compiler import options
@@ -81,7 +81,7 @@ def described_inputs(graph: Graph) -> Iterator[str]:
 
 def _described(graph: Graph) -> Iterator[str]:
     """What the compiler is given; or of what it is to be made, where no pass has run yet."""
-    if not isinstance(graph, Later):
+    if not isinstance(graph, LazyGraph):
         yield from described_operations(graph.module)
         return
     yield f"before passes, held {held_inputs(graph)}"

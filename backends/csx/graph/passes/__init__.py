@@ -71,31 +71,31 @@ COMPILER_PASSES: tuple[Callable[[Graph], Graph], ...] = (
 INTERPRETER_PASSES: tuple[Callable[[Graph], Graph], ...] = (use_kernels,)
 
 
-Look = Callable[[str, Graph, Graph], None]
+PassObserver = Callable[[str, Graph, Graph], None]
 """Sees the name of a pass, the graph that it was given, and the one that it made."""
 
-_looks: list[Look] = []
+_observers: list[PassObserver] = []
 
 
 def lower(graph: Graph, passes: tuple[Callable[[Graph], Graph], ...] = PASSES) -> Graph:
     """Run passes."""
     for lowering in passes:
         before, graph = graph, lowering(graph)
-        for look in _looks:
-            look(lowering.__name__, before, graph)
+        for observe in _observers:
+            observe(lowering.__name__, before, graph)
     return graph
 
 
-def are_looked_at() -> bool:
+def are_observed() -> bool:
     """Whether somebody wants to see the passes that run."""
-    return bool(_looks)
+    return bool(_observers)
 
 
 @contextlib.contextmanager
-def looking(look: Look) -> Iterator[None]:
-    """While it lasts, show ``look`` each pass that ran."""
-    _looks.append(look)
+def observing_passes(observe: PassObserver) -> Iterator[None]:
+    """While it lasts, show ``observe`` each pass that ran."""
+    _observers.append(observe)
     try:
         yield
     finally:
-        _looks.remove(look)
+        _observers.remove(observe)

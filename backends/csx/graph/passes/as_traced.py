@@ -15,10 +15,10 @@ import torch
 from torch import fx
 
 from fulgurite.backends.csx.diagnostics.regions import region_of
-from fulgurite.backends.csx.graph.graph import Graph, Kind, Later
+from fulgurite.backends.csx.graph.graph import Graph, Kind, LazyGraph
 from fulgurite.backends.csx.graph.op_schema import operation_name
-from fulgurite.backends.csx.graph.passes import PASSES, are_looked_at, lower
-from fulgurite.backends.csx.graph.passes.memories import changed_by, changes_untold, storages_of
+from fulgurite.backends.csx.graph.passes import PASSES, are_observed, lower
+from fulgurite.backends.csx.graph.passes.memories import changed_by, has_hidden_writes, storages_of
 from fulgurite.backends.csx.graph.passes.prune import with_inputs
 from fulgurite.backends.csx.graph.passes.rename import without_renames
 from fulgurite.backends.patches import tracing
@@ -45,8 +45,8 @@ def lowered(traced: Graph) -> Graph:
     """
     runs = None if any(map(region_of, traced.operations())) else _without_unread(traced)
     if runs is not None:
-        later = Later(runs, _written(runs), functools.partial(_lower_later, runs))
-        if are_looked_at():
+        later = LazyGraph(runs, _written(runs), functools.partial(_lower_later, runs))
+        if are_observed():
             later.module  # noqa: B018  # whoever looks does it while a program is built
         return later
     graph = lower(traced, PASSES)
@@ -112,7 +112,7 @@ def _leave_out_writes(graph: fx.Graph, gradient: fx.Node) -> None:
 def _eliminate_dead(graph: fx.Graph) -> None:
     # a batch norm whose result nobody uses still counts: its schema hides that it writes the
     # running statistics
-    graph.eliminate_dead_code(lambda node: node.is_impure() or changes_untold(node))
+    graph.eliminate_dead_code(lambda node: node.is_impure() or has_hidden_writes(node))
 
 
 def changed_before(graph: Graph, last: fx.Node) -> set[int]:

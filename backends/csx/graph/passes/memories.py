@@ -128,12 +128,12 @@ def is_plain(graph: Graph, memories: dict[fx.Node, int]) -> bool:
 
 
 def changed_by(node: fx.Node) -> list[fx.Node]:
-    """The nodes whose tensors a node changes in place, told or not."""
-    untold = [node.args[i] for i in _STATISTICS[node.target]] if changes_untold(node) else []
-    return [*written_nodes(node), *(arg for arg in untold if isinstance(arg, fx.Node))]
+    """The nodes whose tensors a node changes in place, whether its schema says so or not."""
+    hidden = [node.args[i] for i in _STATISTICS[node.target]] if has_hidden_writes(node) else []
+    return [*written_nodes(node), *(arg for arg in hidden if isinstance(arg, fx.Node))]
 
 
-def changes_untold(node: fx.Node) -> bool:
+def has_hidden_writes(node: fx.Node) -> bool:
     """Whether a node changes tensors of which its schema says nothing."""
     return node.target in _STATISTICS and node.args[_IS_TRAINING] is not False
 

@@ -18,7 +18,7 @@ from idioms.refused import Refused, refusals
 from together import Together, check_each, groups
 
 from fulgurite import TraceError
-from fulgurite.backends.csx.graph.passes import looking
+from fulgurite.backends.csx.graph.passes import observing_passes
 
 OPTIONS: dict[str, Any] = {"limit_train_batches": 4, "backend": {"audit": True}}
 
@@ -52,7 +52,7 @@ def as_stock(idioms: Sequence[Idiom]) -> None:
         parts: list[Any] = [idiom.make() for idiom in idioms]
         return parts[0] if len(parts) == 1 else Together(parts, optimizer)
 
-    with looking(same_passes.compare):
+    with observing_passes(same_passes.compare):
         ours, stock = both(make, lambda: (first.batches(),), **OPTIONS)
     assert len(stock.losses) == 4
     assert_same_run(ours, stock, first.noise, first.tolerance, 2 * first.tolerance)

@@ -14,8 +14,8 @@ from models import CLASSES, Classifier, convnet, loader, mlp, pictures
 from torch import Tensor, nn
 
 from fulgurite.backends.csx.compile.store.fingerprint import program_key
-from fulgurite.backends.csx.graph.graph import Graph, Kind, Later
-from fulgurite.backends.csx.graph.passes import as_traced, looking
+from fulgurite.backends.csx.graph.graph import Graph, Kind, LazyGraph
+from fulgurite.backends.csx.graph.passes import as_traced, observing_passes
 from fulgurite.backends.csx.graph.passes.as_traced import changed_early, lowered
 
 
@@ -25,16 +25,16 @@ def _never_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("somebody looked at a step's operations")
 
     monkeypatch.setattr(as_traced, "lower", fail)
-    monkeypatch.setattr(as_traced, "are_looked_at", lambda: False)  # as by ``--verify``
+    monkeypatch.setattr(as_traced, "are_observed", lambda: False)  # as by ``--verify``
 
 
 def test_passes_run_once_when_somebody_looks() -> None:
     seen: list[str] = []
     graph = lowered(graph_of(lambda a: a.mul_(2).sum(), torch.ones(3)))
-    assert isinstance(graph, Later)
+    assert isinstance(graph, LazyGraph)
     assert "aten.mul_.Tensor" in operations(graph.runs)
     module = graph.module
-    with looking(lambda name, *_: seen.append(name)):
+    with observing_passes(lambda name, *_: seen.append(name)):
         assert graph.module is module
         assert operations(graph) == ["aten.mul.Tensor", "aten.sum.default", "aten.copy_.default"]
     assert seen == []
@@ -43,7 +43,7 @@ def test_passes_run_once_when_somebody_looks() -> None:
 
 def test_whoever_looks_at_passes_sees_them_at_once() -> None:
     seen: list[str] = []
-    with looking(lambda name, *_: seen.append(name)):
+    with observing_passes(lambda name, *_: seen.append(name)):
         lowered(graph_of(lambda a: a * 2, torch.ones(3)))
     assert seen[0] == "write_updates_out"
 

@@ -15,7 +15,7 @@ from models import Classifier, Measured, Transformer, convnet, loader, mlp, pict
 
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.layouts import laid_out_by_kernels
-from fulgurite.backends.csx.graph.passes import COMPILER_PASSES, looking, lower
+from fulgurite.backends.csx.graph.passes import COMPILER_PASSES, lower, observing_passes
 from fulgurite.backends.csx.graph.verify import verify
 from fulgurite.backends.csx.plugins.precision_plugins import CSXMixedPrecision
 from fulgurite.backends.patches import applied
@@ -101,7 +101,7 @@ def test_every_pass_leaves_a_sound_graph(
         if name == "prune":
             lower(graph, COMPILER_PASSES)
 
-    with looking(look):
+    with observing_passes(look):
         fit(make, loaders, static=True, limit_train_batches=2, limit_val_batches=1, **options)
     assert {"drop_renames", "functionalize", "prune", "realize_scalars"} <= set(seen)
 

@@ -28,7 +28,7 @@ from fulgurite.backends.csx.compile.host import denormals
 from fulgurite.backends.csx.compile.inductor import generate as compiling
 from fulgurite.backends.csx.compile.inductor import toolchain
 from fulgurite.backends.csx.compile.inductor.toolchain import cpu_name, toolchain_missing
-from fulgurite.backends.csx.graph.passes import as_traced, looking
+from fulgurite.backends.csx.graph.passes import as_traced, observing_passes
 from fulgurite.backends.csx.program.announcements import headline
 
 SUPPORT = str(Path(__file__).parents[4] / "support")
@@ -303,7 +303,7 @@ def test_passes_are_pure(monkeypatch: pytest.MonkeyPatch, precision: str) -> Non
 
     for module in (captured_step, as_traced):
         monkeypatch.setattr(module, "lower", watched)
-    with looking(lambda *_: None):
+    with observing_passes(lambda *_: None):
         fit(lambda: Classifier(mlp()), lambda: (loader(16),), static=True, precision=precision)
     assert seen == [
         "write_updates_out",
