@@ -90,7 +90,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch_.quiet()
     looks, wakes = Clock(), Clock()
-    for name, clock in (("look", looks), ("wake", wakes)):
+    for name, clock in (("audit", looks), ("wake", wakes)):
         setattr(Audits, name, clock.around(getattr(Audits, name)))
     runs = ((models.mlp(), options.mlp), (models.gpt(), options.gpt))
     for validates, (model, seconds) in itertools.product((False, True), runs):

@@ -87,7 +87,7 @@ def test_the_table_adds_up_what_all_programs_took(monkeypatch: pytest.MonkeyPatc
 
 def test_what_was_compiled_meanwhile_is_in_no_sum_and_paid_after_some_steps() -> None:
     one = cost(began=10.0, captured_s=1.0, compiled_s=8.0, waited_s=1.0)
-    one.taken_over, one.gain = 101, Gain(0.05, 0.005)
+    one.first_compiled_step, one.gain = 101, Gain(0.05, 0.005)
     fit = made(in_steps_s=7.0, costs=[one], training=[one])
     numbers = told(fit_table.table(fit))
     assert "compiled" not in numbers
@@ -100,7 +100,7 @@ def test_what_was_compiled_meanwhile_is_in_no_sum_and_paid_after_some_steps() ->
 @pytest.mark.parametrize("why", ["unknown", "no gain", "two programs"])
 def test_where_it_cannot_be_said_when_compiling_paid_nothing_is(why: str) -> None:
     one = cost(captured_s=1.0, compiled_s=8.0, waited_s=1.0)
-    one.taken_over, one.gain = 101, Gain(0.05, 0.06 if why == "no gain" else 0.005)
+    one.first_compiled_step, one.gain = 101, Gain(0.05, 0.06 if why == "no gain" else 0.005)
     if why == "unknown":
         one.gain = None
     fit = made(costs=[one], training=[one, one] if why == "two programs" else [one])

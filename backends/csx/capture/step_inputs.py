@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from fulgurite.backends.csx.capture.recording import Recording
 from fulgurite.backends.csx.capture.scope import Scope
 from fulgurite.backends.csx.graph.graph import Input, Kind, Role, like, storage_of
-from fulgurite.backends.csx.hyperparams.scheduled_numbers import Scheduled, scheduler_places
+from fulgurite.backends.csx.hyperparams.scheduled_numbers import TracedSchedulers, scheduler_places
 from fulgurite.backends.csx.hyperparams.slots import (
     TracedGroup,
     as_vector,
@@ -175,7 +175,7 @@ class StepInputs:
             self.gradients.put(self.of_kind(Kind.GRADIENT, tensors))
             for vector in self.of_kind(Kind.NUMBERS, tensors):
                 self.guards = install(self.number_slots, vector, self._scope.optimizers)
-            self.scheduled = Scheduled(self.guards, in_double)
+            self.scheduled = TracedSchedulers(self.guards, in_double)
             with running(schedules=self.scheduled):
                 for scheduler in self._schedulers:
                     scheduler.show()

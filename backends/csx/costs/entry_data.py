@@ -16,11 +16,11 @@ from torch import Tensor, fx
 
 from fulgurite.backends.csx.compile.fabric import Loaded
 from fulgurite.backends.csx.compile.programs.kernels import Kernels, Maker
+from fulgurite.backends.csx.costs.build_record import BuildRecord, kind_of, kinds
 from fulgurite.backends.csx.costs.exchange import messages, sent_bytes
 from fulgurite.backends.csx.costs.graph_values import is_backward
 from fulgurite.backends.csx.costs.machine import this_machine
 from fulgurite.backends.csx.costs.memory import Memory, memory
-from fulgurite.backends.csx.costs.noting import Noted, kind_of, kinds
 from fulgurite.backends.csx.costs.roofline import roofline, work_of
 from fulgurite.backends.csx.costs.timing import predicted_s
 from fulgurite.backends.csx.costs.traffic import Traffic, moves, traffic
@@ -43,7 +43,7 @@ def entry_data(
     graph: Graph,
     products: Sequence[Product],
     loaded: Loaded | None,
-    noted: Noted,
+    record: BuildRecord,
     batch_size: int,
     processes: int = 1,
 ) -> Data:
@@ -54,7 +54,7 @@ def entry_data(
         graph: its operations, as they were loaded.
         products: those that were traced.
         loaded: what runs it; None where it was only checked.
-        noted: the passes that ran while the program was built.
+        record: the passes that ran while the program was built.
         batch_size: samples a step.
         processes: how many train together.
     """
@@ -72,7 +72,7 @@ def entry_data(
         # of a program from the cache they are an earlier process's
         "seconds": dict(kernels.seconds) if kernels and loaded and loaded.built else {},
         "operations": _operations(runs, kernels),
-        "passes": _passes(graph, compiled, noted),
+        "passes": _passes(graph, compiled, record),
         **_costs(runs, kernels, products, threads, batch_size, processes),
     }
 
@@ -106,10 +106,10 @@ def _operation(node: fx.Node, maker: str) -> Data:
     }
 
 
-def _passes(graph: Graph, compiled: bool, noted: Noted) -> list[Data]:
+def _passes(graph: Graph, compiled: bool, record: BuildRecord) -> list[Data]:
     """What each pass changed; those for a compiled program's check are left out."""
     rows = []
-    for one in noted.of(graph):
+    for one in record.of(graph):
         if compiled and one.name in _INTERPRETER:
             continue
         before, after = kinds(one.before), kinds(one.after)

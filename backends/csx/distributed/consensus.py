@@ -69,15 +69,15 @@ class Consensus:
         votes, calls = self._votes, step_context.get().calls
         assert calls is not None
         shares: Tensor | None = None
-        with reduced(gradients, processes, votes.given[Vote.FIRST] > 0.5) as along:
+        with reduced(gradients, processes, votes.ballot[Vote.FIRST] > 0.5) as along:
             yield
             if votes_of(calls) is None:  # a step of several backward passes votes with the first
-                along.means.append(shares := votes.given.clone())
+                along.means.append(shares := votes.ballot.clone())
             along.means += [mean for call in calls if (mean := begin_mean(call)) is not None]
             if buffers is not None:
                 along.firsts += buffers.take()
         if buffers is not None:
-            buffers.note()
+            buffers.mark_written()
         if shares is not None:
             calls.append(VotesCall(votes, shares, self._hear))
 
@@ -91,13 +91,13 @@ class Consensus:
 
     def ask_for_audit(self) -> bool:
         """Have all processes audit the step after the next one; False: nobody would hear it."""
-        if self._votes.are_heard:
+        if self._votes.are_counted:
             self._votes.say(Vote.AUDITS, True)
-        return self._votes.are_heard
+        return self._votes.are_counted
 
     def all_stop(self) -> bool:
         """Whether a signal ends the run now: all know of it, or none of them ever will."""
-        return not self._votes.are_heard or self._votes.some_say(Vote.STOPS)
+        return not self._votes.are_counted or self._votes.some_say(Vote.STOPS)
 
     def requeue_if_asked(self) -> None:
         """Between two steps: save the job and have it begin again, if a cluster asked for that."""
@@ -114,7 +114,7 @@ class Consensus:
         if votes.some_say(Vote.AUDITS):
             votes.say(Vote.AUDITS, False)
             assert self._strategy.training is not None
-            self._strategy.training.look_at_all()
+            self._strategy.training.audit_all()
         # before the next step, in whose collectives those that go on would wait for ever
         if votes.some_say(Vote.LAST) and not votes.all_say(Vote.LAST):
             progress = self._trainer.fit_loop.epoch_loop.batch_progress
@@ -142,7 +142,7 @@ class Consensus:
 
     def _note_requeue(self, number: int, frame: object) -> None:
         """SLURM's signal: all save at one step."""
-        if self._votes.are_heard:
+        if self._votes.are_counted:
             self._asked_to_requeue = True  # and stays so: they do it once
         else:
             self._save_and_requeue(number, frame)

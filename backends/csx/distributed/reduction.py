@@ -83,7 +83,7 @@ class Reduction:
 
 
 @dataclass(slots=True)
-class Along:
+class Piggyback:
     """What travels with gradients.
 
     Attributes:
@@ -96,7 +96,7 @@ class Along:
 
 
 @contextlib.contextmanager
-def reduced(gradients: Gradients, processes: Processes, is_first: Tensor) -> Iterator[Along]:
+def reduced(gradients: Gradients, processes: Processes, is_first: Tensor) -> Iterator[Piggyback]:
     """Let what a backward pass inside the block leaves in ``p.grad`` be the processes' mean.
 
     Yields what is to travel along, for the block to fill.
@@ -106,7 +106,7 @@ def reduced(gradients: Gradients, processes: Processes, is_first: Tensor) -> Ite
         processes: all of them.
         is_first: whether this is the first process, read by the program.
     """
-    reduction, along = Reduction(processes), Along()
+    reduction, along = Reduction(processes), Piggyback()
 
     def arrived(parameter: Tensor) -> None:
         assert parameter.grad is not None
@@ -198,7 +198,7 @@ class ChangedBuffers:
         self._are_taken = True
         return list({id(b): b for one in changed for b in one.buffers(recurse=False)}.values())
 
-    def note(self) -> None:
+    def mark_written(self) -> None:
         """Those that were taken have been written."""
         self._seen = [_versions(one) for one in self._modules]
 

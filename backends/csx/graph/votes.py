@@ -37,32 +37,32 @@ class Votes:
         everyone: whether something is so in every process; all of them ask at the same time.
 
     Attributes:
-        given: what this process says: float32, read by the program at each step.
+        ballot: what this process says: float32, read by the program at each step.
         compiled: whether all have agreed to run compiled code.
         refused: whether one of them must not, so that nobody does any more.
         meets: whether all of them are about to load the same program.
-        are_heard: whether a step was done that took votes along.
+        are_counted: whether a step was done that took votes along.
     """
 
     def __init__(self, count: int, everyone: Callable[[bool], bool]) -> None:
         with torch.inference_mode(False):  # programs read it in other modes too
-            self.given = torch.zeros(len(Vote))
+            self.ballot = torch.zeros(len(Vote))
         self._count, self._everyone = count, everyone
         self._said = [False] * len(Vote)
         self._shares = [0.0] * len(Vote)  # of the processes that said so
         self._waiting: list[Callable[[], bool]] = []
         self._refuse: list[Callable[[], None]] = []
-        self.compiled = self.refused = self.meets = self.are_heard = False
+        self.compiled = self.refused = self.meets = self.are_counted = False
 
     def say(self, vote: Vote, yes: bool) -> None:
         """Say something from now on."""
         if self._said[vote] is not yes:
             self._said[vote] = yes
-            self.given[vote] = float(yes)
+            self.ballot[vote] = float(yes)
 
     def hear(self, shares: Tensor) -> None:
         """A step was done: this is the share of the processes that said each."""
-        self._shares, self.are_heard = shares.tolist(), True
+        self._shares, self.are_counted = shares.tolist(), True
         self.compiled = self.compiled or (self.all_say(Vote.READY) and not self.refused)
         if self.some_say(Vote.REFUSES) and not self.refused:
             self.refused, self.compiled = True, False
@@ -92,7 +92,7 @@ class Votes:
         """Say that this process is ready when that is so of everything it waits for."""
         self._waiting.append(is_ready)
 
-    def look(self) -> None:
+    def update_ready(self) -> None:
         """Say, before a step, whether this process is ready."""
         self.say(Vote.READY, all(is_ready() for is_ready in self._waiting))
 

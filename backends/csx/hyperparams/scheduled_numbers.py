@@ -76,7 +76,7 @@ def scheduler_places(schedulers: Iterable[ProgramScheduler]) -> Iterator[Place]:
             yield Place(scheduler.resident, name, f"{type(scheduler).__name__}.{name}")
 
 
-class Scheduled:
+class TracedSchedulers:
     """What a trace does with schedulers (see ``schedules.Traced``).
 
     Args:
@@ -119,7 +119,7 @@ class Scheduled:
                     remedy="look at it before scheduler.step(), or compute with it:"
                     " torch.where(torch.as_tensor(group['lr']) > x, a, b)",
                 )
-            # by this count "of_computed" sees that a guard depends on such a number
+            # by this count "depends_on_computed" sees that a guard depends on such a number
             ScheduledNumber.asked += 1
             scheduler.show()
             return scheduler.numbers[group]
@@ -134,7 +134,7 @@ class Scheduled:
             owner[key] = traced
 
 
-def of_computed(guard: NumberGuard, numbers: Numbers) -> bool:
+def depends_on_computed(guard: NumberGuard, numbers: Numbers) -> bool:
     """Whether what a guard saw depends on a number that the program computes."""
     asked = ScheduledNumber.asked
     guard.evaluate(numbers)

@@ -19,7 +19,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from fulgurite.backends.csx.compile.fabric import Fabric, Loaded
 from fulgurite.backends.csx.config import CSXBackend
-from fulgurite.backends.csx.costs.noting import Noted, noting
+from fulgurite.backends.csx.costs.build_record import BuildRecord, recording_build
 from fulgurite.backends.csx.graph.collectives import processes
 from fulgurite.backends.csx.graph.passes import observing_passes
 from fulgurite.backends.csx.graph.verify import writing_graphs
@@ -59,7 +59,7 @@ def announce(
     backend: CSXBackend,
     program: Program,
     loads: list[Loaded],
-    noted: Noted | None,
+    record: BuildRecord | None,
 ) -> None:
     """Say that a program was built, and write it down where asked to.
 
@@ -70,8 +70,8 @@ def announce(
         _said.add(newer)
         say(trainer, newer)
     say(trainer, f"{line}\n{summary(program)}" if backend.only_builds else line)
-    if backend.artifact_dir is not None and noted is not None:
-        _write(trainer or backend, fabric, backend, program, loads, noted, line)
+    if backend.artifact_dir is not None and record is not None:
+        _write(trainer or backend, fabric, backend, program, loads, record, line)
 
 
 def say_compiled(
@@ -127,7 +127,7 @@ def say(trainer: pl.Trainer | None, line: str) -> None:
 
 
 @contextmanager
-def noted_while_building(stage: str, backend: CSXBackend) -> Iterator[Noted | None]:
+def recording_for_report(stage: str, backend: CSXBackend) -> Iterator[BuildRecord | None]:
     """Entered while a program is built: what its report tells is noted, if there is to be one.
 
     Each pass's graph is written down and verified too.
@@ -136,8 +136,8 @@ def noted_while_building(stage: str, backend: CSXBackend) -> Iterator[Noted | No
         yield None
         return
     folder = Path(backend.artifact_dir) / f"{_stem(stage)}_passes"
-    with observing_passes(writing_graphs(folder)), noting() as noted:
-        yield noted
+    with observing_passes(writing_graphs(folder)), recording_build() as record:
+        yield record
 
 
 def _stem(stage: str) -> str:
@@ -151,7 +151,7 @@ def _write(
     backend: CSXBackend,
     program: Program,
     loads: list[Loaded],
-    noted: Noted,
+    record: BuildRecord,
     line: str,
 ) -> None:
     """Write a program into the folder, and add it to the report there."""
@@ -181,9 +181,9 @@ def _write(
             "loaded": cost.loaded_s,
             "waited": cost.waited_s,
         },
-        "warnings": [asdict(one) for one in noted.warnings],
+        "warnings": [asdict(one) for one in record.warnings],
         "entries": [
-            entry_data(one.name, one.graph, one.products, loaded, noted, batch_size, processes())
+            entry_data(one.name, one.graph, one.products, loaded, record, batch_size, processes())
             # a program that was only checked has no loads
             for one, loaded in itertools.zip_longest(program.entries, loads)
         ],

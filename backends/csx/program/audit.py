@@ -136,7 +136,7 @@ class Audits:
         # nothing comes after the run's last step by which a change would be found: it is looked at
         # whatever that takes, unless no hook ran since this epoch's audit but those of epochs
         if any(self._epoch != self._looked_in or "epoch" not in hook for hook in last_hooks):
-            self.look_at_all(check=False)
+            self.audit_all(check=False)
             return
         began = perf_counter()
         if compare or began >= self._compare_at:
@@ -149,9 +149,9 @@ class Audits:
             # does, shall not have every step audited
             names_new = any((times := self._changed[name]) & (times - 1) == 0 for name in changed)
             if names_new and (last_hooks or not self._scope.ask_for_audit()):
-                self.look_at_all(check=False)
+                self.audit_all(check=False)
 
-    def look_at_all(self, check: bool = True) -> None:
+    def audit_all(self, check: bool = True) -> None:
         """Have every entry point looked at the next time that it runs, whatever that takes.
 
         Args:
@@ -164,7 +164,7 @@ class Audits:
     def _epoch(self) -> int:
         return 0 if self._scope.trainer is None else self._scope.trainer.current_epoch
 
-    def look(
+    def audit(
         self, executable: Executable, run: Callable[[Any], Any], batch: Any, step: int
     ) -> None:
         """Trace an entry point again.

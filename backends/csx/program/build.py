@@ -27,7 +27,7 @@ from fulgurite.backends.csx.graph.votes import votes_of
 from fulgurite.backends.csx.program.announcements import (
     announce,
     building,
-    noted_while_building,
+    recording_for_report,
     say_compiled,
     shown,
 )
@@ -102,8 +102,8 @@ class Builder:
         scope, before, began = self.scope, conditions(), perf_counter()
         self.speed.leave_out()  # which this step would tell nothing of
         profiler = profiler_of(scope.trainer)
-        noting = noted_while_building(self.stage, self.backend)
-        with interrupted_once(), undone_on_failure(scope), noting as noted:
+        recording = recording_for_report(self.stage, self.backend)
+        with interrupted_once(), undone_on_failure(scope), recording as record:
             with tracing():
                 new_state = scope.make_optimizer_state()
                 captured = profiled(profiler, CAPTURE, self._capture)(entries, batch)
@@ -124,7 +124,7 @@ class Builder:
             cost = _cost(began, captured_s, loads.values(), payback)
             program = replace(program, cost=cost, reason=reason)
             self.programs.append(program)
-            announce(scope.trainer, self.fabric, self.backend, program, [*loads.values()], noted)
+            announce(scope.trainer, self.fabric, self.backend, program, [*loads.values()], record)
             self._tell_later(list(loads.values()), cost)
             if self.backend.only_builds:
                 raise BuiltOnly(_without_values(captured, batch))  # inside: all is put back
@@ -168,19 +168,19 @@ class Builder:
 
         def gained(gain: Gain) -> None:
             cost.gain = gain if len(self.programs) == 1 else None
-            say(cost.taken_over, cost.gain)
+            say(cost.first_compiled_step, cost.gain)
 
         def told() -> None:
             if any(load.compiling for load in loads):
                 return
             if not all(load.compiled for load in loads):
-                cost.compiled_s, cost.taken_over = 0.0, 0
-                self.speed.given_back()
+                cost.compiled_s, cost.first_compiled_step = 0.0, 0
+                self.speed.switch_back()
                 return say()
             cost.compiled_s = sum(load.seconds for load in loads)
-            cost.taken_over = self.speed.steps + 1
-            if not self.speed.taken_over(gained):
-                say(cost.taken_over)
+            cost.first_compiled_step = self.speed.steps + 1
+            if not self.speed.switch_to_compiled(gained):
+                say(cost.first_compiled_step)
 
         for load in loads:
             if load.compiling:

@@ -54,7 +54,7 @@ class EntryPoint:
 class Cost:
     """What it took to build a program; ``began`` is when, by ``time.perf_counter``.
 
-    Where it was compiled in the background: ``taken_over`` is the number of the stage's step, from
+    Where it was compiled in the background: ``first_compiled_step`` is the number of the stage's step, from
     1, that compiled code was the first to do, and ``gain`` is known some steps after it, where
     there were enough before. ``payback`` says whether compiling may begin there.
     """
@@ -64,7 +64,7 @@ class Cost:
     compiled_s: float
     loaded_s: float  # from the cache
     waited_s: float  # by the step that needed it
-    taken_over: int = 0
+    first_compiled_step: int = 0
     gain: Gain | None = None
     payback: Payback | None = None
 

@@ -65,7 +65,7 @@ def _seconds(fit: Fit) -> list[Row]:
     rate = f"{per_s:,.0f}" if per_s >= 10 else f"{per_s:.2g}"
     kinds = {
         "captured": sum(cost.captured_s for cost in fit.costs),
-        "compiled": sum(cost.compiled_s for cost in fit.costs if not cost.taken_over),
+        "compiled": sum(cost.compiled_s for cost in fit.costs if not cost.first_compiled_step),
         "loaded": sum(cost.loaded_s for cost in fit.costs),
         "waited for data": fit.data_s,
         "stepped": fit.stepped_s,
@@ -115,12 +115,12 @@ def _why_not(fit: Fit) -> str:
 
 
 def _gained(fit: Fit) -> list[Row]:
-    meanwhile = [cost for cost in fit.training if cost.taken_over and cost.compiled_s]
+    meanwhile = [cost for cost in fit.training if cost.first_compiled_step and cost.compiled_s]
     if not meanwhile:
         return []
     cost = meanwhile[0]
     gain = cost.gain if len(fit.training) == 1 else None  # else nobody knows which steps were whose
-    told = f"s of compiling; from batch {cost.taken_over:,} on"
+    told = f"s of compiling; from batch {cost.first_compiled_step:,} on"
     if gain is None:
         return [("in background", _told(cost.compiled_s, fit), f"{told} compiled")]
     rows = [
@@ -128,7 +128,7 @@ def _gained(fit: Fit) -> list[Row]:
     ]
     if (gained_s := gain.before_s - gain.after_s) > 0:
         paid = math.ceil((cost.captured_s + cost.compiled_s) / gained_s)
-        did = fit.batches - cost.taken_over + 1
+        did = fit.batches - cost.first_compiled_step + 1
         rows.append(("pays after", f"{paid:,}", f"compiled steps; this fit ran {did:,}"))
     return rows
 

@@ -19,7 +19,7 @@ from fulgurite.backends.csx.capture import CapturedStep, NumberCall, Scope, answ
 from fulgurite.backends.csx.contract import FrozenScalars
 from fulgurite.backends.csx.diagnostics.trace_errors import InputChanged, StateChanged
 from fulgurite.backends.csx.graph.graph import used_numbers
-from fulgurite.backends.csx.hyperparams.scheduled_numbers import ShownNumbers, of_computed
+from fulgurite.backends.csx.hyperparams.scheduled_numbers import ShownNumbers, depends_on_computed
 from fulgurite.backends.csx.hyperparams.slots import (
     NumberSlot,
     are_fixed,
@@ -179,7 +179,7 @@ def _number_guards(captured: Sequence[CapturedStep], scope: Scope) -> NumberGuar
     return NumberGuards(
         slots=slots,
         guards=(*guards, *unused_guards(slots, used, now, scope.optimizers, by_step)),
-        computed=tuple(guard for guard in guards if of_computed(guard, now)),
+        computed=tuple(guard for guard in guards if depends_on_computed(guard, now)),
     )
 
 

@@ -88,7 +88,7 @@ class Speed:
         """The step that is under way also does what others do not, such as being traced."""
         self._is_unlike = True
 
-    def taken_over(self, tell: Callable[[Gain], None]) -> bool:
+    def switch_to_compiled(self, tell: Callable[[Gain], None]) -> bool:
         """Compiled code is compared in this step, and does those to come.
 
         Args:
@@ -104,7 +104,7 @@ class Speed:
         self._tell = tell
         return True
 
-    def given_back(self) -> None:
+    def switch_back(self) -> None:
         """Compiled code, which was wrong, does no more of them."""
         self._tell = None
 

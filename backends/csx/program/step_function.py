@@ -86,7 +86,7 @@ class StepFunction:
         )
         chosen = self._selection = Selection(stage, scope, backend.max_programs, builder.gradients)
         self.programs, self.executables = builder.programs, chosen.executables
-        self.compiling, self.look_at_all = chosen.compiling, self._audits.look_at_all
+        self.compiling, self.audit_all = chosen.compiling, self._audits.audit_all
         self.forget_pruned, self.begin_run = chosen.forget_pruned, chosen.begin_run
         self._latest: BoundProgram | None = None  # the one that ran last
         self._added: list[tuple[Path, Any]] = []  # keys of the batch that programs add
@@ -190,7 +190,7 @@ class StepFunction:
             trace = functools.partial(_follow, executable, run, batch, self._scope, self.stage)
         else:
             self.speed.leave_out()
-            trace = functools.partial(self._audits.look, executable, run, batch, self.runs + 1)
+            trace = functools.partial(self._audits.audit, executable, run, batch, self.runs + 1)
         profiled(self._rows, CAPTURE, trace)()
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:

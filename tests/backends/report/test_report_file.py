@@ -76,7 +76,7 @@ def test_a_write_that_fails_leaves_what_was_there(
 
 
 def test_a_run_without_a_folder_notes_and_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("noting", "_write", "writing_graphs"):
+    for name in ("recording_build", "_write", "writing_graphs"):
         ran = f"ran {name}"
         monkeypatch.setattr(announcements, name, lambda *args, ran=ran: pytest.fail(ran))
     run = fit(lambda: Classifier(mlp()), lambda: (loader(32),), static=True)

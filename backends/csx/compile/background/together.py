@@ -40,7 +40,7 @@ class Together(Meanwhile):
     @property
     def is_over(self) -> bool:
         """Whether all processes have said so, or this one cannot go on."""
-        self._votes.look()
+        self._votes.update_ready()
         return self.job.ended and (self._votes.compiled or self.job.failure is not None)
 
     def __call__(self, inputs: list[Tensor]) -> Sequence[Tensor]:

@@ -21,7 +21,7 @@ def test_a_gain_is_told_once_after_a_stretch_of_compiled_steps() -> None:
     speed, told = Speed(), list[Gain]()
     unlike(speed, 5.0)  # traced in it
     add(speed, *[0.0625, 0.1875] * STRETCH_STEPS, 0.5)
-    assert speed.taken_over(told.append)
+    assert speed.switch_to_compiled(told.append)
     speed.add(3.0)  # compared in it
     add(speed, *[0.03125] * 15)
     unlike(speed, 1.0)
@@ -36,7 +36,7 @@ def test_a_gain_is_told_once_after_a_stretch_of_compiled_steps() -> None:
 def test_a_stretch_has_some_steps_where_they_are_long() -> None:
     speed, told = Speed(), list[Gain]()
     add(speed, *[8.0] * STRETCH_STEPS)
-    assert speed.taken_over(told.append)
+    assert speed.switch_to_compiled(told.append)
     add(speed, 20.0, *[2.0] * (STRETCH_STEPS - 1))
     assert told == []
     add(speed, 2.0)
@@ -47,7 +47,7 @@ def test_a_stretch_has_some_steps_where_they_are_long() -> None:
 def test_after_few_steps_there_is_no_gain_to_tell(before: list[float]) -> None:
     speed, told = Speed(), list[Gain]()
     add(speed, *before)
-    assert not speed.taken_over(told.append)
+    assert not speed.switch_to_compiled(told.append)
     add(speed, *[0.0625] * 200)
     assert told == []
 
@@ -55,7 +55,7 @@ def test_after_few_steps_there_is_no_gain_to_tell(before: list[float]) -> None:
 def test_what_came_before_is_that_of_the_latest_stretch() -> None:
     speed, told = Speed(), list[Gain]()
     add(speed, *[1.0] * 300, *[0.5] * STRETCH_STEPS)
-    speed.taken_over(told.append)
+    speed.switch_to_compiled(told.append)
     add(speed, *[0.25] * (STRETCH_STEPS + 1))
     assert told == [Gain(0.5, 0.25)]
 

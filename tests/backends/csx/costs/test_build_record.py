@@ -7,7 +7,7 @@ import warnings
 import torch
 from graphs import graph_of
 
-from fulgurite.backends.csx.costs.noting import kinds, noting
+from fulgurite.backends.csx.costs.build_record import kinds, recording_build
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.passes import lower
 
@@ -30,7 +30,7 @@ def later(graph: Graph) -> Graph:
 def test_passes_are_of_the_graph_that_they_led_to_and_of_what_came_of_it() -> None:
     first = graph_of(lambda x: x + 1, torch.ones(2))
     second = graph_of(lambda x: x * 2, torch.ones(2))
-    with noting() as noted:
+    with recording_build() as noted:
         one = lower(first, (copied, same, copied))
         other = lower(second, (copied, same))
         lower(one, (later, same))
@@ -51,7 +51,7 @@ def test_kinds_are_counted_by_name() -> None:
 def test_a_warning_is_noted_once_and_shown_as_ever() -> None:
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
-        with noting() as noted:
+        with recording_build() as noted:
             for _ in range(2):
                 warnings.warn("look", UserWarning, stacklevel=1)
             with warnings.catch_warnings():

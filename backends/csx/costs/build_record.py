@@ -27,7 +27,7 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ShownWarning:
     """A warning that was shown: its class, its text, and the line that it names."""
 
     category: str
@@ -36,8 +36,8 @@ class Shown:
 
 
 @dataclass(slots=True)
-class Noted:
-    """What was noted while a program was built.
+class BuildRecord:
+    """What happened while a program was built: the passes and warnings that its report shows.
 
     Attributes:
         passes: in the order in which they ran.
@@ -45,7 +45,7 @@ class Noted:
     """
 
     passes: list[Pass] = field(default_factory=list)
-    warnings: list[Shown] = field(default_factory=list)
+    warnings: list[ShownWarning] = field(default_factory=list)
 
     def of(self, graph: Graph) -> list[Pass]:
         """The passes that led to a graph, and those that ran on it after that."""
@@ -62,24 +62,24 @@ class Noted:
 
 
 @contextlib.contextmanager
-def noting() -> Iterator[Noted]:
-    """Note what happens while the block runs."""
-    noted, show = Noted(), warnings.showwarning
+def recording_build() -> Iterator[BuildRecord]:
+    """Record what happens while the block runs."""
+    record, show = BuildRecord(), warnings.showwarning
 
     def showwarning(message: Any, category: Any, filename: str, lineno: int, *rest: Any) -> None:
-        shown = Shown(category.__name__, str(message), f"{filename}:{lineno}")
-        if shown not in noted.warnings:
-            noted.warnings.append(shown)
+        shown = ShownWarning(category.__name__, str(message), f"{filename}:{lineno}")
+        if shown not in record.warnings:
+            record.warnings.append(shown)
         show(message, category, filename, lineno, *rest)
 
     patches = patches_of(warnings, {"showwarning": showwarning}, why=_WHY, checked="Python 3.11")
     with (
         applied(patches),
         observing_passes(
-            lambda name, before, after: noted.passes.append(Pass(name, before, after))
+            lambda name, before, after: record.passes.append(Pass(name, before, after))
         ),
     ):
-        yield noted
+        yield record
 
 
 def kinds(graph: Graph) -> Counter[str]:
