@@ -111,6 +111,7 @@ class OpenedBatch:
             result = run(whole)
             for one in copies:
                 one.record_changes()
+            # where the step returns a copy, each call has to give the object of its own batch
             passed = {id(one.object): make_container_proxy((*one.path, OBJECT)) for one in copies}
             return pytree.tree_map(lambda leaf: passed.get(id(leaf), leaf), result)
 
@@ -143,6 +144,7 @@ class OpenedBatch:
         known = {id(one) for one, *_ in self._objects}
         for one in copies:
             for name, item in one.before.items():
+                # the step would reach the user's object, in which nothing is traced
                 if isinstance(item, weakref.ref) and id(item()) in known:
                     raise _linked(one.object, name)
 
@@ -165,7 +167,7 @@ class OpenedBatch:
         for key, item in attributes_of(value).items():
             if not _stays(item):
                 inside[Attribute(key)] = self._open(item, (*above, value))
-            elif not isinstance(item, weakref.ref):
+            elif not isinstance(item, weakref.ref):  # a class or function that the step may call
                 self.kinds.append(item)
         self._objects.append((value, inside, dict(inside)))
         return inside
@@ -215,7 +217,7 @@ def _leaves(value: Any, depth: int, seen: set[int]) -> Iterator[Any]:
 def _stays(item: Any) -> bool:
     """Whether an attribute stays on the copy as it is: it has nothing of this batch."""
     if isinstance(item, FunctionType):
-        return not item.__closure__
+        return not item.__closure__  # which may hold something of this batch
     return isinstance(item, (type, ModuleType, BuiltinFunctionType, weakref.ref))
 
 
@@ -277,6 +279,7 @@ def _item(given: Any, key: Any, default: Any) -> Any:
 def _set(one: Any, key: str, value: Any) -> None:
     """Set an attribute, of a frozen dataclass too."""
     held = dict_of(one)
+    # past __setattr__, but not past a property or a slot of the class
     if isinstance(held, dict) and (key in held or not hasattr(type(one), key)):
         held[str(key)] = value
     else:

@@ -96,7 +96,7 @@ def _alike(now: Any, before: Any) -> bool:
 
 
 def copy_containers(batch: Any) -> Any:
-    """A batch in other containers."""
+    """A batch in new containers that hold the same: what a step does to the old ones shows."""
     return pytree.tree_map(lambda leaf: leaf, batch)
 
 
@@ -106,7 +106,10 @@ def container_at(batch: Any, path: Path) -> Any:
 
 
 def without_added_keys(batch: Any, added: list[tuple[Path, Any]]) -> Any:
-    """A batch that comes again, without the keys that an earlier step added to it."""
+    """A batch without the keys that an earlier step added to it.
+
+    A loader over a list of batches gives each dict again in every epoch, with those keys in it.
+    """
     for path, key in added:
         batch = _without(batch, path, key)
     return batch
@@ -294,6 +297,7 @@ class BatchSpec:
         Raises:
             InputChanged: another structure or dtype, or a constant that the step read.
         """
+        # every step comes here: a tuple of tensors is its own list of leaves
         if self._flat and type(batch) is self._kind and len(batch) == len(self.leaves):
             leaves = batch
         else:
@@ -321,7 +325,7 @@ class BatchSpec:
                     f" and now is {_kind_of(tensor)}.",
                     remedy=f"a tensor in every batch; {_ENDED}" if tensor is None else bring,
                 )
-            if tensor.shape != shape:
+            if tensor.shape != shape:  # of all dtypes first: those are errors, another shape is not
                 fits = False
             elif tensor.stride() != stride:
                 laid_out = torch.empty_strided(shape, stride, dtype=dtype)
@@ -334,6 +338,7 @@ class BatchSpec:
     def _check_constants(self, leaves: Any) -> None:
         for i, leaf in self._constants:
             kind = leaf.value if leaf.opaque else type(leaf.value)
+            # an object that was only passed on may be of any class
             if type(leaves[i]) is not kind and (i in self.read or not leaf.opaque):
                 raise InputChanged(
                     f"{leaf.name} was {leaf.kind} when the program was built, and now is"
@@ -375,6 +380,7 @@ def _leaf(name: str, value: Any) -> Leaf:
                 remedy=".to_dense() in the dataset or collate_fn",
             )
         stride = value.stride()
+        # of an expanded tensor elements share memory: no other batch could be copied into that
         if not value.is_contiguous() and 0 in stride:
             stride = torch.empty(value.shape, device="meta").stride()
         return Leaf(name, value.shape, stride, value.dtype, None)

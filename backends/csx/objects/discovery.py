@@ -88,7 +88,7 @@ def codes_reached(functions: Iterable[Any], called: Iterable[str] = ()) -> list[
         function = inspect.unwrap(function)
         code = getattr(getattr(function, "__func__", function), "__code__", None)
         if code is not None:
-            walk.note_names(code)  # a library's function, too
+            walk.note_names(code)  # a library's function too, whose inside the walk does not enter
         walk.visit("self", function)
     walk.follow()
     return list(walk.codes)
@@ -213,7 +213,7 @@ def names_in(code: CodeType) -> frozenset[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             found |= names_in(constant)
-        elif isinstance(constant, str) and constant.isidentifier():
+        elif isinstance(constant, str) and constant.isidentifier():  # getattr(self, "net")
             found.add(constant)
     return frozenset(found)
 

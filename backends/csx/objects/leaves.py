@@ -1,4 +1,4 @@
-"""Tensors inside the lists, tuples, dicts and objects that a module holds: state, leaf by leaf.
+"""Tensors inside the lists, tuples, dicts and objects that a module holds: each one is state.
 
 Words: an attribute of a *holder* (a module, or another object that the step works on) holds a
 *tree* of lists, tuples, dicts, deques and objects of the user's classes. A *leaf* is a tensor in
@@ -90,7 +90,7 @@ class AttributeTree:
             return default
 
     def __setitem__(self, path: Path, value: Any) -> None:
-        """Put a value there; a tuple on the way is made anew."""
+        """Put a value there; a tuple on the way cannot be changed, and is replaced by another."""
         if not path:
             self.root.put(value)
             return
@@ -103,7 +103,7 @@ class AttributeTree:
                 self[parent] = make(items)
             elif is_item:
                 holder[key] = value
-            else:
+            else:  # past the class's own __setattr__, which may do more, or refuse
                 object.__setattr__(holder, key, value)
         except (LookupError, AttributeError, TypeError):
             raise StateChanged(
@@ -141,7 +141,11 @@ class AttributeTree:
 
 
 class ClassAttributes:
-    """Attributes that a module has from its class, until it has one of its own, as a dict."""
+    """The attributes that a module finds in its class, as if they were in a dict of its own.
+
+    ``outs: list = []`` in a class body is one list of all instances, until the host sets
+    ``module.outs = []``.
+    """
 
     __slots__ = ("_module",)
 
@@ -157,7 +161,7 @@ class ClassAttributes:
 
     def __setitem__(self, key: str, value: Any) -> None:
         """Let the module find a value: in its class, if that is where it is, else on itself."""
-        self.pop(key)
+        self.pop(key)  # what is on the module hides what is in its class
         if self.get(key) is not value:
             vars(self._module)[key] = value
 
@@ -185,9 +189,9 @@ def lies_in(place: Place, filled: Set[Place]) -> bool:
         return True
     if not isinstance(place.container, AttributeTree):
         return False
-    inside, path = place.container, place.key
-    above = [Place(inside, path[:i]) for i in range(len(path))]
-    return inside.root in filled or any(one in filled for one in above)
+    tree, path = place.container, place.key
+    above = [Place(tree, path[:i]) for i in range(len(path))]
+    return tree.root in filled or any(one in filled for one in above)
 
 
 class Trees:
@@ -220,21 +224,21 @@ class Trees:
         self, owner: dict[Any, Any] | ClassAttributes, key: Any, name: str, value: Any
     ) -> None:
         if self.enters(value) is not None:
-            inside = AttributeTree(Place(owner, key, name))
-            self.roots.append((inside, value))
+            tree = AttributeTree(Place(owner, key, name))
+            self.roots.append((tree, value))
             self._budget = _MOST
-            self._search(value, inside, (), [])
+            self._search(value, tree, (), [])
 
     def enters(self, value: Any) -> list[tuple[PathStep, Any]] | None:
         """What is in a container or an object that is searched."""
         return None if id(value) in self._registered else held_in(value)
 
-    def _search(self, value: Any, inside: AttributeTree, path: Path, above: list[int]) -> None:
-        if type(value) is ValuelessTensor:  # in an object that a step made anew: it is no state
+    def _search(self, value: Any, tree: AttributeTree, path: Path, above: list[int]) -> None:
+        if type(value) is ValuelessTensor:  # an earlier trace left it, in an object that it made
             return
         if isinstance(value, Tensor):
             if value.layout is torch.strided and id(value) not in self._registered:
-                self.places.append(inside.place(path))
+                self.places.append(tree.place(path))
             return
         if id(value) in above:
             return
@@ -245,22 +249,26 @@ class Trees:
         self._budget -= len(items)
         if len(items) <= _WIDEST and len(path) < DEEPEST and self._budget > 0:
             for step, item in items:
-                self._search(item, inside, (*path, step), [*above, id(value)])
+                self._search(item, tree, (*path, step), [*above, id(value)])
 
     def order(self) -> dict[str, int]:
-        """The places as they are now, in order: a dict's in which its keys were put there."""
+        """A number for each place, by its name, in the order in which a walk finds them now.
+
+        A dict is walked in the order in which its keys were set. Two traces of one step that set
+        them in the same order so list their outputs in the same order.
+        """
         names: dict[str, int] = {}
 
-        def visit(value: Any, inside: AttributeTree, path: Path) -> None:
+        def visit(value: Any, tree: AttributeTree, path: Path) -> None:
             items = None if len(path) >= DEEPEST else self.enters(value)
             for step, item in items or () if len(items or ()) <= _WIDEST else ():
-                names.setdefault(inside.place((*path, step)).name, len(names))
+                names.setdefault(tree.place((*path, step)).name, len(names))
                 if len(names) < _MOST:
-                    visit(item, inside, (*path, step))
+                    visit(item, tree, (*path, step))
 
-        for inside, _ in self.roots:
-            names.setdefault(inside.root.name, len(names))
-            visit(inside.root.get(), inside, ())
+        for tree, _ in self.roots:
+            names.setdefault(tree.root.name, len(names))
+            visit(tree.root.get(), tree, ())
         return names
 
     def restore(self) -> None:

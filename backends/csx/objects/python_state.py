@@ -83,6 +83,7 @@ class _SavedContent:
         if self.whole:
             refill(self.item, self.before)
             return
+        # globals, a class: what is there beside the known names is none of the step's
         put = self.item.put if isinstance(self.item, _Values) else self.item.__setitem__
         for key, value in self.before.items():
             if self.item.get(key, MISSING) is not value:
@@ -155,6 +156,7 @@ class PythonState:
         if id(own) in self._kept:
             return
         before = dict(own)
+        # what a step sets on a module ``contract.attributes`` sees and tells when it is set
         self._keep(own, before, f"{name}.").reported = scalars
         for key, value in before.items():
             if not (isinstance(owner, (nn.Module, pl.Callback)) and key in FRAMEWORKS):
@@ -337,7 +339,7 @@ def _place_of(value: Any) -> Any:
     if not hasattr(value, "__next__") or type(value).__module__ not in ("builtins", "itertools"):
         return None
     try:
-        made = value.__reduce__()
+        made = value.__reduce__()  # what pickle would make it of again says how far it is
     except TypeError:
         return None
     return tuple([_within(part) for part in made[1:]])

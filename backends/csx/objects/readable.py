@@ -86,6 +86,7 @@ class ReadableState:
         before, self._seen = self._seen, self._walk()
         names = list[str]()
         for name, was in before.items():
+            # what is no longer found is no change by itself: that of the container around it is one
             now = self._seen.get(name, was)
             if name[-1] == ".":  # the attributes of something
                 came = (one ^ other for one, other in zip(was, now, strict=False))

@@ -1,9 +1,10 @@
 """What a step did to trees (see ``leaves``): which tensors in them it replaced, which it added.
 
 A tensor whose place got another one is state (``side_effects.sort_state``). A container that the
-step replaced is made anew after every step; one that grew is given again what was added. A place
-that got tensors and held none before is a *new place*: the step may have found it empty, and may
-do something else next time, so ``CreatedState`` looks into it.
+step replaced is replaced after every step (its tensors are outputs of the program), and what the
+step appended to a list is appended after every step. A place that got tensors and held none before
+is a *new place*: the step may have found it empty, and may do something else next time, so
+``CreatedState`` looks into it.
 """
 
 from __future__ import annotations
@@ -45,44 +46,49 @@ Items = list[tuple[PathStep, Any]]
 
 
 class AppendedList:
-    """A list or deque that the step adds to; it is made where the host has none, or none any more.
+    """A list or deque to which the program appends after every step what the step appended.
 
-    ``self.by.setdefault("y", []).append(y)`` begins one, and does so again after ``clear()``.
+    Where the host has taken the list away since, it begins again, as the step's code would begin
+    it: ``self.by.setdefault("y", []).append(y)`` after ``self.by.clear()``.
     """
 
-    def __init__(self, inside: AttributeTree, path: Path) -> None:
-        self.place = inside.place(path)
-        self._inside, self._path = inside, path
-        self._made = [_emptied(inside[path[: i + 1]]) for i in range(len(path))]
+    def __init__(self, tree: AttributeTree, path: Path) -> None:
+        self.place = tree.place(path)
+        self._tree, self._path = tree, path
+        self._templates = [_emptied(tree[path[: i + 1]]) for i in range(len(path))]
 
     def __getitem__(self, key: Any) -> AppendedList:
-        return self
+        return self  # a program writes container[key].extend(values), whatever the container is
 
     def begin(self) -> Place | None:
-        """Make it where there is none; returns the place that was empty, of it or above it."""
+        """Put an empty list there if there is none.
+
+        Returns the place that was empty: the list's own, or that of a container around it. None
+        where the list is there.
+        """
         paths = [self._path[:i] for i in range(len(self._path) + 1)]
-        empty = next((path for path in paths if path not in self._inside), None)
+        empty = next((path for path in paths if path not in self._tree), None)
         if empty is None:
             return None
         AppendedList.extend(self, [])
-        return self._inside.place(empty)
+        return self._tree.place(empty)
 
     def extend(self, values: list[Any]) -> None:
-        """Put these at its end."""
+        """Append values, to a new list where there is none."""
         held = self.place.get(MISSING)
         if held is MISSING:
-            for i, made in enumerate(self._made, start=1):
-                if made is not None and self._path[:i] not in self._inside:
-                    self._inside[self._path[:i]] = copy(made)
-            held = self._inside[self._path]
+            for i, template in enumerate(self._templates, start=1):
+                if template is not None and self._path[:i] not in self._tree:
+                    self._tree[self._path[:i]] = copy(template)
+            held = self._tree[self._path]
         held.extend(values)
 
 
 class RebuiltList(AppendedList):
-    """A list or tuple that the step makes anew and longer."""
+    """A list or tuple that the step replaces by a longer one: ``self.outs = self.outs + [y]``."""
 
     def extend(self, values: list[Any]) -> None:
-        """Put another one there, with these at its end."""
+        """Put another one there, with the values at its end; who holds the old one keeps it."""
         before = self.place.get()
         self.place.put(before + type(before)(values))
 
@@ -97,12 +103,16 @@ def _emptied(value: Any) -> Any:
 
 
 def place_of_list(place: Place) -> Place:
-    """The place of a list, also of one that is made anew."""
+    """The place where a list lies that the program makes longer, whichever way."""
     return place.container.place if isinstance(place.container, AppendedList) else place
 
 
 class SharedTensorSplit(Exception):
-    """Places that share one tensor get different ones in the step: it is traced again untied."""
+    """The step gives places that share one tensor different ones.
+
+    Eagerly they hold different tensors from then on: so they are split before the first step, and
+    the step is traced again.
+    """
 
     def __init__(self, held: list[StateTensor]) -> None:
         super().__init__()
@@ -124,10 +134,11 @@ def check_ties(state: Iterable[StateInput]) -> None:
     """
     apart = []
     for held in [held for item in state for held in item.tensors]:
-        inside = any(isinstance(place.container, AttributeTree) for place in held.places)
-        if len(held.places) > 1 and inside and not isinstance(held.tensor, nn.Parameter):
+        in_tree = any(isinstance(place.container, AttributeTree) for place in held.places)
+        if len(held.places) > 1 and in_tree and not isinstance(held.tensor, nn.Parameter):
             now = [place.get() for place in held.places]
             stays = all(value is held.tensor for value in now)
+            # what the step has also written in place it wrote for all places: they stay one tensor
             if not stays and not _is_one_place(held, now) and not held.tensor._version:
                 apart.append(held)
     if apart:
@@ -135,7 +146,7 @@ def check_ties(state: Iterable[StateInput]) -> None:
 
 
 def _is_one_place(held: StateTensor, now: list[Any]) -> bool:
-    """Whether all places of a tensor are one, in a container that several hold."""
+    """Whether all places of a tensor are one: several attributes hold the same list or dict."""
     containers = [
         p.container.get(p.key[:-1]) if isinstance(p.container, AttributeTree) else p.container
         for p in held.places
@@ -150,8 +161,8 @@ def check_gradients(state: Iterable[StateInput]) -> None:
         UnsupportedState: the step computed one, and left it.
     """
     for held in [held for item in state for held in item.tensors]:
-        inside = all(isinstance(place.container, AttributeTree) for place in held.places)
-        if inside and isinstance(held.tensor.grad, FakeTensor):
+        in_tree = all(isinstance(place.container, AttributeTree) for place in held.places)
+        if in_tree and isinstance(held.tensor.grad, FakeTensor):
             raise UnsupportedState(
                 f"{held.places[0].name} requires a gradient, but is no parameter of a module or an"
                 " optimizer.",
@@ -197,15 +208,15 @@ class TreeChanges:
         Raises:
             UnsupportedState: the step takes tensors away.
         """
-        for inside, before in self._trees.roots:
-            now = inside.root.get(MISSING)
+        for tree, before in self._trees.roots:
+            now = tree.root.get(MISSING)
             if now is before:
-                self._content(now, inside, ())
+                self._content(now, tree, ())
             elif holds_traced(now):
-                self._replaced(inside, (), before, now)
-        return {inside.root for inside, _ in self._trees.roots}
+                self._replaced(tree, (), before, now)
+        return {tree.root for tree, _ in self._trees.roots}
 
-    def _content(self, value: Any, inside: AttributeTree, path: Path) -> None:
+    def _content(self, value: Any, tree: AttributeTree, path: Path) -> None:
         """Compare what is in a container or an object that still is where it was."""
         if id(value) not in self._trees.content or id(value) in self._seen:
             return
@@ -214,18 +225,18 @@ class TreeChanges:
         if not same(now, before):
             added = _added(value, before, now)
             if added and holds_traced(added):
-                self._appended(value, before, added, inside, path)
+                self._appended(value, before, added, tree, path)
             else:
-                self._changed(value, before, now, inside, path)
+                self._changed(value, before, now, tree, path)
         for step, item in before:
             if not isinstance(item, Tensor):
-                self._content(item, inside, (*path, step))
+                self._content(item, tree, (*path, step))
 
     def _appended(
-        self, value: Any, before: Items, added: list[Any], inside: AttributeTree, path: Path
+        self, value: Any, before: Items, added: list[Any], tree: AttributeTree, path: Path
     ) -> None:
-        place = inside.place(path)
-        self._effects.append_after(Place(AppendedList(inside, path), None, place.name), added)
+        place = tree.place(path)
+        self._effects.append_after(Place(AppendedList(tree, path), None, place.name), added)
         put_back(value, before)
         # a full deque stays as long; who reads a list in an attribute itself, ``attributes`` sees
         rotates = isinstance(value, deque) and len(before) == value.maxlen
@@ -234,14 +245,14 @@ class TreeChanges:
             self._new_place(place, value, added, grows=True)
 
     def _changed(
-        self, value: Any, before: Items, now: Items, inside: AttributeTree, path: Path
+        self, value: Any, before: Items, now: Items, tree: AttributeTree, path: Path
     ) -> None:
         was, is_now = dict(before), dict(now)
         for step, item in before:
             leaves = () if step in is_now else pytree.tree_leaves(item)
             if any(isinstance(leaf, Tensor) for leaf in leaves):
                 raise UnsupportedState(
-                    f"The step takes {inside.place((*path, step)).name} away, where the next step"
+                    f"The step takes {tree.place((*path, step)).name} away, where the next step"
                     " would look for it.",
                     line=self._line(),
                     remedy="keep its place filled, and change its value",
@@ -249,10 +260,10 @@ class TreeChanges:
         for step, item in now:
             old = was.get(step, MISSING)
             if item is not old and holds_traced(item):
-                self._replaced(inside, (*path, step), old, item)
+                self._replaced(tree, (*path, step), old, item)
 
-    def _replaced(self, inside: AttributeTree, path: Path, before: Any, now: Any) -> None:
-        place = inside.place(path)
+    def _replaced(self, tree: AttributeTree, path: Path, before: Any, now: Any) -> None:
+        place = tree.place(path)
         if isinstance(now, Tensor) and place in self._held:
             return  # state, which ``sort_state`` deals with
         if isinstance(before, Tensor):
@@ -267,20 +278,22 @@ class TreeChanges:
         # longer in each step, it would be another output in each: only its end is one
         grows = _begins_with(now, before) or place.name in self._rebuilt
         if grows:
-            rebuilt = Place(RebuiltList(inside, path), None, place.name)
+            rebuilt = Place(RebuiltList(tree, path), None, place.name)
             self._effects.append_after(rebuilt, list(now[len(before) :]))
         else:
             self._effects.set_after([place], now)
+            # tensors in what was there go with it: the next step finds others in their places
             self._effects.rebound += [
                 held
                 for other, held in self._held.items()
-                if other.container is inside and other.key[: len(path)] == path
+                if other.container is tree and other.key[: len(path)] == path
             ]
         if grows or _structure(before) != _structure(now):
             self._new_place(place, before, now, grows)
 
     def _new_place(self, place: Place, before: Any, now: Any, grows: bool) -> None:
         leaves = pytree.tree_leaves(now)
+        # a table of constants that the step caches is the same on every step: nothing to look into
         traced = [leaf for leaf in leaves if isinstance(leaf, FakeTensor)]
         if any(map(is_proxy, leaves)) or not all(map(self._is_constant, traced)):
             self._effects.new_places.append(NewPlace(place=place, before=before, grows=grows))
@@ -301,6 +314,7 @@ def _added(value: Any, before: Items, now: Items) -> list[Any] | None:
     if not isinstance(value, (list, deque)):
         return None
     old, new = [item for _, item in before], [item for _, item in now]
+    # a deque that is full loses one at its begin for each that is appended
     full = isinstance(value, deque) and value.maxlen == len(new)
     for gone in range(len(old) + 1 if full else 1):
         kept = old[gone:]
@@ -320,7 +334,10 @@ def _begins_with(now: Any, before: Any) -> bool:
 
 
 def _structure(value: Any, levels: int = DEEPEST) -> Any:
-    """Where in a value tensors are, and of which shapes; and what was only passed on."""
+    """Where in a value there are tensors, with dtype and shape, and values that were passed on.
+
+    A place whose structure stays is no new place: the next step finds there what this one found.
+    """
     if is_proxy(value):
         return "passed on"
     if isinstance(value, Tensor):
