@@ -76,7 +76,7 @@ class _Flags(pl.Callback):
         for flag, value in self.flags.items():
             _check(type(self).__name__, flag, value)
 
-    def note(self) -> None:
+    def announce(self) -> None:
         """Say once which flags do nothing."""
         if self._noted:
             return
@@ -86,7 +86,7 @@ class _Flags(pl.Callback):
             if why is not None:
                 rank_zero_info(f"{type(self).__name__}: {flag} does nothing here: {why}.")
 
-    def applied(self, trainer: pl.Trainer) -> None:
+    def apply(self, trainer: pl.Trainer) -> None:
         """Let the flags act: step functions made from now on have them."""
         if RETRACE in self.flags and is_static(trainer):
             strategy = trainer.strategy
@@ -107,8 +107,8 @@ class GlobalFlags(_Flags):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Set the flags before the first program is made."""
-        self.note()
-        self.applied(trainer)
+        self.announce()
+        self.apply(trainer)
 
 
 class _ScopedFlags(_Flags):
@@ -120,10 +120,10 @@ class _ScopedFlags(_Flags):
 
     def begin(self, trainer: pl.Trainer) -> None:
         """Set the flags, and remember those that were set before."""
-        self.note()
+        self.announce()
         if self._backend is None and is_static(trainer):
             self._backend = trainer.strategy.backend  # type: ignore[attr-defined]
-            self.applied(trainer)
+            self.apply(trainer)
 
     def end(self, trainer: pl.Trainer) -> None:
         """Set the flags again that were set before."""

@@ -42,7 +42,7 @@ class _Once:
         return iter(self._left)
 
 
-def note(trainer: Any, found: dict[str, Any]) -> None:
+def add_order(trainer: Any, found: dict[str, Any]) -> None:
     """Add to a position what other processes need to go on within the epoch, where they can.
 
     Args:

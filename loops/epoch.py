@@ -49,7 +49,7 @@ class TrainingEpochLoop(_TrainingEpochLoop):
             self.stopped = resuming.stopped(self.trainer)
         finally:
             # those of the last steps are kept where reading one waits for the device
-            self.losses.look()
+            self.losses.check()
             self._limits = self.fetched = None
             self.store_metrics()
 

@@ -77,7 +77,11 @@ class EvaluationLoop(_EvaluationLoop):
         loader = self._combined_loader if within_fit else None
         self.began = states = rng.collect_with([] if loader is None else loader.flattened)
         try:
-            with strategy.telling(), explained(), uncounted(self) if builds else nullcontext():
+            with (
+                strategy.reporting_errors(),
+                explained(),
+                uncounted(self) if builds else nullcontext(),
+            ):
                 results: list[_OUT_DICT] = super().run()
         except SIGTERMException:
             rng.restore(
@@ -229,7 +233,7 @@ class PredictionLoop(_PredictionLoop):
         strategy = strategy_of(self.trainer)
         strategy.begin_run()
         if not strategy.only_builds:
-            with strategy.telling(), explained():
+            with strategy.reporting_errors(), explained():
                 return super().run()
         with uncounted(self), explained():
             results = super().run()

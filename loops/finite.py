@@ -38,7 +38,7 @@ class Losses:
         self._watches = not any(isinstance(one, others) for one in trainer.callbacks)
         self._checks = [one for one in trainer.callbacks if isinstance(one, CheckLoss)]
 
-    def note(self, loss: Any, batch: Any, stepped: bool = True) -> None:
+    def observe(self, loss: Any, batch: Any, stepped: bool = True) -> None:
         """Look at a loss, at once on the CPU; elsewhere keep it, and look from time to time.
 
         Args:
@@ -63,7 +63,7 @@ class Losses:
             self._begin(stepped)
         kept.append(loss)
         if on_cpu or len(kept) == SAMPLE:
-            self.look(batch if on_cpu else None)
+            self.check(batch if on_cpu else None)
 
     def _look_at_count(self, batch: Any, stepped: bool) -> None:
         """Let a ``CheckLoss`` look, where that waits for no device."""
@@ -81,7 +81,7 @@ class Losses:
         self._batch_idx = self._trainer.fit_loop.epoch_loop.batch_progress.current.ready - 1
         self._step = self._trainer.global_step + (not stepped)
 
-    def look(self, batch: Any = None) -> None:
+    def check(self, batch: Any = None) -> None:
         """Warn if one of them is not finite; at the end of an epoch, too.
 
         Args:

@@ -31,7 +31,9 @@ class FitLoop(_FitLoop):
 
     resumed: str | None = None  # the moment of the checkpoint, until its rest was done
     loader_states: list[Any] = []
-    hooks_told: frozenset[str] = frozenset()  # whose checkpoints a run does not go on from exactly
+    warned_hooks: frozenset[str] = (
+        frozenset()
+    )  # whose checkpoints a run does not go on from exactly
 
     @property
     def done(self) -> bool:
@@ -49,10 +51,10 @@ class FitLoop(_FitLoop):
         epoch_loop.automatic_optimization.losses = losses
         epoch_loop.manual_optimization.losses = losses
         epoch_loop.stopped, epoch_loop.data_s = None, 0.0
-        self.hooks_told = frozenset()
+        self.warned_hooks = frozenset()
         if not strategy.only_builds:
             self.resumed = resuming.begin(self.trainer)
-            with self._said(), strategy.telling(), explained(), _without_anomaly_mode():
+            with self._said(), strategy.reporting_errors(), explained(), _without_anomaly_mode():
                 super().run()
             if self.resumed is not None:  # nothing was left to do
                 self._restore_random_states()

@@ -62,7 +62,7 @@ class AutomaticOptimization(_AutomaticOptimization):
             progress.zero_grad.increment_by(1)
         if not accumulating:
             progress.step.increment_by(1)
-        self.losses.note(output["loss"], kwargs["batch"], not accumulating)
+        self.losses.observe(output["loss"], kwargs["batch"], not accumulating)
         return output
 
     def _trace(
@@ -136,7 +136,7 @@ class ManualOptimization(_ManualOptimization):
         self.optim_step_progress.increment_by(result["steps"])
         output: dict[str, Any] = result["output"]
         loss = result["loss"]
-        self.losses.note(output.get("loss") if loss is None else loss, kwargs["batch"])
+        self.losses.observe(output.get("loss") if loss is None else loss, kwargs["batch"])
         return output
 
     def advance(self, kwargs: OrderedDict[str, Any]) -> None:

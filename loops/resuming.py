@@ -60,7 +60,7 @@ def moment_of(trainer: Any) -> str | None:
     return BATCH_DONE
 
 
-def note(trainer: Any, found: dict[str, Any]) -> None:
+def add_progress(trainer: Any, found: dict[str, Any]) -> None:
     """Add to random states and data position what a run goes on with."""
     epoch_loop = trainer.fit_loop.epoch_loop
     moment = moment_of(trainer)
@@ -81,7 +81,7 @@ def note(trainer: Any, found: dict[str, Any]) -> None:
     found[PROGRESS] = states
     if moment in WITHIN:
         found[data_position.SAMPLE] = _sample(epoch_loop)
-        dealing.note(trainer, found)
+        dealing.add_order(trainer, found)
 
 
 def _warn_of_hook(trainer: Any) -> None:
@@ -92,9 +92,9 @@ def _warn_of_hook(trainer: Any) -> None:
     """
     fit_loop, hook = trainer.fit_loop, trainer.lightning_module._current_fx_name
     begun = fit_loop._combined_loader is not None
-    if not begun or hook not in _BEGINNINGS or hook in fit_loop.hooks_told:
+    if not begun or hook not in _BEGINNINGS or hook in fit_loop.warned_hooks:
         return
-    fit_loop.hooks_told |= {hook}
+    fit_loop.warned_hooks |= {hook}
     warnings.warn(
         f"A checkpoint was saved in {hook}, in the middle of what begins an"
         f" {'epoch' if hook == _BEGINNINGS[0] else 'optimization step'}: a run that goes on from it"
@@ -107,7 +107,7 @@ def _warn_of_hook(trainer: Any) -> None:
 
 
 def stopped(trainer: Any) -> dict[str, Any] | None:
-    """What ``note`` shall say of a run that ends within an epoch, whatever its end changes.
+    """What ``add_progress`` shall say of a run that ends within an epoch, whatever its end changes.
 
     None where the epoch was not ended early, by ``max_steps`` or somebody who asked for it.
     """
@@ -136,7 +136,7 @@ def is_exact(trainer: Any) -> bool:
 
 
 def begin(trainer: Any) -> str | None:
-    """Put back what ``note`` found, loops' counters first; returns the moment, if there is one."""
+    """Put back what ``add_progress`` found, loops' counters first; returns the moment, if there is one."""
     restored = strategy_of(trainer).restored
     if restored is None or not is_exact(trainer):
         return None

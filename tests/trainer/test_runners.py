@@ -351,7 +351,7 @@ def test_a_wrong_command_line_ends_with_status_2(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as raised:
-        parsed(arguments)
+        parse_command_line(arguments)
     assert raised.value.code == 2
     assert "usage: " in capsys.readouterr().err
 
@@ -368,7 +368,7 @@ def test_eval_all_with_a_checkpoint_is_a_wrong_command_line(start: Start) -> Non
     ids=str,
 )
 def test_ways_to_say_the_device(arguments: list[str], device: str) -> None:
-    assert parsed([*arguments, "-p", "p.yaml", "-m", "train"]).device == device
+    assert parse_command_line([*arguments, "-p", "p.yaml", "-m", "train"]).device == device
 
 
 def test_a_wrong_file_is_told_by_line_with_status_1(start: Start) -> None:

@@ -32,7 +32,7 @@ from fulgurite.backends.csx.distributed.network import (
     choose,
     interfaces,
     is_here,
-    listens,
+    listening_address,
     unanswered,
 )
 from fulgurite.backends.patches import applied
@@ -285,13 +285,13 @@ def picture(outcome: Outcome, bar: str) -> list[str]:
 
 def network() -> Finding:
     """The network's interfaces, and the one at which gloo listens for other processes."""
-    found, own = interfaces(), listens()
+    found, own = interfaces(), listening_address()
     shown = ", ".join(f"{name} {address}" for name, address in found.items()) or "no interface"
     if own.address is None:
         return Finding("network", f"{shown}; gloo cannot listen: {own.why}", choose(found))
     text = f"{shown}; gloo listens at {own.address}, {own.why}"
     others = any(not address.startswith("127.") for address in found.values())
-    if not own.alone or not others:
+    if not own.is_loopback or not others:
         return Finding("network", f"{text}; {_nccl()}")
     remedy = f"{choose(found)}, or this machine's own address for its name in /etc/hosts"
     host = os.environ.get("MASTER_ADDR", "")
@@ -332,7 +332,7 @@ def place() -> Finding | None:
 
 def meets() -> Finding:
     """Have two processes of this machine meet over gloo, and add up a number."""
-    if listens().address is None:
+    if listening_address().address is None:
         return Finding("meeting", "not tried, for gloo cannot listen")
     try:
         port = find_free_network_port()
@@ -380,4 +380,4 @@ def _left(began: float) -> float:
 
 
 def _is_loopback(host: str) -> bool:
-    return host == "localhost" or host.startswith("127.") or listens().address == host
+    return host == "localhost" or host.startswith("127.") or listening_address().address == host

@@ -163,7 +163,7 @@ _EXCLUSIVE = ("compile_only", "validate_only")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given:
+class CommandLine:
     """A command line, read.
 
     Args:
@@ -185,7 +185,9 @@ class Given:
         return str(self.values["mode"])
 
 
-def parsed(arguments: list[str] | None, extra: ExtraParsers | None = None) -> Given:
+def parse_command_line(
+    arguments: list[str] | None, extra: ExtraParsers | None = None
+) -> CommandLine:
     """Read a command line; None is the process's own.
 
     Args:
@@ -209,7 +211,7 @@ def parsed(arguments: list[str] | None, extra: ExtraParsers | None = None) -> Gi
     device = _device(values, parser)
     if "is_pretrained_checkpoint" in values and "checkpoint_path" not in values:
         parser.error("--is_pretrained_checkpoint says what to take from --checkpoint_path: give it")
-    return Given(
+    return CommandLine(
         params=values.pop("params"),
         device=device,
         values=values,
@@ -218,7 +220,7 @@ def parsed(arguments: list[str] | None, extra: ExtraParsers | None = None) -> Gi
     )
 
 
-def notes(given: Given) -> list[str]:
+def notes(given: CommandLine) -> list[str]:
     """What to say of each flag that was given and has no meaning here."""
     return [
         f"--{flag.name} has no effect here: {flag.does}."
@@ -227,12 +229,12 @@ def notes(given: Given) -> list[str]:
     ]
 
 
-def meanings(given: Given) -> Iterator[tuple[Flag, Any]]:
+def meanings(given: CommandLine) -> Iterator[tuple[Flag, Any]]:
     """Each flag that was given and stands for a key, and its value."""
     yield from ((flag, given.values[flag.name]) for flag in FLAGS if _stands(flag, given))
 
 
-def _stands(flag: Flag, given: Given) -> bool:
+def _stands(flag: Flag, given: CommandLine) -> bool:
     return bool(flag.key) and flag.name in given.values
 
 
@@ -295,7 +297,7 @@ class Parameters(dict[str, Any]):
         return dict(self.get("runconfig") or {})
 
 
-def read_parameters(given: Given, default_model_dir: str) -> Parameters:
+def read_parameters(given: CommandLine, default_model_dir: str) -> Parameters:
     """A file's parameters, with what the command line says in their place.
 
     Raises:
@@ -337,7 +339,7 @@ def _init(data: dict[str, Any], document: Document) -> dict[str, Any]:
     return init
 
 
-def _put_flags(init: dict[str, Any], given: Given, default_model_dir: str) -> None:
+def _put_flags(init: dict[str, Any], given: CommandLine, default_model_dir: str) -> None:
     """Set what flags stand for, in the new form."""
     init.setdefault("model_dir", default_model_dir)
     backend = "backend" in init or any(".backend." in flag.key for flag, _ in meanings(given))

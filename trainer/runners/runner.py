@@ -29,7 +29,7 @@ from fulgurite.callbacks.runner_hooks import Runner, RunnerHooks
 from fulgurite.callbacks.stopping import StopOnSignal
 from fulgurite.cli import without_noise
 from fulgurite.config.document.problems import ParameterFileError
-from fulgurite.config.run.loading import built, model_dir
+from fulgurite.config.run.loading import build, model_dir
 from fulgurite.config.run.own_checkpoints import all_of, steps_of
 from fulgurite.config.run.refusing import device_of, only_builds
 from fulgurite.config.run.resolved import SaveParams
@@ -39,11 +39,11 @@ from fulgurite.config.types.report import Call
 from fulgurite.runners.models import lightning_module, module_of
 from fulgurite.runners.parameters import (
     DEVICES,
+    CommandLine,
     ExtraParsers,
-    Given,
     Parameters,
     notes,
-    parsed,
+    parse_command_line,
     plan_of,
     read_parameters,
 )
@@ -186,7 +186,7 @@ class PyTorchBaseRunner(Runner):
                 f" {init.optimizer.name} is not used."
             )
             init = replace(init, optimizer=None, schedulers=())
-        self.trainer = built(self._plan, replace(self._phase, init=init, stages={}), done).trainer
+        self.trainer = build(self._plan, replace(self._phase, init=init, stages={}), done).trainer
         # the plan has a placeholder for the model, so the file that it would write could not be run
         callbacks = [one for one in self.trainer.callbacks if not isinstance(one, SaveParams)]
         self.trainer.callbacks[:] = [RunnerHooks(self), *callbacks, *self.callbacks]
@@ -267,7 +267,7 @@ def run(
         ValueError: the mode needs data that no function gives; the runner is for another device.
     """
     script = Path(inspect.stack()[1].filename)
-    given = parsed(None, extra_args_parser_fn() if extra_args_parser_fn else None)
+    given = parse_command_line(None, extra_args_parser_fn() if extra_args_parser_fn else None)
     try:
         params = _parameters(given, script, default_params_fn)
         plan, told = plan_of(params)
@@ -306,7 +306,7 @@ _STAGES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def _parameters(
-    given: Given, script: Path, default_params_fn: Callable[[dict[str, Any]], Any] | None
+    given: CommandLine, script: Path, default_params_fn: Callable[[dict[str, Any]], Any] | None
 ) -> Parameters:
     params = read_parameters(given, str(script.parent / "model_dir"))
     if default_params_fn is not None:
@@ -317,7 +317,7 @@ def _parameters(
 
 
 def _refuse_mode_without(
-    given: Given, train_data_fn: DataFn | None, eval_data_fn: DataFn | None
+    given: CommandLine, train_data_fn: DataFn | None, eval_data_fn: DataFn | None
 ) -> None:
     missing = {"train": train_data_fn is None, "eval": eval_data_fn is None}
     for stage in _STAGES[given.mode][1]:

@@ -41,7 +41,7 @@ def interfaces() -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listens:
+class ListeningAddress:
     """Where gloo of this process listens.
 
     Attributes:
@@ -53,19 +53,21 @@ class Listens:
     why: str
 
     @property
-    def alone(self) -> bool:
+    def is_loopback(self) -> bool:
         """Whether no process on another machine reaches it."""
         return self.address is not None and self.address.startswith("127.")
 
 
-def listens() -> Listens:
+def listening_address() -> ListeningAddress:
     """Where gloo of this process would listen."""
     named, found = os.environ.get(INTERFACE), interfaces()
     if named:
         name, said = named.split(",")[0], f"{INTERFACE}={named}"
         if name in found or not found:
-            return Listens(address=found.get(name, name), why=f"of {said}")
-        return Listens(address=None, why=f"{said} is no interface of this machine with an address")
+            return ListeningAddress(address=found.get(name, name), why=f"of {said}")
+        return ListeningAddress(
+            address=None, why=f"{said} is no interface of this machine with an address"
+        )
     name = socket.gethostname()
     try:
         address = socket.gethostbyname(name)
@@ -73,8 +75,8 @@ def listens() -> Listens:
             tried.bind((address, 0))
     except OSError as error:
         why = f"for this host's name, {name}, is no address of this machine ({reason(error)})"
-        return Listens(address=LOOPBACK, why=why)
-    return Listens(address=address, why=f"to which this host's name, {name}, resolves")
+        return ListeningAddress(address=LOOPBACK, why=why)
+    return ListeningAddress(address=address, why=f"to which this host's name, {name}, resolves")
 
 
 def choose(found: dict[str, str]) -> str:

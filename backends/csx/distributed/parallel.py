@@ -175,7 +175,7 @@ class CSXParallelStrategy(CollectiveStrategy):
             process.kill()
 
     @contextlib.contextmanager
-    def telling(self) -> Iterator[None]:
+    def reporting_errors(self) -> Iterator[None]:
         """Tell the others at once, before callbacks hear of it, which may ask them something."""
         try:
             yield
@@ -285,10 +285,10 @@ class CSXParallelStrategy(CollectiveStrategy):
         if self._evaluation.is_of_all(stage, loader):
             refuse_other_streams(stage, loader, has_one)
 
-    def with_others(self, position: dict[str, Any]) -> dict[str, Any]:
+    def with_other_positions(self, position: dict[str, Any]) -> dict[str, Any]:
         """Where the run is, in every process, for a checkpoint."""
         return {**position, RANKS: gathered(position)}
 
-    def own(self, path: object, checkpoint: Mapping[str, Any], position: Any) -> Any:
-        """Where this process was, by what ``with_others`` put into a checkpoint."""
+    def own_position(self, path: object, checkpoint: Mapping[str, Any], position: Any) -> Any:
+        """Where this process was, by what ``with_other_positions`` put into a checkpoint."""
         return position_of_rank(path, checkpoint, position, self.global_rank, self.world_size)

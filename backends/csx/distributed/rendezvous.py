@@ -151,7 +151,7 @@ class Rendezvous:
 
     def wait(self) -> None:
         """Wait until all have come."""
-        own = network.listens()
+        own = network.listening_address()
         with self._hearing():
             if own.address is None:
                 self._leave(f"Rank {self._rank}: {own.why}.", network.choose(network.interfaces()))

@@ -82,7 +82,7 @@ class OneProcess:
         """What happens around a step that is traced, where it does not only accumulate."""
         return contextlib.nullcontext()
 
-    def telling(self) -> contextlib.AbstractContextManager[None]:
+    def reporting_errors(self) -> contextlib.AbstractContextManager[None]:
         """Tell other processes at once if the block, which is a run, ends by an error."""
         return contextlib.nullcontext()
 
@@ -103,12 +103,12 @@ class OneProcess:
     def agree_on_batch(self, stage: str, loader: int, has_one: bool) -> None:
         """See that a stream has one more batch in all processes, or in none."""
 
-    def with_others(self, position: dict[str, Any]) -> dict[str, Any]:
+    def with_other_positions(self, position: dict[str, Any]) -> dict[str, Any]:
         """Where the run is, in every process, for a checkpoint."""
         return position
 
-    def own(self, path: object, checkpoint: Mapping[str, Any], position: Any) -> Any:
-        """Where this process was, by what ``with_others`` put into a checkpoint."""
+    def own_position(self, path: object, checkpoint: Mapping[str, Any], position: Any) -> Any:
+        """Where this process was, by what ``with_other_positions`` put into a checkpoint."""
         return position_of_rank(path, checkpoint, position, rank=0, count=1)
 
 
@@ -278,7 +278,7 @@ class StaticGraph(LoopServices, ChecksStates, OneProcess):
         if self.fabric.torn:
             return refuse_half_a_step(trainer, filepath)
         progress = self.progress if "optimizer_states" in checkpoint else None  # weights alone
-        checkpoint[CHECKPOINT_KEY] = self.with_others(
+        checkpoint[CHECKPOINT_KEY] = self.with_other_positions(
             position_of(trainer, self.data_position, progress)
         )
         super().save_checkpoint(checkpoint, filepath, storage_options)
@@ -300,7 +300,7 @@ class StaticGraph(LoopServices, ChecksStates, OneProcess):
             checkpoint = super().load_checkpoint(checkpoint_path, weights_only is not False)
         here = read_position(self, checkpoint_path, checkpoint, CHECKPOINT_KEY)
         if not self.training:  # else it is the tuner's
-            self.restored = self.own(checkpoint_path, checkpoint, here)
+            self.restored = self.own_position(checkpoint_path, checkpoint, here)
         return checkpoint
 
 

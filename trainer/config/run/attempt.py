@@ -134,7 +134,7 @@ class Attempt:
                 self.reports.send(values)
 
     @contextlib.contextmanager
-    def running(self, index: int, checkpoints: Sequence[str]) -> Iterator[Watched]:
+    def running(self, index: int, checkpoints: Sequence[str]) -> Iterator[AttemptReporter]:
         """Report the beginning of a trainer's stage, its beats, and its failure.
 
         Args:
@@ -145,7 +145,7 @@ class Attempt:
         earlier = list(identities(checkpoints)) if first else self.earlier
         self.report(trainer=index, earlier=earlier)
         try:
-            with Watched(self) as watched:
+            with AttemptReporter(self) as watched:
                 yield watched
         except Exception as error:
             sent = _sendable(error) if self.wants_results else None
@@ -189,7 +189,7 @@ def _sendable(error: Exception) -> bytes | None:
     return sent
 
 
-class Watched(pl.Callback):
+class AttemptReporter(pl.Callback):
     """The callback, and the context, by which an attempt tells whether batches come.
 
     Twice a second a thread reports a beat: the step, the counts of batches, and whether they are
@@ -203,7 +203,7 @@ class Watched(pl.Callback):
         self._ended = threading.Event()
         self._beats = threading.Thread(target=self._report, name="fulgurite-beats", daemon=True)
 
-    def __enter__(self) -> Watched:
+    def __enter__(self) -> AttemptReporter:
         """Begin to report, where somebody watches."""
         if self._attempt.reports is not None:
             self._beats.start()
@@ -217,7 +217,7 @@ class Watched(pl.Callback):
             self._beats.join()
             self._beat()
 
-    def __deepcopy__(self, memo: object) -> Watched:
+    def __deepcopy__(self, memo: object) -> AttemptReporter:
         """A copied Trainer is watched by the same thread."""
         return self
 

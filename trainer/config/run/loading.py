@@ -85,10 +85,10 @@ def load(
         )
     if phase is not None and not 0 <= phase < count:
         raise ValueError(f"phase={phase}: {plan.document.source} has {count} trainer(s), from 0.")
-    return built(plan, plan.phases[phase or 0])
+    return build(plan, plan.phases[phase or 0])
 
 
-def built(
+def build(
     plan: Plan, phase: Phase, begin: int = 0, callbacks: Sequence[pl.Callback] = ()
 ) -> Loaded:
     """Trainer, module and data of one trainer of a file.
@@ -109,25 +109,25 @@ def built(
     callbacks = [*callbacks, *file_callbacks(plan, init), SaveParams(plan)]
     if plan.document.variables.values:
         callbacks.append(HideVariables(plan.document.variables))
-    with noted(plan, (*phase.path, "init"), "the Trainer"):
+    with naming_place(plan, (*phase.path, "init"), "the Trainer"):
         trainer = Trainer(**trainer_arguments(plan, init, callbacks, begin))
     # after the Trainer, as in a script: what it draws (its weights) comes in this order from the
     # seed
-    model = made(plan, init.model)
+    model = make(plan, init.model)
     module = as_lightning(model)
     with_optimizer(module, init, refuse)
     validates = init.loop is None or bool(init.loop.eval_frequency)
     return Loaded(trainer, module, FileData(phase.stages, validates))
 
 
-def made(plan: Plan, call: Call, **more: Any) -> Any:
+def make(plan: Plan, call: Call, **more: Any) -> Any:
     """What a call of the file makes; an error gets a note of where it stands."""
-    with noted(plan, call.path, call.name):
+    with naming_place(plan, call.path, call.name):
         return call(**more)
 
 
 @contextlib.contextmanager
-def noted(plan: Plan, path: Path, name: str) -> Iterator[None]:
+def naming_place(plan: Plan, path: Path, name: str) -> Iterator[None]:
     """Add a note to errors: which part of the file they come from. What the environment gave is
     hidden in them.
     """
@@ -217,7 +217,7 @@ def file_callbacks(plan: Plan, init: Init) -> list[pl.Callback]:
         for name, arguments in DEFAULT_CALLBACKS.items()
         if name.lower() not in named
     ]
-    own = [made(plan, call) for call in init.own_callbacks]
+    own = [make(plan, call) for call in init.own_callbacks]
     checkpoint = init.checkpoint
     if checkpoint is None and init.wants_checkpoints:
         others = any(isinstance(one, ModelCheckpoint) for one in own)
@@ -244,5 +244,5 @@ def _loggers(plan: Plan, init: Init, lightnings: Mapping[str, Any]) -> dict[str,
 def _logger(plan: Plan, call: Call, folder: str) -> Logger:
     assert call.target is not None
     beside = "save_dir" in names_of(call.target) and "save_dir" not in call.arguments
-    logger: Logger = made(plan, call, **({"save_dir": folder} if beside else {}))
+    logger: Logger = make(plan, call, **({"save_dir": folder} if beside else {}))
     return logger

@@ -211,7 +211,7 @@ class FileData(pl.LightningDataModule):
         self._made: list[tuple[Call, Any]] = []
         self._active: list[pl.LightningDataModule] = []  # of the running stage
 
-    def made(self, call: Call) -> Any:
+    def find_or_make(self, call: Call) -> Any:
         """The loader or LightningDataModule of one place in the file.
 
         A LightningDataModule named twice with the same arguments is one.
@@ -223,7 +223,7 @@ class FileData(pl.LightningDataModule):
         return self._made[-1][1]
 
     def _made_again(self, call: Call) -> Any:
-        """As ``made``; but a loader is made anew where the Trainer reloads it after some epochs."""
+        """As ``find_or_make``; but a loader is made anew where the Trainer reloads it after some epochs."""
         trainer = self.trainer
         if trainer is not None and trainer.current_epoch and _reloads(trainer):
             self._made = [
@@ -231,7 +231,7 @@ class FileData(pl.LightningDataModule):
                 for other, made in self._made
                 if other is not call or isinstance(made, pl.LightningDataModule)
             ]
-        return self.made(call)
+        return self.find_or_make(call)
 
     def _calls(self, stage: str, key: str) -> list[Call]:
         found = self._stages.get(stage, {}).get(key) or []
@@ -260,7 +260,7 @@ class FileData(pl.LightningDataModule):
         return self._modules_of(calls.get(stage, []))
 
     def _modules_of(self, calls: list[Call]) -> list[pl.LightningDataModule]:
-        made = [self.made(call) for call in calls if _may_be_module(call)]
+        made = [self.find_or_make(call) for call in calls if _may_be_module(call)]
         return list(dict.fromkeys(m for m in made if isinstance(m, pl.LightningDataModule)))
 
     def _loaders(self, calls: list[Call], hook: str) -> list[Any]:

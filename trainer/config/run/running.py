@@ -17,7 +17,7 @@ from fulgurite.backends.checkpoints.damage import check_file
 from fulgurite.backends.patches import patched
 from fulgurite.callbacks import LoadCheckpointStates
 from fulgurite.config.run.attempt import Attempt
-from fulgurite.config.run.loading import Loaded, built
+from fulgurite.config.run.loading import Loaded, build
 from fulgurite.config.run.modules import FileModule
 from fulgurite.config.run.own_checkpoints import (
     all_of,
@@ -143,7 +143,7 @@ def _fit(
         # num_steps counts from where the first attempt began, not from the checkpoint of this
         # restart
         begin = done if resume is None else _first_step(plan, phase)
-    loaded = built(plan, phase, begin, callbacks)
+    loaded = build(plan, phase, begin, callbacks)
     trainer, module, data = loaded
     if resume is not None:  # what this run has written counts whole
         for one in trainer.callbacks:  # type: ignore[attr-defined]
@@ -175,7 +175,7 @@ def say_if_done(trainer: pl.Trainer, ckpt_path: str | None, done: int) -> None:
 def _stage(mode: str) -> Callable[[Plan, Phase, Callbacks], Any]:
     def run(plan: Plan, phase: Phase, callbacks: Callbacks) -> Any:
         ckpt_path = checkpoint(plan, phase, mode)
-        trainer, module, data = built(plan, phase, callbacks=callbacks)
+        trainer, module, data = build(plan, phase, callbacks=callbacks)
         with _loading(trainer, phase, mode, ckpt_path):
             return getattr(trainer, mode)(module, datamodule=data, ckpt_path=ckpt_path)
 
@@ -188,10 +188,10 @@ def _validate_all(plan: Plan, phase: Phase, callbacks: Callbacks) -> list[dict[s
     paths = _checkpoints(plan, phase)
     found, loggers = [], None
     for i, call in enumerate(calls):
-        loaded = built(plan, phase, callbacks=callbacks)
+        loaded = build(plan, phase, callbacks=callbacks)
         # all loaders write to the same loggers, though each has a Trainer of its own
         loggers = loaded.trainer.loggers = loaded.trainer.loggers if loggers is None else loggers
-        source = loaded.data.made(call)
+        source = loaded.data.find_or_make(call)
         if len(calls) > 1:
             rank_zero_info(f"Loader {i} of {len(calls)}, from 0: {call.name}")
         with _named_by(loaded, f"validate_{i}/" if len(calls) > 1 else ""):
