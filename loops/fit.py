@@ -31,9 +31,7 @@ class FitLoop(_FitLoop):
 
     resumed: str | None = None  # the moment of the checkpoint, until its rest was done
     loader_states: list[Any] = []
-    warned_hooks: frozenset[str] = (
-        frozenset()
-    )  # whose checkpoints a run does not go on from exactly
+    warned_hooks: frozenset[str] = frozenset()  # of whose checkpoints the run has warned
 
     @property
     def done(self) -> bool:

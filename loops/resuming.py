@@ -136,7 +136,7 @@ def is_exact(trainer: Any) -> bool:
 
 
 def begin(trainer: Any) -> str | None:
-    """Put back what ``add_progress`` found, loops' counters first; returns the moment, if there is one."""
+    """Put back what ``add_progress`` found, loops' counters first; returns the moment, if any."""
     restored = strategy_of(trainer).restored
     if restored is None or not is_exact(trainer):
         return None

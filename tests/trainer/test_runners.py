@@ -31,7 +31,7 @@ from fulgurite.runners import (
     PyTorchRunner,
     run,
 )
-from fulgurite.runners.parameters import FLAGS, MODES, parsed
+from fulgurite.runners.parameters import FLAGS, MODES, parse_command_line
 from fulgurite.runners.runner import _STAGES, NOT_CALLED
 
 LEGACY: dict[str, Any] = {

@@ -75,7 +75,7 @@ def run(
         state: the parameters, then each list of their state.
         gradients: of the parameters.
         numbers: what ``how`` refers to, float64 [] each.
-        how: the text of a ``UpdateSpec``.
+        how: the text of an ``UpdateSpec``.
     """
     said, count = UpdateSpec.parsed(how), len(gradients)
     # torch's code gets Python's numbers, as eagerly: then its results are stock's to the bit

@@ -54,9 +54,9 @@ class EntryPoint:
 class Cost:
     """What it took to build a program; ``began`` is when, by ``time.perf_counter``.
 
-    Where it was compiled in the background: ``first_compiled_step`` is the number of the stage's step, from
-    1, that compiled code was the first to do, and ``gain`` is known some steps after it, where
-    there were enough before. ``payback`` says whether compiling may begin there.
+    Where it was compiled in the background: ``first_compiled_step`` is the number of the first step
+    of the stage, from 1, that compiled code did; 0 until then. ``gain`` is known some steps after
+    it, where there were enough before. ``payback`` says whether compiling may begin there.
     """
 
     began: float
