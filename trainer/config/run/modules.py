@@ -223,7 +223,7 @@ class FileData(pl.LightningDataModule):
         return self._made[-1][1]
 
     def _made_again(self, call: Call) -> Any:
-        """``find_or_make``, but with a new loader where the Trainer reloads it after some epochs."""
+        """``find_or_make``, but with a new loader where the Trainer reloads after some epochs."""
         trainer = self.trainer
         if trainer is not None and trainer.current_epoch and _reloads(trainer):
             self._made = [
