@@ -6,7 +6,7 @@ row says why it is there and what it was checked with. Some patches hold for a p
 and are made where that part begins: the methods of ``nn.Module`` (``contract/attributes``),
 ``backward()`` (``contract/function_mode``), ``torch.any`` (``contract/overrides``), logging and
 schedulers (``host_calls``), the making of nodes (``diagnostics/user_lines``), logs of second traces
-(``program/audit``), warnings while a program is built (``costs/build_record``). Those of the compiler
+(``program/audit``), warnings of a build (``costs/build_record``). Those of the compiler
 hold while it runs (``compile/inductor``: ``generate``, ``wrapper``, ``changes``, ``toolchain``),
 and one while its table of decompositions is made (``graph/passes/decompositions``).
 """
