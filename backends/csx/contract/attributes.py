@@ -225,7 +225,7 @@ class Attributes:
             except AttributeError:
                 self._note_read(module, name, MISSING)
                 raise
-            if value is None:
+            if value is None:  # a buffer that is not there yet, of which Python asks that
                 self._note_read(module, name, None)
             return value
 
@@ -254,6 +254,7 @@ class Attributes:
         own = value is MISSING or name in vars(module) or name in module._buffers
         kind: Any = type(module)
         own = own or scalar_of_class(kind, name) is not MISSING
+        # train() and eval() choose another program, so that ``training`` may change
         frameworks = name == "training" or (name[0] == "_" and is_library(caller(sys._getframe(2))))
         empty = type(value) is tuple and not value
         unused = isinstance(module, _OF_TRAINING.get(name, ())) and not vars(module)["training"]
@@ -268,7 +269,7 @@ class Attributes:
     def _note_write(self, module: nn.Module, name: str, value: Any) -> Any:
         """Note a write; returns the value to be written."""
         if type(value) is WatchedList:
-            value = value.original  # self.outs += [loss]
+            value = value.original  # self.outs += [loss] sets the stand-in: it must not stay there
         key = (id(module), name)
         now = vars(module).get(name, MISSING)
         if now is value:
@@ -295,6 +296,7 @@ class Attributes:
         own = key[0] in self._paths and key not in self._written and name in vars(module)
         if not own or not may_collect(value):
             return value
+        # two attributes may hold one list: both are to see what either does
         known = [watched for _, watched in self._lists.values() if watched.original is value]
         watched = known[0] if known else WatchedList(value, self._line)
         self._lists[key] = (module, watched)
@@ -338,7 +340,7 @@ class Attributes:
         if len(content) == len(original) and all(map(is_, content, original)):
             return
         where = self._name(module, name)
-        if not holds_traced(content):
+        if not holds_traced(content):  # Python values, which no program appends
             self.changed_lists.append((original, list(original)))
             text = f"{where} was changed while the step was traced; that happens once"
             warn(where, text, watched.changed_at or watched.read_at, _HOST_HOOK)
@@ -371,7 +373,7 @@ def _made_of_data(read: Access, now: Any) -> TraceError:
 
 
 def _tensors_from_the_start(read: Access, now: Any) -> str:
-    """Code that makes state which a step would give birth to."""
+    """Code that makes the state before the first step, where this step would make it of data."""
     name, instead = read.name, ""
     if read.before is not MISSING:
         instead = f", instead of self.{name} = {read.before!r}"

@@ -79,6 +79,7 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for output in pytree.tree_leaves(result):
             if isinstance(output, FakeTensor):
                 self.created.add(output)
+                # a view of a real tensor: a write to it would be one to what no module holds
                 if _is_view(func) and not all(isinstance(t, FakeTensor) for t in tensors):
                     storage = output.untyped_storage()
                     self._foreign.add(storage._cdata)
@@ -115,6 +116,7 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def real(leaf: Any) -> Any:
             return self._value(leaf) if isinstance(leaf, Tensor) else leaf
 
+        # for real, beside the trace: none of it is to be in the graph
         with _disable_current_modes(), torch.no_grad():
             values = func(*pytree.tree_map(real, args), **pytree.tree_map(real, kwargs))
             if func is torch.ops.aten.lift_fresh.default:  # the graph keeps the literal itself

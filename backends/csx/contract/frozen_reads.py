@@ -7,8 +7,8 @@ generator objects, whose types are written in C, or a function that an object or
 (``sys.setprofile`` would see calls of every kind, but looks at all calls of a trace.)
 
 These values are others on every batch, and the user has been warned that the program keeps the
-first. So code that is traced again is told these again (``Reads``), and only what nobody was warned
-of can make another program.
+first. So ``Reads`` records what the first trace read, and gives a later trace of the step the same
+again: only what nobody was warned of can then make another program of it.
 """
 
 from __future__ import annotations
@@ -45,26 +45,27 @@ from fulgurite.backends.torch_versions import CHECKED
 
 
 class Reads:
-    """The frozen values that a trace read, in order."""
+    """What a trace read of frozen values, in order: recorded, and given to later traces again."""
 
     def __init__(self) -> None:
         self._kept: dict[str, list[Any]] = {}
         self.begin(replays=False)
 
     def begin(self, *, replays: bool) -> None:
-        """A trace begins, whose reads are kept; ``replays``: it is told what is kept, in order."""
+        """A trace begins: its reads are recorded, or with ``replays`` it gets those on record."""
         self.replays = replays
         self._positions: dict[str, int] = {}
 
     def value(self, name: str, value: Any) -> Any:
-        """What the step is told for ``value``, which it reads now."""
-        if self.replays and name in ("logger", "loggers"):  # what it writes is written
+        """What the step gets that reads ``value`` now."""
+        # the first trace has written to the real one, and a later one must not write that again
+        if self.replays and name in ("logger", "loggers"):
             quiet = DummyLogger()
             return value and ([quiet] * len(value) if name == "loggers" else quiet)
         return self._next(name, lambda: value)
 
     def call(self, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """What the step is told by a clock or a random function that it calls now."""
+        """What the step gets that calls a clock or a random function now."""
         generator = getattr(function, "__self__", args[0] if args else None)
         states = _STATES.get(_kind(generator))
         if states is None:
@@ -72,6 +73,7 @@ class Reads:
             if not self.replays:  # the step may change what it got: a generator
                 self._kept[name][-1] = copy.deepcopy(value)
             return copy.deepcopy(value) if self.replays else value
+        # shuffle(x) returns nothing that could be given again: the generator is set back instead
         get, put = (getattr(generator, method) for method in states)
         now = get()
         before = self._next(name, lambda: now)
@@ -100,19 +102,19 @@ def _kind(generator: Any) -> str:
 
 
 def frozen_value(name: str, value: Any) -> Any:
-    """What a step that is traced is told for ``value``."""
+    """What a step gets that reads ``value``: that, or in a later trace what the first one read."""
     reads: Reads | None = step_context.get().reads
     return value if reads is None else reads.value(name, value)
 
 
 def is_replaying() -> bool:
-    """Whether a step is traced that is told what an earlier trace of it was told."""
+    """Whether a step is traced again, and gets the values that its first trace read."""
     reads: Reads | None = step_context.get().reads
     return reads is not None and reads.replays
 
 
 def frozen_call(name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """What a step that is traced is told by an impure function."""
+    """The same for a step that calls a clock or a random function."""
     reads: Reads | None = step_context.get().reads
     return function(*args, **kwargs) if reads is None else reads.call(name, function, args, kwargs)
 
@@ -179,7 +181,7 @@ def warn(name: str, text: str, line: UserLine | None, remedy: str) -> None:
     """Warn once of ``name`` on a line; nothing where no trace wants warnings, or has no line."""
     if _thread != threading.get_ident() or line is None or is_replaying():
         return
-    line = line.inside or line
+    line = line.inside or line  # of an installed model the line in its own code
     key = (name, line.file, line.line)
     if key not in _SHOWN:
         message = f"{text}, in {line}. Use {remedy}."
@@ -201,7 +203,8 @@ def warn_frozen(
 
 def warn_of_audit(name: str, text: str, line: UserLine) -> None:
     """Warn of what happens once, though the step's code would do it on every batch."""
-    if not any(name.startswith(shown) for shown, *_ in _SHOWN):  # told in the first trace, too
+    # of what the first trace has warned of, nothing more
+    if not any(name.startswith(shown) for shown, *_ in _SHOWN):
         _SHOWN.add((name, line.file, line.line))
         message = f"{text} while the step was traced again; in the run it happens once, in {line}."
         remedy = " Use a buffer; or a host hook such as on_train_batch_start."

@@ -244,6 +244,7 @@ class FrozenBuffers:
     def _value(self, node: fx.Node, values: dict[fx.Node, Tensor]) -> Tensor | None:
         if node in values:
             return values[node]
+        # what the step has written is the step's, and another on every batch
         if len(values) >= LARGEST or is_written(node):
             return None
         if node in self._buffers:
@@ -257,6 +258,7 @@ class FrozenBuffers:
         if any(self._value(one, values) is None for one in node.all_input_nodes):
             return None
         args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+        # the buffers' own values, beside the trace: Python is to go the way that it goes eagerly
         with DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
             value = func(*args, **kwargs)
         if not isinstance(value, Tensor):

@@ -135,6 +135,7 @@ class Contract(TorchFunctionMode):
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         note_lists((*args, *kwargs.values()))
+        # torch's optimizers read their step count so: as a traced number it needs no value
         if func is Tensor.item and called_by_torch_optim():
             return host_value(args[0])
         broken = BREAKING_CALLS.get(func)
@@ -145,6 +146,7 @@ class Contract(TorchFunctionMode):
                     args[0], lambda: self._refusals.written_value_read(args[0], *broken)
                 )
             if not any(value is None for value in values):
+                # constants, and buffers that the step does not write: Python may look at them
                 with DisableTorchFunction(), _disable_current_modes():
                     return func(*values, **kwargs)
             raise self._refusals.value_read(args[0], *broken)
@@ -160,6 +162,7 @@ class Contract(TorchFunctionMode):
             args = (args[0], without_known_masks(args[1], self._value))
         if kwargs or func in (Tensor.to, Tensor.cuda):
             self._check_options(func, args, kwargs)
+        # a literal of the stand-in's dtype would have two bits less than one of cbfloat16
         literal = self._narrow.literal(func, args, kwargs)
         if literal is not None:
             result = self._call(func, *literal)

@@ -166,6 +166,7 @@ class CreatedTensors:
             tensor = reference()
             if tensor is not None and isinstance(tensor, FakeTensor):
                 made, constant = origin(tensor), is_constant(tensor)
+                # the object itself: the user's references lead to it, and cannot all be found
                 tensor.__class__ = ValuelessTensor  # type: ignore[assignment]
                 vars(tensor)[_ORIGIN], vars(tensor)[_CONSTANT] = made, constant
                 spoiled.append(reference)
@@ -185,7 +186,7 @@ _ASKED = 3  # leaked tensors: the graph of one keeps many more
 
 
 def report_leaks(leaked: list[weakref.ref[Tensor]], trace: Callable[[], object]) -> None:
-    """Raise where the next step reads a tensor that leaked, or warn; nothing if nobody holds one.
+    """Raise if the next step reads a tensor that leaked, warn if somebody else holds one.
 
     Args:
         leaked: by ``CreatedTensors.invalidate_living``.
@@ -224,7 +225,7 @@ def fill_constants(
     """
     constants = [one for one in living if value_of(one()) is not None]  # type: ignore[arg-type]
     if constants:
-        gc.collect()
+        gc.collect()  # or a cycle that nobody reaches would be taken for somebody who keeps one
     kept = [t for one in constants if (t := one()) is not None and holder_of(t) is not None]
     for tensor in kept:
         value = value_of(tensor)
@@ -235,6 +236,7 @@ def fill_constants(
 
 def _raised_by(trace: Callable[[], object], leaked: Tensor) -> LeakedTensor | None:
     """What a second trace of the step says of a leaked tensor; it leaves all as it was."""
+    # no module holds them, so ``trace`` does not know that it appends to them once more
     lists = [(one, one[:]) for one in gc.get_referrers(leaked) if type(one) is list]
     try:
         with muted("stdout"), warnings.catch_warnings():
@@ -258,9 +260,11 @@ def holder_of(value: object) -> str | None:
     seen = {id(value)}
     for _ in range(_DEPTH):
         above: list[tuple[Any, Any]] = []
+        # what this search holds itself names nobody
         seen |= {id(one) for one in (level, above, modules, seen, *level)}
         for held, content in level:
             for referrer in gc.get_referrers(held):
+                # a frame holds a value while it runs, and with an exception that was caught
                 if id(referrer) in seen or isinstance(referrer, (FrameType, *_OPAQUE)):
                     continue
                 seen.add(id(referrer))

@@ -108,6 +108,7 @@ class Observers:
         """
         forget_failed_reads(graph)
         created = self.constants.created
+        # first: a cached table of constants is no leak, it has a value
         filled = fill_constants(created.living(), self.constants.value_of)
         return filled, created.invalidate_living(self.names.origin, self.is_constant)
 

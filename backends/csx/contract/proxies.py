@@ -1,10 +1,11 @@
 """Numbers, strings and objects of the batch: passed on from each batch, or read once, and constant.
 
 While a step is traced, it finds proxies for the numbers, strings and objects of its batch and for
-``batch_idx``. Those that it puts into its result, an attribute, a list or a closure tell where each
-call finds the value; those that it reads are told of, and keep the first batch's. Objects can only
-be passed on. Code that refuses a proxy makes the step be traced once more, with the values
-themselves, which then count as read (``retry_with_values``).
+``batch_idx``. A proxy that it puts into its result, an attribute, a list or a closure says where
+each call finds the value. One that it reads notes that: the program keeps the first batch's value,
+and another one is an error, or the user was warned. Objects can only be passed on. Code that
+refuses a proxy makes the step be traced once more, with the values themselves, which then count as
+read (``retry_with_values``).
 
 Every operation on a proxy notes that the value was read, and works on the value. A proxy is no int,
 float or str: one that was could be read unseen by code written in C, and the value be frozen in
@@ -147,8 +148,8 @@ def _proxy(of: type, base: type, both: Iterable[Any], alone: Iterable[Any]) -> t
     for function in (*_COMPARISON, *_READ, *alone):
         body[f"__{function.__name__}__"] = _forward(function)
     body |= {
-        "__class__": property(lambda self: of),
-        "__init__": object.__init__,
+        "__class__": property(lambda self: of),  # isinstance(x, int) is no read of the value
+        "__init__": object.__init__,  # SymInt's takes a node of torch's symbolic shapes
         "__copy__": _same,
         "__deepcopy__": _same,
         "__reduce_ex__": lambda self, protocol: (of, (unwrap_proxy(self),)),
@@ -243,7 +244,7 @@ def unwrap_proxies(value: Any) -> Any:
 
 
 def replace_proxies(line: UserLine | None) -> None:
-    """Put values where proxies still are: whoever holds one after the trace is the user.
+    """Put values where proxies still are when the trace is over: whoever holds one is the user.
 
     Such a value is that of the first batch for ever, so it counts as read, on ``line``; an object
     is refused.
@@ -309,7 +310,7 @@ def retry_with_values(
         try:
             with undone(), _values_of(refused, line):
                 return trace()
-        except TraceError:
+        except TraceError:  # the contract's own, with a proxy as with the value
             raise
         except Exception as error:
             more = _to_blame(error) - refused

@@ -290,6 +290,7 @@ class Refusals:
     def value_read(self, tensor: Tensor, rule: str, done: str, remedy: str = "") -> TraceError:
         """Python asked for the value of a tensor, which has none: ``done`` says how."""
         frames = list(torch_frames())
+        # it compares deep inside of torch, and is one condition to whoever wrote it
         if frames and frames[0].f_code is torch.testing.assert_close.__code__:
             rule, done = "condition", "compared by torch.testing.assert_close"
             tensor = frames[0].f_locals["actual"]
@@ -413,7 +414,7 @@ def _converter(line: Callable[[], UserLine | None]) -> Callable[..., Any]:
     def convert(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         held = (*module.parameters(recurse), *module.buffers(recurse))
         with torch.no_grad():
-            if all(fn(one) is one for one in held):
+            if all(fn(one) is one for one in held):  # self.net.to(self.device), on the device
                 return module
         try:
             return apply(module, fn, recurse)
