@@ -199,6 +199,7 @@ class FinishedTrace:
         trace, scope, inputs = self.trace, self.trace.scope, self.trace.inputs
         recording = self.recorded() if scope.compares_traces else None
         self.refuse_other_effects()
+        # a place that gets a new tensor after every step shares memory with nobody from then on
         inputs.state = release_rebound(trace.result.collected.rebound, inputs.state, inputs.nodes)
         constants = constants_as_inputs(self.module, inputs.position_of_batch(), inputs.mode)
         sources = self._sources(constants)
@@ -305,7 +306,7 @@ def _captured(scope: Scope, trace: Callable[[], FinishedTrace]) -> CapturedStep:
                 traced()
 
         finished, tables = traced(), 0
-        finished.check_host()
+        finished.check_host()  # once: later traces change the same, and the user knows by then
         while finished.begins_with_other_gradients() or (
             finished.trace.result.fills_table and tables < _TABLES
         ):
@@ -315,11 +316,13 @@ def _captured(scope: Scope, trace: Callable[[], FinishedTrace]) -> CapturedStep:
         if finished.trace.result.collected.new_places:
             created = finished.created_state()
             undo()
+            # the trace that is kept is one with tensors there, as all later steps find them
             stack.enter_context(created.places_filled())
             finished = traced()
             names = [item.name for item in finished.trace.inputs.items]
             created.check(finished.recorded(), finished.module.graph, names)
         captured = finished.captured()
+        # last, for it traces the step once more where something leaked
         report_leaks(finished.trace.result.leaked, traced_and_undone)
     return captured
 
@@ -373,6 +376,7 @@ def as_first_traced(first: Recording) -> Iterator[None]:
     states = [(state, dict(state)) for state, _ in first.states]
     lists = [(one, list(one)) for one, _ in first.lists]
     grown = (one.container for one in first.outputs.lists if type(one.container) is AppendedList)
+    # a list that the host took away since: a step that began it anew would be another program
     begun = [place for one in grown if (place := one.begin()) is not None]
     try:
         for place, value in places:
@@ -380,6 +384,7 @@ def as_first_traced(first: Recording) -> Iterator[None]:
         for one, before in first.lists:
             refill(one, before)
         for (state, now), (_, old) in zip(states, first.states, strict=True):
+            # what no program updates was dropped after the first trace, which had it
             refill(state, {key: now.get(key, value) for key, value in old.items()} | now)
         yield
     finally:

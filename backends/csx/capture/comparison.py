@@ -134,6 +134,7 @@ def _is_same_constant(
 ) -> bool:
     """A tensor of the same place, or the same tensor, or one of the same values."""
     if isinstance(before, Accumulator) or isinstance(now, Accumulator):
+        # their values are sums of an epoch, which Lightning sets to zero again
         return type(before) is type(now) and Layout.of(before.now()) == Layout.of(now.now())
     if before.owner is not None:
         return (before.owner is now.owner and before.path == now.path) or _is_there(before, now)
@@ -158,6 +159,7 @@ def _has_same_values(a: Tensor, b: Tensor) -> bool:
 def _changed(step: str, before: Recording, now: Recording, i: int) -> GraphChanged:
     """The error for operation ``i``, which differs."""
     was, is_now = before.operations[i], now.operations[i]
+    # the rest brings results to their places: the user knows nothing of its operations
     if i >= max(before.own_count, now.own_count):
         return _other_results(step, before, now, was, is_now)
     was, is_now = (one.operations[i] if i < one.own_count else _NO_MORE for one in (before, now))
@@ -337,6 +339,7 @@ class CreatedState:
         if leaf.index >= computed:
             return self._passed[leaf.index - computed]
         example = self._examples[leaf.index]
+        # no value is needed: the step is only traced with them there
         return torch.zeros(example.shape, dtype=example.dtype)
 
     def check(self, now: Recording, graph: fx.Graph, names: list[str]) -> None:
@@ -449,10 +452,12 @@ def _resolved(recording: Recording, leaf: Any) -> Any:
     """What an output is: the operation or the input that it copies, or a constant."""
     if not isinstance(leaf, Output):
         return repr(leaf) if isinstance(leaf, (bool, int, float, str, type(None))) else type(leaf)
-    computed = recording.operations[-1].arguments[0]
+    computed = recording.operations[-1].arguments[0]  # of OUTPUTS: all results that are tensors
     if leaf.index >= len(computed):
         return recording.outputs.passed[leaf.index - len(computed)]
     operand = computed[leaf.index]
+    # what comes after the step's own operations copies results to their places, which in the second
+    # trace are others
     while operand.kind == "operation" and operand.which >= recording.own_count:
         arguments = recording.operations[operand.which].arguments[0]
         if not arguments or not isinstance(arguments[0], Operand):

@@ -87,6 +87,7 @@ class LogCall:
             self.value = meta.sync(value) if self.mean is None else self.mean
         if not result.is_tensor or not meta.on_epoch:
             return {}
+        # what validation has left there was made in inference mode, and is written by this program
         for name in ("value", "cumulated_batch_size"):
             _take_out_of_inference(vars(result), name)
         dtype = torch.promote_types(result.value.dtype, value.dtype)
@@ -220,6 +221,7 @@ def record_log(
     if registered is None:
         return None
     key, result = registered
+    # the value of this batch alone costs another update on the host: it is computed if it is logged
     for call in earlier if result.meta.on_step else ():
         if isinstance(call, BatchValueCall) and call.metric is value:
             call.wanted = True
@@ -263,6 +265,7 @@ def _register(
         value = given["value"]
         if isinstance(value, Tensor):
             given = {**given, "value": torch.zeros(value.shape, dtype=value.dtype)}
+        # a collection of its own: the stand-in's zeros must not be added to the run's sums
         alone = type(results)(training=results.training)
         alone.batch_size, alone.dataloader_idx = 1, results.dataloader_idx
         owner._results = alone
@@ -391,6 +394,7 @@ def record_host_calls(trainer: pl.Trainer | None, schedulers: list[Any]) -> Iter
     calls: list[Any] = []
     closures: list[ClosureCall] = []
 
+    # their arguments are taken now: the step may change a tensor in place afterwards
     def note(closure: Closure, args: Any, kwargs: Any) -> None:
         closures.append(ClosureCall(closure, trainer, args, kwargs))
 

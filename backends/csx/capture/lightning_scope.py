@@ -76,7 +76,7 @@ def overrides(owner: Any, name: str, base: type) -> bool:
     """Whether calling a hook runs other code than ``base``'s, which does nothing.
 
     The object is asked and not its class: ``LambdaCallback`` has its hooks as attributes.
-    Lightning's ``is_overridden`` compares code objects, which callable objects lack.
+    Lightning's ``is_overridden`` compares code objects, which a callable object does not have.
     """
     method = getattr(owner, name, None)
     return getattr(method, "__func__", method) is not getattr(base, name, None)
@@ -365,7 +365,10 @@ class LightningScope(Scope):
 
 
 def _divides_the_loss() -> bool:
-    """Whether Lightning works on the loss that the step returned; for it, that is the update."""
+    """Whether Lightning divides the loss that the step returned, for accumulation.
+
+    By then its current hook is ``optimizer_step``, and what is wrong with the loss is the step's.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not _LOSS:
         frame = frame.f_back

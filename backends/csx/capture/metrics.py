@@ -189,7 +189,7 @@ class _Metrics:
     def _update_late(self, metric: Metric, args: Any, kwargs: Any) -> None:
         """Let the host update a metric after every step."""
         self._calls.append(UpdateCall(metric, _taken(args, kwargs)))
-        self._late.update(map(id, metric.modules()))
+        self._late.update(map(id, metric.modules()))  # with a wrapper those that it wraps
 
     def _running(self, running: Running) -> Callable[..., Any]:
         """The value is that of the batch, which the metric inside computes."""
@@ -245,10 +245,11 @@ class _Metrics:
             before.restore()
             _erase_unused(self._graph, last)
             with torch.no_grad():
+                # written in place before it failed: the host's update would count that twice
                 for state, value, version in states:
                     if state._version != version:
                         state.copy_(value)
-            self._contract.refused = refused
+            self._contract.refused = refused  # it was tried in vain, which is no misuse
             return None, error
         finally:
             self._trying = False

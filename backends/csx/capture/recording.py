@@ -271,6 +271,7 @@ class Updates:
             nodes = tuple([None if one is None else node_of(one) for one in gradients])
             self._begun[id(optimizer)] = frozenset(graph.nodes), nodes
             if self.left_out:
+                # without parameters its step updates nothing, and hooks around it run as ever
                 self._groups[id(optimizer)], optimizer.param_groups = groups, []
 
         def before(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:

@@ -63,8 +63,8 @@ class Scope(ABC):
     deferred: list[DeferredState] = field(default_factory=list)
     carried: dict[str, GradientFlag] = field(default_factory=dict)  # gradients for the next step
     stage_gradients: StageGradients = field(default_factory=StageGradients)
-    python_runs_once: bool = True  # the step's Python runs once: the values that it reads stay
-    compares_traces: bool = False  # whether traces are kept, to compare later ones with them
+    python_runs_once: bool = True  # not with retrace_every_iteration; what it reads is frozen
+    compares_traces: bool = False  # each is recorded, for later ones to be compared with it
     gradients_on_host: ClassVar[bool] = False  # whether the host sees them between steps
 
     _steps: Tensor = field(default_factory=_counter)
@@ -267,7 +267,11 @@ class HostState:
 
 
 class BeforeTrace:
-    """Module, optimizers, counters and random states as they are before a trace."""
+    """Module, optimizers, counters and random states as they are before a trace.
+
+    Random states are left alone where the step drew nothing and other threads run: what those drew
+    must not come again.
+    """
 
     def __init__(self, scope: Scope) -> None:
         self._scope, self._deferred = scope, scope.deferred

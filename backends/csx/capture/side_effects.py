@@ -122,6 +122,7 @@ def collect(
         if isinstance(call, LogCall):
             accumulators |= call.reduce()
     owners = {id(vars(one)): path for path, one in module.named_modules()}
+    # two traces of one step list their outputs in the same order, or they would not be compared
     effects.writes.sort(key=lambda write: order_of(write[0][0], owners, order))
     outputs, tensors = collected_outputs(result, effects, calls, inputs.memory)
     inputs.replaced_data.write_back()  # the program's memory does not move
@@ -238,6 +239,7 @@ def release_rebound(
         [item] = [item for item in state if held in item.tensors]
         if len(item.tensors) == 1:
             continue
+        # after the first step another tensor is in the place, and the program would read the old one
         if any(user.op != "output" for user in nodes[id(held.tensor)].users):
             others = [other.places[0].name for other in item.tensors if other is not held]
             raise UnsupportedState(
@@ -285,6 +287,7 @@ def metric_calls(
     for metric in module.modules():
         if isinstance(metric, Metric):
             before = snapshot.before(vars(metric))["_update_count"]
+            # reset in the step, it has counted from zero: the count before means nothing
             anew = id(metric) in reset_ids
             if anew or metric._update_count != before:
                 yield MetricCall(metric, metric._update_count - (0 if anew else before), anew)

@@ -70,6 +70,7 @@ class StepInputs:
     def __init__(self, scope: Scope, batch: Any, trees: Trees, first: Recording | None) -> None:
         self._scope, self.batch = scope, BatchSpec(batch, scope.leaf_name)
         self.parameters = scope.parameters()
+        # that of the first trace waited for its gradient, and may have got it since
         self.deferred = scope.deferred if first is None else first.deferred
         self._schedulers = program_schedulers(scope.schedulers)
         places = self._places(trees)
@@ -80,9 +81,11 @@ class StepInputs:
         known = {id(held.tensor) for held in self.state_tensors()} if scope.trains else set[int]()
         trained = {name: p for name, p in self.parameters.items() if id(p) in known}
         self.gradients = Gradients(trained, scope)
+        # whatever the host has put there since, the program was built for this
         if first is not None and scope.python_runs_once:
             self.gradients.handover.was_none = first.was_none
         self.number_slots = number_slots(scope.named_optimizers(), self._schedulers)
+        # real tensors, which no module holds, become constants of the graph
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.items = list(self._made())
         self.guards: list[NumberGuard] = []
@@ -182,11 +185,12 @@ class StepInputs:
                 with traced_groups(self._scope.optimizers) as self.groups:
                     yield
         finally:
+            # in the same dicts, which schedulers and the user hold
             for group, numbers in zip(self._scope.groups(), before, strict=True):
                 group.clear()
                 group.update(numbers)
             for tensor, fake in swapped:
-                if isinstance(tensor, FakeTensor):
+                if isinstance(tensor, FakeTensor):  # it was reached before something failed
                     swap(tensor, fake)
 
     def _fakes_of_state(self, bases: list[Tensor], tracker: Any) -> list[tuple[Tensor, Tensor]]:
@@ -195,6 +199,7 @@ class StepInputs:
         for item, base in zip(self.state, bases, strict=True):
             for i, held in enumerate(item.tensors):
                 value = item.view(base, i)
+                # to make a fake is no operation of the step
                 with disable_proxy_modes_tracing(), torch._C.DisableTorchFunction():
                     fake = fake_for(held.tensor, value)
                 tracker[fake] = tracker[value]

@@ -158,7 +158,7 @@ class Trace:
         with in_place, running(global_step=steps.clone, norms=[]):
             observers.find_buffers(scope.root, inputs.values)
             batch = inputs.batch.rebuild(given)
-            before = copy_containers(batch)
+            before = copy_containers(batch)  # what the step does to its dicts and lists shows
             with contextlib.ExitStack() as stack:
                 enter = stack.enter_context
                 calls = enter(record_host_calls(scope.trainer, scope.schedulers))
@@ -173,6 +173,7 @@ class Trace:
             changes = BatchChanges(batch, before)
             if changes.value:
                 calls.insert(0, changes)
+            # what follows is ours, and brings results to their places: comparisons tell it apart
             last = next(reversed(tracer.graph.nodes))
             with torch.no_grad():
                 collected, tensors = collect(
