@@ -33,7 +33,12 @@ from fulgurite.backends.csx.capture.recording import (
     pass_through_values,
     record_operations,
 )
-from fulgurite.backends.csx.capture.scope import BeforeTrace, Scope, restored, undone_on_failure
+from fulgurite.backends.csx.capture.scope import (
+    BeforeTrace,
+    Scope,
+    restore_afterwards,
+    undo_on_failure,
+)
 from fulgurite.backends.csx.capture.side_effects import refuse_other_effects, release_rebound
 from fulgurite.backends.csx.capture.trace import Trace
 from fulgurite.backends.csx.contract import (
@@ -142,7 +147,7 @@ class FinishedTrace:
         """What the step left in places that held no tensors."""
         nodes = pytree.tree_leaves(self.module.graph.output_node().args[0])
         examples = [node.meta["val"] for node in nodes]
-        recording, batch = self.recorded(), self.trace.step.batch
+        recording, batch = self.make_recording(), self.trace.step.batch
         passed = pass_through_values(recording.outputs.passed, batch, batch, {INDEX: 0, EPOCH: 0})
         return CreatedState(self.trace.result.collected.new_places, recording, examples, passed)
 
@@ -151,7 +156,7 @@ class FinishedTrace:
         host, changed_at = self.trace.host, self.trace.observers.changes.of_modules
         refuse_other_effects(host.snapshot, host.modules, host.scope.module, changed_at)
 
-    def recorded(self) -> Recording:
+    def make_recording(self) -> Recording:
         """What is kept of a trace, to compare a later one with it."""
         trace, inputs, host = self.trace, self.trace.inputs, self.trace.host
         updates, once = trace.updates.found, trace.scope.python_runs_once
@@ -194,10 +199,10 @@ class FinishedTrace:
         kept = [(p, now) for p, now in filled if not isinstance(now, Tensor) or p in views]
         return kept + [(place, copy(place.get())) for place in map(place_of_list, outputs.lists)]
 
-    def captured(self) -> CapturedStep:
+    def make_captured_step(self) -> CapturedStep:
         """Lower what was traced, and sort what the step left behind."""
         trace, scope, inputs = self.trace, self.trace.scope, self.trace.inputs
-        recording = self.recorded() if scope.compares_traces else None
+        recording = self.make_recording() if scope.compares_traces else None
         self.refuse_other_effects()
         # a place that gets a new tensor after every step shares memory with nobody from then on
         inputs.state = release_rebound(trace.result.collected.rebound, inputs.state, inputs.nodes)
@@ -251,7 +256,7 @@ _TABLES = 3
 def capture(
     scope: Scope, run: Callable[[Any], Any], batch: Any, *, clears_gradients: bool = False
 ) -> CapturedStep:
-    """Trace ``run(batch)``; to be called inside ``undone_on_failure``.
+    """Trace ``run(batch)``; to be called inside ``undo_on_failure``.
 
     Args:
         scope: what the step works on.
@@ -268,10 +273,12 @@ def capture(
         return FinishedTrace(now, now.trace())
 
     with explaining_errors():
-        return retry_with_values(lambda: _captured(scope, trace), lambda: undone_on_failure(scope))
+        return retry_with_values(
+            lambda: _trace_until_final(scope, trace), lambda: undo_on_failure(scope)
+        )
 
 
-def _captured(scope: Scope, trace: Callable[[], FinishedTrace]) -> CapturedStep:
+def _trace_until_final(scope: Scope, trace: Callable[[], FinishedTrace]) -> CapturedStep:
     """Trace until the trace is what every later step will be.
 
     The first one may not be, for five reasons; each is dealt with, and the step is traced again:
@@ -302,7 +309,7 @@ def _captured(scope: Scope, trace: Callable[[], FinishedTrace]) -> CapturedStep:
                     undo()
 
         def traced_and_undone() -> None:
-            with restored(scope):
+            with restore_afterwards(scope):
                 traced()
 
         finished, tables = traced(), 0
@@ -320,8 +327,8 @@ def _captured(scope: Scope, trace: Callable[[], FinishedTrace]) -> CapturedStep:
             stack.enter_context(created.places_filled())
             finished = traced()
             names = [item.name for item in finished.trace.inputs.items]
-            created.check(finished.recorded(), finished.module.graph, names)
-        captured = finished.captured()
+            created.check(finished.make_recording(), finished.module.graph, names)
+        captured = finished.make_captured_step()
         # last, for it traces the step once more where something leaked
         report_leaks(finished.trace.result.leaked, traced_and_undone)
     return captured
@@ -346,16 +353,16 @@ def retrace(
         GraphChanged: it is another program than ``first``.
         TraceError: the step is no longer static.
     """
-    with tracing(), undone_on_failure(scope), explaining_errors(), as_first_traced(first):
+    with tracing(), undo_on_failure(scope), explaining_errors(), as_first_traced(first):
         return retry_with_values(
-            lambda: _recorded_again(Trace(scope, run, batch, clears_gradients, first), step, first),
-            lambda: undone_on_failure(scope),
+            lambda: _trace_again(Trace(scope, run, batch, clears_gradients, first), step, first),
+            lambda: undo_on_failure(scope),
         )
 
 
-def _recorded_again(trace: Trace, step: str, first: Recording) -> Recording:
+def _trace_again(trace: Trace, step: str, first: Recording) -> Recording:
     finished = FinishedTrace(trace, trace.trace())
-    now = finished.recorded()
+    now = finished.make_recording()
     check_same(step, first, now)
     finished.refuse_other_effects()
     return now

@@ -114,7 +114,7 @@ _FIELDS = ("stage", "fn")
 _FRAMEWORKS = ("lightning", "fulgurite", "torchmetrics")
 
 
-def noted_answers(answers: Answers) -> Iterator[Patch]:
+def note_answers(answers: Answers) -> Iterator[Patch]:
     """Patches that note what code other than Lightning's reads."""
 
     def note(where: str, name: str, value: Any) -> Any:

@@ -23,7 +23,7 @@ import torch
 import torch._dynamo.config
 
 from fulgurite.backends.csx.capture.host_calls import static_metrics
-from fulgurite.backends.csx.capture.lightning_scope import Answers, noted_answers
+from fulgurite.backends.csx.capture.lightning_scope import Answers, note_answers
 from fulgurite.backends.csx.capture.scope import Scope
 from fulgurite.backends.csx.contract import (
     impure_functions,
@@ -65,7 +65,7 @@ def patches(scope: Scope, line: Callable[[], UserLine | None], answers: Answers)
     if scope.fp16_type == "cbfloat16":
         yield from cbfloat16_facts()  # torch.finfo
     yield from traced_math()  # math: functions of traced numbers
-    yield from noted_answers(answers)  # lightning: the trainer's state selects the program
+    yield from note_answers(answers)  # lightning: the trainer's state selects the program
     if scope.python_runs_once:
         yield from reads_of_lightning()  # lightning: counters, metrics and loggers, with a warning
         yield from impure_functions()  # time, random, numpy.random, with a warning

@@ -79,14 +79,14 @@ class Output:
     index: int
 
 
-def collected_outputs(
+def make_outputs(
     result: Any, effects: SideEffects, calls: list[Any], of_inputs: set[int]
 ) -> tuple[Outputs, list[Tensor]]:
     """The tensors among what a traced step returned, set, appended and logged: its outputs.
 
     ``of_inputs`` is memory that belongs to inputs; the calls lose their traced values.
     """
-    places, values = effects.written()
+    places, values = effects.places_and_values()
     tree = {
         "result": result,
         "attributes": values,

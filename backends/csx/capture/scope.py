@@ -288,7 +288,7 @@ class BeforeTrace:
 
 
 @contextlib.contextmanager
-def undone_on_failure(scope: Scope) -> Iterator[None]:
+def undo_on_failure(scope: Scope) -> Iterator[None]:
     """If the block raises, put module, optimizers, counters and random states back as they were."""
     before = BeforeTrace(scope)
     try:
@@ -299,8 +299,8 @@ def undone_on_failure(scope: Scope) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def restored(scope: Scope) -> Iterator[None]:
-    """Put all that back when the block ends, however it ends."""
+def restore_afterwards(scope: Scope) -> Iterator[None]:
+    """Put back all that ``BeforeTrace`` remembers when the block ends, however it ends."""
     before = BeforeTrace(scope)
     try:
         yield
@@ -309,11 +309,11 @@ def restored(scope: Scope) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def flat_weights_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Put back what recurrent layers listed anew: they hold their weights a second time.
+def keep_flat_weights(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Put back the lists in which recurrent layers hold their weights a second time.
 
-    Each call lists them again where one is another object than in the last call, which
-    ``functional_call`` and ``weight_norm`` make it: after a step that is none of ours to repeat.
+    A call lists the weights again where one is another object than in the call before, which it is
+    under ``functional_call`` and ``weight_norm``. What a trace lists so are its fakes.
     """
     before = [
         (one, one._flat_weights, list(one._flat_weights), one._flat_weight_refs)
@@ -330,14 +330,14 @@ def flat_weights_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def undone(scope: Scope) -> Iterator[PythonState]:
-    """``restored``, and with it whatever Python state the step's code can reach.
+def undo_afterwards(scope: Scope) -> Iterator[PythonState]:
+    """Do as ``restore_afterwards``, and put back too what Python state the step's code can reach.
 
     Yields that state as it was.
     """
     state = scope.python_state()
     try:
-        with restored(scope):
+        with restore_afterwards(scope):
             yield state
     finally:
         state.restore()

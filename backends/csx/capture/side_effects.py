@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from fulgurite.backends.csx.capture.host_calls import Accumulator, LogCall, MetricCall, NumberCall
-from fulgurite.backends.csx.capture.recording import Outputs, collected_outputs
+from fulgurite.backends.csx.capture.recording import Outputs, make_outputs
 from fulgurite.backends.csx.capture.scope import HostState
 from fulgurite.backends.csx.capture.step_inputs import StepInputs
 from fulgurite.backends.csx.contract import Observers, holds_traced
@@ -124,7 +124,7 @@ def collect(
     owners = {id(vars(one)): path for path, one in module.named_modules()}
     # two traces of one step list their outputs in the same order, or they would not be compared
     effects.writes.sort(key=lambda write: order_of(write[0][0], owners, order))
-    outputs, tensors = collected_outputs(result, effects, calls, inputs.memory)
+    outputs, tensors = make_outputs(result, effects, calls, inputs.memory)
     inputs.replaced_data.write_back()  # the program's memory does not move
     observers.frozen_buffers.check()  # again, for what was written back
     collected = CollectedEffects(
@@ -239,7 +239,7 @@ def release_rebound(
         [item] = [item for item in state if held in item.tensors]
         if len(item.tensors) == 1:
             continue
-        # after the first step another tensor is in the place, and the program would read the old one
+        # after the first step the place holds another tensor: the program would read the old one
         if any(user.op != "output" for user in nodes[id(held.tensor)].users):
             others = [other.places[0].name for other in item.tensors if other is not held]
             raise UnsupportedState(

@@ -87,7 +87,7 @@ class StepInputs:
         self.number_slots = number_slots(scope.named_optimizers(), self._schedulers)
         # real tensors, which no module holds, become constants of the graph
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
-        self.items = list(self._made())
+        self.items = list(self._make_items())
         self.guards: list[NumberGuard] = []
         self.groups: list[TracedGroup] = []
         self.nodes: dict[int, fx.Node] = {}
@@ -120,7 +120,7 @@ class StepInputs:
             real = like(tensor) if tensor.is_inference() else tensor
             return self.mode.from_tensor(real.detach(), static_shapes=True)
 
-    def _made(self) -> Iterator[Input]:
+    def _make_items(self) -> Iterator[Input]:
         fake, role = self._fake, _roles(self._scope, self.parameters.values())
         for i, item in enumerate(self.state):
             example = fake(item.base())

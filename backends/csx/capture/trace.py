@@ -23,7 +23,7 @@ from fulgurite.backends.csx.capture.host_calls import record_host_calls
 from fulgurite.backends.csx.capture.metrics import metrics_in_step
 from fulgurite.backends.csx.capture.patch_table import traceable
 from fulgurite.backends.csx.capture.recording import Recording, Updates
-from fulgurite.backends.csx.capture.scope import HostState, Scope, flat_weights_kept
+from fulgurite.backends.csx.capture.scope import HostState, Scope, keep_flat_weights
 from fulgurite.backends.csx.capture.side_effects import CollectedEffects, collect
 from fulgurite.backends.csx.capture.step_inputs import StepInputs
 from fulgurite.backends.csx.contract import Observers
@@ -143,7 +143,7 @@ class Trace:
         yield first_updates(inputs.deferred)
         yield self.updates.noting(graph, self.observers.node_of)
         yield from self.observers.around_step()
-        yield flat_weights_kept(self.host.modules)
+        yield keep_flat_weights(self.host.modules)
 
     def _step(self, *flat: Tensor) -> list[Tensor]:
         """What ``make_fx`` traces: the inputs are in their places, the step runs, all is undone."""

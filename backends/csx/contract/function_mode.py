@@ -162,7 +162,6 @@ class Contract(TorchFunctionMode):
             args = (args[0], without_known_masks(args[1], self._value))
         if kwargs or func in (Tensor.to, Tensor.cuda):
             self._check_options(func, args, kwargs)
-        # a literal of the stand-in's dtype would have two bits less than one of cbfloat16
         literal = self._narrow.literal(func, args, kwargs)
         if literal is not None:
             result = self._call(func, *literal)

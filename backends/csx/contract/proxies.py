@@ -177,7 +177,7 @@ BATCH, INDEX, EPOCH = "batch", "batch_idx", "epoch"
 """Kinds of proxies: for what a batch holds, and for arguments of these names."""
 
 _living: list[weakref.ref[ValueProxy]] = []  # proxies of the trace that runs
-_given: frozenset[str] = frozenset()  # kinds of proxies that this trace does without
+_kinds_without_proxy: frozenset[str] = frozenset()  # kinds of proxies that this trace does without
 _refused_at: UserLine | None = None  # where an earlier trace failed for want of the values
 
 
@@ -187,10 +187,10 @@ def make_proxy(value: Any, note: Callable[[], object], source: PassThrough) -> A
     Of another value there is no proxy: ``note`` is called at once, and the value returned.
     """
     made, held = PROXIES.get(type(value)), ProxyTarget(value, note, source)
-    if made is None or _kind_of(held) in _given:
+    if made is None or _kind_of(held) in _kinds_without_proxy:
         note()
         return value
-    return _made(_of_kind(made, _kind_of(held)), held)
+    return _new_proxy(_of_kind(made, _kind_of(held)), held)
 
 
 def make_object_proxy(
@@ -200,7 +200,7 @@ def make_object_proxy(
 
     It calls ``refuse``, which raises, when it is used, and ``note`` when its type is asked for.
     """
-    return _made(ValueProxyObject, ProxyTarget((kind, refuse), note, source))
+    return _new_proxy(ValueProxyObject, ProxyTarget((kind, refuse), note, source))
 
 
 def make_container_proxy(path: tuple[Any, ...]) -> Any:
@@ -218,7 +218,7 @@ def _of_kind(made: Any, kind: str) -> type[Any]:
     return made if kind == BATCH else type(f"{made.__name__}_{kind}", (made,), {})
 
 
-def _made(kind: type[Any], held: ProxyTarget) -> Any:
+def _new_proxy(kind: type[Any], held: ProxyTarget) -> Any:
     made = object.__new__(kind)
     object.__setattr__(made, "_fulgurite_target", held)
     _living.append(weakref.ref(made))
@@ -295,20 +295,20 @@ def names_proxy(error: BaseException) -> str | None:
 
 def refused_at(kind: str) -> UserLine | None:
     """The user's line that gave such a proxy to code which takes only values, if one did."""
-    return _refused_at if kind in _given else None
+    return _refused_at if kind in _kinds_without_proxy else None
 
 
 def retry_with_values(
-    trace: Callable[[], T], undone: Callable[[], contextlib.AbstractContextManager[None]]
+    trace: Callable[[], T], undo_afterwards: Callable[[], contextlib.AbstractContextManager[None]]
 ) -> T:
     """Trace; where it fails because of a proxy, again with the values, which count as read.
 
-    ``undone`` makes a context that undoes what a failed trace did.
+    ``undo_afterwards`` makes a context that undoes what a failed trace did.
     """
     refused, line = frozenset[str](), None
     while True:
         try:
-            with undone(), _values_of(refused, line):
+            with undo_afterwards(), _values_of(refused, line):
                 return trace()
         except TraceError:  # the contract's own, with a proxy as with the value
             raise
@@ -323,13 +323,13 @@ def retry_with_values(
 
 @contextlib.contextmanager
 def _values_of(kinds: frozenset[str], line: UserLine | None) -> Iterator[None]:
-    global _given, _refused_at
-    before = _given, _refused_at
-    _given, _refused_at = kinds, line
+    global _kinds_without_proxy, _refused_at
+    before = _kinds_without_proxy, _refused_at
+    _kinds_without_proxy, _refused_at = kinds, line
     try:
         yield
     finally:
-        _given, _refused_at = before
+        _kinds_without_proxy, _refused_at = before
 
 
 def _is_libraries(error: Exception) -> bool:

@@ -31,7 +31,7 @@ from fulgurite.backends.csx.capture import (
     as_first_traced,
     check_results,
     check_same,
-    undone,
+    undo_afterwards,
 )
 from fulgurite.backends.csx.contract import (
     FrozenValueWarning,
@@ -246,13 +246,13 @@ class Audits:
     def _trace_once(
         self, first: Recording, again: _Again, finder: LineFinder | None
     ) -> list[Change]:
-        with as_first_traced(first), undone(self._scope) as state:
+        with as_first_traced(first), undo_afterwards(self._scope) as state:
             trace = again(first, first.is_outline)
             with finder.watching(lambda: list(state.changes())) if finder else _NOTHING:
                 module = trace.trace()
             changes = list(state.changes())
             if finder is None:
-                now = FinishedTrace(trace, module).recorded()
+                now = FinishedTrace(trace, module).make_recording()
                 check_same(self._stage, first, now)
                 check_results(self._stage, first, now)
         return changes

@@ -17,7 +17,7 @@ from fulgurite.backends.csx.capture import (
     capture,
     pass_through_values,
     result_of,
-    undone_on_failure,
+    undo_on_failure,
 )
 from fulgurite.backends.csx.compile.fabric import Fabric, Loaded, Wanted
 from fulgurite.backends.csx.config import CSXBackend
@@ -103,7 +103,7 @@ class Builder:
         self.speed.leave_out()  # which this step would tell nothing of
         profiler = profiler_of(scope.trainer)
         recording = recording_for_report(self.stage, self.backend)
-        with interrupted_once(), undone_on_failure(scope), recording as record:
+        with interrupted_once(), undo_on_failure(scope), recording as record:
             with tracing():
                 new_state = scope.make_optimizer_state()
                 captured = profiled(profiler, CAPTURE, self._capture)(entries, batch)

@@ -47,7 +47,7 @@ class GradientHandover:
     shown: bool = False  # it is Lightning's, and the host sees what is state
     all_kept: bool = False  # and what is not
     was_none: frozenset[str] = frozenset()  # before the trace
-    none_matters: set[str] = field(default_factory=set)  # whether these were None matters
+    none_matters: set[str] = field(default_factory=set)  # the trace depends on which were None
     tensor_after: dict[str, bool] = field(default_factory=dict)  # False: None; absent: as found
     unused: set[str] = field(default_factory=set)  # computed, and not used by an optimizer since
     carried: dict[str, GradientFlag] = field(default_factory=dict)  # from one step to the next

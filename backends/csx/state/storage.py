@@ -99,7 +99,7 @@ class SideEffects:
         self.lists.append(place)
         self.list_values.append(values)
 
-    def written(self) -> tuple[list[Place], list[Any]]:
+    def places_and_values(self) -> tuple[list[Place], list[Any]]:
         """The places that are set after every step, and their values.
 
         What several calls of ``set_after`` were given gets memory of its own for each.

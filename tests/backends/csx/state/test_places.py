@@ -48,7 +48,7 @@ def test_what_two_places_are_given_apart_does_not_share_memory_afterwards() -> N
         value = torch.zeros(2)
         left.set_after([Place(held, "a"), Place(held, "b")], value)
         left.set_after([Place(held, "c")], value)
-        places, (a, b, c) = left.written()
+        places, (a, b, c) = left.places_and_values()
     assert [place.key for place in places] == ["a", "b", "c"]
     assert a is b is value
     assert storage_of(c) != storage_of(a)
