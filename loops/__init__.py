@@ -73,6 +73,7 @@ def install(trainer: pl.Trainer) -> None:
     if trainer._detect_anomaly and not any(isinstance(one, CheckLoss) for one in callbacks):
         callbacks.append(CheckLoss(gradients=True))
     epoch_loop = trainer.fit_loop.epoch_loop
+    # the strategy writes the checkpoints, and lies in a room below
     strategy_of(trainer).progress = resuming.add_progress
     for loop, kind in (
         (trainer.fit_loop, FitLoop),

@@ -191,6 +191,8 @@ def _replay_those_without_state(
         restore_now(restored[MADE], loaders)
         return {ITERATOR: {name: restored[name] for name in ("rng", "generators")}}
     if not all(map(has_state, loaders)):
+        # of a loader without a length a batch is fetched ahead, from its beginning: that cannot be
+        # undone
         ahead = isinstance(fetcher, _PrefetchDataFetcher) and fetcher.batches
         if ahead:
             warnings.warn(

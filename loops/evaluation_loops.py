@@ -184,6 +184,8 @@ class EvaluationLoop(_EvaluationLoop):
         output = self._run_step(batch, batch_idx, *loader)
         progress.increment_processed()
         hooks.after(output, batch, batch_idx, *loader)
+        # Lightning brings its dicts up to date on every batch; here where a batch's own value is
+        # wanted
         logs = any(metric.meta.on_step for metric in results.values())
         if logs:
             trainer._logger_connector.on_batch_end()

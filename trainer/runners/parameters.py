@@ -313,6 +313,7 @@ def read_parameters(given: CommandLine, default_model_dir: str) -> Parameters:
         if given.device is not None:
             runconfig["target_device"] = given.device
         runconfig.setdefault("model_dir", default_model_dir)
+        # the script's functions see these in runconfig too, and the file's schema has no such keys
         without = [f.name for f in FLAGS if not f.means and f.name in given.values]
         return Parameters(data, document=document, own=(*given.extra, *without))
     _put_flags(_init(data, document), given, default_model_dir)
@@ -342,6 +343,7 @@ def _init(data: dict[str, Any], document: Document) -> dict[str, Any]:
 def _put_flags(init: dict[str, Any], given: CommandLine, default_model_dir: str) -> None:
     """Set what flags stand for, in the new form."""
     init.setdefault("model_dir", default_model_dir)
+    # a file has device or backend: where a flag is of the backend, the device goes in there
     backend = "backend" in init or any(".backend." in flag.key for flag, _ in meanings(given))
     if backend:
         kind = init.pop("device", None)

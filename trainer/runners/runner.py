@@ -266,6 +266,7 @@ def run(
             line by line; 130 or 143, after Ctrl-C or SIGTERM ended the run.
         ValueError: the mode needs data that no function gives; the runner is for another device.
     """
+    # whoever called run(): its folder gets model_dir, and its name is in the command that goes on
     script = Path(inspect.stack()[1].filename)
     given = parse_command_line(None, extra_args_parser_fn() if extra_args_parser_fn else None)
     try:

@@ -111,6 +111,7 @@ class Values:
                     if isinstance(one, Tensor):
                         yield Value(node, i), node
         else:
+            # in no call: it was folded into those that read it, who read what it was made of
             for one in (source or node).all_input_nodes:
                 yield from self.behind(one)
 

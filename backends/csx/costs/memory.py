@@ -106,6 +106,7 @@ def memory(graph: Graph, kernels: Kernels) -> Memory:
             at_peak[module_name(one.value.node)] += one.value.bytes
     roles = Counter[Role]()
     for item in graph.inputs:
+        # all of its memory is there, though an input may look at a part of it
         roles[item.role] += item.example.untyped_storage().nbytes()
     return Memory(
         parameters_bytes=roles[Role.PARAMETER],

@@ -74,6 +74,7 @@ def _reads(values: Values, operations: list[fx.Node]) -> dict[Value, list[tuple[
     own = set(operations)
     found: dict[Value, list[tuple[fx.Node, fx.Node]]] = {}
     for node in operations:
+        # the memory that it gives is the collective's, which is counted there
         if is_wait(node.target):
             continue
         overwritten = written_nodes(node) if node.target is _COPY else []

@@ -155,6 +155,7 @@ def _is_in_target(file: str, package: str) -> bool:
 @functools.cache
 def _has_installed(folder: str) -> bool:
     with contextlib.suppress(OSError):  # one that is gone, or must not be listed
+        # pip leaves this beside the packages, whatever the folder is called
         return any(name.endswith(".dist-info") for name in os.listdir(folder))
     return False
 

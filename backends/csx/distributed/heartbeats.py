@@ -110,6 +110,7 @@ class Heartbeats:
             return self._reason
         for rank, (_, at) in self._seen.items():
             silent, done = time.monotonic() - at, self._get(f"done/{rank}")
+            # a process that has ended well is silent too: it is missed only where this one goes on
             if done is not None and int(done) < self._steps():
                 return (
                     f"rank {rank} has ended its run after {int(done)} steps, and this one goes on:"

@@ -65,6 +65,8 @@ class Launcher(_SubprocessScriptLauncher):
         time.sleep(GRACE_S)
         for process in self.procs:
             process.kill()
+        # the main thread may wait in a collective for the process that is gone, where Python ends
+        # nothing
         sys.stdout.flush()
         os._exit(1)
 

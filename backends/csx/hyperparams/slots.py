@@ -239,6 +239,8 @@ def set_numbers(
     """
     for group in groups:
         for key in group.changed():
+            # group["step"] += 1: the host can set what follows from numbers that the program
+            # returns
             if group.follows(key):
                 yield group, key, group[key]
                 continue

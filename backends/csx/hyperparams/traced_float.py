@@ -218,6 +218,7 @@ def _arithmetic(name: str, sign: str, operation: Callable[[Any, Any], Any]) -> N
 def _comparison(name: str, sign: str, operation: Callable[[Any, Any], Any]) -> None:
     def compare(self: TracedNumber, other: Any) -> Any:
         if isinstance(other, Tensor):
+            # with a tensor it is an operation of the program, and Python sees nothing
             return operation(self.tensor, other)
         if not isinstance(other, Real):
             return NotImplemented

@@ -51,6 +51,7 @@ def read_position(strategy: Strategy, path: str | Path, checkpoint: Any, key: st
     _warn_of_weights(path, checkpoint)
     found, module = checkpoint.get(key), strategy.lightning_module
     trainer = None if module is None else module._trainer
+    # whoever validates, tests or predicts takes the weights alone
     fits = trainer is None or trainer.state.fn == TrainerFn.FITTING
     if fits and trainer is not None and checkpoint.get("optimizer_states") == []:
         rank_zero_warn(f"{path} has no state of optimizers: they begin anew, without moments.")

@@ -52,6 +52,7 @@ class EvaluationSteps:
         assert self._trainer is not None
         results = self._trainer._results
         known = results.dataloader_idx if results is not None else None
+        # a step without dataloader_idx has several loaders too: then Lightning's results know which
         loader = rest[1] if len(rest) > 1 else known
         step = self.steps.get((stage, loader))
         if step is None:

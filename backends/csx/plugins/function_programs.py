@@ -328,6 +328,7 @@ def check_argument(name: str, value: Any, line: UserLine | None) -> None:
                 remedy=f"{name}.detach(); or pass the module or the optimizer that holds it",
             )
         return
+    # np.float64 is one of Python's floats as well, and so data
     if isinstance(value, (np.ndarray, np.generic)) and not isinstance(value, _DATA):
         raise UnsupportedInput(
             f"{name} is a numpy {type(value).__name__}.",

@@ -36,6 +36,8 @@ def refuse_useless_steps(optimizer: Optimizer) -> None:
     _guarded[optimizer] = True
 
     def check(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        # one gradient is enough: what no optimizer in a traced function has used is in p.grad, for
+        # the loop to step
         on_host = step_context.get().is_on_host
         if on_host and all(p.grad is None for g in optimizer.param_groups for p in g["params"]):
             raise UnsupportedState(

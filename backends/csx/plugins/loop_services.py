@@ -95,6 +95,7 @@ class LoopServices(Strategy):
             data_s=data_s,
             in_steps_s=training.speed.in_steps_s,
             waits_s=training.speed.waits.seconds,
+            # not those of an earlier fit of this Trainer, or of a validation before it
             costs=[one.cost for one in self.programs if one.cost and one.cost.began >= began],
             training=[one.cost for one in training.programs if one.cost],
             batches=training.runs,

@@ -132,6 +132,7 @@ def csx_precision(plugin: Precision) -> CSXPrecision:
         (MixedPrecision, "bf16-mixed"): CSXMixedPrecision,
         (MixedPrecision, "16-mixed"): lambda: CSXMixedPrecision("float16", _scale_like(plugin)),
     }
+    # Lightning's own classes alone: what a subclass of somebody's does besides would be lost
     if (kind := (type(plugin), str(plugin.precision))) in made:
         return made[kind]()
     known = ", ".join(map(repr, _SUPPORTED))

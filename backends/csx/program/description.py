@@ -127,6 +127,7 @@ def make_program(stage: str, captured: Mapping[str, CapturedStep]) -> Program:
                     name=item.name,
                     layout=Layout.of(item.example),
                     placement=item.placement,
+                    # both entry points work on one state, which one of them may only read
                     written=i in written or (before is not None and before.written),
                 )
         outputs = len(one.graph.runs.module.graph.output_node().args[0])  # type: ignore[arg-type]

@@ -199,6 +199,7 @@ def _loop_arguments(loop: Loop, lightnings: Mapping[str, Any], begin: int) -> di
     if loop.num_epochs is not None:
         made["max_epochs"] = loop.num_epochs
     elif not steps and not {"max_epochs", "max_steps", "max_time"} & lightnings.keys():
+        # Lightning's own default is 1,000 epochs, with a warning
         made["max_epochs"] = 1
     if loop.steps_per_epoch is not None:
         made["limit_train_batches"] = loop.steps_per_epoch * accumulate

@@ -369,6 +369,7 @@ def loader_of(call: Call) -> Any:
         TypeError: it makes something else, or a loader where arguments of one are given.
     """
     made, loader = call(), call.loader if isinstance(call, DataCall) else None
+    # a dataset that takes batch_size gives whole batches: none is put together around it
     batched: dict[str, Any] = {"batch_size": None} if "batch_size" in call.arguments else {}
     if hasattr(made, "create_dataloader"):
         made = made.create_dataloader()

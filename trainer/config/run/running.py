@@ -270,6 +270,8 @@ def _loading(trainer: pl.Trainer, phase: Phase, mode: str, path: str | None) -> 
     """Add the same note to errors of loading that come while a stage runs."""
     strategy = trainer.strategy
 
+    # Lightning loads deep inside of fit(): what fails there is told apart from errors of the
+    # training by the strategy's methods, which load and do nothing else
     def told(name: str) -> tuple[Any, str, Callable[..., Any]]:
         load = getattr(strategy, name)
 

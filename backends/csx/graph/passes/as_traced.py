@@ -91,6 +91,7 @@ def _without_unread(traced: Graph, kept: Container[int] | None = None) -> Graph 
     inputs = []
     for item, node in given:
         wanted = item.kind is not Kind.GRADIENT if kept is None else id(item) in kept
+        # a gradient between steps that is read: what becomes of it the passes decide
         if node.users and not wanted:
             return None
         if node.users or (wanted and kept is not None):

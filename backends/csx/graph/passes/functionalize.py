@@ -37,6 +37,7 @@ def functionalize(graph: Graph) -> Graph:
     if memories is not None and is_plain(graph, memories):
         with contextlib.suppress(NotPlain):
             return _traced(graph, lambda *inputs: _rewritten(graph, memories, table), table)
+    # tracing all of it again takes what the capture took, but torch knows every case
     return by_torch(graph)
 
 

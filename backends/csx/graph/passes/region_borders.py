@@ -32,6 +32,7 @@ def separate_regions(graph: Graph) -> Graph:
     for node, region in of.items():
         node.meta["custom"] = {**node.meta.get("custom", {}), MARK: str(region)}
     for node in list(fresh.nodes):
+        # an input lies in memory already, and a view is no value of its own
         if not _is_value(node) or not _computes(_behind(node)):
             continue
         own = of.get(_behind(node))
