@@ -426,7 +426,10 @@ def _shown(value: Any) -> str:
 
 
 def _results(recording: Recording) -> dict[Any, Any]:
-    """What becomes of the results; a list that is made anew from nothing has grown."""
+    """Where the results of a trace go, in a form that is the same in both traces.
+
+    In the first one a list may be new, to which the second one appends: both are lists here.
+    """
     outputs = recording.outputs
     template = outputs.template()
     found: dict[Any, Any] = {"result": template["result"], "calls": template["calls"]}
@@ -440,7 +443,10 @@ def _results(recording: Recording) -> dict[Any, Any]:
 
 
 def _spread(name: Any, value: Any) -> Iterator[tuple[Any, Any]]:
-    """What a place is given: of a new dict each value, for a list in it is one that has grown."""
+    """What a place is given, by name: a new dict value by value.
+
+    The second trace finds the dict, and appends to a list in it or sets a key of it.
+    """
     if type(value) is not dict or not isinstance(name, str):
         yield name, value
         return

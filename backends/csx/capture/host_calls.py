@@ -124,7 +124,10 @@ class LogCall:
 
 
 def begin_mean(call: object) -> Tensor | None:
-    """A tensor that shall become the mean of all processes', for a value to be logged as that."""
+    """A copy of a logged value for the processes to average, where the log asks for their mean.
+
+    None for other calls. The program exchanges it together with its gradients.
+    """
     if not isinstance(call, LogCall) or not call.result.is_tensor or call.mean is not None:
         return None
     meta = call.result.meta

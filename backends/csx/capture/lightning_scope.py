@@ -348,7 +348,7 @@ class LightningScope(Scope):
         return UserLine.of_method(type(self.module), hook)
 
     def line_naming(self, names: Collection[str], *, stored: bool = False) -> UserLine | None:
-        """The same in the methods of the module, its callbacks and its layers."""
+        """The first line with one of these names in methods of the module, callbacks and layers."""
         holders = (self.module, *self.trainer.callbacks, *self.module.modules())  # type: ignore[attr-defined]
         kinds = dict.fromkeys(kind for holder in holders for kind in type(holder).__mro__)
         return line_naming(

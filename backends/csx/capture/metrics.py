@@ -192,7 +192,7 @@ class _Metrics:
         self._late.update(map(id, metric.modules()))  # with a wrapper those that it wraps
 
     def _running(self, running: Running) -> Callable[..., Any]:
-        """The value is that of the batch, which the metric inside computes."""
+        """``forward`` of a Running metric: the metric inside computes the value of the batch."""
         inside = running.base_metric
 
         def value_of(*args: Any, **kwargs: Any) -> Any:
@@ -208,7 +208,10 @@ class _Metrics:
         return forward
 
     def _in_time(self, metric: Metric, name: str) -> Callable[..., Any]:
-        """``compute`` or ``reset``, where the step has all that it is about."""
+        """``compute`` or ``reset`` for the step's code.
+
+        It is an error where the host updates the metric after the step: it would come too early.
+        """
         stock = getattr(metric, name)
         grows = any(isinstance(state, list) for state in metric._defaults.values())
 

@@ -111,10 +111,10 @@ def make_outputs(
 def _numbered(
     leaves: list[Any], of_inputs: set[int]
 ) -> tuple[tuple[Any, ...], list[Tensor], tuple[PassThrough, ...]]:
-    """The leaves with an ``Output`` for each traced tensor, and these tensors, each once.
+    """The leaves with an ``Output`` in the place of each traced tensor and of what is passed on.
 
-    So is what the step only passed on, numbered after the tensors; returned third. An output over
-    the memory of an input is copied, for the next step writes there.
+    Returned with the tensors and the sources of what is passed on, each once: outputs count through
+    both. An output over the memory of an input is copied, for the next step writes there.
     """
     tensors: list[Tensor] = []
     known: dict[int, Output] = {}

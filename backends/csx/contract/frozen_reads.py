@@ -114,7 +114,7 @@ def is_replaying() -> bool:
 
 
 def frozen_call(name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """The same for a step that calls a clock or a random function."""
+    """What a step gets that calls a clock or a random function: as ``frozen_value``."""
     reads: Reads | None = step_context.get().reads
     return function(*args, **kwargs) if reads is None else reads.call(name, function, args, kwargs)
 
@@ -217,7 +217,7 @@ def is_users(frame: FrameType) -> bool:
 
 
 def is_models(frame: FrameType) -> bool:
-    """The same, or whether it is that of a package: a model that was installed."""
+    """Whether a frame is the user's, or that of an installed package: a model may come from one."""
     if not _wants_warnings():
         return False
     frame = _reader(frame)

@@ -178,7 +178,10 @@ def _name(function: Any) -> str:
 def place_in_frames(
     frames: Iterator[FrameType], is_scalar: Callable[[Any], bool]
 ) -> MisplacedTensor | None:
-    """The same among the parameters of torch's own Python functions, the outermost first."""
+    """Which parameter of torch's own Python functions is a tensor that must be a Python number.
+
+    ``frames`` are those of the functions that run, the outermost first: the one that was called.
+    """
     for frame in frames:
         code = frame.f_code
         for argument in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
@@ -191,7 +194,7 @@ def place_in_frames(
 
 
 def place_of_error(error: TypeError, is_scalar: Callable[[Any], bool]) -> MisplacedTensor | None:
-    """The same where torch refused the tensor by itself: what the traceback tells.
+    """Which tensor is in the place of a number, from the traceback of an error of torch's own.
 
     torch looks at ``alpha=`` before any mode does; then the tensor is called what the user's line
     calls it.
@@ -219,7 +222,7 @@ def place_of_error(error: TypeError, is_scalar: Callable[[Any], bool]) -> Mispla
 def _place_in_source(
     traceback: TracebackType, text: str, is_scalar: Callable[[Any], bool]
 ) -> MisplacedTensor | None:
-    """The same by the expression that the user's frame was in."""
+    """Which tensor is in the place of a number, from the source of the user's expression."""
     call = _expression(traceback)
     if not isinstance(call, ast.Call) or any(isinstance(a, ast.Starred) for a in call.args):
         return None
@@ -336,7 +339,7 @@ class Refusals:
         return None if place is None else self._scalar(place)
 
     def scalar_argument_seen_by_torch(self, error: TypeError) -> TraceError | None:
-        """The same where torch, which looks at numbers before any mode does, raised ``error``."""
+        """Torch refused a tensor in a number's place before any mode saw it; None if not so."""
         place = place_of_error(error, lambda value: isinstance(value, Tensor) and not value.dim())
         return None if place is None else self._scalar(place, raised_at(error))
 

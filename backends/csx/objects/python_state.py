@@ -330,7 +330,10 @@ def _holds_the_same(was: Any, now: Any) -> bool:
 
 
 def _place_of(value: Any) -> Any:
-    """Where an iterator of Python's own is; None for what is none, and where that is not known."""
+    """How far an iterator of Python's own is, as something comparable.
+
+    None for what is no iterator, and for one of which that is not known.
+    """
     if isinstance(value, types.GeneratorType):
         frame = value.gi_frame
         held = {} if frame is None else frame.f_locals
@@ -346,7 +349,7 @@ def _place_of(value: Any) -> Any:
 
 
 def _within(part: Any) -> Any:
-    """A part of what an iterator can be made of again, to be compared."""
+    """Something comparable for a part of what an iterator's ``__reduce__`` gives."""
     if isinstance(part, tuple):
         return tuple([_within(one) for one in part])
     if isinstance(part, list):

@@ -255,7 +255,10 @@ def _plain(items: Mapping[Any, Any]) -> Iterator[Any]:
 
 
 def _comparable(value: Any) -> Any:
-    """What of a value is compared: that of a container does not hold what is in it."""
+    """What is compared of a value: of a container its type and keys or length.
+
+    What is in a container is compared under names of its own.
+    """
     if isinstance(value, (dict, types.MappingProxyType)):
         items = _items(value)
         return type(value), tuple(_plain(items)) if len(items) <= _LONGEST else len(items)

@@ -77,7 +77,7 @@ def skipped_where(skip: Tensor, state: Iterable[StateTensor]) -> Iterator[None]:
 
 
 def _choose_replacements(skip: Tensor, places: list[tuple[Place, Tensor, Tensor]]) -> None:
-    """The same for places into which the block put another tensor.
+    """Let what the block put into places hold only where ``skip`` is False.
 
     Each of ``places`` comes with its tensor before the block, and a copy of that tensor.
     """

@@ -71,7 +71,14 @@ def gradient_mismatch(handovers: list[GradientHandover]) -> str | None:
 
 @dataclass(slots=True)
 class StageGradients:
-    """What a stage's programs do with gradients: one may leave what another's optimizer uses."""
+    """What is known of gradients from all programs of a stage, by the parameters' names.
+
+    One program may leave a gradient that the optimizer of another one uses.
+
+    Attributes:
+        left: some step leaves them in ``p.grad``.
+        hidden: some step hides them from its optimizer.
+    """
 
     left: set[str] = field(default_factory=set)
     hidden: set[str] = field(default_factory=set)

@@ -104,11 +104,11 @@ class _InitialValues(dict[Any, Any]):
 
 
 class _States(defaultdict[Any, Any]):
-    """``optimizer.state`` during a trial: what is made in it keeps its initial values."""
+    """``optimizer.state`` during a trial: it remembers each new value as it was when it was set."""
 
     def __init__(self, states: dict[Any, Any]) -> None:
         super().__init__(_InitialValues)
-        self.update(states)
+        self.update(states)  # dict's own, past ``__setitem__``: these are not new
         self.given: dict[Any, Any] = {}
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -116,7 +116,10 @@ class _States(defaultdict[Any, Any]):
         super().__setitem__(key, value)
 
     def initial(self, known: dict[Any, Any]) -> tuple[dict[Any, Any], bool]:
-        """Initial values of new states, and whether all were seen; others are as they are now."""
+        """The initial values of states that are not in ``known``, and whether all were seen.
+
+        One that was not seen, for it was set past ``__setitem__``, is given as it is now.
+        """
         values: dict[Any, Any] = {}
         seen = True
         for key, now in self.items():
@@ -148,9 +151,11 @@ class Trial(NamedTuple):
 
 
 def begin_counts(optimizer: Optimizer, known: dict[Any, Any], first: Trial) -> Trial:
-    """Let counts that the first step puts into the groups begin before it, where it is the same.
+    """Give counts that the first step puts into param groups the value before that step.
 
-    Published optimizers have ``group["step"] = 1`` on the first step and ``+= 1`` on later ones.
+    Published optimizers have ``group["step"] = 1`` on the first step and ``+= 1`` on later ones: a
+    program has one of the two, and that is right for all steps if the count begins at 0. Where a
+    trial shows that a step does something else with the count there, the groups stay without it.
     """
     groups = optimizer.param_groups
     born = [
@@ -331,7 +336,7 @@ def init_state(optimizer: Optimizer, line: UserLine | None = None) -> NewState |
 
 
 def _known(optimizer: Optimizer) -> dict[Any, Any]:
-    """The state that there is: not the empty dicts that are left where somebody only looked."""
+    """The state that there is, without empty dicts: a look at ``state[p]`` makes one."""
     states = optimizer.state.items()
     return {key: values for key, values in states if not isinstance(values, dict) or values}
 

@@ -1,4 +1,4 @@
-"""Python objects: whose class it is, what is in them, how they are called, and put back.
+"""Python objects: whose their class is, what is in them, what messages call it, how it is put back.
 
 Whoever follows what a step can reach asks here: snapshots, trees of state, the undoing of traces,
 audits, batches that are objects, the discovery of what a function works on. ``owner_of`` says whose
@@ -53,7 +53,10 @@ class Owner(Enum):
 
     @property
     def is_named_library(self) -> bool:
-        """The same but for installed packages, whose classes a step may keep state in."""
+        """Whether it is Python's, a framework's or ours.
+
+        Not so of other installed packages: a step may keep state in objects of their classes.
+        """
         return self not in (Owner.USER, Owner.PACKAGE)
 
 

@@ -73,7 +73,7 @@ class StateTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewPlace:
-    """A place inside a tree where the step left tensors, and was none of their shape before."""
+    """A place in a tree where the step left tensors, and found none of such shapes."""
 
     place: Place
     before: Any
@@ -82,7 +82,14 @@ class NewPlace:
 
 @dataclass(slots=True)
 class SideEffects:
-    """Where values go after every step."""
+    """What a step did to places on the host, to be done again after every step.
+
+    Attributes:
+        writes: places that are set, and to what.
+        lists: places of lists that are extended, by what ``list_values`` has for each.
+        rebound: state whose places are set: it gets a new tensor after every step.
+        new_places: those of the places which held no such tensors before.
+    """
 
     writes: list[tuple[list[Place], Any]] = field(default_factory=list)
     lists: list[Place] = field(default_factory=list)
