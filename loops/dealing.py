@@ -29,7 +29,10 @@ from fulgurite.loops import data_position
 
 
 class _Once:
-    """What is left of an epoch for a process; then the sampler's own samples."""
+    """A sampler for the rest of one epoch: this process's samples of what is left of it.
+
+    When it is iterated, the loader's own sampler takes its place again, for the epochs that follow.
+    """
 
     def __init__(self, batch_sampler: BatchSampler, left: list[int]) -> None:
         self._of, self._own, self._left = batch_sampler, batch_sampler.sampler, left

@@ -107,7 +107,7 @@ def _warn_of_hook(trainer: Any) -> None:
 
 
 def stopped(trainer: Any) -> dict[str, Any] | None:
-    """What ``add_progress`` shall say of a run that ends within an epoch, whatever its end changes.
+    """What checkpoints of a run hold that ends within an epoch: all as before the hooks of its end.
 
     None where the epoch was not ended early, by ``max_steps`` or somebody who asked for it.
     """

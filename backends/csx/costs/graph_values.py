@@ -119,10 +119,10 @@ class Values:
 def _computed(nodes: list[fx.Node], calls: Sequence[KernelCall]) -> Iterator[list[int]]:
     """What each call computes itself, in order.
 
-    The compiler tells of a call what its operands are made of too, and who takes its result. One of
-    torch's kernels computes the last operation of those, which then is no other call's; and more
-    only if nobody else does. What is cheap generated kernels compute again where they read it,
-    sums they do not.
+    The compiler notes more operations with a call than it computes: those that its operands are
+    made of, and those that take its result. One of torch's kernels computes the last of them, which
+    then is no other call's, and others only if no other call does. A generated kernel computes
+    cheap operations again where it reads them, but no sums.
     """
     inside = [sorted(call.operations) for call in calls]
     torchs = [call.maker is not Maker.GENERATED for call in calls]

@@ -197,7 +197,10 @@ def _lives(values: Values, held: bool) -> Iterator[_Life]:
 
 
 def _readers(values: Values, held: bool) -> Iterator[tuple[fx.Node, int, set[fx.Node]]]:
-    """Each operation, a call that runs it, and what that call computes; ``held`` as of _lives."""
+    """Each operation that reads values, the call during which it does, and what that call computes.
+
+    With ``held`` operations that are in no call, views, read too: in the call before them.
+    """
     for i, operations in enumerate(values.operations):
         own = set(operations)
         for node in operations:

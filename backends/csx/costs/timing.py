@@ -85,7 +85,10 @@ def _owners(nodes: list[fx.Node], kernels: Kernels) -> dict[fx.Node, int]:
 def _called_s(
     call: KernelCall, operations: list[fx.Node], compiled: bool, measured: Measured
 ) -> float:
-    """Being called; of an optimizer's formula on lists an operation takes half (measured)."""
+    """The seconds that calling takes, without the work.
+
+    An operation of an optimizer's formula on lists takes half of another's (measured).
+    """
     if call.maker is Maker.GENERATED:
         return measured.generated_s
     if compiled and any(operation_name(node.target) in _INTO_MEMORY for node in operations):
@@ -98,7 +101,8 @@ def _called_s(
 def _work_s(operations: list[fx.Node], maker: Maker, measured: Measured) -> float:
     """The arithmetic of a call.
 
-    What is told of a library's product may have what goes into it too: that is not its work.
+    With a product of the library the compiler notes what its operands are made of, too: of such a
+    call the products alone count.
     """
     products = [node for node in operations if flops_of(node) is not None]
     if products and maker is not Maker.GENERATED:

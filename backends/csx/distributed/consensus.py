@@ -28,7 +28,7 @@ from fulgurite.backends.step_context import step_context
 
 
 class Consensus:
-    """Of one run.
+    """What the processes of one run decide together, by the votes of each step.
 
     Args:
         strategy: asks all processes.

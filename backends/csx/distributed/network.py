@@ -42,7 +42,7 @@ def interfaces() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListeningAddress:
-    """Where gloo of this process listens.
+    """The address at which gloo of this process listens for the others.
 
     Attributes:
         address: None if it cannot.

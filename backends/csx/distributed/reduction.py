@@ -51,10 +51,10 @@ class Reduction:
         self._open: dict[torch.dtype, _Bucket] = {}
 
     def add(self, tensor: Tensor, *, as_sum: bool = False) -> None:
-        """A tensor is there: on its way with others, as soon as their bucket is full.
+        """Take a tensor that is computed; it is sent with others when their bucket is full.
 
-        It becomes the mean of all processes', or their sum: to the bit that of the first, where the
-        others have zeros.
+        It becomes the mean of all processes' tensors, or their sum. Where all but the first process
+        have zeros, the sum is the first one's tensor to the bit.
         """
         bucket = self._open.get(tensor.dtype)
         if bucket is None:
@@ -84,7 +84,7 @@ class Reduction:
 
 @dataclass(slots=True)
 class Piggyback:
-    """What travels with gradients.
+    """Tensors that are sent in the last bucket of gradients, to need no message of their own.
 
     Attributes:
         means: tensors that become the mean of all processes'.

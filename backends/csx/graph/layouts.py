@@ -73,7 +73,7 @@ def _lies_turned(args: Any) -> bool:
 
 
 def _as_the_kernel(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Fakes of what the kernel makes of memory with nothing in it."""
+    """Run the kernel on uninitialized memory laid out like its operands; fakes of its results."""
     given: list[tuple[Tensor, Tensor]] = []
 
     def real(fake: Tensor) -> Tensor:

@@ -115,6 +115,9 @@ def is_used(number: fx.Node, reader: fx.Node) -> bool:
 
 
 def _meant(value: Any, numbers: list[float]) -> Any:
+    """An option as torch's function takes it: ``[i]`` is the i-th number, ``[]`` a list without
+    tensors, as of a state that the options leave out (``amsgrad``).
+    """
     if not isinstance(value, list):
         return value
     return numbers[value[0]] if value else []

@@ -77,7 +77,10 @@ def scheduler_places(schedulers: Iterable[ProgramScheduler]) -> Iterator[Place]:
 
 
 class TracedSchedulers:
-    """What a trace does with schedulers (see ``schedules.Traced``).
+    """The part of a trace that schedulers see (``schedules.Traced``).
+
+    It gives them their count as a number of the step, and puts what they compute into the param
+    groups.
 
     Args:
         guards: receives what Python sees of their numbers.

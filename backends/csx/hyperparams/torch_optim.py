@@ -298,6 +298,7 @@ class _Tracing:
 def _taken_out(
     made: Iterable[fx.Node], operands: Iterable[fx.Node], numbers: Iterable[fx.Node]
 ) -> Formula | None:
+    """The nodes as a graph of their own; None if they use more than operands and numbers."""
     graph, operands = fx.Graph(), list(operands)
     own = {node: graph.placeholder(f"operand_{i}") for i, node in enumerate(operands)}
     own |= {node: graph.placeholder(f"number_{i}") for i, node in enumerate(numbers)}

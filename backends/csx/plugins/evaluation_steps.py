@@ -70,7 +70,7 @@ class EvaluationSteps:
         return step(batch, lambda: {STEP: trace}, batch_idx=rest[0] if rest else None)
 
     def is_of_all(self, stage: str, loader: int) -> bool:
-        """Whether all processes take part in the next batch of a loader, as where one is traced."""
+        """Whether all processes share in a loader's next batch: by collectives, or to trace it."""
         step = self.steps.get((stage, loader), self.steps.get((stage, None)))
         found = [] if step is None else step.executables()
         return not found or any(has_collectives(one.graph) for one in found)

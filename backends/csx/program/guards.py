@@ -99,8 +99,9 @@ def mode_of(module: nn.Module) -> str:
 class Misfit(NamedTuple):
     """Why a program does not fit, in words; ``error`` is what to raise where no other may be built.
 
-    Another *phase* is a state of model and trainer that the user asked for, as a callback does that
-    unfreezes layers or ends weight decay; what a program does not fit else was not to be foreseen.
+    Another *phase* is a state of model and trainer that the user asked for, as by a callback that
+    unfreezes layers or ends weight decay: there are as many programs as phases. Other reasons, such
+    as shapes of batches, may come at every step, and are limited.
     """
 
     error: type[InputChanged | StateChanged]

@@ -89,7 +89,7 @@ class Speed:
         self._is_unlike = True
 
     def switch_to_compiled(self, tell: Callable[[Gain], None]) -> bool:
-        """Compiled code is compared in this step, and does those to come.
+        """Measure compiled steps from here on: this one compares compiled code, the next run it.
 
         Args:
             tell: called after a stretch of them with what that gained.
@@ -105,7 +105,7 @@ class Speed:
         return True
 
     def switch_back(self) -> None:
-        """Compiled code, which was wrong, does no more of them."""
+        """Compiled code was wrong and runs no more steps: there is no gain to tell of."""
         self._tell = None
 
     def _end_stretch(self) -> None:

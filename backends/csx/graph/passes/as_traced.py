@@ -38,10 +38,11 @@ def let_views_copy(traced: Graph) -> Graph:
 
 
 def lowered(traced: Graph) -> Graph:
-    """A step after ``PASSES``; where they can, they run when somebody looks at its operations.
+    """A step after ``PASSES``, which run when somebody first looks at its operations.
 
-    What becomes of gradients between steps they decide, and where a fused loss cannot be a kernel
-    that is an error of the build: with either they run at once.
+    They run at once for a step that reads gradients of the step before, since they decide which of
+    those are its inputs, and for one with a fused loss: a loss that cannot be one kernel is an
+    error before the first step.
     """
     runs = None if any(map(region_of, traced.operations())) else _without_unread(traced)
     if runs is not None:
@@ -69,9 +70,10 @@ def _lower_later(runs: Graph) -> fx.GraphModule:
 
 
 def _without_unread(traced: Graph, kept: Container[int] | None = None) -> Graph | None:
-    """A step without the inputs that nothing reads, and what they alone are for.
+    """A step without the inputs that nothing reads, and without what only those are for.
 
-    Where state is held (``hold``), whoever runs it has to do that.
+    ``hold_state`` is no part of it: where a guard says that a step went wrong, whoever runs this
+    graph puts the state back.
 
     Args:
         traced: the step.

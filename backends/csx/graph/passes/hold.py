@@ -20,7 +20,7 @@ _COPY = torch.ops.aten.copy_.default
 
 
 def hold_state(graph: Graph) -> Graph:
-    """Write the state that it has to each state, where the guard's new value is negative.
+    """Let each state be written with the value that it has, where the guard becomes negative.
 
     Sums and counts of an epoch's logged values, which are read from outside, are state too.
     Gradients between steps are written all the same, and numbers that the host keeps.

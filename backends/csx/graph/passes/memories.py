@@ -97,9 +97,10 @@ def _lies_in(node: fx.Node) -> fx.Node | None:
 
 
 def is_plain(graph: Graph, memories: dict[fx.Node, int]) -> bool:
-    """Whether what is read of memory after a change can be had of what was changed.
+    """Whether each value that is read from changed memory follows from the changed tensor alone.
 
-    It can where the operation changed all of it, and where it is read as the operation saw it.
+    It does where the operation changed all of that memory, and where it is read afterwards in the
+    layout in which the operation saw it.
     """
     order = {node: i for i, node in enumerate(graph.module.graph.nodes)}
     over: dict[int, list[fx.Node]] = defaultdict(list)

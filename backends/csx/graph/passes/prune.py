@@ -30,7 +30,7 @@ def prune(graph: Graph) -> Graph:
 
 
 def with_inputs(graph: Graph, inputs: tuple[Input, ...]) -> Graph:
-    """The same operations with inputs that they do not read among those that they do, in order."""
+    """The same operations with these inputs, in this order, some of which they do not read."""
     fresh, known = fx.Graph(), dict(zip(map(id, graph.inputs), graph.placeholders(), strict=True))
     new: dict[fx.Node, fx.Node] = {}
     for i, item in enumerate(inputs):

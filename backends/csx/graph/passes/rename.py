@@ -23,7 +23,7 @@ def drop_renames(graph: Graph) -> Graph:
 
 
 def without_renames(operations: fx.Graph) -> fx.Graph:
-    """Operations, which are changed, with names left out, but of what is turned in place."""
+    """Leave out what only renames, in the graph given; names of what is turned in place stay."""
     for node in list(operations.nodes):
         # x.detach().t_() turns the new name alone: without that name, x itself would be turned
         if node.target in RENAMES and not _is_turned(node) and not _is_turned(node.args[0]):
@@ -33,6 +33,6 @@ def without_renames(operations: fx.Graph) -> fx.Graph:
 
 
 def _is_turned(node: fx.Node) -> bool:
-    """Whether an operation gives a tensor another shape in place, and its other names none."""
+    """Whether an operation transposes a tensor in place, which its other names must not see."""
     tag = torch.Tag.inplace_view
     return any(tag in getattr(user.target, "tags", ()) for user in node.users)

@@ -38,7 +38,7 @@ _LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 
 class NotPlain(Exception):
-    """An operation gives something that is no place to go on from."""
+    """A graph cannot be rewritten node by node; torch functionalizes it as a whole instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class Rewriting:
         return self._new[node]
 
     def _all_are_now(self, node: fx.Node, new: fx.Node) -> None:
-        """Whatever is the memory of a node is from now on that of another one."""
+        """A node was changed in place: each node over its memory means the new one from now on."""
         for other in self._over[self._memories[node]]:
             if layouts_of(other) == layouts_of(node):
                 self._set(other, new)
