@@ -51,7 +51,7 @@ class Loaded:
 
     @property
     def runs(self) -> Graph | None:
-        """The graph whose operations ``made`` counts: not compiled, it runs as it was traced."""
+        """The graph whose operations ``kernels`` counts: not compiled, it runs as traced."""
         graph = self.graph
         return graph if graph is None or self.compiled else graph.runs
 

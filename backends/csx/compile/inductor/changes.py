@@ -48,6 +48,7 @@ def order_after_writes() -> Iterator[Patch]:
 
     def recompute_size_and_body(self: SchedulerNode, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
+        # always: torch does so only where the loop has artificial dependencies
         self.set_read_writes(self.read_writes.rename(self.mutation_renames))
 
     method = {"recompute_size_and_body": recompute_size_and_body}
@@ -77,6 +78,7 @@ def copies_first() -> Iterator[Patch]:
         for node in writes:
             value = node.args[1]
             if storage_of(value.meta["val"]) in overwritten:
+                # before all writes: any of them may be the one that overwrites it
                 with graph.inserting_before(writes[0]):
                     kept = graph.call_function(torch.ops.aten.clone.default, (value,))
                 kept.meta.update(value.meta, val=value.meta["val"].clone())
@@ -141,6 +143,7 @@ def call_as_traced() -> None:
     constraint: Any = lowering.constrain_to_fx_strides
     make_fallback: Any = lowering.make_fallback
     gradients = torch.ops.aten.convolution_backward.default
+    # override_decomp: else torch refuses a fallback for what it could decompose
     make_fallback(gradients, constraint, warn=False, override_decomp=True)
     for name in torch._C._dispatch_get_all_op_names():
         namespace, _, rest = name.partition("::")
@@ -152,6 +155,7 @@ def call_as_traced() -> None:
             continue
         if operation not in lowering.lowerings:
             make_fallback(operation, constraint, warn=False, override_decomp=True)
+        # one that has a rule keeps it, and gets its operands as they were traced
         elif lowering.maybe_layout_constraints(operation) is None:
             lowering.add_layout_constraint(operation, constraint)
 
@@ -164,6 +168,7 @@ def files_of_this_process_alone() -> Iterator[None]:
     """Let Inductor write its Python into a temporary folder, where nothing of it is left."""
     before = os.environ.get(_FOLDER)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        # the compiler asks the environment for its folder each time
         os.environ[_FOLDER] = folder
         try:
             yield

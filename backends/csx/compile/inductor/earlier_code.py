@@ -62,6 +62,7 @@ class EarlierCode:
             OSError: the folder takes no files.
         """
         cache = CompileCache(self._programs.folder / FOLDER, share=SHARE)
+        # results lie as the graph says only where other parts read them: else it is other code
         how = f"{part.read_by_others} {part.policy} {sorted(part.library)}"
         key = self._digest(f"{how} {part.text}")
         return cache.fetch_here(key, lambda folder: _write(generate(part), folder), _read).value
@@ -78,10 +79,12 @@ class EarlierCode:
         """
         copied: list[list[str]] = []
         missing = set(wanted)
+        # a module is copied whole, so those with the most of what is wanted come first
         for module, names in sorted(self._modules(missing), key=lambda one: -len(one[1])):
             useful = sorted(missing & names)
             if useful:
                 with contextlib.suppress(OSError):  # removed by another process
+                    # its code will be run: damage is looked for as where a program is loaded
                     if is_whole(module.parent):
                         shutil.copyfile(module, module_file(folder, len(copied)))
                         copied.append(useful)

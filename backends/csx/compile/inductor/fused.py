@@ -1,6 +1,6 @@
 """Fused regions by themselves: each as a graph of its own, and a graph that calls them.
 
-Torch's compiler makes a kernel of each (see ``scheduling``); here is looked whether it can, before
+Torch's compiler makes a kernel of each (see ``wrapper``). Whether it can is found out here, before
 a program is compiled that relies on it. Where nothing else is generated (``autogen_policy`` is
 "disabled"), a graph runs operation by operation but for its regions, which are programs.
 """
@@ -63,6 +63,7 @@ def taken_out(graph: Graph) -> tuple[fx.GraphModule, list[Fused]]:
     regions: dict[Region, list[fx.Node]] = {}
     for node, region in regions_of(module.graph).items():
         regions.setdefault(region, []).append(node)
+    # all regions before the first takes anything along: what one of them gives is no other's
     inside = [_with_own_views(module.graph, nodes) for nodes in regions.values()]
     taken = {node for nodes in inside for node in nodes}
     partitions = [dict.fromkeys(_with_views(nodes, taken)) for nodes in inside]
@@ -136,9 +137,12 @@ def _with_own_views(operations: fx.Graph, nodes: Sequence[fx.Node]) -> list[fx.N
     """
     items = [user for node in nodes for user in node.users if user.target is operator.getitem]
     computed = dict.fromkeys([*nodes, *items])
+    # in the graph's order, so that a copy of a view reads the copy before it
     views = sorted({view for node in nodes for view in _views_before(node, computed)})
     copies: dict[fx.Node, fx.Node] = {}
     for view in views:
+        # with one view for two regions each waited for the other; and a gradient that two losses
+        # share was read past its end, for the second read it as the graph says it lies
         strangers = [user for user in view.users if user not in computed and user not in views]
         with operations.inserting_after(view):
             copy = operations.node_copy(view, lambda one: copies.get(one, one))

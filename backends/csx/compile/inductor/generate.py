@@ -91,7 +91,7 @@ def compile_graph(
 ) -> None:
     """Compile a graph into an existing, empty folder.
 
-    The graph is functional and decomposed already, so Inductor's inner item takes it: its outer
+    The graph is functional and decomposed already, so Inductor's inner entry takes it: its outer
     one would trace it a third time. Where the C++ compiler fails on some kernels and not on
     others, their operations run by the library's kernels.
 
@@ -114,6 +114,8 @@ def compile_graph(
         if failed is None:
             return
         with _ended_with_us():  # a Ctrl-C here has no failure, with all its output, as its context
+            # it may have been asked for vector units that it does not know: only now is that found
+            # out, for asking takes 3 to 7 s
             changed = toolchain.ask_the_compiler()
         if changed:
             failed = _tried(attempt, folder, believed=False)
@@ -190,6 +192,7 @@ class Attempt:
     def compile(self, folder: Path) -> None:
         """Compile into a folder."""
         began, self._parts = perf_counter(), []
+        # first of all: a loss that cannot be one kernel is an error, and no program is compiled
         regions = self.regions() if fused.has_regions(self._graph) else []
         if self._policy == "disabled":
             return self._compile_alone(regions, folder)
@@ -200,6 +203,7 @@ class Attempt:
         whole_calls = division.calls if division else [Call(0, (), (), numbers[0])]
         parts = [replace(part, policy=self._policy) for part in parts]
         for call in (one for one in whole_calls if isinstance(one, Call)):
+            # equal parts are one: what is the library's in one place is so in all
             own = (i for i, n in enumerate(call.operations) if n in self._spared)
             self._give(parts[call.part].text, own)
         code = [self._generate(part) for part in parts]
@@ -243,6 +247,7 @@ class Attempt:
         part = replace(part, library=self._library.get(part.text, frozenset()))
         try:
             return self._earlier.part(part, self._by_compiler)
+        # a full disk, and a loss that nothing can fuse, are no fault of a template
         except (OSError, UnfusedLoss):
             raise
         except Exception as error:  # anything, of a template that it tries
@@ -295,8 +300,10 @@ def _generated(part: Part, mode: FakeTensorMode, device: str) -> Generated:
 
     flags = FLAGS if part.policy == "medium" else FLAGS | AGGRESSIVE
     for i, node in enumerate(one for one in part.module.graph.nodes if one.op == "call_function"):
+        # "custom" is the key that torch carries along where its passes replace a node
         node.meta["custom"] = {**node.meta.get("custom", {}), AT: i}
         if i in part.library and _computes(node.target):
+            # torch's own mark: it then calls its kernel and generates none
             node.meta["should_fallback"] = True
     if part.read_by_others:
         (output,) = part.module.graph.find_nodes(op="output")

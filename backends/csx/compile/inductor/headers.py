@@ -54,6 +54,7 @@ class Headers:
     def _key(self) -> str:
         file = Path(torch.__file__).parent / "include" / _HEADER
         found = file.stat()
+        # g++ compares its flags with those of the file, and not the header's content
         parts = (_command(), compiler_version(), torch.__version__, found.st_mtime_ns, file)
         return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
 
@@ -81,6 +82,7 @@ class Headers:
         """The flags to compile with in a folder, to which the header is copied if there is one."""
         found = options()
         if self._folder.is_dir() and is_gcc() and (kept := self._whole()) is not None:
+            # g++ takes NAME.gch in place of NAME where it finds both in one folder
             (scratch / _NAME).write_text(f"#include <{_HEADER}>\n")
             (scratch / _READ).symlink_to(kept)
             found.precompiled_header = _NAME

@@ -36,6 +36,7 @@ class Compilers:
         """
         words = shlex.split(command)
         with self._changed:
+            # another thread's: it waited for this lock while they were ended
             if self._ended:
                 raise CppCompileError(words, "the compilation was interrupted")
             process = subprocess.Popen(
@@ -44,6 +45,7 @@ class Compilers:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
+                # a group of its own: by it all ends that g++ starts
                 process_group=0,
             )
             self._running[process] = _target(words, folder)
@@ -61,6 +63,7 @@ class Compilers:
         if process.returncode:
             printed = output.decode(errors="replace")
             if process.returncode < 0:
+                # one that is killed has printed nothing that says so
                 printed += f"\nfatal error: ended by {signal.Signals(-process.returncode).name}"
             raise CppCompileError(words, printed)
 

@@ -102,6 +102,7 @@ def toolchain_missing(starts: bool = True) -> str | None:
     """
     found = [one for one in _compilers() if shutil.which(one)]
     try:
+        # found on the PATH, it may still not run: asking torch starts it
         if starts or not found:
             get_cpp_compiler()
     except InvalidCxxCompiler:
@@ -156,6 +157,7 @@ def ask_the_compiler() -> bool:
     """Have the test programs made now; returns whether others are used than were before."""
     before = _described()
     for unit in vector_units.supported_vec_isa_list:
+        # torch keeps each answer twice: in caches of its methods, and for two units in an attribute
         for name in ("_is_avx512_bf16_supported", "_is_amx_fp16_supported"):
             vars(unit).pop(name, None)
         for kind in type(unit).__mro__:

@@ -49,6 +49,7 @@ def divided(kernels: Sequence[KernelSource], most: int) -> list[list[KernelSourc
     units: list[list[KernelSource]] = [[] for _ in range(max(1, min(most, total // UNIT_BYTES)))]
     filled = [0] * len(units)
     for kernel in sorted(kernels, key=lambda kernel: len(kernel.source), reverse=True):
+        # the largest ones first, each to the unit that has least: they end at about the same time
         least = filled.index(min(filled))
         units[least].append(kernel)
         filled[least] += len(kernel.source)
@@ -65,6 +66,7 @@ def source_of(kernels: Sequence[KernelSource]) -> str:
     bodies = []
     for i, kernel in enumerate(kernels):
         lines = kernel.source.splitlines()
+        # once, and outside: inside of a namespace they would declare torch's names in it
         includes |= dict.fromkeys(line.strip() for line in lines if _INCLUDE.fullmatch(line))
         text = "\n".join(line for line in lines if not _INCLUDE.fullmatch(line))
         text, found = _SIGNATURE.subn(_STATIC, text)
@@ -170,6 +172,7 @@ def throw_after_loops(source: str) -> str:
     ]
     begin = next((i for i in range(start, len(lines)) if lines[i] == "{"), None)
     end = next((i for i in range(start, len(lines)) if lines[i] == "}"), None)
+    # a form that is not known: then a bad index ends the process, as with torch alone
     if begin is None or end is None or not loops:
         return source
     lines[begin] = f"{{\n{_FAILED} = false;"

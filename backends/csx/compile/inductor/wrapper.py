@@ -113,6 +113,7 @@ class Wrapper(PythonWrapperCodegen):
         is_text = isinstance(line, str) and not line.startswith(self.comment)
         current = V.graph.scheduler.current_node if is_text else None
         if current is not None and type(current.node) in _IN_PLACE:
+            # by its text alone nobody would know what it reads and writes
             line = ExternKernelAllocLine(self, current.node)  # type: ignore[arg-type]
         super().writeline(line)  # type: ignore[no-untyped-call]
 
@@ -127,6 +128,7 @@ class Wrapper(PythonWrapperCodegen):
     ) -> str:
         """The compiler's text for a view, of which we remember what it stands for."""
         write: Any = super().codegen_reinterpret_view
+        # without the dtype first: what differs says whether layout, dtype or both are another
         plain: str = write(data, size, stride, offset, writeline)
         text: str = write(data, size, stride, offset, writeline, dtype)
         name = Name(data.get_name())
@@ -170,6 +172,8 @@ class Wrapper(PythonWrapperCodegen):
                 path = tuple(key for _, key in line.indices)
                 yield Item(name, of, path) if path else Alias(name, of)
             case KernelCallLine(triton=False):
+                # kernels of equal source have one name, and a note for each place that they compute
+                # for
                 [call, *rest] = self.noted[line.kernel_name]
                 self.noted[line.kernel_name] = rest or [call]
                 yield replace(call, args=tuple(map(self._operand, line.call_args)))
@@ -186,6 +190,7 @@ class Wrapper(PythonWrapperCodegen):
 
     def _allocation(self, buffer: Any) -> Alloc:
         shape, strides = _numbers(buffer.get_size()), _numbers(buffer.get_stride())
+        # steps have no word for it, and a program that is not known is not guessed at
         if _numbers(V.graph.get_allocation_size(buffer)) != shape or buffer.get_is_pinned():
             raise UnknownProgram(f"memory that is larger than {buffer}, or pinned")
         return Alloc(Name(buffer.get_name()), shape, strides, buffer.get_dtype())
@@ -199,6 +204,7 @@ class Wrapper(PythonWrapperCodegen):
             yield Alias(Name(new.get_name()), name)
         else:
             yield Alias(Name(new.get_name()), View(name, (*layout, 0)))
+        # torch's own condition: what is returned keeps its name
         if line.delete_old and name not in V.graph.get_output_names():
             yield Free(name)
 
@@ -233,6 +239,7 @@ class Wrapper(PythonWrapperCodegen):
         source = source or [self._value(node.constant_args[1])]
         kwargs = {k: self._value(v) for k, v in node.kwargs.items()}
         if not node.python_kernel_name.startswith("aten.scatter_reduce"):
+            # aten.scatter_ takes this keyword alone, and only where it has a value
             kwargs = {"reduce": kwargs["reduce"]} if kwargs["reduce"] else {}
         yield self._extern(node, [x, node.constant_args[0], index, *source], kwargs)
 
@@ -305,6 +312,7 @@ class Scheduling(CppScheduling):
         )
         source = src_code.replace(str(Placeholder.KERNEL_NAME), "kernel")
         source = source.replace(str(Placeholder.DESCRIPTIVE_NAME), name)
+        # ``#pragma CMT`` begins torch's comments; it mends them where it writes a kernel out
         wrapper.sources[name] = throw_after_loops(source.replace("#pragma CMT", "//"))
         at = {i for node in nodes for one in node.get_nodes() for i in _computed(one)}
         template = str(nodes[0].node.template.name) if nodes[0].is_template() else ""
@@ -327,6 +335,7 @@ def registered(device: str) -> Iterator[list[Generated]]:
     """Have the compiler use ours for a device; the list gets what it makes of each graph."""
     init_backend_registration()
     before, written = device_codegens[device], list[Generated]()
+    # a class of its own: the compiler makes the wrapper, and is given its class
     ours = type("Ours", (Wrapper,), {"written": written})
     register_backend_for_device(device, Scheduling, ours)
     try:
@@ -357,6 +366,8 @@ def _function(name: str) -> str:
     root, _, rest = name.partition(".")
     if root == _PRODUCTS:
         compiler = "torch._inductor.select_algorithm"
+        # the same function under torch's own name: to import the compiler for it takes 1.2 s of CPU
+        # whenever the program is loaded
         own = getattr(importlib.import_module(compiler).extern_kernels, rest)
         is_torchs = own is getattr(torch, rest, None)
         return f"torch.{rest}" if is_torchs else f"{compiler}.{name}"
@@ -414,6 +425,7 @@ def grouped(nodes: list[Any]) -> list[Any]:
     groups: dict[str, list[Any]] = {}
     for node in nodes:
         groups.setdefault(region_of(node), []).append(node)
+    # a region of one node too: combo kernels and horizontal fusion made one kernel of two
     ends = {id(group[-1]): group for name, group in groups.items() if name}
     inside = {id(node) for group in ends.values() for node in group}
     found: list[Any] = []
@@ -422,6 +434,7 @@ def grouped(nodes: list[Any]) -> list[Any]:
             found.append(_Group.create(ends[id(node)]))
         elif id(node) not in inside:
             found.append(node)
+    # a group stands at its last node's place: what reads its first may stand before it
     return found if not ends else found[0].scheduler.topological_sort_schedule(found)
 
 

@@ -63,6 +63,7 @@ class ItemOrder:
                 continue
             if writes_input(node):
                 writes.append(node)
+            # what the graph returns is an item, view or not: a part has to give it
             elif _looks_only(node) and node not in outputs:
                 self._behind[node] = self.values(node.all_input_nodes)
                 if _picks(node) and self._is_view_of_one(node):
@@ -81,6 +82,7 @@ class ItemOrder:
         known = all(isinstance(one, fx.Node) and one.op != "get_attr" for one in output.args[0])
         writes = [node for node in graph.operations() if written_nodes(node)]
         final = all(writes_input(node) and not node.users for node in writes)
+        # two inputs of one memory: what is written by the one name is read by the other
         if len(storages) < len(graph.inputs) or not known or not final:
             return None
         written = {storage_of(node.all_input_nodes[0].meta["val"]) for node in writes}
@@ -183,6 +185,7 @@ class ItemOrder:
         values = self._behind[node]
         if len(values) != 1 or values[0] in self._numbers:
             return False
+        # what is made between parts is a layout, and a layout has no dtype
         return bool(values[0].meta["val"].dtype == node.meta["val"].dtype)
 
     def _reads(self, items: list[fx.Node]) -> dict[fx.Node, int]:
@@ -201,6 +204,8 @@ class ItemOrder:
         targets = {write: write.all_input_nodes[0] for write in writes}
         sources = {write: self.values(write.all_input_nodes[1:]) for write in writes}
         for write in writes:
+            # two states that change places, say: written at once, one would be overwritten before
+            # it is read
             inputs = [value for value in sources[write] if value.op == "placeholder"]
             late.update([targets[write], *inputs] if inputs else [])
         after: dict[int, list[fx.Node]] = {}
@@ -298,8 +303,10 @@ def _candidates(s: Symbols, free: NDArray[np.bool_], costs: NDArray[np.float64])
     for shift in _distances(s, free):
         equal = (s[:-shift] == s[shift:]) & free[:-shift] & free[shift:]
         for start, length in _runs(equal):
+            # equal to itself that far on, for at least as long: it repeats itself each ``shift``
             if length >= shift:
                 found.append(_periods(start, start + length + shift, shift, costs))
+            # shorter ones cost less to compile than to call; of longer ones there may be more
             elif length > CALL_SYMBOLS:
                 found.append(_everywhere(s, free, start, length))
     return found
@@ -318,6 +325,7 @@ def _distances(s: Symbols, free: NDArray[np.bool_]) -> list[int]:
         if window in last:
             counts[int(i) - last[window]] += 1
         last[window] = int(i)
+    # a layer that comes again makes all its windows vote for one distance
     return [shift for shift, _ in counts.most_common(_SHIFTS)]
 
 

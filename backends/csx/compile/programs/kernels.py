@@ -156,12 +156,14 @@ def read(folder: Path, graph: Graph, has: HasKernel) -> Kernels:
     nodes = list(graph.operations())
     inside = [list(row["operations"]) for row in told["calls"]]
     whole = (folder / PROGRAM).exists()
+    # where its fused regions alone were compiled, all else runs by itself, and went into nothing
     for i, k in _gone_into(nodes, inside) if whole else ():
         inside[k].append(i)
     calls = []
     for row, operations in zip(told["calls"], inside, strict=True):
         operations = [i for i in operations if not is_view(nodes[i].target)]
         maker = Maker.GENERATED
+        # of a library's kernel the table decides, as where nothing is compiled
         if not row["generated"]:
             maker = _without_compiler([nodes[i] for i in operations], has)
         region = Region.parsed(row["region"])
@@ -234,7 +236,12 @@ def _with_others(graph: Graph, calls: Sequence[KernelCall], has: HasKernel) -> l
 
 
 def _gone_into(nodes: Sequence[fx.Node], inside: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-    """Operations that compute and are in no call, each with the call that reads what it gives."""
+    """Operations that compute something and are in no call, each with the call that it counts for.
+
+    The compiler made such an operation a part of the one that reads its result, maybe through
+    views: it counts for the call of that one.
+    """
+    # the other way round: of what two kernels compute, the first one's number stays
     call_of = {nodes[i]: k for k, operations in reversed([*enumerate(inside)]) for i in operations}
     found = []
     for i, node in reversed([*enumerate(nodes)]):

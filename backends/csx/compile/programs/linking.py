@@ -69,6 +69,7 @@ def linked(
 
 def _with_names(part: Generated, i: int, name_of: Callable[[str], str]) -> Program:
     """A part's program by the names of the whole one for kernels and constants."""
+    # the compiler numbers the constants of each part from 0
     names = {Name(name): Name(f"{name}_of_{i}") for name in part.constants}
     program: Program = renamed(part.program, names)
     steps = (
@@ -93,6 +94,7 @@ def _numbered(steps: Sequence[Step], operations: tuple[int, ...]) -> Iterator[St
 def _steps(programs: Sequence[Program], division: Division) -> Iterator[Step]:
     """The steps of all calls: a value is let go of where it is read last."""
     last = {number: i for i, call in enumerate(division.calls) for number in call.reads}
+    # what the program returns outlives all calls
     last |= dict.fromkeys(division.outputs, len(division.calls))
     for i, call in enumerate(division.calls):
         over = {_value(number) for number in call.reads if last[number] == i}
@@ -102,6 +104,7 @@ def _steps(programs: Sequence[Program], division: Division) -> Iterator[Step]:
             over -= gone
         else:
             yield Alias(_value(call.gives[0]), View(_value(call.reads[0]), call.layout))
+        # nobody reads it here: equal parts give what any of them has to
         over |= {_value(number) for number in call.gives if number not in last}
         yield from map(Free, sorted(over))
 
@@ -112,6 +115,7 @@ def _inlined(
     """The steps of a call, and which of the values in ``over`` they let go of."""
     values = dict(zip(program.inputs, map(_value, call.reads), strict=True))
     own = [name for name in map(given_by, program.steps) if name is not None]
+    # a part may be called many times, and its calls have memory of their own each
     names = {name: Name(f"{name}_{number}") for name in own}
     names.update(values)
     gone: set[Name] = set()

@@ -51,6 +51,7 @@ class Liveness:
         self._foreign = {storage_of(tensor) for tensor in inputs}
         self._total, self.live_bytes = 0, list[int]()
         nodes = list(graph.operations())
+        # on fakes: functions are asked for the layout of what they return, and compute nothing
         with graph.mode, torch.no_grad():
             for step in program.once:
                 self._take(step, None)
@@ -75,6 +76,7 @@ class Liveness:
         if name is not None:
             try:
                 value = self._value_of(step)
+            # a constant lies with the compiled code; the graph knows the size of what it goes into
             except KeyError:
                 value = computed
             self._forget(name)

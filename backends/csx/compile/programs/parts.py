@@ -177,6 +177,8 @@ def _cut_out(order: ItemOrder, stretch: range, gives: set[Given]) -> _Stretch:
     for item in items:
         if not writes_input(item):
             copied(item)
+    # in one order for all occurrences: results are told by their position, and equal parts are one.
+    # None, which is the whole item, cannot be compared with a number
     given = sorted(gives, key=lambda one: (one[0], -1 if one[1] is None else one[1]))
     results = []
     for at, element in given:
@@ -190,6 +192,7 @@ def _cut_out(order: ItemOrder, stretch: range, gives: set[Given]) -> _Stretch:
         copied(item)
     fresh.output(tuple(results))
     examples = tuple(value.meta["val"] for value in reads)
+    # lazy: a GraphModule writes its Python when it is made, and nobody runs that of a part
     part = as_part(_LazyGraphModule(order.module, fresh), examples, read_by_others=True)
     return _Stretch(part, reads, given)
 
@@ -198,6 +201,7 @@ def as_part(
     module: fx.GraphModule, examples: tuple[Tensor, ...], read_by_others: bool = False
 ) -> Part:
     """A graph as a part."""
+    # the layouts of inputs too: the compiler writes strides into its loops
     text = "\n".join(
         [
             *map(fingerprint.layout, examples),
@@ -220,6 +224,7 @@ def _assembled(order: ItemOrder, cut: dict[int, _Stretch]) -> Division:
     def number(value: fx.Node) -> int:
         if value in numbers:
             return numbers[value]
+        # what items give is numbered by its place: a part knows its results by that, not by nodes
         if value not in order.picks:
             return numbers[order.place(value)]
         whole, layout = order.view_of(value)

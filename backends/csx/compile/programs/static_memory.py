@@ -44,8 +44,8 @@ class _Static:
         _once: the steps that run when it is loaded.
         _settled: names that stand for one thing in every run, each with what it is called.
         _made: what they are called.
-        _repeated: views of inputs that several steps read, with a name for each. Others keep the
-            inputs' memory anyway.
+        _repeated: views of inputs that several steps read: each is made once in a run, under this
+            name. Of inputs alone: a name holds memory, and theirs the caller holds anyway.
     """
 
     def __init__(self, program: Program) -> None:
@@ -83,6 +83,7 @@ class _Static:
             return
         yield from self._first_views(step)
         new = replaced(step, self._operand)
+        # one more name for what is made once: its readers get that, and in a run nothing is left
         if isinstance(new, Alias) and isinstance(new.of, Name) and new.of in self._made:
             self._settled[new.name] = new.of
         else:
@@ -126,6 +127,7 @@ def _chosen(program: Program) -> list[Alloc]:
 def _escaping(program: Program) -> set[Name]:
     """Every name that a returned value was, or may have been, made from without a copy."""
     escaping = set(names_in(program.outputs))
+    # backwards: what a name was made from is named before it
     for step in reversed(program.steps):
         if isinstance(step, (Alias, Item)) and step.name in escaping:
             escaping.update(names_in(step.of))

@@ -64,6 +64,7 @@ class Alloc:
     @property
     def nbytes(self) -> int:
         """The bytes of its memory."""
+        # of no elements: the last one would lie before the first
         if 0 in self.shape:
             return 0
         last = sum((n - 1) * step for n, step in zip(self.shape, self.strides, strict=True))
@@ -251,10 +252,12 @@ _CLASSES = {one.__name__: one for one in (View, Alloc, Free, Alias, Item, Kernel
 
 def plain(value: Any) -> Any:
     """A program, a step or an operand as what JSON has."""
+    # a Name is a str too, and would come back as a constant
     if isinstance(value, Name):
         return {"Name": str(value)}
     if is_dataclass(value):
         return {type(value).__name__: [plain(getattr(value, f.name)) for f in fields(value)]}
+    # JSON has lists alone; a View with a list in it could be no key of a dict (static_memory)
     if isinstance(value, tuple):
         return {"tuple": [*map(plain, value)]}
     if isinstance(value, list):
@@ -300,6 +303,7 @@ def source_of(program: Program, allocate: str) -> str:
     functions = _Functions({"empty_strided": allocate, "reinterpret_tensor": _REINTERPRET})
     once = [_python(step, functions) for step in program.once]
     body = [f"{_names(program.inputs)} = args"] if program.inputs else []
+    # as in the compiler's own Python: else the caller's list would hold what a Free lets go of
     body += ["args.clear()", *(_python(step, functions) for step in program.steps)]
     body.append(f"return [{', '.join(map(_text, program.outputs))}]")
     lines = [*functions.lines(), *once, "", "def call(args):", *(f"    {one}" for one in body)]
@@ -329,6 +333,7 @@ class _Functions:
     def name(self, function: str) -> str:
         """The name of a function: ``mm`` of ``torch.ops.aten.mm.default``."""
         parts = function.split(".")
+        # of torch.ops the operation: its overload alone, "default", would tell nobody anything
         base = parts[3] if function.startswith("torch.ops.") else parts[-1]
         name, count = base, 1
         while self._found.setdefault(name, function) != function:
@@ -379,6 +384,7 @@ def _text(value: Any) -> str:
             return f"[{', '.join(map(_text, value))}]"
         case torch.device():
             return f"torch.device({str(value)!r})"
+        # repr gives ``inf`` and ``nan``, which Python knows no constants of
         case float() if not isfinite(value):
             return f"float({str(value)!r})"
     return repr(value)
