@@ -175,6 +175,7 @@ class CSXBackend(Backend):
         if not isinstance(folder, (str, os.PathLike)):
             kind = type(folder).__name__
             raise TypeError(f"artifact_dir must be a folder's path or None; got {kind} {folder!r}.")
+        # made with the first program; until then the nearest folder above it tells
         there = next(
             one for one in (Path(folder), *Path(folder).absolute().parents) if one.exists()
         )

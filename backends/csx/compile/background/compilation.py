@@ -52,6 +52,7 @@ class Compilation:
         self._graph, self._cache, self._policy, self._target = graph, cache, policy, target
         self._earlier = EarlierCode(cache, threads)
         self.key = self._key_without(frozenset())
+        # what an earlier run found wrong is not looked for again
         self.library = narrowing.wrong_in(cache.marked(self.key))
         if self.library:
             self.key = self._key_without(self.library)
@@ -130,6 +131,7 @@ class Compilation:
 
     def _build(self, folder: Path, shown: Shown, library: frozenset[int]) -> None:
         """Compile the graph into a folder, with what it expects as inputs."""
+        # the compiler writes the number of threads into its loops
         with options.patch({"cpp.threads": self._earlier.threads}):
             missing = toolchain.toolchain_missing()  # asked only here: to ask starts a process
             if missing is not None:

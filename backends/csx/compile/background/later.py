@@ -65,6 +65,7 @@ class Later:
             not (backend.background and background.AVAILABLE)
             or backend.compile_only
             or backend.artifact_dir is not None
+            # from which step on compiled code runs depends on the machine, and it rounds otherwise
             or torch.are_deterministic_algorithms_enabled()
         )
 
@@ -109,6 +110,8 @@ class Later:
         why, found, graph = job.failure or "its compiled code is gone", None, loaded.graph
         assert graph is not None
         try:
+            # what the worker tried the disk for; another job may have made this process leave it
+            # already
             if job.full and job.name[0] == str(self.cache.folder):
                 self.cache.leave(OSError(why))
             with failures_reported():
@@ -117,6 +120,7 @@ class Later:
         except (NoToolchain, NothingStored, SharedFolder) as missing:
             why = with_log(missing)
         else:
+            # once more, in the folder that took its place
             if job.full:
                 loaded.call = self._meanwhile(loaded, reference, compilation, job.wanted)
                 return loaded.call
@@ -147,6 +151,7 @@ class Later:
         narrow: Narrow | None = functools.partial(self._narrow, loaded, found, compiled)
         if together is not None:
             narrow = shared(together, loaded, right)
+        # this is what came of narrowing it down: it is not tried twice
         elif compiled.library:
             narrow = None
         return Trust(
@@ -167,6 +172,7 @@ class Later:
         report: Path | None,
     ) -> None:
         """Look for the kernels that are wrong, and compile all others again."""
+        # without its inputs there is nothing from which halving could begin
         if report is None:
             return
         run = functools.partial(compiled.narrowed, found, right, report)

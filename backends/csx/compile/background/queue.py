@@ -141,6 +141,7 @@ class Queue:
         """End a worker that does nothing any more; what it was at is tried once more."""
         worker.kill()
         self._worker, left = None, [job for job in worker.jobs if not job.ended]
+        # jobs go in order: the first one that has not ended is what it was at
         for job in left[:1]:
             if job.again:
                 job.failure, job.ended = why, True
@@ -152,6 +153,7 @@ class Queue:
 
     def _start(self) -> None:
         """Start the worker, where something that waits may begin."""
+        # what is not urgent waits until the training is compiled: that is needed first
         may = self._hurries or self._waiting[0].wanted.urgent
         jobs = [job for job in self._waiting if may and job.is_worth()]
         if not jobs:
@@ -187,6 +189,7 @@ class _Worker:
         log = os.open(self._folder / _LOG, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
         flock(log, LOCK_EX)  # as long as the worker lives
         self._results, write = os.pipe()
+        # it is read between two steps, which must not wait
         os.set_blocking(self._results, False)
         parent = os.getpid()
         with warnings.catch_warnings():  # Python 3.12 warns of threads; locks are in docs/backends
@@ -194,7 +197,9 @@ class _Worker:
             self._pid = os.fork()
         if self._pid == 0:
             _work(jobs, write, log, self._folder, parent)
+        # else this process would hold the pipe open itself, and never read its end
         os.close(write)
+        # the lock is the open file's, which the worker has too
         os.close(log)
         self.lost = Pulse(self._pid).lost
 
@@ -260,6 +265,8 @@ class _Worker:
     def _waited(self) -> str:
         """How the process ended, in words; what it started ends with it."""
         try:
+            # looked at, and not waited for: until then no other process gets its number, by which
+            # all that it started is found
             os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)
             end_session(self._pid)
             _, status = os.waitpid(self._pid, 0)
@@ -312,6 +319,8 @@ def _outcome(job: Job) -> tuple[str | None, bool, float]:
 
 def _settle_down(log: int, kept: set[int], folder: Path, parent: int) -> None:
     """Let go of what is the parent's: its terminal, files, signals, priority, threads, memory."""
+    # a session of its own: a Ctrl-C at the terminal is not for it, and what it starts is found by
+    # it
     os.setsid()
     os.nice(NICE)
     nice_session(os.getpid(), _SESSIONS_NICE)
@@ -324,6 +333,7 @@ def _settle_down(log: int, kept: set[int], folder: Path, parent: int) -> None:
     signal.signal(signal.SIGTERM, _leave)
     sys.settrace(None)
     gc.freeze()  # or a collection would write to all the memory that is shared with the parent
+    # what its compilers write goes with the folder, however they end
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
     compiler = compiler_module()
     if compiler is not None:

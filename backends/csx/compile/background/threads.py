@@ -134,6 +134,7 @@ class _OpenMP:
 
     def is_torchs(self) -> bool:
         """Whether torch follows; a preloaded OpenMP may have taken its place."""
+        # a number that is not torch's already, or nothing would be seen to change
         own = torch.get_num_threads()
         self.set_openmp(own + 1)
         follows = torch.get_num_threads() == own + 1

@@ -62,6 +62,7 @@ def found_together(
     there = None
     try:
         there = find()
+    # an error here too is an answer, for which the other processes wait
     finally:
         all_have_it = votes.everyone(there is not None)
     return there if all_have_it else None

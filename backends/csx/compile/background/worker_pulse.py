@@ -44,8 +44,10 @@ class Pulse:
             return None
         self._looked = now
         rows = {pid: row for pid, row in _processes() if int(row[3]) == self._session}
+        # T: stopped; t: by a debugger
         if self._session in rows and rows[self._session][0] not in "Tt":
             self._ran = now
+        # processor time in user and system mode, and that of children that have ended
         ticks = sum(int(row[i]) for row in rows.values() for i in (11, 12, 13, 14))
         if ticks != self._ticks or _waits_for_a_lock(rows):
             self._ticks, self._worked = ticks, now
@@ -80,6 +82,7 @@ def _processes() -> Iterator[tuple[int, list[str]]]:
     for entry in _PROC.iterdir():
         if entry.name.isdecimal():
             with contextlib.suppress(OSError):  # it has ended by now
+                # a program's name stands in parentheses, and may have spaces and parentheses itself
                 yield int(entry.name), (entry / "stat").read_text().rpartition(")")[2].split()
 
 
@@ -89,6 +92,7 @@ def _waits_for_a_lock(pids: dict[int, list[str]]) -> bool:
         lines = (_PROC / "locks").read_text().splitlines()
     except OSError:
         return True  # nobody knows
+    # ``12: -> FLOCK ADVISORY WRITE 4711 ...``: 4711 waits for the lock of the line above
     waiting = (line.split() for line in lines if "->" in line)
     return any(int(words[5]) in pids for words in waiting)
 
@@ -99,6 +103,7 @@ def let_go(kept: set[int]) -> None:
     A pipe whose other end waits for its end of file then has it. The numbers stay in use: whatever
     still holds one closes no other file.
     """
+    # a callback's Popen, say, waited for an end of file that the worker held back
     null = os.open(os.devnull, os.O_RDWR)
     for number in map(int, os.listdir("/proc/self/fd")):
         if number not in kept and number != null:

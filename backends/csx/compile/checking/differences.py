@@ -83,6 +83,7 @@ class Comparison:
         for i in self._written:
             copies[i] = like(copies[i]).copy_(copies[i])
         torch.set_rng_state(start.random_state)
+        # the others compare for themselves, and not always the same step
         with alone() if self.is_shared and not together else contextlib.nullcontext():
             outputs = list(call(list(copies)))
         values = [*outputs, *(copies[i] for i in self._written)]
@@ -108,8 +109,10 @@ class Comparison:
             for k, (a, b) in enumerate(zip(tried.values, right.values, strict=True))
             if (slack := _Slack(a, b)).left
         }
+        # asked last, and only where something is apart: each answer is another run of the graph
         apart = self._unexplained(apart, start)
         if apart:
+            # what was computed first is where it began; the others may follow from it
             first = min(apart, key=lambda k: self.values[k].position)
             value = self.values[first]
             others = f", and {len(apart) - 1} others" if len(apart) > 1 else ""
@@ -183,6 +186,7 @@ class _Slack:
         """Take in what another rounding made of the value."""
         a, b = _numbers(moved), _numbers(unmoved)
         moves = (a - b).abs().nan_to_num(nan=torch.inf)  # finite here and not there
+        # infinity less infinity is NaN, though nothing moved
         moves = moves.masked_fill(~b.isfinite() & (a == b), 0.0)
         moves = moves.masked_fill(b.isnan() & a.isnan(), 0.0)
         self._moved = moves if self._moved is None else torch.maximum(self._moved, moves)

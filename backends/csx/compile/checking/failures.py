@@ -93,6 +93,7 @@ def _out_of_range(
     """What is wrong with an index of an operation, and where it comes from; None if nothing is."""
     for index, size in _indices(node, values):
         found: Tensor = values[index]
+        # these alone count negative indices from the end
         lowest = -size if operation_name(node.target) in ("index", "index_put") else 0
         wrong = found[(found < lowest) | (found >= size)]
         if wrong.numel():

@@ -25,6 +25,7 @@ def reference_of(graph: Graph) -> Call:
         try:
             outputs = forward(*inputs)
         except (RuntimeError, IndexError):
+            # so that what is told holds: the step changed nothing
             for i, state in zip(early, before, strict=True):
                 inputs[i].copy_(state)
             raise
@@ -41,6 +42,7 @@ def _holding(call: Call, guard: int, held: list[int], inputs: list[Tensor]) -> S
     """
     before = [inputs[i].clone() for i in held]
     outputs = call(inputs)
+    # compiled, each write is a choice by the guard (passes/hold); as it was traced it has none
     if inputs[guard].item() < 0:
         for i, state in zip(held, before, strict=True):
             inputs[i].copy_(state)

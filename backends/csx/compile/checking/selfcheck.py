@@ -150,6 +150,7 @@ class SelfCheck:
         The ``first`` run's results have to be what they were after that.
         """
         kinds = [item.kind for item in self._graph.inputs]
+        # state is zero at its birth, and code that ignores it is right in the first step
         inputs = [*map(moved_away, start.inputs, kinds)]
         moved, results = Start(inputs, start.random_state), [*map(torch.clone, first.outputs)]
         try:
@@ -157,6 +158,7 @@ class SelfCheck:
         except (RuntimeError, IndexError, ValueError):
             return None  # an index made of a number, say
         tried = self._tried(moved)
+        # a result in memory that the program reuses is right until the next run
         for k, (now, was) in enumerate(zip(first.outputs, results, strict=True)):
             if not is_equal(now, was):
                 value = self._compared.values[k]
@@ -182,8 +184,6 @@ class SelfCheck:
                 offset = output.storage_offset() + own.storage_offset()
                 return own.as_strided(output.size(), output.stride(), offset)
         return output
-
-    # -- telling -----------------------------------------------------------------------------
 
     def _report(
         self, difference: Difference, tried: Trial | Exception, right: Trial, start: Start

@@ -87,6 +87,7 @@ def moved_away(x: Tensor, kind: Kind) -> Tensor:
     """
     if not (x.is_floating_point() and x.numel()):
         return x
+    # of its own: the process's draws are the step's
     generator = torch.Generator().manual_seed(x.numel())
     draw, size = torch.rand(x.shape, generator=generator), x.detach().abs()
     if kind is Kind.NUMBERS:

@@ -42,6 +42,7 @@ class Trust:
 
     def begin(self) -> bool:
         """Let the next call be the check; returns whether it is to be checked."""
+        # by another libc, kernel or numpy the same code may compute other numbers
         if (self.found.marked or "").partition("\n")[0] == versions():
             self.loaded.check_again = self._again
             return False
@@ -62,7 +63,7 @@ class Trust:
     def _settled(
         self, reference: Call, once: bool, agreed: bool, done: str, report: Path | None
     ) -> None:
-        """What runs the graph after its check, or between its parts, where nothing is ``done``."""
+        """Choose what runs the graph from now on; ``done`` is empty where more is to be compared."""
         loaded = self.loaded
         if not agreed:
             loaded.run_by_operations(reference, _WRONG)
@@ -72,6 +73,7 @@ class Trust:
             return
         if done:
             loaded.call, loaded.check_again = self.found.value, self._again
+            # an audit asks again of code that is marked already
             if not once:
                 self.found.mark(f"{versions()}\n{done}")
         loaded.settled()

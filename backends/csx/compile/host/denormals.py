@@ -34,6 +34,7 @@ class _Pool:
         self._parallel.restype = None
         self._own = ctypes.create_string_buffer(_ENVIRONMENT_BYTES)
         self._flushing = ctypes.create_string_buffer(_ENVIRONMENT_BYTES)
+        # what torch sets is taken from this thread, whatever bits that is here
         self._get(self._own)
         torch.set_flush_denormal(True)
         self._get(self._flushing)

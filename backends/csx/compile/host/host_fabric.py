@@ -94,6 +94,8 @@ class HostFabric(Fabric):
                 else:
                     there = found_together(compilation.find, together)
                     if there is None:
+                        # a loss that cannot be fused is an error before the first step, not when it
+                        # is compiled
                         compilation.check_regions()
                         later = _interpreted(graph, began, "", threads)
                         return self._later.begin(later, compilation, wanted)
@@ -137,9 +139,11 @@ class HostFabric(Fabric):
         gradients = torch.is_grad_enabled()
         stays = not self._backend.flush_denormals or denormals.is_flushing()
         own, mkl = torch.get_num_threads(), None
+        # the user may have asked for fewer since it was loaded
         threads = min(loaded.threads, own)
         if threads > 1:
             if loaded.compiling and queue.compiles:
+                # a thread that waits for the compiler's core makes all others wait
                 threads = min(threads, max(1, threads_beside_another()))
             else:
                 idle_threads.adapt()
@@ -154,6 +158,7 @@ class HostFabric(Fabric):
             return loaded.call(inputs)
         except BaseException as error:  # Ctrl-C too
             graph, torn = loaded.graph, self.torn
+            # whatever was written: until it is known better, below
             self.torn = torn or graph is None or bool(graph.written())
             if graph is None or not isinstance(error, (RuntimeError, IndexError)):
                 raise

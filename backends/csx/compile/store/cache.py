@@ -149,6 +149,7 @@ class CompileCache:
         def look() -> Fetched[T] | None:
             refuse_shared(make(self.folder))
             self._used.add(key)
+            # whoever builds it holds the lock, and steps do not wait for that
             with contextlib.suppress(BlockingIOError):
                 with self._locked(key, fcntl.LOCK_SH | fcntl.LOCK_NB):
                     return self._find(self.folder / key, load)
@@ -197,6 +198,7 @@ class CompileCache:
         refuse_shared(make(self.folder))  # which may be gone, or have other rights by now
         entry = self.folder / key
         self._used.add(key)
+        # many may load at once: only who finds nothing asks for the lock alone
         with self._locked(key, fcntl.LOCK_SH, waiting):
             found = self._find(entry, load)
             if found is not None:
@@ -279,6 +281,7 @@ def _mark_of(mark: Path, sealed: bytes) -> str | None:
 
 
 def _put_mark(mark: Path, sealed: bytes, text: str) -> None:
+    # without a mark the next run checks the code once more, and that is all
     with contextlib.suppress(OSError):
         if is_odd(mark):
             remove(mark)

@@ -100,6 +100,7 @@ def refuse_shared(folder: Path) -> None:
     can write is still there, and the same, when its code is loaded.
     """
     refused = f"compile_dir={str(folder)!r} holds code that will be run, and"
+    # who can write a folder above can put another one in this one's place
     for parent in reversed(folder.parents):
         _refuse_shared_parent(parent, refused)
     found = folder.lstat()

@@ -84,6 +84,7 @@ def _described(graph: Graph) -> Iterator[str]:
     if not isinstance(graph, LazyGraph):
         yield from described_operations(graph.module)
         return
+    # a graph that is in the cache is found before a pass has run on it
     yield f"before passes, held {held_inputs(graph)}"
     yield from described_operations(graph.runs.module)
     for node in graph.runs.operations():
