@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import fulgurite
-from fulgurite.backends.csx.capture.scope import Before
+from fulgurite.backends.csx.capture.scope import BeforeTrace
 from fulgurite.backends.csx.state import fake_swap
 
 pytestmark = pytest.mark.fits
@@ -183,7 +183,7 @@ def test_a_step_that_waits_for_a_thread_which_reads_its_weights_is_an_error(
 
 def test_what_other_threads_draw_beside_a_trace_does_not_come_again() -> None:
     scope = Scope()
-    before = Before(scope)  # type: ignore[arg-type]
+    before = BeforeTrace(scope)  # type: ignore[arg-type]
     drawn: list[float] = []
     stop = threading.Event()
     thread = threading.Thread(target=lambda: (drawn.append(random.random()), stop.wait(60)))
