@@ -323,7 +323,7 @@ def _trace_until_final(scope: Scope, trace: Callable[[], FinishedTrace]) -> Capt
         if finished.trace.result.collected.new_places:
             created = finished.created_state()
             undo()
-            # the trace that is kept is one with tensors there, as all later steps find them
+            # all later steps find tensors there, so the program is built of the trace that does
             stack.enter_context(created.places_filled())
             finished = traced()
             names = [item.name for item in finished.trace.inputs.items]

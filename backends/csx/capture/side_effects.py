@@ -122,7 +122,7 @@ def collect(
         if isinstance(call, LogCall):
             accumulators |= call.reduce()
     owners = {id(vars(one)): path for path, one in module.named_modules()}
-    # two traces of one step list their outputs in the same order, or they would not be compared
+    # two traces are compared output by output, and may have found theirs in another order
     effects.writes.sort(key=lambda write: order_of(write[0][0], owners, order))
     outputs, tensors = make_outputs(result, effects, calls, inputs.memory)
     inputs.replaced_data.write_back()  # the program's memory does not move

@@ -116,7 +116,7 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def real(leaf: Any) -> Any:
             return self._value(leaf) if isinstance(leaf, Tensor) else leaf
 
-        # for real, beside the trace: none of it is to be in the graph
+        # with real values, beside the trace: none of it is to be in the graph
         with _disable_current_modes(), torch.no_grad():
             values = func(*pytree.tree_map(real, args), **pytree.tree_map(real, kwargs))
             if func is torch.ops.aten.lift_fresh.default:  # the graph keeps the literal itself
