@@ -110,8 +110,7 @@ class Later:
         why, found, graph = job.failure or "its compiled code is gone", None, loaded.graph
         assert graph is not None
         try:
-            # what the worker tried the disk for; another job may have made this process leave it
-            # already
+            # the folder that the worker could not write, unless this process has left it already
             if job.full and job.name[0] == str(self.cache.folder):
                 self.cache.leave(OSError(why))
             with failures_reported():
@@ -120,8 +119,7 @@ class Later:
         except (NoToolchain, NothingStored, SharedFolder) as missing:
             why = with_log(missing)
         else:
-            # once more, in the folder that took its place
-            if job.full:
+            if job.full:  # once more, in the folder that took its place
                 loaded.call = self._meanwhile(loaded, reference, compilation, job.wanted)
                 return loaded.call
         loaded.compiling, loaded.seconds = False, job.seconds
@@ -151,9 +149,8 @@ class Later:
         narrow: Narrow | None = functools.partial(self._narrow, loaded, found, compiled)
         if together is not None:
             narrow = shared(together, loaded, right)
-        # this is what came of narrowing it down: it is not tried twice
         elif compiled.library:
-            narrow = None
+            narrow = None  # this is what came of narrowing it down: it is not tried twice
         return Trust(
             loaded=loaded,
             found=found,

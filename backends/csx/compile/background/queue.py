@@ -319,8 +319,7 @@ def _outcome(job: Job) -> tuple[str | None, bool, float]:
 
 def _settle_down(log: int, kept: set[int], folder: Path, parent: int) -> None:
     """Let go of what is the parent's: its terminal, files, signals, priority, threads, memory."""
-    # a session of its own: a Ctrl-C at the terminal is not for it, and what it starts is found by
-    # it
+    # a session of its own: Ctrl-C at the terminal is not for it, and by it is found what it starts
     os.setsid()
     os.nice(NICE)
     nice_session(os.getpid(), _SESSIONS_NICE)

@@ -62,8 +62,7 @@ def found_together(
     there = None
     try:
         there = find()
-    # an error here too is an answer, for which the other processes wait
-    finally:
+    finally:  # an error is an answer too, for which the other processes wait
         all_have_it = votes.everyone(there is not None)
     return there if all_have_it else None
 

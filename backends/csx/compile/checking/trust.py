@@ -63,7 +63,7 @@ class Trust:
     def _settled(
         self, reference: Call, once: bool, agreed: bool, done: str, report: Path | None
     ) -> None:
-        """Choose what runs the graph from now on; ``done`` is empty where more is to be compared."""
+        """Choose what runs the graph from now on; ``done`` is empty where more will be compared."""
         loaded = self.loaded
         if not agreed:
             loaded.run_by_operations(reference, _WRONG)
