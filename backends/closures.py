@@ -102,6 +102,8 @@ class Closure:
         self.check(trainer)
         if trainer is not None:
             due = functools.partial(self.function, *args, **kwargs)
+            # the values of the last step before the checkpoint: whatever an earlier one gave is not
+            # asked for
             _remembered.setdefault(trainer, {})[call or self] = due
         elif _spans[-1].is_checkpoint_step:
             self.function(*args, **kwargs)
@@ -173,6 +175,7 @@ def call_and_run(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
     def note(closure: Closure, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         closure.check(None)
+        # copies: what comes later in the step may change them in place
         calls.append((closure, pytree.tree_map(_copied, (args, kwargs))))
 
     with running(note=note):

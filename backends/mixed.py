@@ -84,6 +84,7 @@ class BoundedGradScaler(torch.amp.GradScaler):
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
         """Choose the scale of the next step."""
         if not self._dynamic:
+            # torch would let it grow and shrink: each step sets it again
             return super().update(self._initial)
         super().update(new_scale)
         scale = self.get_scale()

@@ -148,6 +148,7 @@ def _of_this_thread(patch: Patch) -> Patch:
     here, new = threading.get_ident(), patch.replacement
     if isinstance(new, property):
         own = inspect.getattr_static(patch.owner, patch.name)
+        # an attribute that objects have themselves: other threads get theirs through a property too
         if not isinstance(own, property):
             own = _plain(patch.name, own)
         chosen: Any = property(*(_chosen(here, *pair) for pair in _accessors(new, own)))

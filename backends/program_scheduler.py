@@ -122,6 +122,7 @@ class ProgramScheduler(LRScheduler):
         if trace is not None:
             trace.stepped(self)
         else:
+            # in a trace it is the program that counts, and says so (``count_on``)
             self._counted += 1
         self.show()
 
@@ -152,6 +153,7 @@ class ProgramScheduler(LRScheduler):
                     self._refuse(value, count, i)
                 numbers[i], group = value, groups[i]
                 if isinstance(group[key], Tensor):
+                    # in place: whoever was given the tensor reads the number in it
                     group[key].fill_(value)
                 else:
                     group[key] = value

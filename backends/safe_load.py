@@ -56,6 +56,7 @@ def read_checkpoint(path: str | Path) -> Any:
         UnsafeCheckpoint: it holds a class that is not allowed.
     """
     with naming_classes(path):
+        # torch refuses to map a file of the format before 1.6
         mmap = zipfile.is_zipfile(path)
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
 

@@ -3,7 +3,8 @@
 ``private_names.json`` lists those names; ``tests/tools/document_private_names.py`` makes it from
 the code. Where one is gone, to import this package's rooms is an error that names it and the
 version that lacks it: nothing is trained half. What only the compiler's side needs is not asked for
-here; without it programs run operation by operation (``csx/compile/toolchain.failures_reported``).
+here; without it programs run operation by operation (``failures_reported`` in
+``csx/compile/inductor/toolchain``).
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ def refuse_if_gone(owner: Any, name: str) -> None:
     """
     if has(owner, name) or (isinstance(owner, ModuleType) and hasattr(builtins, name)):
         return
+    # a class of the user's is derived from one of the package's, whose name it is
     kind = owner if isinstance(owner, type) else type(owner)
     modules = [one.__module__ for one in kind.__mro__]
     if isinstance(owner, ModuleType):

@@ -29,11 +29,11 @@ name without ``_impl`` is for callers outside of torch alone, and a patch of it 
 
 LOSES_ORDER = torch.__version__ < "2.14"
 """Whether the compiler loses the order after an operation that writes into a buffer, and may read
-the buffer before: ``compile/inductor/compiler_patches`` mends 2.13 (pytorch issue 185509)."""
+the buffer before: ``compile/inductor/changes`` mends 2.13 (pytorch issue 185509)."""
 
 DROPS_COPIES = torch.__version__ < "2.15"
 """Whether the compiler drops a copy of an input that the graph overwrites, and reads the new value:
-``compile/inductor/compiler_patches`` mends 2.13 and 2.14 (pytorch issue 198131)."""
+``compile/inductor/changes`` mends 2.13 and 2.14 (pytorch issue 198131)."""
 
 FORMULAS_OF_OTHERS: dict[Any, Any] = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: (

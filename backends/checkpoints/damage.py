@@ -115,12 +115,14 @@ def _check_records(path: str | Path, archive: zipfile.ZipFile) -> None:
     if not any(record.filename.endswith("/data.pkl") for record in records):
         what = "is a zip archive, but none that torch.save wrote: it has no data.pkl"
         raise CheckpointError(path, what, ANOTHER)
+    # of a file without checksums all are 0
     if not any(record.CRC for record in records):
         return rank_zero_warn(
             f"{path} was written without checksums (torch.serialization.set_crc32_options(False)):"
             " nobody can tell whether it is damaged."
         )
     for record in records:
+        # torch.save compresses nothing, and writes no directory
         if record.external_attr & _IS_DIRECTORY or record.compress_size != record.file_size:
             raise zipfile.BadZipFile(f"directory entry of {record.filename}")
         with archive.open(record) as content:

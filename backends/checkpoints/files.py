@@ -32,6 +32,7 @@ def write(checkpoint: Any, path: str | Path) -> None:
     path = Path(path)
     with _named(path), part(path.parent) as file:
         _save(checkpoint, file)
+        # before it has its name: after a failure of power that would lead to what was never written
         os.fsync(file.fileno())
         os.replace(str(file.name), path)
     with _named(path, "the new one is there, and may be gone when the machine fails now"):
@@ -63,6 +64,7 @@ class _Sink:
             try:
                 left = memoryview(data).cast("B")
                 while left:
+                    # a raw file takes at most 2 GB at a time on Linux
                     left = left[self._file.write(left) :]
                 return len(data)
             except OSError as failure:
@@ -137,6 +139,7 @@ def link(target: str | Path, name: str | Path) -> None:
     """Make a symbolic link to a file, in one step: the name leads to the old or to the new."""
     name = Path(name)
     while True:
+        # a link is made under another name and renamed, for no system call replaces one
         part_name = name.parent / _part_name()
         os.symlink(os.path.relpath(target, name.parent), part_name)
         with contextlib.suppress(FileNotFoundError):  # another process swept it: once more

@@ -73,6 +73,8 @@ class CheckpointFiles(TorchCheckpointIO):
         if not is_local(path) or not os.path.isfile(path):
             return super().load_checkpoint(os.fspath(path), map_location, weights_only)
         with open(path, "rb") as file:
+            # of one open file: what is loaded is what was checked, whoever replaces the name
+            # meanwhile
             check_file(os.fspath(path), file)
             file.seek(0)
             return torch.load(file, map_location=map_location, weights_only=weights_only)

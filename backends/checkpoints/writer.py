@@ -108,6 +108,7 @@ class Writer:
         before = self._last
 
         def run() -> None:
+            # else the removal of an older checkpoint would follow a write that failed
             if before is None or before.exception() is None:
                 job()
             else:

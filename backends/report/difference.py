@@ -86,6 +86,7 @@ def _listed(what: str, before: Iterable[str], after: Iterable[str]) -> Iterator[
         elif old[name] != new[name]:
             forms = [old[name], new[name]]
             layouts, rest = zip(*(form.rpartition("]")[::2] for form in forms), strict=True)
+            # what is equal on both sides is left out: the layouts are the news
             if rest[0] == rest[1]:  # "replicated, updated"
                 forms = [f"{layout}]" for layout in layouts]
             yield f"~ {what} {name}: {' -> '.join(forms)}"
@@ -136,6 +137,7 @@ def _kernels(before: Data, after: Data) -> Iterator[str]:
     came = [call for key, calls in new.items() for call in calls[len(old.get(key, ())) :]]
     waiting: dict[str, list[Data]] = defaultdict(list)
     for call in gone:
+        # what computes the same operations by another source took its place
         waiting[_computes(before, call)].append(call)
     fresh, pairs = [], defaultdict[tuple[str, str], list[Data]](list)
     for call in came:
@@ -166,6 +168,8 @@ def _by_content(entry: Data) -> dict[str, list[Data]]:
         source = entry["sources"].get(call["kernel"])
         content = call["kernel"]
         if source is not None:
+            # a kernel's name is made of its source and of what it was compiled with: another torch
+            # names the same source otherwise
             content = hashlib.sha256(source.replace(call["kernel"], "").encode()).hexdigest()
         calls[f"{content} {call['maker']} {call['region']} {call['tuned']}"].append(call)
     return calls

@@ -111,6 +111,7 @@ def modules_of(entry: Data) -> list[tuple[Data, float]]:
 def memory_of(entry: Data) -> Data:
     """The picture of memory: its areas, what the pointer shows, and what is held at the peak."""
     points = _thinned(entry["memory"]["timeline"])
+    # found among the points that are left: each is the highest of its stretch
     peak, calls = max(points, key=_intermediates), [entry["calls"][one["call"]] for one in points]
     fields = [{**entry["memory"], **one} for one in points]  # a point's own in place of the most
     layers = {

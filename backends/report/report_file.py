@@ -95,6 +95,7 @@ def add(folder: Path, run: object, program: Data, options: Mapping[str, Any]) ->
     programs = [
         one
         for one in _folders.get(folder.resolve(), [])
+        # a run that has ended is None here, and equals no other
         if one.run() is run or one.data["stage"] != program["stage"]
     ]
     programs.append(_Written(program, options, weakref.ref(run)))
@@ -190,6 +191,7 @@ def misfit(value: Any, shape: Any, at: str) -> str:
             return f"{lost} is missing"
         found = (misfit(value[key], inner, paths[key]) for key, inner in shapes.items())
     else:
+        # seconds may be a whole number, 0 say
         fits = shape is None or isinstance(value, (int, float) if shape is float else shape)
         return "" if fits else f"{at} is no {shape.__name__}"
     return next(filter(None, found), "")

@@ -176,6 +176,7 @@ def message_s(message: Message, network: Network, systems: int) -> tuple[float, 
         one_s, other_s = min(_ways(message.kind, size_bytes, link, count), key=sum)
         latency_s, bytes_s = latency_s + one_s, bytes_s + other_s
         if message.kind != "broadcast":
+            # the next level sums up each system's share of what this one has
             size_bytes /= count
     return latency_s, bytes_s
 
@@ -189,6 +190,7 @@ def _ways(kind: str, size_bytes: float, link: Link, count: int) -> Iterator[tupl
         return
     times = 2 if kind == ALL_REDUCE else 1
     if link.fan_in:
+        # a logarithm may lie a little above its whole number
         yield times * ceil(log(count, link.fan_in) - 1e-9) * link.latency_s, byte_s
         return
     yield times * (count - 1) * link.latency_s, times * byte_s * (count - 1) / count

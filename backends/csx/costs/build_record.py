@@ -58,6 +58,7 @@ class BuildRecord:
             if one.after.module is wanted.module:
                 led, wanted = [one, *led], one.before
         later = self.passes[made[-1] + 1 :]
+        # a pass makes another graph of the same inputs: by those the later ones are told
         return led + [one for one in later if one.before.inputs is graph.inputs]
 
 

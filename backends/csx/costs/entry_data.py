@@ -110,6 +110,7 @@ def _passes(graph: Graph, compiled: bool, record: BuildRecord) -> list[Data]:
     """What each pass changed; those for a compiled program's check are left out."""
     rows = []
     for one in record.of(graph):
+        # the program's check made them: the operations one by one, with which it is compared
         if compiled and one.name in _INTERPRETER:
             continue
         before, after = kinds(one.before), kinds(one.after)
@@ -170,6 +171,8 @@ def _costs(
             "region": call.region,
             "tuned": call.tuned,
             **asdict(moved),
+            # a generated kernel is told with what makes its operands: a collective among them is
+            # another call's
             "sent_bytes": sent_bytes(
                 [nodes[i] for i in call.operations if call.maker is Maker.COLLECTIVE], processes
             ),

@@ -56,6 +56,7 @@ def _collectives(nodes: list[fx.Node], done: list[int]) -> Iterator[Message]:
         if kind := kind_of(node):
             waits = [position[user] for user in node.users if is_wait(user.target)]
             hides = done[min(waits, default=i)] > done[i]
+            # nothing is computed between it and its wait: it hides behind nothing
             begins = done[i] / done[-1] if hides else 1.0
             yield Message(kind=kind, size_bytes=_size(node), begins=begins)
 
@@ -71,6 +72,7 @@ def _buckets(graph: Graph, nodes: list[fx.Node], done: list[int]) -> Iterator[Me
                 path = path.rpartition(".")[0]
     end, arrivals = len(nodes), list[tuple[int, int]]()
     for i, item in reversed([*enumerate(graph.inputs)]):  # of a module the bias comes first
+        # frozen parameters are read, and have no gradient
         if item.role is Role.PARAMETER and i in written:
             module = item.name.removeprefix("self.").rpartition(".")[0]
             arrivals.append((last.get(module, end - 1), item.example.nbytes))

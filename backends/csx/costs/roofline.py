@@ -97,6 +97,7 @@ def work_of(
     moved = sum(one.read_bytes + one.written_bytes for one in traffic(graph, kernels))
     written = graph.written()
     state = sum(
+        # read, and written where it changes
         item.example.numel() * item.example.element_size() * (1 + (i in written))
         for i, item in enumerate(graph.inputs)
         if item.kind in (Kind.STATE, Kind.GRADIENT)
@@ -142,6 +143,7 @@ def _bound(work: Work, machine: Machine, times: int, systems: int) -> Bound:
         moved = work.state_bytes + share * work.other_bytes
         weights_s = 0.0
     else:
+        # state lies where weights come from: it costs the system nothing
         moved = share * work.other_bytes * machine.number_bytes / work.number_bytes
         streamed = _TIMES_STREAMED * work.parameters * machine.number_bytes
         weights_s = streamed / machine.weights_bytes_per_s

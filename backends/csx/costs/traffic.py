@@ -75,6 +75,7 @@ def _reads(values: Values, operations: list[fx.Node]) -> dict[Value, list[tuple[
     found: dict[Value, list[tuple[fx.Node, fx.Node]]] = {}
     for node in operations:
         # the memory that it gives is the collective's, which is counted there
+        # waiting moves nothing: the collective has counted it
         if is_wait(node.target):
             continue
         overwritten = written_nodes(node) if node.target is _COPY else []
@@ -92,6 +93,7 @@ def _state_writes(values: Values) -> Iterator[Move]:
         moved = Traffic(written_bytes=tensor.numel() * tensor.element_size())
         sources = [v.node for one in node.all_input_nodes[1:] for v, _ in values.behind(one)]
         makers = [one for one in sources if one in values.maker]
+        # an optimizer's write is of no module: it counts for who made the value
         said = node if module_name(node) or not makers else makers[0]
         if node in values.maker:
             yield Move(values.maker[node], said, moved)
