@@ -185,6 +185,7 @@ def _run(options: argparse.Namespace) -> int:
     document = opened(options.file, _overrides(options))
     document = with_overrides(document, flags_as_overrides(document, options))
     plan = check_document(document)
+    # the process that watches this one has said them
     for note in plan.notes if options.attempt is None else ():
         print(plan.document.told(note), file=sys.stderr)
     if options.print_config:
@@ -221,6 +222,7 @@ def _run_phases(plan: Plan, options: argparse.Namespace) -> int:
     attempt: Attempt | None = options.attempt or Attempt.of_this_rank()
     if attempt is None and wants_restarts(plan):
         return supervise(plan, options.command, _attempt, (options,)).status
+    # those before it were done by an earlier attempt
     for phase in plan.phases[attempt.trainer if attempt else 0 :]:
         with StopOnSignal() as stop:
             run_phase(plan, phase, options.command, [stop], attempt)
@@ -261,6 +263,7 @@ def _going_on(options: argparse.Namespace, phase: Phase, checkpoint: FilePath) -
     command += ["--set", f"{at}.{options.command}.ckpt_path={checkpoint}"]
     if loop is not None and loop.num_steps is not None:
         begun = steps_of(stage.get("ckpt_path"))
+        # num_steps counts from the checkpoint that a run begins with
         left = begun + loop.num_steps - steps_of(str(checkpoint))
         command += ["--set", f"{at}.init.loop.num_steps={left}"]
     return shlex.join(command)
@@ -295,6 +298,7 @@ def _place(init: Mapping[str, Any], options: argparse.Namespace) -> dict[str, An
         return {f"backend.{flag}": True for flag in flags}
     if flags:
         kind = device or init.get("device")
+        # the two exclude each other, and the file may have a device
         return {"backend": {"backend_type": kind, **dict.fromkeys(flags, True)}, "device": None}
     if device is None:
         return {}

@@ -55,6 +55,7 @@ def compile(model: _Module, backend: Backend | str | None = None) -> _Module:
             " module itself."
         )
     chosen = _chosen(backend)
+    # what the caller calls it is what programs say of it: a closure's or a list's name tells less
     frame = sys._getframe(1)
     names = (name for name, value in frame.f_locals.items() if value is model and name != "self")
     name = next(names, None)
@@ -122,6 +123,7 @@ def trace(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Resu
     def traced(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
         nonlocal programs, built_for, calls
         now = step_context.get()
+        # its operations are the outer one's then
         if now.trace is not None or now.note is not None:
             return function(*args, **kwargs)
         backend = live_or_new_backend()
@@ -132,6 +134,7 @@ def trace(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Resu
                 result: _Result = call_and_run(function, args, kwargs)
             calls += 1
             return result
+        # a backend that was made anew with the same options has the same programs
         if programs is None or (built_for is not backend and built_for != backend):
             programs, built_for = FunctionPrograms(function, backend), backend
         with UsersFramesAlone():

@@ -96,6 +96,7 @@ def _said(
             yield f"{type(one).__name__} ({one.world_size()} processes)", one.world_size()
             return
     for launcher, marks, size in _LAUNCHERS:
+        # an interactive job is one task, from which Lightning starts the others
         if marks == "SLURM_PROCID" and not _is_started_by_srun():
             continue
         if marks in os.environ and os.environ.get(size, "").isdigit():

@@ -175,6 +175,7 @@ class Trainer(pl.Trainer):
         arguments = {k: v for k, v in locals().items() if k not in ("self", *_OURS, "__class__")}
         self.backend = _claim_backend(device, backend, arguments)
         arguments["default_root_dir"] = _root(model_dir, default_root_dir)
+        # barebones refuses any logger that is given
         if logger in (True, None) and not barebones:
             arguments["logger"] = default_logger(arguments["default_root_dir"])
         _construct(self, **arguments)
@@ -282,6 +283,7 @@ def _counting(trainer: pl.Trainer) -> Iterator[None]:
     make_optimizers = strategy.setup_optimizers
 
     changes = [(strategy, "training_step", training_step), loads_lightnings(strategy)]
+    # on CSX a run's scheduled numbers check them, where they are made ready
     if not isinstance(strategy, StaticGraph):
         changes.append((strategy, "setup_optimizers", setup_optimizers))
     if type(plugin).clip_grad_by_norm is Precision.clip_grad_by_norm:  # sharded ones compute others

@@ -135,6 +135,7 @@ def _evict(folder: Path, limit: int | None, before: float) -> int:
         share = _SHARES[name]
         cache = CompileCache(one, share=share)
         try:
+            # what was given is for programs; code of parts and headers have their share of it
             cache.evict(None if limit is None else limit // share, before)
         except OSError as error:
             failed.append(f"fulgurite cache: not everything could be removed: {error}")

@@ -95,6 +95,7 @@ def doctor(compile_dir: str | None = None) -> int:
     wrong.append(_tell(meets()))
     found, kept = cache(compile_dir)
     wrong.append(_tell(found))
+    # where runs would compile: another disk may be mounted otherwise
     with scratch(kept) as folder:
         cannot_compile = _tell(compiler(folder))
     if cannot_compile:
@@ -342,6 +343,7 @@ def meets() -> Finding:
     began = time.monotonic()
     command = [sys.executable, "-c", _MEETS]
     place = f"tcp://127.0.0.1:{port}"
+    # under torchrun torch looks for the agent's store, and starts none
     own = {k: v for k, v in os.environ.items() if not k.startswith("TORCHELASTIC_")}
     with contextlib.ExitStack() as stack:
         started = [

@@ -83,6 +83,7 @@ def _take_the_option(loss: type[nn.Module]) -> None:
     constructor: Any = __init__
     constructor.__qualname__ = f"{loss.__qualname__}.__init__"
     constructor.__module__ = loss.__module__
+    # parameter files and editors ask for it: to them the option is an argument as any other
     constructor.__signature__ = signature if known else _with_option(signature)
     constructor.__annotations__ = {**construct.__annotations__, _OPTION: bool}
     loss.__init__ = constructor  # type: ignore[method-assign]

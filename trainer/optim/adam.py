@@ -110,7 +110,9 @@ class AdamBase(Optimizer):
         square = "exp_avg_sq"
         if group["amsgrad"]:
             square = "max_exp_avg_sq"
+            # of the moment before its correction, as torch has it
             state[square].copy_(torch.maximum(state[square], state["exp_avg_sq"]))
+        # copies, also where the dtype is the same: a subclass may change them in place
         first, second = (state[key].to(wide_dtype(p), copy=True) for key in ("exp_avg", square))
         if group["correct_bias"]:
             for moment, beta in zip((first, second), group["betas"], strict=True):
@@ -220,5 +222,6 @@ class Lamb(AdamBase):
         if group["adam"]:
             return update
         weights, change = (torch.linalg.vector_norm(x, dtype=update.dtype) for x in (p, update))
+        # weights that begin at zero, as biases do, would never move: a ratio of zero
         ratio: Tensor = torch.where((weights > 0) & (change > 0), weights / change, 1.0)
         return update * ratio

@@ -53,6 +53,7 @@ class Loader(yaml.SafeLoader):
         self.level = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        # PyYAML composes by calling itself: a deep file would end in Python's recursion
         self.level += 1
         if self.level > MOST_LEVELS:
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
@@ -63,6 +64,7 @@ class Loader(yaml.SafeLoader):
         return node
 
 
+# SafeLoader's are those of YAML 1.1, where ``no`` is false and ``1e-3`` a string
 Loader.yaml_implicit_resolvers = {}
 for _kind, (_pattern, _first) in _SCALARS.items():
     _firsts = list("-+.0123456789") if _first is None else list(_first)
@@ -123,6 +125,7 @@ def _converted(kind: str, text: str) -> Any:
     digits = text.replace("_", "").lower()
     if kind == "float":
         number = float(re.sub(r"\.(?=inf|nan)", "", digits))
+        # 1e400 is read as infinity, which nobody meant
         if number in (float("inf"), float("-inf")) and "inf" not in digits:
             raise ValueError(f"is too large for a number: {shown(text)}. Infinity is .inf.")
         return number

@@ -112,6 +112,7 @@ def _text(content: bytes) -> str:
         raise ValueError(f"it has more than {MOST_BYTES} bytes, which no parameter file has")
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return content.decode("utf-16")
+    # some editors begin a file with a mark of its encoding
     return content.decode("utf-8-sig")
 
 
@@ -194,6 +195,7 @@ def with_overrides(document: Document, overrides: Mapping[str, Any]) -> Document
     for key, value in overrides.items():
         path, problem = _set(data, _parts(key), value)
         variables = variables.without(path)
+        # what stood under the key went with it
         places = {k: v for k, v in places.items() if k[: len(path)] != path}
         places[path] = Place("override")
         if problem:
@@ -282,6 +284,7 @@ def with_environment(document: Document) -> Document:
         found = _meant(text, path, problems) if whole else text
         stood[path] = (value, found)
         for name in names:
+            # of a whole value it is known what it means, and that is hidden as well
             if whole or name not in values:
                 values[name] = (os.environ[name], found if whole else None)
         return found

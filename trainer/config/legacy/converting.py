@@ -153,6 +153,7 @@ def _refuse_others(rest: dict[str, Any], draft: Draft) -> None:
 
     What else ``optimizer`` has are arguments of the optimizer, unless it is almost a key.
     """
+    # its keys have rows, which took them out: what is left is empty
     rest["runconfig"] = {k: v for k, v in rest["runconfig"].items() if k != "experimental" or v}
     for section in (*CLOSED_SECTIONS, "optimizer"):
         known = [row.old.split(".")[1] for row in ROWS if row.old.startswith(f"{section}.")]
@@ -183,6 +184,7 @@ def _convert_device(draft: Draft) -> None:
     if device is None:
         device, old = "CSX", draft.origins[*_BACKEND, next(iter(options))]
         draft.note(old, "is an option of backend CSX, which is therefore used", _BACKEND)
+    # backend_type first among the keys, where people look for it
     rest = dict(options)
     options.clear()
     draft.put((*_BACKEND, "backend_type"), device, old)
@@ -199,6 +201,7 @@ def _convert_precision(draft: Draft) -> None:
     given = draft.get(_PRECISION)
     if not given:
         return
+    # ``use_bfloat16`` of the first files has its row there: true or false
     if draft.get((*_PRECISION, "fp16_type")) is True:
         given["fp16_type"] = "bfloat16"
     elif draft.get((*_PRECISION, "fp16_type")) is False:

@@ -170,6 +170,7 @@ def scalar(value: Any) -> str:
         raise TypeError(f"A parameter file holds plain values; got {value!r}.")
     if _PLAIN.fullmatch(value) and not _NOT_STRINGS.fullmatch(value):
         return value
+    # without a width it breaks long strings over lines
     quoted: str = yaml.safe_dump(value, default_style='"', width=math.inf)
     return quoted.strip()
 
@@ -177,5 +178,6 @@ def scalar(value: Any) -> str:
 def _float(value: float) -> str:
     if not math.isfinite(value):
         return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+    # YAML 1.1 wants a dot in a number: 1e-05 is a string to it
     text = repr(value)
     return text if "." in text else text.replace("e", ".0e")

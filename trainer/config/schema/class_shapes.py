@@ -88,6 +88,7 @@ class SchedulerShape(OneClass):
                 report.problem(
                     path, "monitor: required, and not given: the metric that it follows."
                 )
+            # its metric is there when an epoch is over
             return {"interval": "epoch", **when}
         return when
 
@@ -119,6 +120,7 @@ class DataShape(OneClass):
             target = report.classes.find(self.category, found.name)
         except LookupError:  # said by the base
             target = None
+        # these have their own arguments, and no loader is made around them
         whole = (loader, report.classes.library("lightning.pytorch.LightningDataModule"))
         if target is not None and not (inspect.isclass(target) and issubclass(target, whole)):
             takes = names_of(target)

@@ -94,6 +94,7 @@ class _Writer:
     def define(self, name: str, make: Callable[[], Schema]) -> Schema:
         """A reference to a definition, which is made if it is new."""
         if name not in self.definitions:
+            # there while it is made: what has itself among its arguments refers to it
             self.definitions[name] = {}
             self.definitions[name] = make()
         return {"$ref": f"#/$defs/{name}"}

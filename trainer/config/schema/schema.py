@@ -182,6 +182,7 @@ class InitShape:
         lightnings = {key: value[key] for key in value if key in takes}
         arguments = check_arguments(trainer, lightnings, path, report, skip)
         ours = {key: item for key, item in value.items() if key not in lightnings}
+        # null is: not given. Flags of the command line take a key away so (cli._place)
         for key in ("device", "backend", "model_dir", "optimizer"):
             if key in ours and ours[key] is None:
                 del ours[key]

@@ -336,6 +336,8 @@ def _module_of(parts: list[str]) -> tuple[Any, list[str]]:
         try:
             return module_of(module), parts[end:]
         except ModuleNotFoundError as error:
+            # this part of the path is no module: a shorter one may be. Else what it imports is
+            # missing
             above = end > 1 and error.name is not None and f"{module}.".startswith(f"{error.name}.")
             if not above:
                 raise LookupError(f"{'.'.join(parts)} cannot be imported: {error}.") from error

@@ -57,6 +57,7 @@ def backend_error(target: Callable[..., Any], arguments: dict[str, Any]) -> str 
     if target is not CSXBackend:
         return None
     live = current_backend()
+    # one that is made claims its type for the process, which a check must not
     set_backend(None)
     try:
         return _error_of(lambda: target(**arguments))
@@ -86,6 +87,7 @@ def trainer_error(arguments: dict[str, Any]) -> str | None:
     quiet: dict[str, Any] = dict.fromkeys(
         ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
     )
+    # on the CPU, whatever the file says: it may be checked on another machine
     return _error_of(lambda: pl.Trainer(accelerator="cpu", devices=1, **quiet, **given))
 
 

@@ -228,6 +228,7 @@ def _is_one(bases: Iterable[type], made: type) -> bool:
 
 
 def _gives_batches(bases: tuple[type, ...], made: type) -> bool:
+    # a text can be iterated over too
     if issubclass(made, (str, bytes)):
         return False
     known = issubclass(made, bases)
@@ -255,6 +256,7 @@ def is_pythons(module: str, folder: str | None = None) -> bool:
     top = module.partition(".")[0]
     if top not in sys.stdlib_module_names or is_beside(folder, top):
         return False
+    # a package of that name may have been put before Python's own on the path
     file = getattr(sys.modules.get(top), "__file__", None)
     if top not in sys.modules:
         found = importlib.util.find_spec(top)

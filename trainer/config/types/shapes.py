@@ -116,6 +116,7 @@ class Section:
         given = {key: item for key, item in value.items() if not report.note_ignored((*path, key))}
         name = str(path[-1]) if path else None
         arguments = check_arguments(target, given, path, report, name=name)
+        # one that was read and not imported cannot be made
         if len(report.problems) > before or isinstance(target, Described):
             return None
         try:

@@ -110,6 +110,7 @@ class _Complaints(logging.Handler):
         self.unclear = False
 
     def emit(self, record: logging.LogRecord) -> None:
+        # it tells so in its log alone
         self.unclear |= "AST resolver" in record.getMessage() or "failed:" in record.getMessage()
 
 
@@ -121,6 +122,7 @@ def _resolved(target: Callable[..., Any]) -> tuple[list[Any], bool]:
         own = None
     found: list[Any]
     complaints = _Complaints()
+    # of no logger's tree: nobody sees what it is told
     log = logging.Logger("fulgurite.config.types.signatures", logging.DEBUG)
     log.addHandler(complaints)
     if inspect.isclass(target) or inspect.isfunction(target):

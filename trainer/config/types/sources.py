@@ -332,12 +332,14 @@ def _of_class(classes: list[Source]) -> tuple[list[inspect.Parameter], bool]:
     """The parameters of the first constructor of some classes."""
     open_ended = False
     for i, source in enumerate(classes):
+        # its constructor is made of its fields, and stands nowhere
         if is_dataclass(source.node):
             return _of_fields(classes[i:]), False
         methods = {one.name: one for one in source.node.body if isinstance(one, ast.FunctionDef)}
         for name in ("__init__", "__new__"):
             if name in methods:
                 found, more = _of_function(source, methods[name], classes[i + 1 :])
+                # without ``self``
                 return found[1:], more
         open_ended |= not source.whole
     return [], open_ended

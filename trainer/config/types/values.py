@@ -119,6 +119,7 @@ def check_arguments(
         at = (*path, key)
         if isinstance(key, str) and key in known:
             item = known[key]
+            # many signatures have ``x: int = None``
             is_default = value is None and item.default is None
             found[key] = None if is_default else check_value(item.kind, value, at, report)
         elif isinstance(key, str) and signature.open_ended and key not in skip:
@@ -192,6 +193,7 @@ def _items(kinds: tuple[Any, ...], value: Mapping[Any, Any], path: Path, report:
     found = {}
     for key, item in value.items():
         at = (*path, key)
+        # YAML has made a number of it: ``0: first``
         if key_kind is str and isinstance(key, int):
             key = str(key)
         found[check_value(key_kind, key, at, report)] = check_value(item_kind, item, at, report)

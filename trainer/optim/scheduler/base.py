@@ -64,6 +64,7 @@ class Scheduler(ProgramScheduler):
         if others - state_dict.keys():
             for name in others:
                 self.resident[name].fill_(1.0)
+            # a product of a user's factors has no closed form
             for count in range(1, state_dict["last_epoch"] + 1):
                 self.advance(count)
         super().load_state_dict(state_dict)

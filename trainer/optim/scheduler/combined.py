@@ -39,12 +39,14 @@ class _Combined(Scheduler):
                 groups=self.groups,
                 **{f"schedulers[{i}].groups": scheduler.groups},
             )
+            # in two places it would count its products on twice a step
             if scheduler.outer is not None:
                 raise ValueError(
                     f"{type(self).__name__} was given schedulers[{i}]"
                     f" ({type(scheduler).__name__}), which is already part of"
                     f" {type(scheduler.outer[0]).__name__}. Make another one."
                 )
+            # a program knows the state of the outer one alone
             self.resident |= {f"{i}.{name}": scheduler.kept(name) for name in _products(scheduler)}
             scheduler.outer = self, str(i)
 

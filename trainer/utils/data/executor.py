@@ -107,6 +107,7 @@ class DataExecutor:
         if isinstance(backend, CSXBackend):
             check_loaders({"loader": (self._dataloader, self._known_steps)}, backend)
             if backend.only_builds:
+                # one step is all that building a program takes
                 yield from itertools.islice(self._batches(), 1)
                 return
         self._is_running, self._is_last, self.step = True, False, 0
