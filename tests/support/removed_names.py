@@ -152,7 +152,7 @@ def imported() -> str:
     return "\n".join(said)
 
 
-class ItemOrder(pl.LightningModule):
+class Line(pl.LightningModule):
     """A small model; its loss is one kernel where that is asked for."""
 
     steps = 0  # of all
@@ -173,14 +173,14 @@ class ItemOrder(pl.LightningModule):
         return self.loss(self.drop(self.net(x)), y)
 
     def on_train_batch_end(self, outputs: Any, *rest: Any) -> None:
-        ItemOrder.steps += 1
+        Line.steps += 1
         self.losses.append(float(outputs["loss"]))
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-def fit(trainer: pl.Trainer, module: ItemOrder) -> None:
+def fit(trainer: pl.Trainer, module: Line) -> None:
     """Two steps."""
     torch.manual_seed(1)
     x, y = torch.randn(8, 4), torch.randint(0, 3, (8,))
@@ -199,7 +199,7 @@ def trained(folder: Path, *, fused: bool = False, **options: Any) -> str:
     """Fit on CSX; the losses, and how the program ran."""
     from fulgurite import Trainer
 
-    module = ItemOrder(fused)
+    module = Line(fused)
     backend = {"backend_type": "CSX", "background": False, "compile_dir": folder, **options}
     trainer = Trainer(backend=backend, **quiet())
     fit(trainer, module)
@@ -211,7 +211,7 @@ def checked() -> str:
     """Read the parameters of a class as parameter files do."""
     from fulgurite.config.types.signatures import signature_of
 
-    return str(signature_of(ItemOrder))
+    return str(signature_of(Line))
 
 
 _FUSED = ("GroupedSchedulerNode", "prepare_planning_info")
@@ -239,7 +239,7 @@ def used(use: Callable[[], str]) -> str:
         return use()
     except Exception as error:
         kind = type(error)
-        return f"{kind.__module__}.{kind.__qualname__}: {error}\nafter {ItemOrder.steps} steps"
+        return f"{kind.__module__}.{kind.__qualname__}: {error}\nafter {Line.steps} steps"
 
 
 # -- processes ------------------------------------------------------------------------------------
@@ -277,9 +277,9 @@ def without(name: str, use: Callable[[], str]) -> str:
 def main(folder: Path) -> None:
     """Read the names, and print what comes of each."""
     names = json.loads(sys.stdin.read())
-    stock = ItemOrder()
+    stock = Line()
     fit(pl.Trainer(accelerator="cpu", **quiet()), stock)
-    ItemOrder.steps = 0
+    Line.steps = 0
     print(json.dumps({"losses": stock.losses}), flush=True)
     compiler = folder / "c++"
     compiler.write_text(_WORKING)

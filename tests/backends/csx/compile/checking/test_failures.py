@@ -46,7 +46,7 @@ class Net(pl.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=1e-2)
 
 
-class EarlierCode(pl.Callback):
+class Kept(pl.Callback):
     """The state after each step."""
 
     state: dict[str, Tensor] | None = None
@@ -85,7 +85,7 @@ def test_an_index_out_of_range_names_the_line_and_the_batch_and_changes_nothing(
 
 
 def test_a_step_that_changed_nothing_left_the_state_of_the_one_before() -> None:
-    net, kept = Net(LOSSES["cross_entropy"][0]), EarlierCode()
+    net, kept = Net(LOSSES["cross_entropy"][0]), Kept()
     trainer = make_trainer(True, max_epochs=1, callbacks=[kept])
     ids = torch.arange(64) % 3
     ids[40] = 3

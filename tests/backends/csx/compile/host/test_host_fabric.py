@@ -352,7 +352,7 @@ def test_denormals_are_flushed_in_every_thread_while_programs_run_and_only_then(
     assert count_denormals() == 1 << 22
     between: list[int] = []
 
-    class ViewBetween(pl.Callback):
+    class Look(pl.Callback):
         def on_train_batch_end(self, *args: Any) -> None:
             between.append(count_denormals())
 
@@ -361,7 +361,7 @@ def test_denormals_are_flushed_in_every_thread_while_programs_run_and_only_then(
         lambda: (loader(32),),
         static=True,
         policy=policy,
-        callbacks=(ViewBetween(),),
+        callbacks=(Look(),),
     )
     assert int((run.module.product.view(torch.int32) != 0).sum()) == 0
     assert between == [1 << 22] * 2
