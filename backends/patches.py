@@ -162,7 +162,7 @@ def _of_this_thread(patch: Patch) -> Patch:
 
 
 def _accessors(new: property, own: property) -> Iterator[tuple[Any, Any]]:
-    """What gets and what sets, of both."""
+    """The getters of two properties, then their setters."""
     yield new.fget, own.fget
     yield new.fset, own.fset
 
@@ -234,6 +234,7 @@ def patched(changes: Iterable[Change]) -> Iterator[None]:
     try:
         for owner, name, value in changes:
             refuse_if_gone(owner, name)
+            # its own value: what it inherits is there again when this one is deleted
             before.append((owner, name, vars(owner).get(name, MISSING)))
             _put(owner, name, value)
         yield

@@ -107,6 +107,7 @@ def interrupted_once() -> Iterator[None]:
     try:
         yield
     finally:
+        # the block may have set another one, to stay
         if signal.getsignal(signal.SIGINT) is receive:
             signal.signal(signal.SIGINT, before)
 

@@ -46,6 +46,7 @@ def precision_arguments(backend: Backend, arguments: dict[str, Any]) -> dict[str
         plugin = CSXMixedPrecision("float16", LossScale()) if takes_over else None
     if plugin is None:
         return {**changed, "precision": name}
+    # Lightning takes a precision or a plugin for it, not both
     return {**changed, "precision": None, "plugins": _with_plugin(plugin, arguments)}
 
 

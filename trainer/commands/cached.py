@@ -146,7 +146,7 @@ def _evict(folder: Path, limit: int | None, before: float) -> int:
 
 
 def _folders(folder: Path) -> dict[str, Path]:
-    """Of programs and, where they are there, the others; never one that a link leads to."""
+    """A cache's folders by name: of programs, and others that are there; none by a link."""
     found = {name: folder / name for name in _SHARES}
     return {n: one for n, one in found.items() if not n or (one.is_dir() and not one.is_symlink())}
 
@@ -167,6 +167,7 @@ def cache_at(given: str | None) -> Path | None:
     if not folder.is_dir():
         raise NoCache(f"{told} is a file. Give the folder that runs have as compile_dir.")
     held = contents(folder)
+    # a folder of something else, a home say, is no cache; an empty one may become one
     others = {path.name for path in folder.iterdir()} - {*_SHARES, REPORTS}
     if others and not (held or begun_in(folder)):
         raise NoCache(

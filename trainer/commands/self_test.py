@@ -54,7 +54,7 @@ class Outcome:
 
 
 class OutOfTime(BaseException):
-    """Of no kind that torch's compiler would take for an error of its own."""
+    """The self-test takes too long. An Exception would be taken for a failed compile."""
 
 
 class _Net(pl.LightningModule):

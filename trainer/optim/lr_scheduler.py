@@ -42,7 +42,7 @@ _NAMES = {generic_name: name for name, generic_name in _GENERIC_NAMES.items()}
 
 
 class _LearningRate:
-    """What the schedulers below set.
+    """Base of the schedulers below, which set the learning rate.
 
     A constructor here names what the generic class calls otherwise, and hands on the rest, which is
     what type checkers and ``fulgurite check --no-imports`` read. Who asks Python finds all

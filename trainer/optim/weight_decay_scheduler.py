@@ -20,7 +20,7 @@ from fulgurite.optim import scheduler as generic
 
 
 class _WeightDecay:
-    """What the schedulers below set."""
+    """Base of the schedulers below, which set the weight decay."""
 
     param_group_key: ClassVar[str] = "weight_decay"
 

@@ -183,6 +183,7 @@ def _lives(values: Values, held: bool) -> Iterator[_Life]:
                 if value.node not in own:
                     ends[value] = max(ends.get(value, 0), at)
                     if node.target is _COPY and operand is not node.args[0]:
+                        # a new weight is read by its write: no backward pass waits for it
                         updates.add(value)
                     elif is_backward(node):
                         backward.add(value)

@@ -72,6 +72,7 @@ def predicted_s(graph: Graph, kernels: Kernels, machine: Machine) -> list[float]
 def _owners(nodes: list[fx.Node], kernels: Kernels) -> dict[fx.Node, int]:
     """The call that computes each product: the first of a library's, or else the first."""
     found: dict[fx.Node, int] = {}
+    # generated kernels are told with what makes their operands: a library's call counts first
     order = sorted(
         range(len(kernels.calls)), key=lambda i: kernels.calls[i].maker is Maker.GENERATED
     )

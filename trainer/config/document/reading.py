@@ -241,6 +241,7 @@ def _set(data: Any, parts: list[str], value: Any) -> tuple[Path, str]:
         if not rest:
             data[key] = value
             return path, ""
+        # a section that is not there, or is empty (``loop:``), is begun
         if isinstance(data, dict) and data.get(key) is None:
             data[key] = {}
         data, parts = data[key], rest

@@ -79,6 +79,7 @@ class Variables:
             TypeError: a key was set inside of what one variable stands for.
         """
         text, meant = self.stood.get(_origin(path, origins), (None, None))
+        # unless an override has set another value since
         if text is not None and value == meant:
             return text
         if path in self.stood and isinstance(meant, (dict, list)):

@@ -69,6 +69,7 @@ def convert(params: Mapping[str, Any]) -> Converted:
     """
     draft = Draft()
     rest = _sections(params, draft)
+    # first of all: what follows looks at new keys
     for row in ROWS:
         _apply(row, rest, draft)
     _refuse_others(rest, draft)

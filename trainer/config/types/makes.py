@@ -67,10 +67,10 @@ COMPUTES = (
 """Modules of them that hold and compute values."""
 
 _TORCHS = ("device", "Size", "Generator", "dtype")
-"""Classes of torch itself."""
+"""Classes of the package ``torch`` itself that a file may name."""
 
 _ACTS = frozenset(("from_file", "set_num_threads", "set_num_interop_threads", "manual_seed"))
-"""Functions of torch in C that do something else."""
+"""Functions of torch in C that do more than compute: read a file, or change the process."""
 
 READS_CODE = (
     *("torch.hub", "torch.jit", "torch.package", "torch.serialization", "torch._ops"),

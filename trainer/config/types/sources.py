@@ -381,6 +381,7 @@ def _of_function(
     args = node.args
     every = [*args.posonlyargs, *args.args, *args.kwonlyargs]
     defaults = [*args.defaults, *args.kw_defaults]
+    # as ast has them: ``defaults`` of the last ones by position, ``kw_defaults`` of each keyword
     required = [None] * (len(every) - len(defaults))
     found = [
         _parameter(source.module, one.arg, one.annotation, default)

@@ -45,7 +45,7 @@ class Scheduler(ProgramScheduler):
         super().__init__(optimizer, self.param_group_key, param_group_tags)
 
     def start(self, group: int) -> float:
-        """The number that a chain of schedulers takes as this one's 1; the host's question."""
+        """The number of this one that counts as 1 in a chain; only the host asks for it."""
         return float(self.value(0, group))
 
     def kept(self, name: str) -> Tensor:

@@ -145,7 +145,11 @@ class Later:
         right: Callable[[], Call],
         together: Votes | None,
     ) -> Trust:
-        """What checks compiled code. What is wrong is narrowed down once, or used by no process."""
+        """What checks compiled code.
+
+        Code that is wrong is narrowed down, once. Where several processes train together, none of
+        them uses it.
+        """
         narrow: Narrow | None = functools.partial(self._narrow, loaded, found, compiled)
         if together is not None:
             narrow = shared(together, loaded, right)

@@ -54,7 +54,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What the compiled graph got wrong first, and where; what kind of wrong that is; in words."""
+    """The first thing that a compiled graph got wrong: what, at which line, and in which way."""
 
     what: str
     line: UserLine | None

@@ -61,8 +61,10 @@ def wrong_operations(
     generated = [
         one.operations
         for one in kernels.calls
+        # a fused region stays what it is: its user asked for one kernel, and has no other
         if one.maker is Maker.GENERATED and not one.region and one.operations
     ]
+    # right with all of them, it was something of that run; wrong without any, it is none of them
     if not generated or is_right(()) or not is_right(generated):
         return frozenset()
     wrong = _halved(generated, is_right)

@@ -15,7 +15,7 @@ from fulgurite.backends.csx.graph.passes.hold import held_inputs
 
 
 def reference_of(graph: Graph) -> Call:
-    """A graph's operations by torch's own kernels; a graph of one output returns it bare."""
+    """A function that runs a graph's operations one by one, by torch's own kernels."""
     forward = (graph.as_traced or lower(graph, INTERPRETER_PASSES)).module
 
     early = [] if graph.as_traced is None else changed_early(graph.as_traced)
@@ -29,6 +29,7 @@ def reference_of(graph: Graph) -> Call:
             for i, state in zip(early, before, strict=True):
                 inputs[i].copy_(state)
             raise
+        # a graph that gives one tensor returns it bare
         return outputs if isinstance(outputs, (list, tuple)) else [outputs]
 
     held = None if graph.as_traced is None else held_inputs(graph)

@@ -59,8 +59,8 @@ class SelfCheck:
         graph: the graph.
         compiled: its compiled form.
         reference: its operations one by one.
-        settled: called with whether both agreed, and, once nothing is left to be compared, with
-            what was, in words, until then with ""; and where they did not, the report's folder.
+        settled: called after each comparison: with whether both agreed; with what was compared, in
+            words, or "" while more is left to be; and with the report's folder, where there is one.
         folder: where what a report needs may be kept.
         program: the folder of the compiled program; its Python is copied.
         once: whether one step is all that is compared.

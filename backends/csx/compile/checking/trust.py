@@ -21,7 +21,8 @@ _WRONG = "run operation by operation (compiled, it was wrong)"
 class Trust:
     """Compiled code whose first calls are the self-check, unless that was done before.
 
-    Who passes it is marked in the cache, with the versions of what it was done with.
+    Code that passes is marked in the cache, with the versions of what it was checked with. As long
+    as these stay the same, later runs do not check it again.
 
     Args:
         loaded: the graph as it is run; its ``call`` is compiled code already.

@@ -171,7 +171,7 @@ def _views_before(node: fx.Node, computed: Container[fx.Node]) -> list[fx.Node]:
 
 
 def _with_views(nodes: Sequence[fx.Node], taken: Container[fx.Node]) -> list[fx.Node]:
-    """The same with views and constants that only they read, and that no region has."""
+    """A region's nodes with the views and constants that only they read and no other region has."""
     inside = dict.fromkeys(nodes)
     while True:
         around = {one for node in inside for one in (*node.all_input_nodes, *node.users)}

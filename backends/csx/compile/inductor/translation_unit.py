@@ -192,6 +192,7 @@ def _body(lines: list[str], i: int) -> tuple[int, int] | None:
     if found is None:
         return None
     collapsed = re.search(r"collapse\((\d+)\)", found["loops"] or "")
+    # ``single`` has no loop, ``for`` has one, and with ``collapse(n)`` n stand before the body
     headers = 0 if found["loops"] is None else int(collapsed[1]) if collapsed else 1
     opens = i + 1
     while headers and opens < len(lines):

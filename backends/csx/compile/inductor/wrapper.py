@@ -172,8 +172,7 @@ class Wrapper(PythonWrapperCodegen):
                 path = tuple(key for _, key in line.indices)
                 yield Item(name, of, path) if path else Alias(name, of)
             case KernelCallLine(triton=False):
-                # kernels of equal source have one name, and a note for each place that they compute
-                # for
+                # equal kernels have one name, and a note for each place that they compute for
                 [call, *rest] = self.noted[line.kernel_name]
                 self.noted[line.kernel_name] = rest or [call]
                 yield replace(call, args=tuple(map(self._operand, line.call_args)))
@@ -190,7 +189,6 @@ class Wrapper(PythonWrapperCodegen):
 
     def _allocation(self, buffer: Any) -> Alloc:
         shape, strides = _numbers(buffer.get_size()), _numbers(buffer.get_stride())
-        # steps have no word for it, and a program that is not known is not guessed at
         if _numbers(V.graph.get_allocation_size(buffer)) != shape or buffer.get_is_pinned():
             raise UnknownProgram(f"memory that is larger than {buffer}, or pinned")
         return Alloc(Name(buffer.get_name()), shape, strides, buffer.get_dtype())
@@ -288,7 +286,7 @@ class Wrapper(PythonWrapperCodegen):
 
 
 class _Nothing(FileBackedGraphModule):
-    """What the compiler takes for its output: it has written nothing, and shows no file."""
+    """What the compiler gets in place of its output: nothing was written, so it shows no file."""
 
     def __init__(self) -> None:
         super().__init__(fx.GraphModule({}, fx.Graph()), lambda *args: None)

@@ -181,7 +181,10 @@ class ItemOrder:
         return False
 
     def _is_view_of_one(self, node: fx.Node) -> bool:
-        """Whether a node is a view of one value; of numbers that are fed it is made again."""
+        """Whether a node is a view of one value, and may be made between parts.
+
+        Views of the numbers of param groups may not: each part makes its own again.
+        """
         values = self._behind[node]
         if len(values) != 1 or values[0] in self._numbers:
             return False
@@ -353,7 +356,10 @@ def _periods(begin: int, end: int, period: int, costs: NDArray[np.float64]) -> R
 
 
 def _excess(cuts: range, costs: NDArray[np.float64]) -> float:
-    """How much dearer cuts are than those around them: all grow in a forward pass."""
+    """How much dearer cuts are than those around them.
+
+    A forward pass keeps more with each layer, so that all cuts grow: the first would always win.
+    """
     excess = []
     for cut in cuts:
         half = min(cuts.step // 2, cut, len(costs) - 1 - cut)

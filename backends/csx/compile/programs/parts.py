@@ -132,7 +132,11 @@ def _equal(order: ItemOrder, repeat: Repeat) -> Repeat:
 
 
 def _occurrences(order: ItemOrder, repeat: Repeat) -> list[_Stretch]:
-    """Each stretch gives what any of them has to: else the last layer would be another part."""
+    """The stretches of a repeat, as parts.
+
+    Each gives whatever any of them has to give: else the last layer, of which others read something
+    else than of the first ones, would be another part.
+    """
     stretches = [range(start, start + repeat.length) for start in repeat.starts]
     gives = {one for stretch in stretches for one in _given(order, stretch)}
     return [_cut_out(order, stretch, gives) for stretch in stretches]

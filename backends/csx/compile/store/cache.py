@@ -171,6 +171,7 @@ class CompileCache:
             except SharedFolder:
                 raise
             except OSError as error:  # the disk is full, read-only, gone
+                # which raises where there is no other folder: so this ends
                 self.leave(error)
 
     def leave(self, why: OSError) -> None:

@@ -61,7 +61,7 @@ def sha256(data: bytes) -> bytes:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether this user owns a file or folder, and alone can write it; nothing else ever is."""
+    """Whether something is a file or folder that this user owns, and that nobody else can write."""
     found = path.lstat()
     kind = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)
     alone = not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
