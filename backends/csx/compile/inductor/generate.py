@@ -73,7 +73,8 @@ FLAGS = {
     "fx_graph_cache": False,
     "layout_optimization": False,
 }
-# products and convolutions are generated too, and timed beside the library's
+# products for which there is a template (on the CPU: batches of them, bmm) are generated too, and
+# timed beside the library's
 AGGRESSIVE = {
     "max_autotune": True,
     "max_autotune_gemm_backends": "ATEN,CPP",
