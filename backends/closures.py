@@ -102,8 +102,7 @@ class Closure:
         self.check(trainer)
         if trainer is not None:
             due = functools.partial(self.function, *args, **kwargs)
-            # the values of the last step before the checkpoint: whatever an earlier one gave is not
-            # asked for
+            # the last step before the checkpoint counts: its values take the place of earlier ones
             _remembered.setdefault(trainer, {})[call or self] = due
         elif _spans[-1].is_checkpoint_step:
             self.function(*args, **kwargs)

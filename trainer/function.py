@@ -123,7 +123,7 @@ def trace(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Resu
     def traced(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
         nonlocal programs, built_for, calls
         now = step_context.get()
-        # what runs around it has its operations, and its closures
+        # a part of the step around it, which is traced, or runs the closures of both
         if now.trace is not None or now.note is not None:
             return function(*args, **kwargs)
         backend = live_or_new_backend()

@@ -283,7 +283,7 @@ def _counting(trainer: pl.Trainer) -> Iterator[None]:
     make_optimizers = strategy.setup_optimizers
 
     changes = [(strategy, "training_step", training_step), loads_lightnings(strategy)]
-    # on CSX a run's scheduled numbers check them, where they are made ready
+    # on CSX they are checked where the numbers that they set become inputs of the program
     if not isinstance(strategy, StaticGraph):
         changes.append((strategy, "setup_optimizers", setup_optimizers))
     if type(plugin).clip_grad_by_norm is Precision.clip_grad_by_norm:  # sharded ones compute others

@@ -32,7 +32,7 @@ def write(checkpoint: Any, path: str | Path) -> None:
     path = Path(path)
     with _named(path), part(path.parent) as file:
         _save(checkpoint, file)
-        # before it has its name: after a failure of power that would lead to what was never written
+        # before it has its name: else that may lead to nothing that was written, if the power fails
         os.fsync(file.fileno())
         os.replace(str(file.name), path)
     with _named(path, "the new one is there, and may be gone when the machine fails now"):

@@ -306,7 +306,7 @@ def _candidates(s: Symbols, free: NDArray[np.bool_], costs: NDArray[np.float64])
     for shift in _distances(s, free):
         equal = (s[:-shift] == s[shift:]) & free[:-shift] & free[shift:]
         for start, length in _runs(equal):
-            # equal to itself that far on, for at least as long: it repeats itself each ``shift``
+            # equal to what stands ``shift`` later, and at least as long as that: it repeats itself
             if length >= shift:
                 found.append(_periods(start, start + length + shift, shift, costs))
             # shorter ones cost less to compile than to call; of longer ones there may be more

@@ -333,7 +333,7 @@ class _Functions:
     def name(self, function: str) -> str:
         """The name of a function: ``mm`` of ``torch.ops.aten.mm.default``."""
         parts = function.split(".")
-        # of torch.ops the operation: its overload alone, "default", would tell nobody anything
+        # of ``torch.ops.aten.mm.default`` the operation: its overload says nothing by itself
         base = parts[3] if function.startswith("torch.ops.") else parts[-1]
         name, count = base, 1
         while self._found.setdefault(name, function) != function:
