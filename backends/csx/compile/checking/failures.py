@@ -20,8 +20,10 @@ from fulgurite.backends.csx.graph.op_schema import operation_name
 from fulgurite.backends.csx.graph.passes.as_traced import changed_before, changed_early
 from fulgurite.backends.csx.graph.verify import on_copies
 
-_TABLES = {"embedding": (0, 1, 0), "nll_loss_forward": (0, 1, 1), "nll_loss2d_forward": (0, 1, 1)}
+_TABLES = {"embedding": (0, 1, 0), "nll_loss_forward": (0, 1, -1), "nll_loss2d_forward": (0, 1, 1)}
 """Operations that look rows up: positions of the table and the indices; the table's dimension."""
+_IGNORED = {"nll_loss_forward": 4, "nll_loss2d_forward": 4}
+"""Where an operation's ``ignore_index`` stands, which is no class and is not wrong."""
 _ALONG = ("gather", "index_select", "scatter", "index_add", "index_copy", "index_fill")
 """Begin the names of operations (table, dimension, indices, ...)."""
 UNCHANGED = "The step changed nothing: weights, optimizer and buffers are as they were before it."
@@ -96,6 +98,9 @@ def _out_of_range(
         # these alone count negative indices from the end
         lowest = -size if operation_name(node.target) in ("index", "index_put") else 0
         wrong = found[(found < lowest) | (found >= size)]
+        ignored = _IGNORED.get(operation_name(node.target))
+        if ignored is not None:
+            wrong = wrong[wrong != node.args[ignored]]
         if wrong.numel():
             what = (
                 f"An index is out of range: {operation_name(node.target)} got"

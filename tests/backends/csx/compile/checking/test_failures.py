@@ -84,6 +84,12 @@ def test_an_index_out_of_range_names_the_line_and_the_batch_and_changes_nothing(
     assert "The step changed nothing" in text
 
 
+def test_a_label_that_is_ignored_is_not_the_one_that_is_told() -> None:
+    loss, size = LOSSES["cross_entropy"]
+    with pytest.raises(IndexError, match=f" got {size + 7}, where {size} rows or classes take "):
+        fit(loss, {33: -100, 40: size + 7}, "disabled")
+
+
 def test_a_step_that_changed_nothing_left_the_state_of_the_one_before() -> None:
     net, kept = Net(LOSSES["cross_entropy"][0]), Kept()
     trainer = make_trainer(True, max_epochs=1, callbacks=[kept])
