@@ -60,7 +60,7 @@ def test_a_patch_and_a_name_of_every_kind_of_use_are_in_the_list(found: Scan) ->
         "torch.optim.adam._single_tensor_adam": AT_ONCE,  # replaced, by a name put together
         "lightning.pytorch.Trainer.current_epoch": AT_ONCE,  # public, and replaced
         "torch._inductor.sizevars.stride_at": COMPILED,
-        "torch._inductor.decomposition.select_decomp_table": LATE,
+        "torch._inductor.decomposition.select_decomp_table": COMPILED,
         "jsonargparse._parameter_resolvers.get_signature_parameters": LATE,
     }
     assert {name: kinds(found.uses[name]) for name in names} == {n: [k] for n, k in names.items()}

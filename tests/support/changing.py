@@ -649,13 +649,13 @@ class AModulesGlobal(Value):
 
 class TheEnvironment(Value):
     def prepare(self) -> None:
-        os.environ["FULGURITE_TEST_SCALE"] = "1.0"
+        os.environ["SCALE_OF_A_TEST"] = "1.0"
 
     def read(self) -> Any:
-        return float(os.environ["FULGURITE_TEST_SCALE"])
+        return float(os.environ["SCALE_OF_A_TEST"])
 
     def change(self) -> None:
-        os.environ["FULGURITE_TEST_SCALE"] = "2.0"
+        os.environ["SCALE_OF_A_TEST"] = "2.0"
 
 
 class TheTrainer(Value):

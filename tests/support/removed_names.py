@@ -74,6 +74,7 @@ def _from_class(kind: type, name: str) -> None:
     [names] = [one for one in gc.get_referents(kind.__dict__) if isinstance(one, dict)]
     names.pop(name, None)  # past the guard of classes that are C's
     names.get("__annotations__", {}).pop(name, None)
+    names.get("_member_map_", {}).pop(name, None)  # of an enumeration
     _rename_in(names, name)
     sys._clear_type_cache()
 

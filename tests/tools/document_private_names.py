@@ -36,7 +36,7 @@ OUTSIDE = ("host_fabric.py", "threads.py", "toolchain.py", "queue.py")
 IMPORTED_LATE = ("inductor/changes.py", "inductor/wrapper.py")
 """Files of it that are imported when a graph is compiled, below that too."""
 GATEWAY = "backends/torch_compiler.py"
-"""What its functions import is asked for where a step is traced, or compiled."""
+"""What its functions import is asked for where a graph is lowered for the compiler, or compiled."""
 
 
 def allowed() -> dict[str, str]:
@@ -216,7 +216,7 @@ class _File:
         if below and (self._function(node) is not None or self._file.endswith(IMPORTED_LATE)):
             return COMPILED
         if self._file == GATEWAY and self._function(node) is not None:
-            return LATE
+            return COMPILED
         above: ast.AST | None = node
         while above is not None:
             if isinstance(above, ast.Try) and "UnsupportedVersion" in ast.dump(above):

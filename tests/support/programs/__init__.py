@@ -21,7 +21,14 @@ import lightning.pytorch as pl
 import torch
 from harness import make_trainer
 from needs import watch
-from programs.compared import DIFFERENT, REFUSED, WARNED, first_difference
+from programs.compared import (
+    DIFFERENT,
+    REFUSED,
+    TOLERANCE,
+    TOLERANCES,
+    WARNED,
+    first_difference,
+)
 from recorded import place, recorded
 
 from fulgurite import FrozenValueWarning
@@ -88,6 +95,8 @@ def difference(name: str) -> str | None:
         ours = results(program, static=True)
     told = any(issubclass(one.category, FrozenValueWarning) for one in caught)
     warned = name in WARNED and told
-    if name in DIFFERENT or warned or first_difference(ours, stock) is None:
+    tolerance = TOLERANCES.get(name, TOLERANCE)
+    if name in DIFFERENT or warned or first_difference(ours, stock, None, tolerance) is None:
         return None
-    return first_difference(ours, stock, results(program, static=False, jitter=True))
+    jittered = results(program, static=False, jitter=True)
+    return first_difference(ours, stock, jittered, tolerance)
