@@ -22,7 +22,7 @@ TOLERANCE = 1e-3
 NOISE = 30
 """Times the difference that rounding alone makes."""
 TOLERANCES = {"text.rotary_grouped_query_model": 2**-8}
-"""Relative, of programs in bfloat16: a last bit of float32 does not show the noise of its rounding."""
+"""Relative, of programs in bfloat16, whose noise a last bit of float32 does not show."""
 
 REFUSED: dict[str, type[TraceError]] = {
     "vision.moco_queue_with_int_pointer": HostRead,
