@@ -241,8 +241,9 @@ for _ in range(2):
     time.sleep(0.1)
     assert spun_ms() < 1, spun_ms()
     idle_threads.spin()
-    time.sleep(0.1)
-    assert spun_ms() > 1, spun_ms()
+    ends = time.monotonic() + 20  # on a busy machine the pool's thread takes its time to end
+    while spun_ms() < 1:
+        assert time.monotonic() < ends
 """
 
 
