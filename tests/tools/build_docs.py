@@ -40,7 +40,7 @@ NAV = {
         *("parameter_files", "callbacks", "lightning_parts", "runners", "loops", "backends"),
         *("distributed", "scaling", "report", "autogen", "kernel_library", "what_pays", "costs"),
     ),
-    "The project": ("reliability", "security", "private_names", "contributing"),
+    "The project": ("reliability", "security", "private_names", "contributing", "mutants"),
 }
 """Section -> pages of docs/; one that does not exist is left out."""
 

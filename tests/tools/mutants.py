@@ -3,7 +3,7 @@
     python tests/tools/mutants.py -- --core    which of the mutants `make test` finds
     python tests/tools/mutants.py              the others: which the whole suite finds
     python tests/tools/mutants.py --only NAME -- --core PATH    one of them, by the tests of a file
-    python tests/tools/mutants.py --write      the table in docs/contributing.md
+    python tests/tools/mutants.py --write      the table in docs/mutants.md
 
 What follows ``--`` are pytest's options: they select tests (not -n, -x or -p). The mutants are in
 ``tests/tools/mutants.toml``. First the selected tests run once in a copy of this checkout in which
@@ -50,7 +50,7 @@ CHUNKS_S = (10.0, 60.0, math.inf)
 LONGEST_S, TIMES = 300.0, 20.0
 """A test hangs that takes as many seconds, and as many times longer than without a mutant."""
 
-PAGE = ROOT / "docs" / "contributing.md"
+PAGE = ROOT / "docs" / "mutants.md"
 BEGIN, END = "<!-- mutants: tests/tools/mutants.py -->", "<!-- mutants end -->"
 CORE = "--core"
 

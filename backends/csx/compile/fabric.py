@@ -1,6 +1,6 @@
 """A fabric: what runs programs (not Lightning Fabric). Other rooms know this interface alone.
 
-A new kind of machine is one class with these methods, in a file of its own (``host_fabric`` is the
+A new kind of machine is one class with these methods, in a folder of its own (``host`` is the
 first), one line in ``fabrics``, and its name among those built in ``config.CSXBackend.fabric``.
 """
 

@@ -2,7 +2,7 @@
 
 ``run``, the CLI and the runners may import from any file here; these import ``document``,
 ``types`` and ``legacy``. A new key: a field of a class in ``sections``, or a row of ``INIT`` and a
-field of ``Init`` in ``schema``; what it does is in ``run/building``. If a Trainer argument says the
+field of ``Init`` in ``schema``; what it does is in ``run/loading``. If a Trainer argument says the
 same, it gets a row of ``SAME`` in ``conflicts``.
 
 sections      the keys of ``loop``, ``logging`` and ``autorestart``, as dataclasses
