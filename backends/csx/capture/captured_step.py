@@ -61,7 +61,13 @@ from fulgurite.backends.csx.graph.passes.as_traced import let_views_copy, lowere
 from fulgurite.backends.csx.graph.products import Product, products_of
 from fulgurite.backends.csx.hyperparams.slots import NumberSlot
 from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard
-from fulgurite.backends.csx.objects import AppendedList, BatchSpec, SharedTensorSplit, place_of_list
+from fulgurite.backends.csx.objects import (
+    AppendedList,
+    BatchSpec,
+    ConstantTables,
+    SharedTensorSplit,
+    place_of_list,
+)
 from fulgurite.backends.csx.state import (
     GradientFlag,
     GradientHandover,
@@ -92,6 +98,7 @@ class Assumptions:
     numbers: tuple[NumberGuard, ...]  # of param groups
     scalars: tuple[Access, ...]  # of modules
     answers: Answers  # of the trainer, about its state
+    tables: ConstantTables  # that the step made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +240,7 @@ class FinishedTrace:
                 if scope.python_runs_once
                 else (),
                 answers=trace.answers,
+                tables=ConstantTables(trace.result.collected.tables),
             ),
             changes=trace.observers.attributes.changes(),
             counted=tuple(inputs.scheduled.counted.items()),

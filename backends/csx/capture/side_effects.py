@@ -68,12 +68,14 @@ class CollectedEffects:
         outputs: where the graph's results go.
         new_places: where the step left tensors, and none were.
         rebound: state whose places get a new tensor after every step.
+        tables: where the step left tables of constants, and none were.
         accumulators: tensors of logged results that the step adds to.
     """
 
     outputs: Outputs
     new_places: list[NewPlace]
     rebound: list[StateTensor]
+    tables: list[Place]
     accumulators: dict[int, Accumulator]
 
 
@@ -131,6 +133,7 @@ def collect(
         outputs=outputs,
         new_places=effects.new_places,
         rebound=effects.rebound,
+        tables=effects.tables,
         accumulators=accumulators,
     )
     return collected, tensors

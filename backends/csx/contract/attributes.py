@@ -193,6 +193,7 @@ class Attributes:
     """
 
     def __init__(self, root: nn.Module) -> None:
+        scalar_of_class.cache_clear()  # a class may have got others since the last trace
         self._paths = {id(module): path for path, module in root.named_modules()}
         self._reads: dict[_Key, Access] = {}
         self._writes: dict[_Key, Access] = {}  # by the user: the line is the last write's
@@ -328,8 +329,10 @@ class Attributes:
         self._lists.clear()  # they hold traced tensors
         for read in self._reads.values():
             now = read.now()
-            if holds_traced(now) and not all(map(is_constant, pytree.tree_leaves(now))):
-                raise _made_of_data(read, now)
+            if holds_traced(now):
+                if not all(map(is_constant, pytree.tree_leaves(now))):
+                    raise _made_of_data(read, now)
+                effects.tables.append(Place(read.container, read.name, read.where))
         for key, write in self._writes.items():
             _warn_of_change(write, was_read=key in self._reads)
 

@@ -39,6 +39,7 @@ from fulgurite.backends.csx.objects.python_state import Change as Change
 from fulgurite.backends.csx.objects.python_state import PythonState as PythonState
 from fulgurite.backends.csx.objects.readable import ReadableState as ReadableState
 from fulgurite.backends.csx.objects.trees import AppendedList as AppendedList
+from fulgurite.backends.csx.objects.trees import ConstantTables as ConstantTables
 from fulgurite.backends.csx.objects.trees import RebuiltList as RebuiltList
 from fulgurite.backends.csx.objects.trees import SharedTensorSplit as SharedTensorSplit
 from fulgurite.backends.csx.objects.trees import TreeChanges as TreeChanges

@@ -10,7 +10,7 @@ is a *new place*: the step may have found it empty, and may do something else ne
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from operator import is_
 from typing import Any
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from fulgurite.backends.csx.contract import holds_traced, is_proxy, may_collect
-from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
+from fulgurite.backends.csx.diagnostics.trace_errors import StateChanged, UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.objects.leaves import (
     DEEPEST,
@@ -297,6 +297,54 @@ class TreeChanges:
         traced = [leaf for leaf in leaves if isinstance(leaf, FakeTensor)]
         if any(map(is_proxy, leaves)) or not all(map(self._is_constant, traced)):
             self._effects.new_places.append(NewPlace(place=place, before=before, grows=grows))
+        elif traced and before in (MISSING, None) and not grows:
+            self._effects.tables.append(place)
+
+
+class ConstantTables:
+    """Tables that a step makes of constants where it finds none, and that it leaves there.
+
+    Eagerly the first step alone makes one, and later steps find what the host has done to it since.
+    A program makes it again in every step, so that the host may not change it.
+
+    Args:
+        places: of the tables.
+    """
+
+    def __init__(self, places: Iterable[Place]) -> None:
+        self._places = tuple(places)
+
+    def __bool__(self) -> bool:
+        return bool(self._places)
+
+    def mark(self) -> None:
+        """A program has filled the places."""
+        for _, tensor in self._tensors():
+            vars(tensor)[_MADE] = tensor._version
+
+    def check(self) -> None:
+        """Verify that what is there now comes from a program.
+
+        Raises:
+            StateChanged: the host put something there, or changed it in place.
+        """
+        for place, tensor in self._tensors():
+            if vars(tensor).get(_MADE) != tensor._version:
+                raise StateChanged(
+                    f"{place.name} was made in the step, of constants alone, and the host has"
+                    " changed it since. The program makes it again in every step.",
+                    remedy="make it in __init__() or configure_model(): steps then read what the"
+                    " host puts there",
+                )
+
+    def _tensors(self) -> Iterator[tuple[Place, Tensor]]:
+        for place in self._places:
+            for leaf in pytree.tree_leaves(place.get()):
+                if isinstance(leaf, Tensor):
+                    yield place, leaf
+
+
+_MADE = "_made_by_a_program"  # on a tensor: its version, when a program left it
 
 
 def order_of(place: Place, owners: dict[int, str], trees: dict[str, int]) -> tuple[int, str]:

@@ -83,7 +83,7 @@ class Executable:
         self.written_places = _written(captured, written)
         self._names = [leaf.name for leaf in sources.batch.tensor_leaves()]
         self._takes_all = self._batch == list(range(len(self._names)))
-        self.recording = captured.recording
+        self.recording, self._tables = captured.recording, captured.assumptions.tables
         self.follow(sources.constants, captured.outputs)
 
     def follow(self, constants: Sequence[ConstantSource | Accumulator], outputs: Outputs) -> None:
@@ -129,7 +129,10 @@ class Executable:
         for i in self.written:
             if given[i] is not batch[i]:  # a copy in another layout: the user's tensor changes too
                 given[i].copy_(batch[i])
-        return self.results.put([*outputs, *passed] if passed else outputs)
+        results = self.results.put([*outputs, *passed] if passed else outputs)
+        if self._tables:
+            self._tables.mark()
+        return results
 
     def _resident(self, vector: Tensor | None, gradients: list[Tensor]) -> list[Tensor]:
         """The inputs of a run but for the batch."""

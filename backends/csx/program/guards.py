@@ -134,6 +134,7 @@ class Guards:
             for one in reads
             if one.name != "track_running_stats" or not isinstance(one.module, _NormBase)
         )
+        self._tables = [one.tables for one in read if one.tables]
         handovers = [one.sources.gradients for one in captured]
         self._gradients = [one for one in handovers if one.none_matters]
         self.numbers = _number_guards(captured, scope)
@@ -166,8 +167,11 @@ class Guards:
 
         Raises:
             FrozenValueChanged: a scalar that the step read is another.
+            StateChanged: a table that it made is.
         """
         self._scalars.check()
+        for tables in self._tables:
+            tables.check()
 
 
 def _number_guards(captured: Sequence[CapturedStep], scope: Scope) -> NumberGuards:

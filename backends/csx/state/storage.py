@@ -89,6 +89,7 @@ class SideEffects:
         lists: places of lists that are extended, by what ``list_values`` has for each.
         rebound: state whose places are set: it gets a new tensor after every step.
         new_places: those of the places which held no such tensors before.
+        tables: those that the step found empty, and filled with what follows from constants alone.
     """
 
     writes: list[tuple[list[Place], Any]] = field(default_factory=list)
@@ -96,6 +97,7 @@ class SideEffects:
     list_values: list[Any] = field(default_factory=list)
     rebound: list[StateTensor] = field(default_factory=list)
     new_places: list[NewPlace] = field(default_factory=list)
+    tables: list[Place] = field(default_factory=list)
 
     def set_after(self, places: list[Place], value: Any) -> None:
         """Every one of ``places`` holds ``value`` after every step; they share it."""

@@ -111,7 +111,7 @@ OTHER_ROOMS: dict[str, tuple[str, str]] = {
     "number_changed": ("StateChanged", "hyperparams"),
     "no_loss": ("NoLoss", "plugins"),
     "no_gradient": ("GradientNotKept", "state"),
-    "batch_changed": ("InputChanged", "capture"),
+    "batch_changed": ("InputChanged", "objects"),
     "state_changed": ("StateChanged", "state"),
     "module_changed": ("StateChanged", "program"),
     "mode_changed": ("StateChanged", "program"),

@@ -659,3 +659,20 @@ def test_a_list_that_is_only_read_is_the_users_own() -> None:
     done = run(work, weights=weights, empty=[])
     assert done.module.weights is weights
     assert type(done.module.empty) is list
+
+
+@pytest.mark.fits
+def test_a_value_of_the_class_may_be_another_one_in_the_next_fit() -> None:
+    """A notebook that tries two of them."""
+
+    class Squares(Classifier):
+        power = 1
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return self.net(batch[0]).abs().pow(self.power).mean()
+
+    losses = []
+    for power in (1, 3, 1):
+        Squares.power = power
+        losses.append(fit(lambda: Squares(mlp()), lambda: (loader(),), static=True).losses)
+    assert losses[0] == losses[2] != losses[1]

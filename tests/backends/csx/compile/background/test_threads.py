@@ -285,7 +285,7 @@ def test_they_sleep_where_other_processes_need_the_cores_and_try_again(
     waiting, told = idle_threads.IdleThreads(), []
     for after_s in (0.0, 0.25, 0.25, 2.0, 0.25, 4.0, 0.25, 0.25, 1.9):
         used.now += after_s
-        waiting.look()
+        waiting.adapt()
         told.append(waiting.asleep)
     assert told == [False, False, True, False, True, False, False, True, True]
     waiting.spin()

@@ -49,7 +49,7 @@ def compiled(folder: Path, found: Headers | None) -> torch.Tensor:
 
 
 def test_kernels_are_compiled_with_the_header_as_it_was_read(kept: Headers, tmp_path: Path) -> None:
-    flags = kept.lend(tmp_path)
+    flags = kept.copy_into(tmp_path)
     (tmp_path / "prefix.h").write_text("#error it is read once more\n")
     (tmp_path / "kernel.cpp").write_text(HALVED)
     command = CppBuilder("kernel", "kernel.cpp", flags).get_command_line()
@@ -81,12 +81,12 @@ def test_one_that_is_gone_or_damaged_is_done_without_and_made_anew(tmp_path: Pat
     headers._checked.clear()
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    assert found.lend(scratch).precompiled_header is None
+    assert found.copy_into(scratch).precompiled_header is None
     assert compiled(out, found)[2] == 1
     before = file.stat().st_mtime_ns
     assert found.keep() == file
     assert file.stat().st_mtime_ns != before
-    assert found.lend(scratch).precompiled_header == "prefix.h"
+    assert found.copy_into(scratch).precompiled_header == "prefix.h"
 
 
 def test_another_compiler_gets_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

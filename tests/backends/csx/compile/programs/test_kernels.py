@@ -164,7 +164,7 @@ def test_a_kernel_that_does_not_compile_is_the_librarys(
         assert len(told) == 2  # the forward pass has an erf, and so has the backward pass
         text = min(told, key=len)
         assert "aten.erf.default" in text
-        assert "test_made.py" in text
+        assert "test_kernels.py" in text
         [log] = re.findall(r"; (\S+) has more", text)
         assert "unknown" in Path(log).read_text()
     found = makers(loads[-1])
@@ -220,8 +220,8 @@ def test_a_template_that_cannot_be_generated_is_told_and_the_rest_compiled(
         return generate(part, *rest)
 
     monkeypatch.setattr(inductor, "_generated", generated)
-    why = r"'aggressive' tries could not be generated: AssertionError \(test_made\.py:\d+\)"
-    with pytest.warns(KernelFailed, match=f"{why}.*test_made.py:"):
+    why = r"'aggressive' tries could not be generated: AssertionError \(test_kernels\.py:\d+\)"
+    with pytest.warns(KernelFailed, match=f"{why}.*test_kernels.py:"):
         assert_same_run(run("aggressive", compile_dir=tmp_path), stock)
     assert loads[-1].compiled
 
