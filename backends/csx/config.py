@@ -122,7 +122,7 @@ class CSXBackend(Backend):
     autogen_policy: str = field(default="default", metadata={"known": AUTOGEN_POLICIES})
     fabric: str = field(default="auto", metadata={"known": FABRIC_NAMES, "built": ("host",)})
     max_programs: int | str = "auto"
-    execution: str = field(default="pipeline", metadata={"known": EXECUTIONS, "built": ()})
+    execution: str = field(default="pipeline", metadata={"known": EXECUTIONS, "built": EXECUTIONS})
     max_resident_bytes: int | None = field(default=None, metadata={"built": ()})
     cluster_config: CSConfig | Mapping[str, Any] | None = None
 

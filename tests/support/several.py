@@ -1,6 +1,6 @@
 """Trainings of several processes beside stock Lightning's DDP on the same ranks, by torchrun.
 
-    torchrun --nproc_per_node=2 tests/support/several.py FOLDER POLICY CASE ...
+    torchrun --nproc_per_node=2 tests/support/several.py FOLDER POLICY[:EXECUTION] CASE ...
 
 Each rank fits every case on CSX and in stock Lightning, and writes ``rank.json`` into the folder:
 what each case gave.
@@ -174,7 +174,9 @@ def fitted(case: Case, policy: str | None, devices: int) -> dict[str, Any]:
         strategy = DDPStrategy(find_unused_parameters=True)
         trainer = pl.Trainer(accelerator="cpu", devices=devices, strategy=strategy, **options)
     else:
-        backend = fulgurite.backend("CSX", autogen_policy=policy)
+        name, _, execution = policy.partition(":")
+        options_of_backend = {"autogen_policy": name, "execution": execution or "pipeline"}
+        backend = fulgurite.backend("CSX", **options_of_backend)
         trainer = fulgurite.Trainer(backend=backend, **options)
     torch.manual_seed(7)
     trainer.fit(module, *loaders())

@@ -56,8 +56,9 @@ from fulgurite.backends.csx.contract import (
 )
 from fulgurite.backends.csx.diagnostics.muted import muted
 from fulgurite.backends.csx.graph.graph import Graph, Kind
-from fulgurite.backends.csx.graph.passes import CBFLOAT16_PASSES, lower
+from fulgurite.backends.csx.graph.passes import CBFLOAT16_PASSES, PASSES, lower
 from fulgurite.backends.csx.graph.passes.as_traced import let_views_copy, lowered
+from fulgurite.backends.csx.graph.passes.shard_state import sharding
 from fulgurite.backends.csx.graph.products import Product, products_of
 from fulgurite.backends.csx.hyperparams.slots import NumberSlot
 from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard
@@ -220,7 +221,11 @@ class FinishedTrace:
         traced = let_views_copy(Graph(module=self.module, inputs=tuple(items), mode=inputs.mode))
         products = products_of(traced)
         narrow = scope.fp16_type == "cbfloat16"
-        graph = lower(traced, CBFLOAT16_PASSES) if narrow else lowered(traced)
+        sharded = next((one.processes for one in inputs.state if one.processes), None)
+        if sharded is not None:
+            graph = lower(traced, (*PASSES, sharding(sharded)))
+        else:
+            graph = lower(traced, CBFLOAT16_PASSES) if narrow else lowered(traced)
         return CapturedStep(
             graph=graph,
             sources=InputSources(

@@ -19,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from fulgurite.backends.csx.capture.recording import Recording
 from fulgurite.backends.csx.capture.scope import Scope
-from fulgurite.backends.csx.graph.graph import Input, Kind, Role, like, storage_of
+from fulgurite.backends.csx.graph.graph import Input, Kind, Placement, Role, like, storage_of
 from fulgurite.backends.csx.hyperparams.scheduled_numbers import TracedSchedulers, scheduler_places
 from fulgurite.backends.csx.hyperparams.slots import (
     TracedGroup,
@@ -35,6 +35,7 @@ from fulgurite.backends.csx.state import (
     Gradients,
     Place,
     ReplacedData,
+    ShardedTensor,
     StateFakeTensor,
     StateInput,
     StateTensor,
@@ -123,11 +124,18 @@ class StepInputs:
     def _make_items(self) -> Iterator[Input]:
         fake, role = self._fake, _roles(self._scope, self.parameters.values())
         for i, item in enumerate(self.state):
-            example = fake(item.base())
-            yield Input(kind=Kind.STATE, index=i, name=item.name, example=example, role=role(item))
+            known = {"kind": Kind.STATE, "index": i, "name": item.name, "role": role(item)}
+            if item.processes is None:
+                yield Input(example=fake(item.base()), **known)
+            else:  # the step sees all of it, and ``shard_state`` makes it a part
+                whole = fake(_empty_like(item.tensors[0].tensor))
+                yield Input(example=whole, placement=Placement.SHARDED, **known)
         for i, (name, p) in enumerate(self.gradients.parameters.items()):
-            zero = fake(torch.zeros_like(p, requires_grad=False))
-            yield Input(kind=Kind.GRADIENT, index=i, name=f"{name}.grad", example=zero)
+            placement = Placement.REPLICATED
+            if isinstance(p, ShardedTensor):
+                placement = Placement.SHARDED
+            known = {"kind": Kind.GRADIENT, "index": i, "name": f"{name}.grad"}
+            yield Input(example=fake(_empty_like(p)), placement=placement, **known)
         if self.number_slots:
             vector = as_vector(read_numbers(self.number_slots, self._scope.optimizers))
             yield Input(kind=Kind.NUMBERS, index=0, name="numbers", example=fake(vector))
@@ -231,6 +239,10 @@ class StepInputs:
             Input(kind=Kind.CONSTANT, index=i, name=f"constant {i}", example=self._fake(constant))
             for i, constant in enumerate(constants)
         ]
+
+
+def _empty_like(tensor: Tensor) -> Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
 
 def _roles(scope: Scope, parameters: Iterable[Tensor]) -> Callable[[StateInput], Role]:

@@ -38,13 +38,17 @@ from fulgurite.backends.csx.distributed.agreement import (
 from fulgurite.backends.csx.distributed.consensus import Consensus
 from fulgurite.backends.csx.distributed.heartbeats import Heartbeats
 from fulgurite.backends.csx.distributed.launchers import ForkLauncher, Launcher
-from fulgurite.backends.csx.distributed.reduction import ChangedBuffers, share_first
+from fulgurite.backends.csx.distributed.reduction import (
+    ChangedBuffers,
+    reducing_parts,
+    share_first,
+)
 from fulgurite.backends.csx.distributed.rendezvous import rendezvous
 from fulgurite.backends.csx.distributed.sync_batchnorm import SyncsBatchNorm
 from fulgurite.backends.csx.graph.collectives import Processes, has_collectives
 from fulgurite.backends.csx.plugins.checkpoint_position import RANKS, position_of_rank
 from fulgurite.backends.csx.plugins.strategy import StaticGraph
-from fulgurite.backends.csx.state import Gradients
+from fulgurite.backends.csx.state import Gradients, shard_parameters
 from fulgurite.backends.step_context import step_context
 
 
@@ -217,6 +221,8 @@ class CSXParallelStrategy(CollectiveStrategy):
         """Begin with the first process's parameters and buffers."""
         assert self.model is not None
         _sync_module_states(self.model)
+        if self.backend.execution == "weight_streaming":
+            shard_parameters(self.model.parameters(), self.processes)
 
     @contextlib.contextmanager
     def block_backward_sync(self) -> Iterator[None]:
@@ -231,7 +237,8 @@ class CSXParallelStrategy(CollectiveStrategy):
     def reducing(self, gradients: Gradients) -> Iterator[None]:
         """Let gradients become the mean of all processes', unless more are added to them."""
         if self._holds_back:
-            yield
+            with reducing_parts(gradients, self.processes):
+                yield
             return
         assert self.consensus is not None
         # under manual optimization a step may have more backward passes, which change them again

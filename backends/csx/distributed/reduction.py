@@ -110,11 +110,13 @@ def reduced(gradients: Gradients, processes: Processes, is_first: Tensor) -> Ite
 
     def arrived(parameter: Tensor) -> None:
         assert parameter.grad is not None
-        reduction.add(parameter.grad)
+        if id(parameter) not in gradients.sharded:
+            reduction.add(parameter.grad)
 
     gradients.arrived = arrived
     try:
-        yield along
+        with reducing_parts(gradients, processes):
+            yield along
     finally:
         gradients.arrived = None
     with torch.no_grad():
@@ -126,6 +128,18 @@ def reduced(gradients: Gradients, processes: Processes, is_first: Tensor) -> Ite
         reduction.finish()
         for tensor, found in zip(along.firsts, pieces, strict=True):
             tensor.copy_(_whole(found, tensor))
+
+
+@contextlib.contextmanager
+def reducing_parts(gradients: Gradients, processes: Processes) -> Iterator[None]:
+    """Let gradients of sharded parameters become the processes' mean inside the block."""
+    gradients.reduce = lambda gradient: processes.wait(
+        processes.begin_sum(gradient / processes.count)
+    )
+    try:
+        yield
+    finally:
+        gradients.reduce = None
 
 
 _BITS = 22  # of an integer in a float32, whose integers are exact up to 24

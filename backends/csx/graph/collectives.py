@@ -121,6 +121,25 @@ def has_collectives(graph: Graph) -> bool:
     return any(is_collective(node.target) for node in graph.operations())
 
 
+def _own_part(whole: Tensor, count: int, group: str) -> Tensor:
+    """This process's part of a flat tensor, whose last part is filled up with zeros."""
+    length = -(-whole.numel() // count)
+    own = whole[dist.get_rank() * length :][:length]
+    return torch.cat([own, own.new_zeros(length - own.numel())])
+
+
+_LIBRARY: Any = torch.library.Library("fulgurite_processes", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define("own_part(Tensor whole, int count, str group) -> Tensor")
+_LIBRARY.impl("own_part", _own_part, "CompositeExplicitAutograd")
+torch.library.register_fake(
+    "fulgurite_processes::own_part",
+    lambda whole, count, group: whole.new_empty(-(-whole.numel() // count)),
+    lib=_LIBRARY,
+)
+
+OWN_PART: Any = torch.ops.fulgurite_processes.own_part.default
+
+
 class Waits:
     """How long this process has waited for others.
 

@@ -42,6 +42,7 @@ class Placement(Enum):
     """Where the processes of a run hold a tensor of an input."""
 
     REPLICATED = "replicated"  # each process holds all of it
+    SHARDED = "sharded"  # each process holds a part of it, flat (state/sharded)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,6 +55,8 @@ from fulgurite.backends.csx.state.python_objects import filled_cells as filled_c
 from fulgurite.backends.csx.state.python_objects import filled_slots as filled_slots
 from fulgurite.backends.csx.state.python_objects import owner_of as owner_of
 from fulgurite.backends.csx.state.python_objects import refill as refill
+from fulgurite.backends.csx.state.sharded import ShardedTensor as ShardedTensor
+from fulgurite.backends.csx.state.sharded import shard_parameters as shard_parameters
 from fulgurite.backends.csx.state.storage import Layout as Layout
 from fulgurite.backends.csx.state.storage import NewPlace as NewPlace
 from fulgurite.backends.csx.state.storage import Place as Place

@@ -33,6 +33,7 @@ from fulgurite.backends.csx.state.conditional_updates import (
     skipping_without_gradient,
 )
 from fulgurite.backends.csx.state.fake_swap import on_gradient
+from fulgurite.backends.csx.state.sharded import ShardedTensor
 
 
 @dataclass(slots=True, kw_only=True)
@@ -121,6 +122,8 @@ class Gradients:
         missed: gradients that were hidden from an optimizer although an earlier step may have
             left them: the step has to be traced again, and see them.
         arrived: called with a parameter whose gradient a backward pass has just computed.
+        reduce: makes the gradient of a sharded parameter the mean of all processes', before it is
+            added to what is there: no process holds all of the sum.
     """
 
     def __init__(self, parameters: dict[str, nn.Parameter], scope: GradientScope) -> None:
@@ -135,6 +138,8 @@ class Gradients:
         )
         self.missed: set[str] = set()
         self.arrived: Callable[[Tensor], None] | None = None
+        self.reduce: Callable[[Tensor], Tensor] | None = None
+        self.sharded: set[int] = set()  # the identity of sharded parameters
         self._leaves: set[str] = set()
         self._others = scope.stage_gradients
         none = {name for name, p in self.parameters.items() if p.grad is None}
@@ -164,6 +169,13 @@ class Gradients:
 
         if name is not None:
             on_gradient(fake, note)
+        if isinstance(parameter, ShardedTensor) and parameter.requires_grad:
+
+            def reduce(gradient: Tensor) -> Tensor:
+                return gradient if self.reduce is None else self.reduce(gradient)
+
+            fake.register_hook(reduce)  # type: ignore[no-untyped-call]
+            self.sharded.add(id(parameter))
 
     def put(self, inputs: list[Tensor]) -> None:
         """Make the inputs the parameters' gradients; one for each, in order."""

@@ -31,6 +31,7 @@ from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, belongs_to_library
 from fulgurite.backends.csx.graph.dtypes import wide
 from fulgurite.backends.csx.state.python_objects import remember
+from fulgurite.backends.csx.state.sharded import ShardedTensor, parts_in_place, sharded_as
 from fulgurite.backends.csx.state.storage import StateTensor
 from fulgurite.backends.step_context import running
 
@@ -312,6 +313,23 @@ def init_state(optimizer: Optimizer, line: UserLine | None = None) -> NewState |
     ]
     if not parameters:
         return None
+    everyone = [p for group in optimizer.param_groups for p in group["params"]]
+    with parts_in_place(everyone):
+        initial, of_gradient, line = _initial(optimizer, line)
+    for key, values in initial.items():
+        if isinstance(key, ShardedTensor) and isinstance(values, dict):
+            owner = type(optimizer).__name__
+            initial[key] = {k: sharded_as(key, v, owner) for k, v in values.items()}
+    for values in initial.values():
+        _check(optimizer, values, line)
+    optimizer.state.update(initial)
+    return NewState(optimizer, parameters, list(initial), of_gradient)
+
+
+def _initial(
+    optimizer: Optimizer, line: UserLine | None
+) -> tuple[dict[Any, Any], bool, UserLine | None]:
+    """Initial values, whether they come from the first gradient, and the line that is to blame."""
     of_gradient = False
     if callable(getattr(optimizer, "preinitialize", None)):
         initial = _preinitialized(optimizer)
@@ -329,10 +347,7 @@ def init_state(optimizer: Optimizer, line: UserLine | None = None) -> NewState |
             again = [trial(optimizer, {**known, **copy_tensors(zeros)}, seed) for seed in (1, 2)]
             of_gradient = not equal([first.after, second.after], [one.after for one in again])
             initial = initial if of_gradient else zeros
-    for values in initial.values():
-        _check(optimizer, values, line)
-    optimizer.state.update(initial)
-    return NewState(optimizer, parameters, list(initial), of_gradient)
+    return initial, of_gradient, line
 
 
 def _known(optimizer: Optimizer) -> dict[Any, Any]:

@@ -22,7 +22,9 @@ from torchmetrics import Metric
 from torchmetrics.wrappers import Running
 
 from fulgurite.backends.csx.diagnostics.trace_errors import StateChanged, UnsupportedState
+from fulgurite.backends.csx.graph.collectives import Processes
 from fulgurite.backends.csx.graph.graph import storage_of
+from fulgurite.backends.csx.state.sharded import ShardedTensor, resident
 from fulgurite.backends.patches import MISSING
 
 
@@ -170,11 +172,17 @@ class StateInput:
         """The program's input: the tensor itself, or for views their whole storage, flat."""
         tensors = [tensor_at(held.places[0]) for held in self.tensors]
         if not self.whole:
-            return tensors[0]
+            return resident(tensors[0])
         # flat and whole: views may begin anywhere in it, and overlap
         first = tensors[0].detach()
         length = first.untyped_storage().nbytes() // first.element_size()
         return first.as_strided((length,), (1,), 0)
+
+    @property
+    def processes(self) -> Processes | None:
+        """Those that hold it in parts; None where each holds all of it."""
+        tensor = self.tensors[0].tensor
+        return tensor.processes if isinstance(tensor, ShardedTensor) else None
 
     def view(self, base: Tensor, i: int) -> Tensor:
         """Tensor ``i`` of this input over ``base``."""
@@ -296,7 +304,7 @@ def state_inputs(places: Iterable[Place]) -> tuple[StateInput, ...]:
 def storage_key(tensor: Tensor) -> Any:
     """What tensors over one storage have in common."""
     try:
-        pointer = tensor.untyped_storage().data_ptr()
+        pointer = resident(tensor).untyped_storage().data_ptr()
     except (NotImplementedError, RuntimeError):  # sparse and other tensors without a storage
         pointer = 0
     return pointer or ("none", id(tensor))  # empty tensors have no memory, and share none

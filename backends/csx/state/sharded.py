@@ -1,0 +1,178 @@
+"""Tensors that several processes hold in parts (weight streaming).
+
+A *part* is flat: all elements in order, in as many stretches of equal length as there are
+processes; the last is filled up with zeros. To the host such a tensor has its whole shape: whoever
+reads it gets a gathered copy, in which all processes take part; whoever changes a part of it is
+told that it is none of the host's. ``copy_`` of a whole tensor is: each process takes its part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
+
+from fulgurite.backends.csx.diagnostics.trace_errors import StateChanged, UnsupportedState
+from fulgurite.backends.csx.diagnostics.user_lines import user_line
+from fulgurite.backends.csx.graph.collectives import Processes
+from fulgurite.backends.csx.graph.op_schema import written
+from fulgurite.backends.csx.state.fake_swap import swap
+
+_ALIASES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
+_COPY = torch.ops.aten.copy_.default
+
+
+class ShardedTensor(Tensor):
+    """A tensor of which this process holds a part.
+
+    Args:
+        part: it, flat.
+        shape: of the whole.
+        processes: those that hold it.
+        requires_grad: whether the whole does.
+    """
+
+    part: Tensor
+    processes: Processes
+
+    @staticmethod
+    def __new__(
+        cls, part: Tensor, shape: torch.Size, processes: Processes, requires_grad: bool = False
+    ) -> ShardedTensor:
+        """One whose whole would be contiguous."""
+        made: ShardedTensor = Tensor._make_wrapper_subclass(
+            cls, shape, dtype=part.dtype, device=part.device, requires_grad=requires_grad
+        )
+        made.part, made.processes = part, processes
+        return made
+
+    @classmethod
+    def cut(cls, whole: Tensor, processes: Processes) -> ShardedTensor:
+        """One with this process's part of a whole, in memory of its own."""
+        return cls(part_of(whole, processes), whole.shape, processes, whole.requires_grad)
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Read it, gathered, or take over a whole tensor.
+
+        Raises:
+            StateChanged: it would be changed in another way.
+        """
+        kwargs = kwargs or {}
+        if func in _ALIASES:
+            return cls(args[0].part, args[0].shape, args[0].processes)
+        if any(isinstance(one, cls) for one in written(func, args, kwargs)):
+            whole = args[1] if func is _COPY else None
+            if not isinstance(whole, Tensor) or whole.shape != args[0].shape:
+                raise StateChanged(
+                    f"{func.overloadpacket.__name__} would change a tensor in place of which each"
+                    " process holds a part.",
+                    line=user_line(),
+                    remedy="p.copy_(value) with a whole value, the same in all processes; or in the"
+                    " step, which works on parts by itself",
+                )
+            source = whole.part if isinstance(whole, cls) else part_of(whole, args[0].processes)
+            args[0].part.copy_(source)
+            return args[0]
+        args, kwargs = pytree.tree_map_only(cls, cls.gathered, (args, kwargs))
+        return func(*args, **kwargs)
+
+    def gathered(self) -> Tensor:
+        """All of it, a copy; all processes take part."""
+        count = self.processes.count
+        found = torch.empty(self.part.numel() * count, dtype=self.dtype)
+        dist.all_gather_into_tensor(found, self.part.detach())
+        return found[: self.numel()].view(self.shape)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        part = self.part.detach().clone()
+        made = ShardedTensor(part, self.shape, self.processes, self.requires_grad)
+        memo[id(self)] = made
+        return as_parameter(made) if isinstance(self, nn.Parameter) else made
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """A gathered copy."""
+        return self.gathered().numpy(force=force)
+
+    def tolist(self) -> Any:
+        """A gathered copy."""
+        return self.gathered().tolist()
+
+    def __repr__(self, **options: Any) -> str:  # type: ignore[override]
+        return f"{type(self).__name__}({list(self.shape)}, in {self.processes.count} parts)"
+
+
+def resident(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor."""
+    return tensor.part if isinstance(tensor, ShardedTensor) else tensor
+
+
+def as_parameter(tensor: ShardedTensor) -> ShardedTensor:
+    """The same as a parameter: ``isinstance(p, nn.Parameter)`` asks for this attribute."""
+    tensor._is_param = True  # type: ignore[attr-defined]
+    return tensor
+
+
+def length_of_part(numel: int, processes: Processes) -> int:
+    """How many elements each process holds of so many."""
+    return -(-numel // processes.count)
+
+
+def part_of(whole: Tensor, processes: Processes) -> Tensor:
+    """This process's part of a whole, in memory of its own."""
+    length, begin = length_of_part(whole.numel(), processes), dist.get_rank()
+    flat = whole.detach().reshape(-1)[begin * length : (begin + 1) * length]
+    part = torch.zeros(length, dtype=whole.dtype)
+    part[: flat.numel()] = flat
+    return part
+
+
+def shard_parameters(parameters: Iterable[nn.Parameter], processes: Processes) -> None:
+    """Let each parameter hold a part of its values, behind the same Python object."""
+    for p in parameters:
+        if p.is_floating_point() and p.numel() >= processes.count:
+            sharded: Tensor = as_parameter(ShardedTensor.cut(p, processes))
+            vars(sharded).update(vars(p))
+            swap(p, sharded)
+
+
+@contextlib.contextmanager
+def parts_in_place(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Put parts in the place of sharded tensors, behind the same Python objects."""
+    swapped: list[tuple[Tensor, Tensor]] = []
+    try:
+        for tensor in tensors:
+            if isinstance(tensor, ShardedTensor):
+                part = nn.Parameter(tensor.part, requires_grad=tensor.requires_grad)
+                swap(tensor, part)
+                swapped.append((tensor, part))
+        yield
+    finally:
+        for tensor, part in swapped:
+            swap(tensor, part)
+
+
+def sharded_as(whole: ShardedTensor, value: Tensor, owner: str) -> Tensor:
+    """A state that an optimizer made for the part of a parameter.
+
+    Raises:
+        UnsupportedState: it is neither of the part's shape nor a number.
+    """
+    if value.shape == whole.part.shape:
+        return ShardedTensor(value, whole.shape, whole.processes)
+    if value.numel() == 1:
+        return value
+    raise UnsupportedState(
+        f"{owner} keeps state of another shape than its parameter, of which no process holds all.",
+        remedy="an optimizer whose state has the parameter's shape, such as torch.optim.AdamW; or"
+        " execution='pipeline'",
+    )
