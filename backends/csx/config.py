@@ -98,7 +98,8 @@ class CSXBackend(Backend):
         max_programs: programs each stage may have. "auto": one for each phase of freezing or
             accumulating, and in each for up to four shapes of batches. 1, as on the wafer: nothing
             may ever change.
-        execution: "pipeline" keeps all weights resident; "weight_streaming" does not.
+        execution: "pipeline": each process keeps all weights; "weight_streaming": each of several
+            keeps a part of them, of gradients and of optimizer state (docs/distributed.md).
         max_resident_bytes: memory for resident weights, in bytes.
         cluster_config: a CSConfig, or a dict of its fields.
 

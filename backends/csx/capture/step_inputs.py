@@ -124,18 +124,25 @@ class StepInputs:
     def _make_items(self) -> Iterator[Input]:
         fake, role = self._fake, _roles(self._scope, self.parameters.values())
         for i, item in enumerate(self.state):
-            known = {"kind": Kind.STATE, "index": i, "name": item.name, "role": role(item)}
-            if item.processes is None:
-                yield Input(example=fake(item.base()), **known)
-            else:  # the step sees all of it, and ``shard_state`` makes it a part
-                whole = fake(_empty_like(item.tensors[0].tensor))
-                yield Input(example=whole, placement=Placement.SHARDED, **known)
+            # the step sees all of what is sharded; ``shard_state`` makes it a part
+            held = item.tensors[0].tensor if item.processes else item.base()
+            yield Input(
+                kind=Kind.STATE,
+                index=i,
+                name=item.name,
+                example=fake(_empty_like(held) if item.processes else held),
+                role=role(item),
+                placement=Placement.SHARDED if item.processes else Placement.REPLICATED,
+            )
         for i, (name, p) in enumerate(self.gradients.parameters.items()):
-            placement = Placement.REPLICATED
-            if isinstance(p, ShardedTensor):
-                placement = Placement.SHARDED
-            known = {"kind": Kind.GRADIENT, "index": i, "name": f"{name}.grad"}
-            yield Input(example=fake(_empty_like(p)), placement=placement, **known)
+            sharded = isinstance(p, ShardedTensor)
+            yield Input(
+                kind=Kind.GRADIENT,
+                index=i,
+                name=f"{name}.grad",
+                example=fake(_empty_like(p)),
+                placement=Placement.SHARDED if sharded else Placement.REPLICATED,
+            )
         if self.number_slots:
             vector = as_vector(read_numbers(self.number_slots, self._scope.optimizers))
             yield Input(kind=Kind.NUMBERS, index=0, name="numbers", example=fake(vector))

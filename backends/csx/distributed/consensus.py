@@ -23,7 +23,7 @@ from fulgurite.backends.csx.distributed.reduction import ChangedBuffers, reduced
 from fulgurite.backends.csx.graph.collectives import Processes
 from fulgurite.backends.csx.graph.votes import Vote, Votes, VotesCall, votes_of
 from fulgurite.backends.csx.plugins.strategy import StaticGraph
-from fulgurite.backends.csx.state import Gradients
+from fulgurite.backends.csx.state import Gradients, ShardedTensor
 from fulgurite.backends.step_context import step_context
 
 
@@ -129,7 +129,8 @@ class Consensus:
         optimizers = self._strategy.optimizers
         states = [value for one in optimizers for value in _tensors_of(one.state)]
         for tensor in (*self._trainer.lightning_module.parameters(), *states):
-            dist.broadcast(tensor.data, 0)
+            if not isinstance(tensor, ShardedTensor):  # of which each has another part
+                dist.broadcast(tensor.data, 0)
 
     def _note_signal(self, number: int, frame: object) -> None:
         """SIGTERM: all shall end."""

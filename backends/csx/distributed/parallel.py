@@ -22,6 +22,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.connectors.accelerator_connector import _AcceleratorConnector
 from lightning.pytorch.trainer.states import RunningStage
 from torch import Tensor
+from torch.optim import Optimizer
 
 from fulgurite.backends.csx.capture import CapturedStep
 from fulgurite.backends.csx.config import CSXBackend
@@ -48,7 +49,8 @@ from fulgurite.backends.csx.distributed.sync_batchnorm import SyncsBatchNorm
 from fulgurite.backends.csx.graph.collectives import Processes, has_collectives
 from fulgurite.backends.csx.plugins.checkpoint_position import RANKS, position_of_rank
 from fulgurite.backends.csx.plugins.strategy import StaticGraph
-from fulgurite.backends.csx.state import Gradients, shard_parameters
+from fulgurite.backends.csx.state import Gradients, shard_parameters, shard_state
+from fulgurite.backends.csx.state import gathered as gathered_state
 from fulgurite.backends.step_context import step_context
 
 
@@ -223,6 +225,20 @@ class CSXParallelStrategy(CollectiveStrategy):
         _sync_module_states(self.model)
         if self.backend.execution == "weight_streaming":
             shard_parameters(self.model.parameters(), self.processes)
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """The module's, of whole tensors; all processes take part where they hold parts."""
+        return gathered_state(super().lightning_module_state_dict())  # type: ignore[no-any-return]
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """An optimizer's, of whole tensors."""
+        return gathered_state(super().optimizer_state(optimizer))  # type: ignore[no-any-return]
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Load what a checkpoint has for optimizers; each process keeps its parts."""
+        super().load_optimizer_state_dict(checkpoint)
+        for optimizer in self.optimizers:
+            shard_state(optimizer)
 
     @contextlib.contextmanager
     def block_backward_sync(self) -> Iterator[None]:

@@ -32,6 +32,11 @@ def is_collective(target: Any) -> bool:
     return getattr(target, "namespace", None) == NAMESPACE
 
 
+def is_gather(target: Any) -> bool:
+    """Whether an operation begins to gather parts of one tensor."""
+    return target is functional.all_gather_into_tensor.default
+
+
 def is_wait(target: Any) -> bool:
     """Whether an operation waits for a collective: it gives the memory that it is given."""
     return target is _wait_tensor

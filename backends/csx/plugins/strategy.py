@@ -319,6 +319,20 @@ class CSXStrategy(StaticGraph, SingleDeviceStrategy):
     def __init__(self, backend: CSXBackend | None = None, **strategy_options: Any) -> None:
         super().__init__(backend=backend, device=fabric_devices(backend)[0], **strategy_options)
 
+    def setup_environment(self) -> None:
+        """Refuse what takes several processes.
+
+        Raises:
+            NotImplementedError: weight streaming.
+        """
+        if self.backend.execution == "weight_streaming":
+            raise NotImplementedError(
+                "execution='weight_streaming' holds weights in parts, one in each of several"
+                " processes, and this is the only one; that one process streams them is not built"
+                " yet. Give devices=2 or more, or leave execution out."
+            )
+        super().setup_environment()
+
     @classmethod
     def register(cls) -> None:
         """Make ``strategy="csx"`` known to Lightning."""

@@ -11,6 +11,7 @@ conditional_updates  updates of optimizers that may not count, or are others the
 gradients            p.grad in a trace
 kept_gradients       where gradients are between steps, and what stands in p.grad meanwhile
 fake_swap            fakes behind the user's own tensors
+sharded              tensors of which each of several processes holds a part
 """
 
 from fulgurite.backends.csx.state.binding import Binding as Binding
@@ -56,7 +57,9 @@ from fulgurite.backends.csx.state.python_objects import filled_slots as filled_s
 from fulgurite.backends.csx.state.python_objects import owner_of as owner_of
 from fulgurite.backends.csx.state.python_objects import refill as refill
 from fulgurite.backends.csx.state.sharded import ShardedTensor as ShardedTensor
+from fulgurite.backends.csx.state.sharded import gathered as gathered
 from fulgurite.backends.csx.state.sharded import shard_parameters as shard_parameters
+from fulgurite.backends.csx.state.sharded import shard_state as shard_state
 from fulgurite.backends.csx.state.storage import Layout as Layout
 from fulgurite.backends.csx.state.storage import NewPlace as NewPlace
 from fulgurite.backends.csx.state.storage import Place as Place

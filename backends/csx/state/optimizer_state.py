@@ -31,7 +31,12 @@ from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, belongs_to_library
 from fulgurite.backends.csx.graph.dtypes import wide
 from fulgurite.backends.csx.state.python_objects import remember
-from fulgurite.backends.csx.state.sharded import ShardedTensor, parts_in_place, sharded_as
+from fulgurite.backends.csx.state.sharded import (
+    ShardedTensor,
+    parts_in_place,
+    refuse_of_wholes,
+    sharded_as,
+)
 from fulgurite.backends.csx.state.storage import StateTensor
 from fulgurite.backends.step_context import running
 
@@ -314,12 +319,13 @@ def init_state(optimizer: Optimizer, line: UserLine | None = None) -> NewState |
     if not parameters:
         return None
     everyone = [p for group in optimizer.param_groups for p in group["params"]]
+    if any(isinstance(p, ShardedTensor) for p in everyone):
+        refuse_of_wholes(optimizer, line)
     with parts_in_place(everyone):
         initial, of_gradient, line = _initial(optimizer, line)
     for key, values in initial.items():
         if isinstance(key, ShardedTensor) and isinstance(values, dict):
-            owner = type(optimizer).__name__
-            initial[key] = {k: sharded_as(key, v, owner) for k, v in values.items()}
+            initial[key] = {k: sharded_as(key, v, optimizer) for k, v in values.items()}
     for values in initial.values():
         _check(optimizer, values, line)
     optimizer.state.update(initial)

@@ -16,9 +16,10 @@ import torch
 import torch.distributed as dist
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from fulgurite.backends.csx.diagnostics.trace_errors import StateChanged, UnsupportedState
-from fulgurite.backends.csx.diagnostics.user_lines import user_line
+from fulgurite.backends.csx.diagnostics.user_lines import UserLine, user_line
 from fulgurite.backends.csx.graph.collectives import Processes
 from fulgurite.backends.csx.graph.op_schema import written
 from fulgurite.backends.csx.state.fake_swap import swap
@@ -99,6 +100,14 @@ class ShardedTensor(Tensor):
         memo[id(self)] = made
         return as_parameter(made) if isinstance(self, nn.Parameter) else made
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UnsupportedState(
+            f"A tensor of {list(self.shape)} would be pickled of which each process holds a part.",
+            line=user_line(),
+            remedy="trainer.save_checkpoint(path), or"
+            " trainer.strategy.lightning_module_state_dict() in all processes, which gather it",
+        )
+
     def numpy(self, *, force: bool = False) -> Any:
         """A gathered copy."""
         return self.gathered().numpy(force=force)
@@ -118,7 +127,7 @@ def resident(tensor: Tensor) -> Tensor:
 
 def as_parameter(tensor: ShardedTensor) -> ShardedTensor:
     """The same as a parameter: ``isinstance(p, nn.Parameter)`` asks for this attribute."""
-    tensor._is_param = True  # type: ignore[attr-defined]
+    tensor._is_param = True
     return tensor
 
 
@@ -139,7 +148,8 @@ def part_of(whole: Tensor, processes: Processes) -> Tensor:
 def shard_parameters(parameters: Iterable[nn.Parameter], processes: Processes) -> None:
     """Let each parameter hold a part of its values, behind the same Python object."""
     for p in parameters:
-        if p.is_floating_point() and p.numel() >= processes.count:
+        held = isinstance(p, ShardedTensor)  # since an earlier run
+        if p.is_floating_point() and p.numel() >= processes.count and not held:
             sharded: Tensor = as_parameter(ShardedTensor.cut(p, processes))
             vars(sharded).update(vars(p))
             swap(p, sharded)
@@ -152,7 +162,7 @@ def parts_in_place(tensors: Iterable[Tensor]) -> Iterator[None]:
     try:
         for tensor in tensors:
             if isinstance(tensor, ShardedTensor):
-                part = nn.Parameter(tensor.part, requires_grad=tensor.requires_grad)
+                part: Tensor = nn.Parameter(tensor.part, requires_grad=tensor.requires_grad)
                 swap(tensor, part)
                 swapped.append((tensor, part))
         yield
@@ -161,18 +171,48 @@ def parts_in_place(tensors: Iterable[Tensor]) -> Iterator[None]:
             swap(tensor, part)
 
 
-def sharded_as(whole: ShardedTensor, value: Tensor, owner: str) -> Tensor:
+def gathered(value: Any) -> Any:
+    """Whole tensors in the place of sharded ones, in a state dict; all processes take part."""
+    return pytree.tree_map_only(ShardedTensor, ShardedTensor.gathered, value)
+
+
+def shard_state(optimizer: Optimizer) -> None:
+    """Hold whole tensors that were loaded into an optimizer's state as its parameters are held."""
+    for p, state in optimizer.state.items():
+        if isinstance(p, ShardedTensor):
+            for key, value in state.items():
+                whole = isinstance(value, Tensor) and not isinstance(value, ShardedTensor)
+                if whole and value.shape == p.shape:
+                    state[key] = ShardedTensor.cut(value, p.processes)
+
+
+def sharded_as(whole: ShardedTensor, value: Any, optimizer: Optimizer) -> Any:
     """A state that an optimizer made for the part of a parameter.
 
     Raises:
         UnsupportedState: it is neither of the part's shape nor a number.
     """
-    if value.shape == whole.part.shape:
+    if isinstance(value, Tensor) and value.shape == whole.part.shape:
         return ShardedTensor(value, whole.shape, whole.processes)
-    if value.numel() == 1:
-        return value
-    raise UnsupportedState(
-        f"{owner} keeps state of another shape than its parameter, of which no process holds all.",
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise _of_wholes(optimizer)
+    return value
+
+
+def refuse_of_wholes(optimizer: Optimizer, line: UserLine | None) -> None:
+    """Refuse an optimizer whose state depends on the shape of the whole parameter.
+
+    Raises:
+        UnsupportedState: Adafactor keeps rows and columns, Muon takes matrices alone.
+    """
+    if type(optimizer).__name__ in ("Adafactor", "Muon"):
+        raise _of_wholes(optimizer).replaced(line=line)
+
+
+def _of_wholes(optimizer: Optimizer) -> UnsupportedState:
+    return UnsupportedState(
+        f"{type(optimizer).__name__} keeps state that depends on the shape of its parameter, of"
+        " which no process holds all.",
         remedy="an optimizer whose state has the parameter's shape, such as torch.optim.AdamW; or"
         " execution='pipeline'",
     )

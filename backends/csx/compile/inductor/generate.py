@@ -47,6 +47,7 @@ from fulgurite.backends.csx.compile.programs.steps import (
     calls,
 )
 from fulgurite.backends.csx.diagnostics.trace_errors import UnfusedLoss
+from fulgurite.backends.csx.graph.collectives import is_gather
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.op_schema import is_mutable, is_view
 from fulgurite.backends.csx.graph.passes import COMPILER_PASSES, lower
@@ -73,6 +74,9 @@ FLAGS = {
     "fx_graph_cache": False,
     "layout_optimization": False,
 }
+# the compiler moves collectives to where most of them overlap with something, or memory is least by
+# its estimate: all gradients were there before the first was reduced (seen with torch 2.13)
+IN_ORDER = {"reorder_for_locality": False, "reorder_for_peak_memory": False}
 # products for which there is a template (on the CPU: batches of them, bmm) are generated too, and
 # timed beside the library's
 AGGRESSIVE = {
@@ -300,6 +304,8 @@ def _generated(part: Part, mode: FakeTensorMode, device: str) -> Generated:
     from fulgurite.backends.csx.compile.inductor import changes, wrapper
 
     flags = FLAGS if part.policy == "medium" else FLAGS | AGGRESSIVE
+    if any(is_gather(node.target) for node in part.module.graph.nodes):
+        flags = flags | IN_ORDER  # ``shard_state`` has put them where they belong
     for i, node in enumerate(one for one in part.module.graph.nodes if one.op == "call_function"):
         # "custom" is the key that torch carries along where its passes replace a node
         node.meta["custom"] = {**node.meta.get("custom", {}), AT: i}

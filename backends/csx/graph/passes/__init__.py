@@ -15,6 +15,10 @@ simplify        none that repeat another, no dead ones
 prune           no inputs that nothing reads
 hold_state      where a guard says that the step went wrong, no state changes (hold)
 
+and for a run of several processes that hold state in parts (weight streaming), after those:
+
+shard_state     inputs are parts, gathered for their use; what they become is computed in parts
+
 and for compiled programs those of ``COMPILER_PASSES``:
 
 write_factors_out  a factor of a sum is a product, which the compiler would lose (factors)

@@ -3,8 +3,9 @@
 A step is traced as if each process held all of its state. Here the inputs that are sharded become
 their flat parts:
 
-- Where the step uses a whole tensor it is gathered, right before its first use in the forward pass
-  and once more before that in the backward pass: between the two nobody holds it.
+- Where the step uses a whole tensor it is gathered, before its first use in the forward pass and
+  once more before that in the backward pass: between the two nobody holds it. It is on its way
+  while the step works with the tensor before it.
 - What the step writes there at its end is computed in parts, as far as that goes: element by
   element, which is what optimizers do. Of a sum over all processes, such as that of gradients, each
   then gets its part (a reduce-scatter), and of a sum over all elements, such as that of a norm, its
@@ -13,6 +14,7 @@ their flat parts:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -60,6 +62,7 @@ class _Sharding:
         self._inputs: list[Input] = list(graph.inputs)
         self.parts: dict[fx.Node, fx.Node] = {}
         self.in_parts: set[fx.Node] = set()
+        self._waits: list[fx.Node] = []  # for tensors that are gathered
 
     def done(self) -> Graph:
         """The graph that works on parts."""
@@ -81,6 +84,7 @@ class _Sharding:
         for part, whole in wholes.items():
             if whole in order:
                 self._gather_for(part, whole, sorted(whole.users, key=order.__getitem__))
+        self._gather_ahead()
         fresh.lint()
         lowered = self._graph.with_operations(fresh)
         return replace(lowered, inputs=tuple(self._inputs))
@@ -205,9 +209,16 @@ class _Sharding:
         to_all = self._processes.count, self._processes.group
         begun = self._call(user, functional.all_gather_into_tensor.default, part, *to_all)
         flat = self._call(user, functional.wait_tensor.default, begun)
+        self._waits.append(flat)
         if _value(flat).numel() > value.numel():
             flat = self._call(user, _ATEN.slice.Tensor, flat, 0, 0, value.numel())
         return self._call(user, _ATEN.reshape.default, flat, list(value.shape))
+
+    def _gather_ahead(self) -> None:
+        """Begin to gather each tensor when the one before it is waited for."""
+        order = {node: i for i, node in enumerate(self._fresh.nodes)}
+        for before, wait in itertools.pairwise(sorted(self._waits, key=order.__getitem__)):
+            before.prepend(wait.all_input_nodes[0])
 
     # -- nodes
 

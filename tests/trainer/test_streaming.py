@@ -1,0 +1,101 @@
+"""Weight streaming over several processes: each holds a part of all state."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launched import SUPPORT, torchrun
+from several import CASES
+from streaming import CASES as OURS
+from streaming import Wide
+
+import fulgurite
+from fulgurite import Trainer
+
+pytestmark = pytest.mark.several
+NOISE = ("convnet", "transformer")
+"""Biases before a normalization get rounding as gradients, of which Adam makes steps."""
+
+
+def of_ranks(folder: Path, count: int) -> list[Any]:
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
+
+
+@pytest.fixture(scope="module")
+def fits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Of each case what stock DDP gave, and weights in parts, on rank 1 of two."""
+    folder = tmp_path_factory.mktemp("parts")
+    torchrun(
+        2, SUPPORT / "several.py", str(folder), "disabled:weight_streaming", *CASES, seconds=600
+    )
+    found: dict[str, Any] = of_ranks(folder, 2)[1]
+    return found
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """What each rank found in the cases of ``streaming.py``."""
+    folder = tmp_path_factory.mktemp("found")
+    torchrun(request.param, SUPPORT / "streaming.py", str(folder), *OURS, seconds=600)
+    return of_ranks(folder, request.param)
+
+
+def flat(value: Any) -> list[float]:
+    return [one for item in value for one in flat(item)] if isinstance(value, list) else [value]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", CASES)
+def test_it_trains_as_distributed_data_parallel(name: str, fits: dict[str, Any]) -> None:
+    ours, stock = fits[name]["ours"], fits[name]["stock"]
+    assert ours["losses"] == pytest.approx(stock["losses"], abs=1e-5)
+    assert ours["final"] == pytest.approx(stock["final"], abs=1e-5)
+    assert (ours["steps"], ours["scale"]) == (stock["steps"], stock["scale"])
+    for key, value in stock["weights"].items() if name not in NOISE else ():
+        assert flat(ours["weights"][key]) == pytest.approx(flat(value), abs=1e-5), key
+
+
+def test_each_process_holds_its_part_of_weights_and_optimizer_state(found: list[Any]) -> None:
+    held = [one["part_bytes"][0] for one in found]
+    total = found[0]["part_bytes"][1]
+    assert max(held) == pytest.approx(total / len(found), rel=0.01)
+
+
+def test_a_checkpoint_is_whole_and_a_run_goes_on_from_it(found: list[Any]) -> None:
+    for one in found:
+        whole, later, shape, kind = one["resumed"]
+        assert later
+        assert later == whole
+        assert (shape, kind) == ([256, 8], "Parameter")
+
+
+def test_host_code_reads_a_gathered_copy_and_is_told_where_it_would_change_a_part(
+    found: list[Any],
+) -> None:
+    for one in found:
+        read = one["read"]
+        assert read == found[0]["read"]
+        assert (read["type"], read["shape"], read["copied"]) == (True, [256, 8], 256 * 8)
+        assert read["array"] == pytest.approx(read["sum"], abs=1e-4)
+        assert read["mul_"].startswith("StateChanged: mul_ would change a tensor in place of which")
+        assert "Remedy: p.copy_(value) with a whole value" in read["mul_"]
+        assert read["pickle"].startswith("UnsupportedState: A tensor of [256, 8] would be pickled")
+
+
+def test_an_optimizer_that_needs_whole_parameters_is_refused_by_name(found: list[Any]) -> None:
+    for one in found:
+        told = one["optimizers"]
+        refused = told.pop("Adafactor")
+        assert refused.startswith("Adafactor keeps state that depends on the shape of its param")
+        assert set(told.values()) == {"trains"}
+
+
+@pytest.mark.fits
+def test_one_process_has_nobody_to_share_with() -> None:
+    backend = fulgurite.backend("CSX", execution="weight_streaming")
+    trainer = Trainer(backend=backend, logger=False, enable_checkpointing=False, max_epochs=1)
+    with pytest.raises(NotImplementedError, match="this is the only one"):
+        trainer.fit(Wide())
