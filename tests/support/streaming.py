@@ -94,7 +94,13 @@ class Reads(pl.Callback):
             "norm": float(p.detach().norm()),
             "array": float(p.detach().numpy().sum()),
         }
-        for name, change in (("mul_", lambda: p.data.mul_(2)), ("pickle", lambda: pickle.dumps(p))):
+        changes: dict[str, Callable[[], object]] = {
+            "mul_": lambda: p.data.mul_(2),
+            "item": lambda: p.data[0].fill_(0),
+            "pickle": lambda: pickle.dumps(p),
+        }
+        self.found["row"] = p.data[0].tolist() == p.detach().numpy()[0].tolist()
+        for name, change in changes.items():
             try:
                 change()
             except Exception as error:

@@ -26,7 +26,11 @@ from torch.optim import Optimizer
 
 from fulgurite.backends.csx.capture import CapturedStep
 from fulgurite.backends.csx.config import CSXBackend
-from fulgurite.backends.csx.diagnostics.trace_errors import OtherRankEnded, UnsupportedInput
+from fulgurite.backends.csx.diagnostics.trace_errors import (
+    OtherRankEnded,
+    UnsupportedInput,
+    UnsupportedState,
+)
 from fulgurite.backends.csx.diagnostics.user_lines import user_line
 from fulgurite.backends.csx.distributed.agreement import (
     agree,
@@ -217,6 +221,12 @@ class CSXParallelStrategy(CollectiveStrategy):
         refuse_other_runs(trainer, self.backend)
         refuse_other_models(trainer.lightning_module)
         super().setup(trainer)
+        if self.keeps_gradients and self.backend.execution == "weight_streaming":
+            raise UnsupportedState(
+                "A hook on the host reads .grad, of which each process holds a part.",
+                remedy="self.log_dict(grad_norm(self, 2)) in on_before_optimizer_step, which is"
+                " traced; or execution='pipeline'",
+            )
         self.consensus = Consensus(self, trainer)
 
     def configure_ddp(self) -> None:

@@ -9,6 +9,7 @@ told that it is none of the host's. ``copy_`` of a whole tensor is: each process
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch.optim import Optimizer
 from fulgurite.backends.csx.diagnostics.trace_errors import StateChanged, UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, user_line
 from fulgurite.backends.csx.graph.collectives import Processes
-from fulgurite.backends.csx.graph.op_schema import written
+from fulgurite.backends.csx.graph.op_schema import is_alias, written
 from fulgurite.backends.csx.state.fake_swap import swap
 
 _ALIASES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
@@ -74,18 +75,14 @@ class ShardedTensor(Tensor):
         if any(isinstance(one, cls) for one in written(func, args, kwargs)):
             whole = args[1] if func is _COPY else None
             if not isinstance(whole, Tensor) or whole.shape != args[0].shape:
-                raise StateChanged(
-                    f"{func.overloadpacket.__name__} would change a tensor in place of which each"
-                    " process holds a part.",
-                    line=user_line(),
-                    remedy="p.copy_(value) with a whole value, the same in all processes; or in the"
-                    " step, which works on parts by itself",
-                )
+                raise _changed(func)
             source = whole.part if isinstance(whole, cls) else part_of(whole, args[0].processes)
             args[0].part.copy_(source)
             return args[0]
         args, kwargs = pytree.tree_map_only(cls, cls.gathered, (args, kwargs))
-        return func(*args, **kwargs)
+        found = func(*args, **kwargs)
+        # who writes into a view of a copy would change nothing
+        return pytree.tree_map_only(Tensor, ReadOnly, found) if is_alias(func) else found
 
     def gathered(self) -> Tensor:
         """All of it, a copy; all processes take part."""
@@ -120,6 +117,67 @@ class ShardedTensor(Tensor):
         return f"{type(self).__name__}({list(self.shape)}, in {self.processes.count} parts)"
 
 
+class ReadOnly(Tensor):
+    """A view of a gathered copy: ``p.data[0] = 0`` ends up here.
+
+    Args:
+        copy: it.
+    """
+
+    copy: Tensor
+
+    @staticmethod
+    def __new__(cls, copy: Tensor) -> ReadOnly:
+        """One of the same layout."""
+        made: ReadOnly = Tensor._make_wrapper_subclass(
+            cls, copy.shape, strides=copy.stride(), dtype=copy.dtype, device=copy.device
+        )
+        made.copy = copy
+        return made
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Read it.
+
+        Raises:
+            StateChanged: it would be changed.
+        """
+        kwargs = kwargs or {}
+        if any(isinstance(one, cls) for one in written(func, args, kwargs)):
+            raise _changed(func)
+        args, kwargs = pytree.tree_map_only(cls, lambda one: one.copy, (args, kwargs))
+        found = func(*args, **kwargs)
+        return pytree.tree_map_only(Tensor, cls, found) if is_alias(func) else found
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """A copy."""
+        return self.copy.numpy(force=force)
+
+    def tolist(self) -> Any:
+        """Its values."""
+        return self.copy.tolist()
+
+    def __repr__(self, **options: Any) -> str:  # type: ignore[override]
+        return repr(self.copy)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return copyreg.__reduce_ex__(self.copy.clone(), protocol)  # type: ignore[attr-defined]
+
+
+def _changed(func: Any) -> StateChanged:
+    return StateChanged(
+        f"{func.overloadpacket.__name__} would change a tensor in place of which each process holds"
+        " a part.",
+        line=user_line(),
+        remedy="p.copy_(value) with a whole value, the same in all processes; or in the step, which"
+        " works on parts by itself",
+    )
+
+
 def resident(tensor: Tensor) -> Tensor:
     """What this process holds of a tensor."""
     return tensor.part if isinstance(tensor, ShardedTensor) else tensor
@@ -147,12 +205,24 @@ def part_of(whole: Tensor, processes: Processes) -> Tensor:
 
 def shard_parameters(parameters: Iterable[nn.Parameter], processes: Processes) -> None:
     """Let each parameter hold a part of its values, behind the same Python object."""
-    for p in parameters:
-        held = isinstance(p, ShardedTensor)  # since an earlier run
+    every = list(parameters)
+    memories = Counter(p.untyped_storage().data_ptr() for p in every if not _is_sharded(p))
+    if any(count > 1 for memory, count in memories.items() if memory):
+        raise UnsupportedState(
+            "Parameters share memory, and would be cut apart.",
+            remedy="the same parameter in all places (b.weight = a.weight), which is cut once; or"
+            " execution='pipeline'",
+        )
+    for p in every:
+        held = _is_sharded(p)  # since an earlier run
         if p.is_floating_point() and p.numel() >= processes.count and not held:
             sharded: Tensor = as_parameter(ShardedTensor.cut(p, processes))
             vars(sharded).update(vars(p))
             swap(p, sharded)
+
+
+def _is_sharded(tensor: Tensor) -> bool:
+    return isinstance(tensor, ShardedTensor)
 
 
 @contextlib.contextmanager
