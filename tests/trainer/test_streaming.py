@@ -80,10 +80,8 @@ def test_host_code_reads_a_gathered_copy_and_is_told_where_it_would_change_a_par
         assert read == found[0]["read"]
         assert (read["type"], read["shape"], read["copied"]) == (True, [256, 8], 256 * 8)
         assert read["array"] == pytest.approx(read["sum"], abs=1e-4)
-        assert read["mul_"].startswith("StateChanged: mul_ would change a tensor in place of which")
-        assert read["item"].startswith(
-            "StateChanged: fill_ would change a tensor in place of which"
-        )
+        for name, done in (("mul_", "mul_"), ("item", "fill_")):
+            assert read[name].startswith(f"StateChanged: {done} would change a tensor in place of")
         assert read["row"]
         assert "Remedy: p.copy_(value) with a whole value" in read["mul_"]
         assert read["pickle"].startswith("UnsupportedState: A tensor of [256, 8] would be pickled")

@@ -344,7 +344,7 @@ class ConstantTables:
                     yield place, leaf
 
 
-_MADE = "_made_by_a_program"  # on a tensor: its version, when a program left it
+_MADE = "fulgurite_made"  # on a tensor: its version, when a program left it
 
 
 def order_of(place: Place, owners: dict[int, str], trees: dict[str, int]) -> tuple[int, str]:

@@ -165,7 +165,7 @@ class ReadOnly(Tensor):
         return repr(self.copy)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return copyreg.__reduce_ex__(self.copy.clone(), protocol)  # type: ignore[attr-defined]
+        return Tensor.__reduce_ex__(self.copy.clone(), protocol)  # type: ignore[no-untyped-call]
 
 
 def _changed(func: Any) -> StateChanged:
