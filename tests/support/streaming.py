@@ -118,6 +118,18 @@ def read(folder: Path) -> Any:
     return reads.found
 
 
+def fitted_twice(folder: Path) -> Any:
+    """A second fit of the same module goes on from its parts; then it is validated."""
+    torch.manual_seed(0)
+    module, first, second = Wide(), Recorder(), Recorder()
+    trained(module, first, max_epochs=1)
+    trainer = trained(module, second, max_epochs=1)
+    stock = Wide()
+    stock.load_state_dict(trainer.strategy.lightning_module_state_dict())
+    again = [float(p.sum()) for p in module.parameters()]
+    return [first.losses[0], second.losses[0], again, [float(p.sum()) for p in stock.parameters()]]
+
+
 def optimizers(folder: Path) -> Any:
     """What becomes of optimizers of other kinds."""
     found = {}
@@ -135,6 +147,7 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "part_bytes": part_bytes,
     "resumed": resumed,
     "read": read,
+    "fitted_twice": fitted_twice,
     "optimizers": optimizers,
 }
 

@@ -72,6 +72,13 @@ def test_a_checkpoint_is_whole_and_a_run_goes_on_from_it(found: list[Any]) -> No
         assert (shape, kind) == ([256, 8], "Parameter")
 
 
+def test_a_second_fit_goes_on_from_the_parts(found: list[Any]) -> None:
+    for one in found:
+        first, second, parts, whole = one["fitted_twice"]
+        assert second < first
+        assert parts == pytest.approx(whole, rel=1e-6)
+
+
 def test_host_code_reads_a_gathered_copy_and_is_told_where_it_would_change_a_part(
     found: list[Any],
 ) -> None:
