@@ -25,6 +25,7 @@ from torch import Tensor, fx
 from fulgurite.backends.csx.diagnostics.user_lines import module_of, split_backward
 from fulgurite.backends.csx.graph.collectives import OWN_PART, Processes, functional, is_wait
 from fulgurite.backends.csx.graph.graph import Graph, Input, Placement
+from fulgurite.backends.csx.graph.op_schema import is_random, is_view
 
 _ATEN: Any = torch.ops.aten
 _VIEWS = {  # which leave all elements in their order
@@ -80,11 +81,7 @@ class _Sharding:
             if node.target in _SUMS and node.args[0] in self.in_parts and _is_number(node):
                 self._sum_parts(node)
         fresh.eliminate_dead_code()
-        order = {node: i for i, node in enumerate(fresh.nodes)}
-        for part, whole in wholes.items():
-            if whole in order:
-                self._gather_for(part, whole, sorted(whole.users, key=order.__getitem__))
-        self._gather_ahead()
+        self._gather(wholes, writes)
         fresh.lint()
         lowered = self._graph.with_operations(fresh)
         return replace(lowered, inputs=tuple(self._inputs))
@@ -115,7 +112,8 @@ class _Sharding:
     def _is_in_parts(self, node: fx.Node) -> bool:
         if is_wait(node.target):
             begun: Any = node.args[0]
-            is_sum = begun.target is _ALL_REDUCE and begun.args[1] == "sum"
+            of_all = "sum", self._processes.group
+            is_sum = begun.target is _ALL_REDUCE and begun.args[1:] == of_all
             return is_sum and _value(node).numel() >= self._processes.count
         if node.target in _VIEWS:
             return node.args[0] in self.in_parts and _value(node).is_contiguous()
@@ -125,10 +123,13 @@ class _Sharding:
         value = node.meta.get("val")
         if not (pointwise or node.target is _CONVERT) or not isinstance(value, Tensor):
             return False
+        if is_random(node.target):  # the numbers of a part are not those of the whole
+            return False
         alike = [one for one in node.all_input_nodes if _value(one).shape == value.shape]
         others = [one for one in node.all_input_nodes if one not in alike]
         # what is broadcast along a dimension lies otherwise in each part
-        return any(one in self.in_parts for one in alike) and all(map(_is_number, others))
+        numbers = all(_value(one).ndim == 0 for one in others)
+        return numbers and any(one in self.in_parts for one in alike)
 
     def _part(self, node: Any) -> fx.Node:
         """The node of a value's part, made right after the value."""
@@ -194,16 +195,47 @@ class _Sharding:
 
     # -- what is gathered
 
+    def _gather(self, wholes: dict[fx.Node, fx.Node], writes: dict[Any, fx.Node]) -> None:
+        """Put gathered tensors in the place of the nodes that stand for wholes."""
+        there = set(self._fresh.nodes)
+        wholes = {part: whole for part, whole in wholes.items() if whole in there}
+        for whole in wholes.values():
+            self._view_again(whole)
+        order = {node: i for i, node in enumerate(self._fresh.nodes)}
+        for part, whole in wholes.items():
+            users = sorted(whole.users, key=order.__getitem__)
+            end = order[writes[part]] if part in writes else len(order)
+            # what reads it after it was written reads what was written
+            passes: tuple[list[fx.Node], ...] = ([], [], [])
+            for user in users:
+                passes[2 if order[user] > end else _is_backward(user)].append(user)
+            for some in passes:
+                self._gather_for(part, whole, some)
+            self._fresh.erase_node(whole)
+        self._gather_ahead()
+
+    def _view_again(self, viewed: fx.Node) -> None:
+        """Give backward passes views of their own: one of the forward pass would keep the whole."""
+        for view in [one for one in viewed.users if is_view(one.target)]:
+            self._view_again(view)
+            later = [one for one in view.users if _is_backward(one)]
+            if later and not _is_backward(view):
+                order = {node: i for i, node in enumerate(self._fresh.nodes)}
+                first = min(later, key=order.__getitem__)
+                with self._fresh.inserting_before(first):
+                    again = self._fresh.node_copy(view)
+                again.meta = {**first.meta, "val": view.meta["val"]}
+                for user in later:
+                    user.replace_input_with(view, again)
+                if not view.users:
+                    self._fresh.erase_node(view)
+
     def _gather_for(self, part: fx.Node, whole: fx.Node, users: list[fx.Node]) -> None:
-        for backward in (False, True):
-            some = [one for one in users if split_backward(module_of(one))[1] is backward]
-            if not some:
-                continue
-            with self._fresh.inserting_before(some[0]):
-                gathered = self._gathered(part, _value(whole), some[0])
-            for user in some:
+        if users:
+            with self._fresh.inserting_before(users[0]):
+                gathered = self._gathered(part, _value(whole), users[0])
+            for user in users:
                 user.replace_input_with(whole, gathered)
-        self._fresh.erase_node(whole)
 
     def _gathered(self, part: fx.Node, value: Tensor, user: fx.Node) -> fx.Node:
         to_all = self._processes.count, self._processes.group
@@ -239,6 +271,10 @@ class _Sharding:
 
 def _value(node: fx.Node) -> Any:
     return node.meta["val"]
+
+
+def _is_backward(node: fx.Node) -> bool:
+    return split_backward(module_of(node))[1]
 
 
 def _is_number(node: fx.Node) -> bool:
