@@ -100,6 +100,20 @@ class CollectiveStrategy(StaticGraph, DDPStrategy):
         _refuse_in_step("broadcast")
         return obj if self._has_ended else super().broadcast(obj, src)
 
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """The module's, of whole tensors; all processes take part where they hold parts."""
+        return gathered_state(super().lightning_module_state_dict())  # type: ignore[no-any-return]
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """An optimizer's, of whole tensors."""
+        return gathered_state(super().optimizer_state(optimizer))  # type: ignore[no-any-return]
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Load what a checkpoint has for optimizers; each process keeps its parts."""
+        super().load_optimizer_state_dict(checkpoint)
+        for optimizer in self.optimizers:
+            shard_state(optimizer)
+
     @contextlib.contextmanager
     def stepping(self) -> Iterator[None]:
         """Buffers that a traced step changes become the first process's, as in DDP."""
@@ -235,20 +249,6 @@ class CSXParallelStrategy(CollectiveStrategy):
         _sync_module_states(self.model)
         if self.backend.execution == "weight_streaming":
             shard_parameters(self.model.parameters(), self.processes)
-
-    def lightning_module_state_dict(self) -> dict[str, Any]:
-        """The module's, of whole tensors; all processes take part where they hold parts."""
-        return gathered_state(super().lightning_module_state_dict())  # type: ignore[no-any-return]
-
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """An optimizer's, of whole tensors."""
-        return gathered_state(super().optimizer_state(optimizer))  # type: ignore[no-any-return]
-
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Load what a checkpoint has for optimizers; each process keeps its parts."""
-        super().load_optimizer_state_dict(checkpoint)
-        for optimizer in self.optimizers:
-            shard_state(optimizer)
 
     @contextlib.contextmanager
     def block_backward_sync(self) -> Iterator[None]:

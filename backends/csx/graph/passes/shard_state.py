@@ -49,7 +49,29 @@ def sharding(processes: Processes) -> Callable[[Graph], Graph]:
     return shard_state
 
 
-class _Sharding:
+class _Operations:
+    """The operations of a graph that becomes another one, and how more are made."""
+
+    def __init__(self, graph: Graph, processes: Processes) -> None:
+        self._graph, self._processes = graph, processes
+        self._fresh = graph.copied()
+
+    def _length(self, numel: int) -> int:
+        return -(-numel // self._processes.count)
+
+    def _flat(self, node: Any, like: fx.Node) -> fx.Node:
+        return self._call(like, _ATEN.reshape.default, node, [_value(node).numel()])
+
+    def _call(self, like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """A new operation, of the line and the module of ``like``."""
+        node = self._fresh.call_function(target, args, kwargs)
+        with self._graph.mode, torch.no_grad():
+            value = target(*fx.map_arg(args, _value), **fx.map_arg(kwargs, _value))
+        node.meta = {**like.meta, "val": value}
+        return node
+
+
+class _Sharding(_Operations):
     """One graph.
 
     Attributes:
@@ -58,8 +80,7 @@ class _Sharding:
     """
 
     def __init__(self, graph: Graph, processes: Processes) -> None:
-        self._graph, self._processes = graph, processes
-        self._fresh = graph.copied()
+        super().__init__(graph, processes)
         self._inputs: list[Input] = list(graph.inputs)
         self.parts: dict[fx.Node, fx.Node] = {}
         self.in_parts: set[fx.Node] = set()
@@ -251,22 +272,6 @@ class _Sharding:
         order = {node: i for i, node in enumerate(self._fresh.nodes)}
         for before, wait in itertools.pairwise(sorted(self._waits, key=order.__getitem__)):
             before.prepend(wait.all_input_nodes[0])
-
-    # -- nodes
-
-    def _length(self, numel: int) -> int:
-        return -(-numel // self._processes.count)
-
-    def _flat(self, node: Any, like: fx.Node) -> fx.Node:
-        return self._call(like, _ATEN.reshape.default, node, [_value(node).numel()])
-
-    def _call(self, like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        """A new operation, of the line and the module of ``like``."""
-        node = self._fresh.call_function(target, args, kwargs)
-        with self._graph.mode, torch.no_grad():
-            value = target(*fx.map_arg(args, _value), **fx.map_arg(kwargs, _value))
-        node.meta = {**like.meta, "val": value}
-        return node
 
 
 def _value(node: fx.Node) -> Any:
