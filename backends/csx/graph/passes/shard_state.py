@@ -70,6 +70,22 @@ class _Operations:
         node.meta = {**like.meta, "val": value}
         return node
 
+    def _view_again(self, viewed: fx.Node) -> None:
+        """Give backward passes views of their own: one of the forward pass would keep the whole."""
+        for view in [one for one in viewed.users if is_view(one.target)]:
+            self._view_again(view)
+            later = [one for one in view.users if _is_backward(one)]
+            if later and not _is_backward(view):
+                order = {node: i for i, node in enumerate(self._fresh.nodes)}
+                first = min(later, key=order.__getitem__)
+                with self._fresh.inserting_before(first):
+                    again = self._fresh.node_copy(view)
+                again.meta = {**first.meta, "val": view.meta["val"]}
+                for user in later:
+                    user.replace_input_with(view, again)
+                if not view.users:
+                    self._fresh.erase_node(view)
+
 
 class _Sharding(_Operations):
     """One graph.
@@ -234,22 +250,6 @@ class _Sharding(_Operations):
                 self._gather_for(part, whole, some)
             self._fresh.erase_node(whole)
         self._gather_ahead()
-
-    def _view_again(self, viewed: fx.Node) -> None:
-        """Give backward passes views of their own: one of the forward pass would keep the whole."""
-        for view in [one for one in viewed.users if is_view(one.target)]:
-            self._view_again(view)
-            later = [one for one in view.users if _is_backward(one)]
-            if later and not _is_backward(view):
-                order = {node: i for i, node in enumerate(self._fresh.nodes)}
-                first = min(later, key=order.__getitem__)
-                with self._fresh.inserting_before(first):
-                    again = self._fresh.node_copy(view)
-                again.meta = {**first.meta, "val": view.meta["val"]}
-                for user in later:
-                    user.replace_input_with(view, again)
-                if not view.users:
-                    self._fresh.erase_node(view)
 
     def _gather_for(self, part: fx.Node, whole: fx.Node, users: list[fx.Node]) -> None:
         if users:
