@@ -126,19 +126,24 @@ def has_collectives(graph: Graph) -> bool:
     return any(is_collective(node.target) for node in graph.operations())
 
 
-def _own_part(whole: Tensor, count: int, group: str) -> Tensor:
-    """This process's part of a flat tensor, whose last part is filled up with zeros."""
-    length = -(-whole.numel() // count)
+def length_of_part(numel: int, count: int) -> int:
+    """How many of so many elements each of some processes holds."""
+    return -(-numel // count)
+
+
+def own_part(whole: Tensor, count: int, group: str) -> Tensor:
+    """This process's part of a flat tensor, a copy; the last part is filled up with zeros."""
+    length = length_of_part(whole.numel(), count)
     own = whole[dist.get_rank() * length :][:length]
     return torch.cat([own, own.new_zeros(length - own.numel())])
 
 
 _LIBRARY: Any = torch.library.Library("fulgurite_processes", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define("own_part(Tensor whole, int count, str group) -> Tensor")
-_LIBRARY.impl("own_part", _own_part, "CompositeExplicitAutograd")
+_LIBRARY.impl("own_part", own_part, "CompositeExplicitAutograd")
 torch.library.register_fake(
     "fulgurite_processes::own_part",
-    lambda whole, count, group: whole.new_empty(-(-whole.numel() // count)),
+    lambda whole, count, group: whole.new_empty(length_of_part(whole.numel(), count)),
     lib=_LIBRARY,
 )
 

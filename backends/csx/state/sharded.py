@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from fulgurite.backends.csx.diagnostics.trace_errors import StateChanged, UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, user_line
-from fulgurite.backends.csx.graph.collectives import Processes
+from fulgurite.backends.csx.graph.collectives import Processes, own_part
 from fulgurite.backends.csx.graph.op_schema import is_alias, written
 from fulgurite.backends.csx.state.fake_swap import swap
 
@@ -189,18 +189,9 @@ def as_parameter(tensor: ShardedTensor) -> ShardedTensor:
     return tensor
 
 
-def length_of_part(numel: int, processes: Processes) -> int:
-    """How many elements each process holds of so many."""
-    return -(-numel // processes.count)
-
-
 def part_of(whole: Tensor, processes: Processes) -> Tensor:
     """This process's part of a whole, in memory of its own."""
-    length, begin = length_of_part(whole.numel(), processes), dist.get_rank()
-    flat = whole.detach().reshape(-1)[begin * length : (begin + 1) * length]
-    part = torch.zeros(length, dtype=whole.dtype)
-    part[: flat.numel()] = flat
-    return part
+    return own_part(whole.detach().reshape(-1), processes.count, processes.group)
 
 
 def shard_parameters(parameters: Iterable[nn.Parameter], processes: Processes) -> None:

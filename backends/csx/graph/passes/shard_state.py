@@ -23,7 +23,13 @@ import torch
 from torch import Tensor, fx
 
 from fulgurite.backends.csx.diagnostics.user_lines import module_of, split_backward
-from fulgurite.backends.csx.graph.collectives import OWN_PART, Processes, functional, is_wait
+from fulgurite.backends.csx.graph.collectives import (
+    OWN_PART,
+    Processes,
+    functional,
+    is_wait,
+    length_of_part,
+)
 from fulgurite.backends.csx.graph.graph import Graph, Input, Placement
 from fulgurite.backends.csx.graph.op_schema import is_random, is_view
 
@@ -57,7 +63,7 @@ class _Operations:
         self._fresh = graph.copied()
 
     def _length(self, numel: int) -> int:
-        return -(-numel // self._processes.count)
+        return length_of_part(numel, self._processes.count)
 
     def _flat(self, node: Any, like: fx.Node) -> fx.Node:
         return self._call(like, _ATEN.reshape.default, node, [_value(node).numel()])
