@@ -1,6 +1,8 @@
 """Trainings of several processes beside stock Lightning's DDP on the same ranks, by torchrun.
 
-    torchrun --nproc_per_node=2 tests/support/several.py FOLDER POLICY[:EXECUTION] CASE ...
+    torchrun --nproc_per_node=2 tests/support/several.py FOLDER POLICY[:EXECUTION[:large]] CASE ...
+
+"large": no tensor counts as a small one, which is held for the whole step.
 
 Each rank fits every case on CSX and in stock Lightning, and writes ``rank.json`` into the folder:
 what each case gave.
@@ -42,6 +44,7 @@ from torch.amp import GradScaler
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
 import fulgurite
+from fulgurite.backends.csx.graph.passes import gathers
 
 Case = tuple[Callable[[], pl.LightningModule], Callable[[], tuple[Any, ...]], dict[str, Any]]
 
@@ -174,8 +177,10 @@ def fitted(case: Case, policy: str | None, devices: int) -> dict[str, Any]:
         strategy = DDPStrategy(find_unused_parameters=True)
         trainer = pl.Trainer(accelerator="cpu", devices=devices, strategy=strategy, **options)
     else:
-        name, _, execution = policy.partition(":")
-        options_of_backend = {"autogen_policy": name, "execution": execution or "pipeline"}
+        name, execution, *large = f"{policy}:pipeline".split(":")[:3]
+        if "large" in large:
+            gathers.HELD_SHARE = gathers.HELD_BYTES = 0
+        options_of_backend = {"autogen_policy": name, "execution": execution}
         backend = fulgurite.backend("CSX", **options_of_backend)
         trainer = fulgurite.Trainer(backend=backend, **options)
     torch.manual_seed(7)

@@ -1,6 +1,7 @@
 """What torch's kernels take for themselves while they run, beside their operands and results.
 
-Convolutions alone take much: oneDNN computes on copies in a layout of its own.
+Convolutions take much, for oneDNN computes on copies in a layout of its own, and so do gathers and
+reductions to parts.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fulgurite.backends.csx.graph.collectives import is_gather, is_scatter
 from fulgurite.backends.csx.graph.update import UPDATE, portions
 
 _aten = torch.ops.aten
@@ -36,6 +38,10 @@ def _of(node: fx.Node) -> int:
         y, x, w = map(_tensor, args[:3])
         stride, padding = args[4], args[5]
         needed = _bytes(y) + _bytes(x)
+    elif is_gather(node.target):  # gloo works on copies
+        return _bytes(_tensor(node))
+    elif is_scatter(node.target):
+        return _bytes(_tensor(args[0]))
     elif node.target is UPDATE:
         gradients = [_tensor(one) for one in args[1]]
         return max(sum(map(_bytes, gradients[some])) for some in portions(gradients))

@@ -37,6 +37,11 @@ def is_gather(target: Any) -> bool:
     return target is functional.all_gather_into_tensor.default
 
 
+def is_scatter(target: Any) -> bool:
+    """Whether an operation begins to add up a tensor, of which each process gets its part."""
+    return target is functional.reduce_scatter_tensor.default
+
+
 def is_wait(target: Any) -> bool:
     """Whether an operation waits for a collective: it gives the memory that it is given."""
     return target is _wait_tensor

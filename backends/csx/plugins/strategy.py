@@ -175,7 +175,8 @@ class StaticGraph(LoopServices, ChecksStates, OneProcess):
         pkgutil.resolve_name(LOOPS)(trainer)
         self.host_code.hooks = hooks_between_steps(trainer, module)
         self._evaluation.begin(trainer, module)
-        self._hooks.callback(keep_freed_memory())
+        in_parts = self.backend.execution == "weight_streaming"
+        self._hooks.callback(keep_freed_memory(in_parts))
         fits = trainer.state.fn == TrainerFn.FITTING
         # what an earlier run of this Trainer has loaded is not this one's
         self.restored = self.restored if fits and trainer.ckpt_path is not None else None

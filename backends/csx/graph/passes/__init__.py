@@ -18,6 +18,7 @@ hold_state      where a guard says that the step went wrong, no state changes (h
 and for a run of several processes that hold state in parts (weight streaming), after those:
 
 shard_state     inputs are parts, gathered for their use; what they become is computed in parts
+                (gathers, overlap)
 
 and for compiled programs those of ``COMPILER_PASSES``:
 

@@ -3,18 +3,18 @@
 A step is traced as if each process held all of its state. Here the inputs that are sharded become
 their flat parts:
 
-- Where the step uses a whole tensor it is gathered, before its first use in the forward pass and
-  once more before that in the backward pass: between the two nobody holds it. It is on its way
-  while the step works with the tensor before it.
+- Where the step uses a whole tensor it is gathered, for the forward pass and once more for the
+  backward pass: between the two nobody holds it (``gathers``).
 - What the step writes there at its end is computed in parts, as far as that goes: element by
   element, which is what optimizers do. Of a sum over all processes, such as that of gradients, each
   then gets its part (a reduce-scatter), and of a sum over all elements, such as that of a norm, its
   summand. What an optimizer needs a whole tensor for is computed of a gathered one, by each.
+- The messages that this takes are merged, and moved to where they overlap with computing
+  (``overlap``).
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fulgurite.backends.csx.diagnostics.user_lines import module_of, split_backward
 from fulgurite.backends.csx.graph.collectives import (
     OWN_PART,
     Processes,
@@ -31,7 +30,16 @@ from fulgurite.backends.csx.graph.collectives import (
     length_of_part,
 )
 from fulgurite.backends.csx.graph.graph import Graph, Input, Placement
-from fulgurite.backends.csx.graph.op_schema import is_random, is_view
+from fulgurite.backends.csx.graph.op_schema import is_random
+from fulgurite.backends.csx.graph.passes.gathers import Gathers, Whole, small_bytes
+from fulgurite.backends.csx.graph.passes.overlap import (
+    Message,
+    Operations,
+    merge,
+    nbytes_of,
+    overlap,
+    value_of,
+)
 
 _ATEN: Any = torch.ops.aten
 _VIEWS = {  # which leave all elements in their order
@@ -55,45 +63,7 @@ def sharding(processes: Processes) -> Callable[[Graph], Graph]:
     return shard_state
 
 
-class _Operations:
-    """The operations of a graph that becomes another one, and how more are made."""
-
-    def __init__(self, graph: Graph, processes: Processes) -> None:
-        self._graph, self._processes = graph, processes
-        self._fresh = graph.copied()
-
-    def _length(self, numel: int) -> int:
-        return length_of_part(numel, self._processes.count)
-
-    def _flat(self, node: Any, like: fx.Node) -> fx.Node:
-        return self._call(like, _ATEN.reshape.default, node, [_value(node).numel()])
-
-    def _call(self, like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        """A new operation, of the line and the module of ``like``."""
-        node = self._fresh.call_function(target, args, kwargs)
-        with self._graph.mode, torch.no_grad():
-            value = target(*fx.map_arg(args, _value), **fx.map_arg(kwargs, _value))
-        node.meta = {**like.meta, "val": value}
-        return node
-
-    def _view_again(self, viewed: fx.Node) -> None:
-        """Give backward passes views of their own: one of the forward pass would keep the whole."""
-        for view in [one for one in viewed.users if is_view(one.target)]:
-            self._view_again(view)
-            later = [one for one in view.users if _is_backward(one)]
-            if later and not _is_backward(view):
-                order = {node: i for i, node in enumerate(self._fresh.nodes)}
-                first = min(later, key=order.__getitem__)
-                with self._fresh.inserting_before(first):
-                    again = self._fresh.node_copy(view)
-                again.meta = {**first.meta, "val": view.meta["val"]}
-                for user in later:
-                    user.replace_input_with(view, again)
-                if not view.users:
-                    self._fresh.erase_node(view)
-
-
-class _Sharding(_Operations):
+class _Sharding(Operations):
     """One graph.
 
     Attributes:
@@ -106,37 +76,65 @@ class _Sharding(_Operations):
         self._inputs: list[Input] = list(graph.inputs)
         self.parts: dict[fx.Node, fx.Node] = {}
         self.in_parts: set[fx.Node] = set()
-        self._waits: list[fx.Node] = []  # for tensors that are gathered
+        self._sums: list[Message] = []
+        self._scatters: list[Message] = []
 
     def done(self) -> Graph:
         """The graph that works on parts."""
-        fresh = self._fresh
+        fresh = self.fresh
         copies = fresh.find_nodes(op="call_function", target=_COPY_INTO)
         writes = {node.args[0]: node for node in copies}
         wholes = self._stand_ins(writes)
         for node in fresh.nodes:
             if node.op == "call_function" and node not in self.in_parts and self._is_in_parts(node):
                 self.in_parts.add(node)
-        for part in wholes:
-            if part in writes:
-                writes[part].update_arg(1, self._part(writes[part].args[1]))
+        updated = {part: writes[part].args[1] for part in wholes if part in writes}
+        for part, new in updated.items():
+            writes[part].update_arg(1, self._part(new))
+            writes[part].meta = {**writes[part].meta, "val": value_of(part)}
         for node in list(fresh.nodes):
             if node.target in _SUMS and node.args[0] in self.in_parts and _is_number(node):
                 self._sum_parts(node)
-        fresh.eliminate_dead_code()
-        self._gather(wholes, writes)
+        there = self.alive()
+        used = [
+            Whole(node, _always(part), writes.get(part))
+            for part, node in wholes.items()
+            if node in there
+        ]
+        used += [  # what is written is used in this step already
+            Whole(new, _always(self.parts[new]), computed=True)
+            for new in dict.fromkeys(updated.values())
+            if new in there and new in self.in_parts and new not in wholes.values()
+        ]
+        self._send(used)
         fresh.lint()
         lowered = self._graph.with_operations(fresh)
         return replace(lowered, inputs=tuple(self._inputs))
 
+    def _send(self, used: list[Whole]) -> None:
+        """Gather what is used whole, and see that messages are few and on their way early."""
+        sizes = [nbytes_of(one.node) for one in used]
+        small = small_bytes(sizes)
+        gathers = Gathers(self, used, small)
+        there = self.alive()
+        scatters = [one for one in self._scatters if one.begun in there]
+        few = [one for one in scatters if nbytes_of(one.sent) <= small]
+        for messages in (few, [one for one in self._sums if one.begun in there]):
+            for dtype in dict.fromkeys(value_of(one.sent).dtype for one in messages):
+                alike = [one for one in messages if value_of(one.sent).dtype == dtype]
+                merge(self, alike, self._processes.count)
+        large = [one for one in scatters if one not in few]
+        needed = [one for one in gathers.messages if one.begun in there]
+        overlap(self, needed, large, limit=2 * max(sizes, default=0))
+
     def _stand_ins(self, writes: dict[Any, fx.Node]) -> dict[fx.Node, fx.Node]:
         """Make sharded inputs parts; returns for each a node that stands for the whole."""
-        nodes, wholes = list(self._fresh.find_nodes(op="placeholder")), {}
+        nodes, wholes = list(self.fresh.find_nodes(op="placeholder")), {}
         for i, (item, node) in enumerate(zip(self._inputs, nodes, strict=True)):
             if item.placement is not Placement.SHARDED:
                 continue
-            with self._fresh.inserting_after(nodes[-1]):
-                whole = self._fresh.call_function(_ATEN.alias.default, (node,))
+            with self.fresh.inserting_after(nodes[-1]):
+                whole = self.fresh.call_function(_ATEN.alias.default, (node,))
             whole.meta = dict(node.meta)
             for user in [one for one in node.users if one is not whole]:
                 user.replace_input_with(node, whole)
@@ -152,14 +150,17 @@ class _Sharding(_Operations):
 
     # -- what is computed in parts
 
+    def _length(self, numel: int) -> int:
+        return length_of_part(numel, self._processes.count)
+
     def _is_in_parts(self, node: fx.Node) -> bool:
         if is_wait(node.target):
             begun: Any = node.args[0]
             of_all = "sum", self._processes.group
             is_sum = begun.target is _ALL_REDUCE and begun.args[1:] == of_all
-            return is_sum and _value(node).numel() >= self._processes.count
+            return is_sum and value_of(node).numel() >= self._processes.count
         if node.target in _VIEWS:
-            return node.args[0] in self.in_parts and _value(node).is_contiguous()
+            return node.args[0] in self.in_parts and value_of(node).is_contiguous()
         if node.target is _COPY:
             return node.args[1] in self.in_parts
         pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
@@ -168,124 +169,82 @@ class _Sharding(_Operations):
             return False
         if is_random(node.target):  # the numbers of a part are not those of the whole
             return False
-        alike = [one for one in node.all_input_nodes if _value(one).shape == value.shape]
+        alike = [one for one in node.all_input_nodes if value_of(one).shape == value.shape]
         others = [one for one in node.all_input_nodes if one not in alike]
         # what is broadcast along a dimension lies otherwise in each part
-        numbers = all(_value(one).ndim == 0 for one in others)
+        numbers = all(value_of(one).ndim == 0 for one in others)
         return numbers and any(one in self.in_parts for one in alike)
 
     def _part(self, node: Any) -> fx.Node:
         """The node of a value's part, made right after the value."""
         if node not in self.parts:
-            with self._fresh.inserting_before(node.next):
+            with self.fresh.inserting_before(node.next):
                 self.parts[node] = self._made(node)
         return self.parts[node]
 
     def _made(self, node: fx.Node) -> fx.Node:
         if node not in self.in_parts:
             of_all = self._processes.count, self._processes.group
-            return self._call(node, OWN_PART, self._flat(node, node), *of_all)
+            return self.call(node, OWN_PART, self.flat(node, node), *of_all)
         if is_wait(node.target):
             return self._scattered(node)
         if node.target in _VIEWS:
             return self._part(node.args[0])
-        dtype, shape = _value(node).dtype, _value(node).shape
+        dtype, shape = value_of(node).dtype, value_of(node).shape
         if node.target is _COPY:
             found = self._part(node.args[1])
-            if _value(found).dtype == dtype:
+            if value_of(found).dtype == dtype:
                 return found
-            with self._fresh.inserting_before(found.next):
-                return self._call(node, _CONVERT, found, dtype)
+            with self.fresh.inserting_before(found.next):
+                return self.call(node, _CONVERT, found, dtype)
 
         def own(operand: fx.Node) -> fx.Node:
-            return self._part(operand) if _value(operand).shape == shape else operand
+            return self._part(operand) if value_of(operand).shape == shape else operand
 
         args, kwargs = fx.map_arg(node.args, own), fx.map_arg(node.kwargs, own)
-        with self._fresh.inserting_before(node.next):
-            return self._call(node, node.target, *args, **kwargs)
+        with self.fresh.inserting_before(node.next):
+            return self.call(node, node.target, *args, **kwargs)
 
     def _scattered(self, wait: fx.Node) -> fx.Node:
         """Of a sum of all processes, this one's part."""
         begun: Any = wait.args[0]
-        with self._fresh.inserting_before(begun):
-            flat = self._flat(begun.args[0], begun)
+        with self.fresh.inserting_before(begun):
+            flat = self.flat(begun.args[0], begun)
             missing = self._length(flat.meta["val"].numel()) * self._processes.count
             if missing := missing - flat.meta["val"].numel():
-                flat = self._call(begun, _ATEN.constant_pad_nd.default, flat, [0, missing])
+                flat = self.call(begun, _ATEN.constant_pad_nd.default, flat, [0, missing])
             to_all = "sum", self._processes.count, self._processes.group
-            scattered = self._call(begun, functional.reduce_scatter_tensor.default, flat, *to_all)
-        with self._fresh.inserting_before(wait.next):
-            return self._call(wait, wait.target, scattered)
+            scattered = self.call(begun, functional.reduce_scatter_tensor.default, flat, *to_all)
+        with self.fresh.inserting_before(wait.next):
+            done = self.call(wait, wait.target, scattered)
+        self._scatters.append(Message(scattered, done))
+        return done
 
     def _sum_parts(self, node: fx.Node) -> None:
         """Add up each part, and these sums."""
         whole: Any = node.args[0]
-        part, dtype = self._part(whole), _value(node).dtype
-        with self._fresh.inserting_before(node):
-            if _value(whole).numel() % self._processes.count:  # what fills up the last part is none
-                every = [_value(whole).numel()]
-                ones = self._call(node, _ATEN.full.default, every, True, dtype=torch.bool)
+        part, dtype = self._part(whole), value_of(node).dtype
+        with self.fresh.inserting_before(node):
+            if (
+                value_of(whole).numel() % self._processes.count
+            ):  # what fills up the last part is none
+                every = [value_of(whole).numel()]
+                ones = self.call(node, _ATEN.full.default, every, True, dtype=torch.bool)
                 of_all = self._processes.count, self._processes.group
-                inside = self._call(node, OWN_PART, ones, *of_all)
-                part = self._call(node, _ATEN.where.ScalarOther, inside, part, 0)
-            if _value(part).dtype != dtype:
-                part = self._call(node, _CONVERT, part, dtype)
-            own = self._call(node, _ATEN.sum.default, part)
-            begun = self._call(node, _ALL_REDUCE, own, "sum", self._processes.group)
-            total = self._call(node, functional.wait_tensor.default, begun)
-            total = self._call(node, _ATEN.reshape.default, total, list(_value(node).shape))
+                inside = self.call(node, OWN_PART, ones, *of_all)
+                part = self.call(node, _ATEN.where.ScalarOther, inside, part, 0)
+            if value_of(part).dtype != dtype:
+                part = self.call(node, _CONVERT, part, dtype)
+            own = self.call(node, _ATEN.sum.default, part)
+            begun = self.call(node, _ALL_REDUCE, own, "sum", self._processes.group)
+            total = self.call(node, functional.wait_tensor.default, begun)
+            self._sums.append(Message(begun, total))
+            total = self.call(node, _ATEN.reshape.default, total, list(value_of(node).shape))
         node.replace_all_uses_with(total)
 
-    # -- what is gathered
 
-    def _gather(self, wholes: dict[fx.Node, fx.Node], writes: dict[Any, fx.Node]) -> None:
-        """Put gathered tensors in the place of the nodes that stand for wholes."""
-        there = set(self._fresh.nodes)
-        wholes = {part: whole for part, whole in wholes.items() if whole in there}
-        for whole in wholes.values():
-            self._view_again(whole)
-        order = {node: i for i, node in enumerate(self._fresh.nodes)}
-        for part, whole in wholes.items():
-            users = sorted(whole.users, key=order.__getitem__)
-            end = order[writes[part]] if part in writes else len(order)
-            # what reads it after it was written reads what was written
-            passes: tuple[list[fx.Node], ...] = ([], [], [])
-            for user in users:
-                passes[2 if order[user] > end else _is_backward(user)].append(user)
-            for some in passes:
-                self._gather_for(part, whole, some)
-            self._fresh.erase_node(whole)
-        self._gather_ahead()
-
-    def _gather_for(self, part: fx.Node, whole: fx.Node, users: list[fx.Node]) -> None:
-        if users:
-            with self._fresh.inserting_before(users[0]):
-                gathered = self._gathered(part, _value(whole), users[0])
-            for user in users:
-                user.replace_input_with(whole, gathered)
-
-    def _gathered(self, part: fx.Node, value: Tensor, user: fx.Node) -> fx.Node:
-        to_all = self._processes.count, self._processes.group
-        begun = self._call(user, functional.all_gather_into_tensor.default, part, *to_all)
-        flat = self._call(user, functional.wait_tensor.default, begun)
-        self._waits.append(flat)
-        if _value(flat).numel() > value.numel():
-            flat = self._call(user, _ATEN.slice.Tensor, flat, 0, 0, value.numel())
-        return self._call(user, _ATEN.reshape.default, flat, list(value.shape))
-
-    def _gather_ahead(self) -> None:
-        """Begin to gather each tensor when the one before it is waited for."""
-        order = {node: i for i, node in enumerate(self._fresh.nodes)}
-        for before, wait in itertools.pairwise(sorted(self._waits, key=order.__getitem__)):
-            before.prepend(wait.all_input_nodes[0])
-
-
-def _value(node: fx.Node) -> Any:
-    return node.meta["val"]
-
-
-def _is_backward(node: fx.Node) -> bool:
-    return split_backward(module_of(node))[1]
+def _always(part: fx.Node) -> Callable[[fx.Node], fx.Node]:
+    return lambda before: part
 
 
 def _is_number(node: fx.Node) -> bool:
