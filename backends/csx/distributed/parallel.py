@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.distributed import _init_dist_connection
 from lightning.fabric.utilities.imports import _IS_INTERACTIVE
@@ -20,7 +21,12 @@ from lightning.pytorch.overrides.distributed import _sync_module_states
 from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.connectors.accelerator_connector import _AcceleratorConnector
-from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.trainer.states import (
+    RunningStage,
+    TrainerFn,
+    TrainerState,
+    TrainerStatus,
+)
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -40,6 +46,7 @@ from fulgurite.backends.csx.distributed.agreement import (
     refuse_other_runs,
     refuse_other_streams,
 )
+from fulgurite.backends.csx.distributed.building import building_in_parts, cut, materialize
 from fulgurite.backends.csx.distributed.consensus import Consensus
 from fulgurite.backends.csx.distributed.heartbeats import Heartbeats
 from fulgurite.backends.csx.distributed.launchers import ForkLauncher, Launcher
@@ -53,7 +60,7 @@ from fulgurite.backends.csx.distributed.sync_batchnorm import SyncsBatchNorm
 from fulgurite.backends.csx.graph.collectives import Processes, has_collectives
 from fulgurite.backends.csx.plugins.checkpoint_position import RANKS, position_of_rank
 from fulgurite.backends.csx.plugins.strategy import StaticGraph
-from fulgurite.backends.csx.state import Gradients, shard_parameters, shard_state
+from fulgurite.backends.csx.state import Gradients, shard_state
 from fulgurite.backends.csx.state import gathered as gathered_state
 from fulgurite.backends.step_context import step_context
 
@@ -235,7 +242,9 @@ class CSXParallelStrategy(CollectiveStrategy):
         refuse_other_runs(trainer, self.backend)
         refuse_other_models(trainer.lightning_module)
         super().setup(trainer)
-        if self.keeps_gradients and self.backend.execution == "weight_streaming":
+        if self.in_parts and trainer.state.fn != TrainerFn.FITTING:
+            self.configure_ddp()  # which Lightning does where gradients are exchanged
+        if self.keeps_gradients and self.in_parts:
             raise UnsupportedState(
                 "A hook on the host reads .grad, of which each process holds a part.",
                 remedy="self.log_dict(grad_norm(self, 2)) in on_before_optimizer_step, which is"
@@ -243,12 +252,43 @@ class CSXParallelStrategy(CollectiveStrategy):
             )
         self.consensus = Consensus(self, trainer)
 
+    @property
+    def in_parts(self) -> bool:
+        """Whether each process holds a part of each parameter."""
+        return self.backend.execution == "weight_streaming"
+
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        """Where parameters are in parts: before it they may have no memory."""
+        return self.in_parts
+
+    def model_to_device(self) -> None:
+        """Where it is on the meta device: give it memory."""
+        assert self.model is not None
+        if self.in_parts:
+            materialize(self.model, self.processes)
+        super().model_to_device()
+
     def configure_ddp(self) -> None:
         """Begin with the first process's parameters and buffers."""
         assert self.model is not None
-        _sync_module_states(self.model)
-        if self.backend.execution == "weight_streaming":
-            shard_parameters(self.model.parameters(), self.processes)
+        if self.in_parts:
+            cut(self.model.parameters(), self.processes)
+            share_first(list(self.model.buffers()), self.processes)
+        else:
+            _sync_module_states(self.model)
+
+    @contextlib.contextmanager
+    def tensor_init_context(self, empty_init: bool | None = None) -> Iterator[None]:
+        """Where a module is made: ``configure_model``, or ``trainer.init_module``."""
+        runs = getattr(getattr(self._lightning_module, "_trainer", None), "state", TrainerState())
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(super().tensor_init_context(empty_init and not self.in_parts))
+            if self.in_parts and empty_init:
+                stack.enter_context(torch.device("meta"))
+            elif self.in_parts and runs.status == TrainerStatus.RUNNING:
+                stack.enter_context(building_in_parts(self.processes))
+            yield
 
     @contextlib.contextmanager
     def block_backward_sync(self) -> Iterator[None]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -41,6 +41,7 @@ class ShardedTensor(Tensor):
 
     part: Tensor
     processes: Processes
+    share: ClassVar[Callable[[Tensor], None] | None] = None  # see ``writing_wholes``
 
     @staticmethod
     def __new__(
@@ -74,6 +75,8 @@ class ShardedTensor(Tensor):
             return cls(args[0].part, args[0].shape, args[0].processes)
         if any(isinstance(one, cls) for one in written(func, args, kwargs)):
             whole = args[1] if func is _COPY else None
+            if cls.share is not None:
+                return cls._write_wholes(func, args, kwargs)
             if not isinstance(whole, Tensor) or whole.shape != args[0].shape:
                 raise _changed(func)
             source = whole.part if isinstance(whole, cls) else part_of(whole, args[0].processes)
@@ -83,6 +86,22 @@ class ShardedTensor(Tensor):
         found = func(*args, **kwargs)
         # who writes into a view of a copy would change nothing
         return pytree.tree_map_only(Tensor, ReadOnly, found) if is_alias(func) else found
+
+    @classmethod
+    def _write_wholes(cls, func: Any, args: Any, kwargs: Any) -> Any:
+        changed = [one for one in written(func, args, kwargs) if isinstance(one, cls)]
+        wholes = {id(one): one.gathered() for one in changed}
+        given = pytree.tree_map_only(
+            cls,
+            lambda one: wholes[id(one)] if id(one) in wholes else one.gathered(),
+            (args, kwargs),
+        )
+        func(*given[0], **given[1])
+        for one in changed:
+            assert cls.share is not None
+            cls.share(wholes[id(one)])
+            one.part.copy_(part_of(wholes[id(one)], one.processes))
+        return args[0]
 
     def gathered(self) -> Tensor:
         """All of it, a copy; all processes take part."""
@@ -115,6 +134,20 @@ class ShardedTensor(Tensor):
 
     def __repr__(self, **options: Any) -> str:  # type: ignore[override]
         return f"{type(self).__name__}({list(self.shape)}, in {self.processes.count} parts)"
+
+
+@contextlib.contextmanager
+def writing_wholes(share: Callable[[Tensor], None]) -> Iterator[None]:
+    """Let sharded tensors be changed in place while the block runs: whole ones are, then cut.
+
+    Args:
+        share: makes a tensor that was changed the same in all processes.
+    """
+    ShardedTensor.share = share
+    try:
+        yield
+    finally:
+        ShardedTensor.share = None
 
 
 class ReadOnly(Tensor):

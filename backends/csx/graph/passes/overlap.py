@@ -178,7 +178,7 @@ def overlap(
 
     end = next(i for i, node in enumerate(nodes) if _is_effect(node))
     moves: list[tuple[Message, fx.Node]] = []
-    for one, until in zip(scatters, [*made[1:], end], strict=True):
+    for one, until in zip(scatters, [*made, end][1:], strict=True):
         at, size = order[one.wait] + 1, nbytes_of(one.sent)
         until = min(until, end)
         while at < until and alive[at] + size <= limit:
