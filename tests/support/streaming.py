@@ -9,6 +9,8 @@ import json
 import os
 import pickle
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +26,8 @@ from models import Classifier, loader
 from torch import nn
 
 import fulgurite
+from fulgurite.backends.csx.graph.graph import Graph
+from fulgurite.backends.csx.graph.passes import gathers, observing_passes
 
 
 class Wide(Classifier):
@@ -143,12 +147,158 @@ def optimizers(folder: Path) -> Any:
     return found
 
 
+class Deep(Classifier):
+    """Layers of one size between two small ones; its weights are all there is.
+
+    Args:
+        width: of the layers.
+        depth: how many.
+        configured: they are made in ``configure_model``.
+    """
+
+    def __init__(self, width: int, depth: int, configured: bool = False) -> None:
+        super().__init__(nn.Identity())
+        self.sizes = width, depth
+        if not configured:
+            self.make()
+
+    def make(self) -> None:
+        width, depth = self.sizes
+        layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.Tanh())]
+        ends = nn.Linear(8, width), nn.Linear(width, 4)
+        self.net = nn.Sequential(ends[0], nn.BatchNorm1d(width), *layers, ends[1])
+
+    def configure_model(self) -> None:
+        if isinstance(self.net, nn.Identity):
+            self.make()
+            self.net.apply(_begin)
+
+
+def _begin(layer: nn.Module) -> None:
+    """What somebody's own beginning of weights does, in a module that is whole."""
+    if isinstance(layer, nn.Linear):
+        nn.init.zeros_(layer.bias)
+        layer.weight.data.mul_(0.5)
+
+
+def built(folder: Path) -> Any:
+    """Losses of a module that was made before the fit, in ``configure_model``, and as meta."""
+    found = {}
+    for how in ("before", "configured", "meta"):
+        torch.manual_seed(0)
+        losses, rank = Recorder(), int(os.environ["RANK"])
+        torch.manual_seed(rank)  # the first process's weights are those of all
+        if how == "before":
+            module = Deep(64, 2)
+            with torch.no_grad():
+                module.net.apply(_begin)
+        elif how == "configured":
+            module = Deep(64, 2, configured=True)
+        else:
+            trainer = fulgurite.Trainer(backend=_backend(), **QUIET)
+            with trainer.init_module(empty_init=True):
+                module = Deep(64, 2)
+        trained(module, losses, gradient_clip_val=0.5)
+        found[how] = losses.losses
+    torch.manual_seed(0)
+    try:
+        with torch.device("meta"):
+            module = Deep(64, 2)
+        module.net[1].register_buffer("extra", torch.ones(2, device="meta"))
+        trained(module)
+    except fulgurite.errors.UnsupportedState as error:
+        found["buffer"] = str(error)
+    return found
+
+
+def _backend(**options: Any) -> Any:
+    return fulgurite.backend(
+        "CSX", execution="weight_streaming", **{"autogen_policy": "disabled"} | options
+    )
+
+
+def messages(folder: Path) -> Any:
+    """The products and messages of a step, in order, and how many elements each message has."""
+    found: list[list[Any]] = []
+
+    def observe(name: str, before: Graph, after: Graph) -> None:
+        for node in after.operations() if name == "shard_state" else ():
+            kind = f"{node.target}.".split(".")[1]
+            if kind in ("mm", "addmm") or "_c10d_functional" in str(node.target):
+                sent = node.all_input_nodes[0]
+                found.append([kind, node.name, sent.name, node.meta["val"].numel()])
+
+    gathers.HELD_BYTES = 0
+    torch.manual_seed(0)
+    with observing_passes(observe):
+        trained(Deep(64, 3), gradient_clip_val=0.5, max_steps=1)
+    return found
+
+
+def memory(folder: Path) -> Any:
+    """Bytes: of all state and gradients, of the largest layer, measured at most, and predicted."""
+    rank = int(os.environ["RANK"])
+    torch.manual_seed(0)
+    module, peak = Deep(1024, 8), Peak()
+    built_in = folder / f"report{os.environ['WORLD_SIZE']}"
+    options = {"artifact_dir": str(built_in), "autogen_policy": "default", "audit": False}
+    trainer = fulgurite.Trainer(
+        backend=_backend(background=False, **options), **QUIET, max_epochs=4, callbacks=[peak]
+    )
+    trainer.fit(module, loader(96))
+    [optimizer] = trainer.optimizers
+    states = [one for state in optimizer.state.values() for one in state.values() if one.ndim]
+    parts = sum(one.part.nbytes for one in (*module.parameters(), *states))
+    whole = 4 * sum(p.nbytes for p in module.parameters())
+    predicted = 0
+    if rank == 0:
+        [program] = json.loads((built_in / "report.json").read_text())["programs"]
+        predicted = program["entries"][0]["memory"]["peak_bytes"]
+    return [whole, 4 * 1024**2, parts + peak.bytes, predicted]
+
+
+class Peak(pl.Callback):
+    """The most memory of its own that the process has in steps, more than between them.
+
+    Attributes:
+        bytes: it.
+    """
+
+    def __init__(self) -> None:
+        self.bytes = self._between = 0
+        self._looks = False
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self._between, self._looks = _own_bytes(), True
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._looks = False
+        self._thread.join()
+        if trainer.global_step < 6:  # until all code is there
+            self.bytes = 0
+
+    def _look(self) -> None:
+        while self._looks:
+            self.bytes = max(self.bytes, _own_bytes() - self._between)
+            time.sleep(2e-4)
+
+
+def _own_bytes() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("RssAnon:")[2].split()[0]) * 1024
+
+
 CASES: dict[str, Callable[[Path], Any]] = {
     "part_bytes": part_bytes,
     "resumed": resumed,
     "read": read,
     "fitted_twice": fitted_twice,
     "optimizers": optimizers,
+    "built": built,
+    "memory": memory,
+    "messages": messages,
 }
 
 

@@ -102,6 +102,48 @@ def test_an_optimizer_that_needs_whole_parameters_is_refused_by_name(found: list
         assert set(told.values()) == {"trains"}
 
 
+def test_a_module_is_built_in_parts_with_the_numbers_of_one_that_was_whole(
+    found: list[Any],
+) -> None:
+    for one in found:
+        built = one["built"]
+        assert built["configured"] == pytest.approx(built["before"], rel=1e-6)
+        assert all(loss > 0 for loss in built["meta"])
+        assert built["meta"] != built["before"]  # reset_parameters() began its weights
+        assert built["buffer"].startswith(
+            "net.1.extra was made on the meta device, and BatchNorm1d.reset_parameters() gives it"
+        )
+
+
+def test_memory_is_that_of_the_parts_and_two_layers_and_as_predicted(found: list[Any]) -> None:
+    whole, layer, _, predicted = found[0]["memory"]
+    most = max(one["memory"][2] for one in found)
+    assert most < 1.1 * whole / len(found) + 2 * layer
+    assert most == pytest.approx(predicted, rel=0.1)
+
+
+def test_messages_are_few_and_under_way_while_the_step_computes(found: list[Any]) -> None:
+    steps = found[0]["messages"]
+    layers, kinds = 3, [kind for kind, *_ in steps]
+    gathered = [size for kind, *_, size in steps if kind == "all_gather_into_tensor"]
+    # each layer for both passes, the first one, without a gradient of its input, once; and a
+    # message with all that is small
+    assert sorted(gathered)[-2 * layers :] == [64 * 64] * 2 * layers
+    assert len(gathered) == 2 * layers + 2
+    assert kinds.count("reduce_scatter_tensor") == layers + 2
+    # sums that gradients are clipped by, and what travels with the last gradient
+    assert kinds.count("all_reduce") == 2
+    begun = {name: i for i, (_, name, _, _) in enumerate(steps)}
+    waited = {sent: i for i, (kind, _, sent, _) in enumerate(steps) if kind == "wait_tensor"}
+    products = [i for i, kind in enumerate(kinds) if kind in ("mm", "addmm")]
+    meanwhile = [
+        any(begun[name] < i < waited[name] for i in products)
+        for kind, name, _, size in steps
+        if kind in ("all_gather_into_tensor", "reduce_scatter_tensor") and size >= 64 * 32
+    ]
+    assert meanwhile.count(True) >= len(meanwhile) - 1
+
+
 @pytest.mark.fits
 def test_one_process_has_nobody_to_share_with() -> None:
     backend = fulgurite.backend("CSX", execution="weight_streaming")

@@ -9,6 +9,7 @@ draw the numbers that one process would, and what counts are the first process's
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -53,6 +54,11 @@ def _of_first(tensor: Tensor) -> None:
     dist.broadcast(tensor, 0)
 
 
+def tensors_of(module: nn.Module, recurse: bool = True) -> Iterator[Tensor]:
+    """Its parameters and buffers."""
+    return itertools.chain(module.parameters(recurse), module.buffers(recurse))
+
+
 def materialize(module: nn.Module, processes: Processes) -> None:
     """Give a module on the meta device values, layer by layer, and cut them.
 
@@ -61,8 +67,7 @@ def materialize(module: nn.Module, processes: Processes) -> None:
     """
     with writing_wholes(_of_first):
         for name, layer in _from_the_leaves(module):
-            own = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
-            if any(tensor.is_meta for tensor in own):
+            if any(tensor.is_meta for tensor in tensors_of(layer, recurse=False)):
                 _materialize(name, layer)
                 cut(layer.parameters(recurse=False), processes)
 

@@ -46,7 +46,12 @@ from fulgurite.backends.csx.distributed.agreement import (
     refuse_other_runs,
     refuse_other_streams,
 )
-from fulgurite.backends.csx.distributed.building import building_in_parts, cut, materialize
+from fulgurite.backends.csx.distributed.building import (
+    building_in_parts,
+    cut,
+    materialize,
+    tensors_of,
+)
 from fulgurite.backends.csx.distributed.consensus import Consensus
 from fulgurite.backends.csx.distributed.heartbeats import Heartbeats
 from fulgurite.backends.csx.distributed.launchers import ForkLauncher, Launcher
@@ -230,7 +235,12 @@ class CSXParallelStrategy(CollectiveStrategy):
 
     def teardown(self) -> None:
         """This process has done its part."""
+        module = self._lightning_module
+        if module is not None and any(tensor.is_meta for tensor in tensors_of(module)):
+            # an error came before it had memory: moving it would be one more, and hide that
+            self._lightning_module = None
         super().teardown()
+        self._lightning_module = module
         if self._heartbeats is not None:
             self._heartbeats.stop()
             self._heartbeats = None

@@ -131,8 +131,7 @@ def merge(operations: Operations, messages: Iterable[Message], processes: int) -
     waits: dict[fx.Node, None] = {}
     for node in list(operations.fresh.nodes):
         depends = any(one in later for one in node.all_input_nodes)
-        is_effect = node.op == "output" or node.target is _ATEN.copy_.default
-        if depends and (node in by_begun or is_effect):
+        if depends and (node in by_begun or _is_effect(node)):
             send(node)
         elif depends:
             later[node] = None
@@ -172,15 +171,14 @@ def overlap(
     alive = [0] * (len(nodes) + 1)  # bytes, at each node
     for one in gathers:
         _add(alive, order[one.begun], _last_use(one.wait, order), nbytes_of(one.wait))
-    made = [order[_memory_of(one.sent)] for one in scatters]
+    made = [order[_first_of(one.sent)] for one in scatters]
     for one, at in zip(scatters, made, strict=True):
         _add(alive, at, order[one.wait], nbytes_of(one.sent))
 
-    end = next(i for i, node in enumerate(nodes) if _is_effect(node))
+    end = len(nodes) - 1  # what is returned
     moves: list[tuple[Message, fx.Node]] = []
     for one, until in zip(scatters, [*made, end][1:], strict=True):
         at, size = order[one.wait] + 1, nbytes_of(one.sent)
-        until = min(until, end)
         while at < until and alive[at] + size <= limit:
             alive[at] += size
             at += 1
@@ -211,14 +209,19 @@ def _source(message: Message) -> fx.Node:
 
 
 def _defer(wait: fx.Node, until: fx.Node) -> None:
-    """Move a node, and what depends on it, to before another one that stands after it."""
+    """Move a node, and what depends on it, to before another one that stands after it.
+
+    Or to before the first effect that depends on it.
+    """
     later, node = {wait: None}, wait.next
     while node is not until:
         if any(one in later for one in node.all_input_nodes):
+            if _is_effect(node):
+                break
             later[node] = None
         node = node.next
-    for node in later:
-        until.prepend(node)
+    for one in later:
+        node.prepend(one)
 
 
 def _is_effect(node: fx.Node) -> bool:
@@ -229,6 +232,18 @@ def _memory_of(node: fx.Node) -> fx.Node:
     """The node that made the memory that a view is of."""
     while node.op == "call_function" and _is_like_view(node):
         node = node.all_input_nodes[0]
+    return node
+
+
+def _first_of(node: fx.Node) -> fx.Node:
+    """The node since which there is memory for a gradient: what divides it takes that over."""
+    while (node := _memory_of(node)).op == "call_function":
+        size = value_of(node).numel()
+        alike = [one for one in node.all_input_nodes if value_of(one).numel() == size]
+        pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
+        if not (pointwise and len(alike) == 1 and len(alike[0].users) == 1):
+            break
+        node = alike[0]
     return node
 
 
