@@ -24,6 +24,9 @@ import torch.distributed as dist
 from harness import QUIET, Recorder
 from models import Classifier, loader
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader, DistributedSampler
 
 import fulgurite
 from fulgurite.backends.csx.graph.graph import Graph
@@ -235,6 +238,29 @@ def messages(folder: Path) -> Any:
     return found
 
 
+def fsdp(folder: Path) -> Any:
+    """Losses, and the same of torch's own fully sharded data parallel, of 50 steps and more."""
+    torch.manual_seed(0)
+    ours = Recorder()
+    trained(Wide(), ours, max_epochs=20)
+    torch.manual_seed(0)
+    module, losses, data = Wide(), list[float](), loader(96).dataset
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in (module.net[0], module.net[2], module.net):
+        fully_shard(layer, mesh=mesh)
+    optimizer = module.configure_optimizers()
+    sampler = DistributedSampler(data)  # which shuffles, as in Lightning's trainings
+    for epoch in range(20):
+        sampler.set_epoch(epoch)
+        for x, y in DataLoader(data, batch_size=16, sampler=sampler):
+            loss = nn.functional.cross_entropy(module.net(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return [ours.losses, losses]
+
+
 def memory(folder: Path) -> Any:
     """Bytes: of all state and gradients, of the largest layer, measured at most, and predicted."""
     rank = int(os.environ["RANK"])
@@ -245,7 +271,7 @@ def memory(folder: Path) -> Any:
     trainer = fulgurite.Trainer(
         backend=_backend(background=False, **options), **QUIET, max_epochs=4, callbacks=[peak]
     )
-    trainer.fit(module, loader(96))
+    trainer.fit(module, loader(128))
     [optimizer] = trainer.optimizers
     states = [one for state in optimizer.state.values() for one in state.values() if one.ndim]
     parts = sum(one.part.nbytes for one in (*module.parameters(), *states))
@@ -295,6 +321,7 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "resumed": resumed,
     "read": read,
     "fitted_twice": fitted_twice,
+    "fsdp": fsdp,
     "optimizers": optimizers,
     "built": built,
     "memory": memory,
