@@ -1,11 +1,16 @@
 """What communication costs: a step of several processes, of as many that do not talk, and of one.
 
     python tests/benchmarks/several.py [--model gpt] [--processes 2 4] [--steps 200] [--rounds 3]
+    python tests/benchmarks/several.py --parts [--model gpt] [--processes 2]
     python tests/benchmarks/several.py --sums
 
 Each process has one thread. "Together" is one training of so many systems, "apart" so many
 trainings of one system at the same time, "one" a training of one system, alone on the machine. They
 take turns; a step is the median over rounds of the slowest process's mean, after a warm-up.
+
+``--parts``: one training of so many systems that hold all weights, that hold them in parts, and the
+same by torch's FSDP (``fully_shard`` of each layer, a plain loop), each with the most memory that
+its processes have had.
 
 ``--sums``: how long gloo takes to add up a tensor of two processes, by its size: the median of
 many, each after a barrier.
@@ -22,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, which reads it once
@@ -31,6 +37,8 @@ import torch
 import torch.distributed as dist
 from contenders import QUIET, quiet
 from models import LOSS, NOTHING, convnet, gpt, mlp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader
 
 import fulgurite
@@ -72,13 +80,16 @@ class Clock(pl.Callback):
             self.began = self.ended
 
 
-def run(name: str, steps: int) -> None:
+def run(name: str, steps: int, execution: str) -> None:
     """Train in this process, and print microseconds a step."""
     quiet()
     model, clock = MODELS[name](), Clock()
     batches = model.batches * (steps // len(model.batches) + 2)
+    if execution == "fsdp":
+        _report(fsdp(model.module(NOTHING), batches, steps))
+        return
     trainer = fulgurite.Trainer(
-        backend=fulgurite.backend("CSX", background=False),
+        backend=fulgurite.backend("CSX", background=False, execution=execution),
         **QUIET,
         max_steps=WARM_UP + steps,
         use_distributed_sampler=False,
@@ -86,12 +97,44 @@ def run(name: str, steps: int) -> None:
     )
     module: Any = model.module(NOTHING if name == "gpt" else LOSS)
     trainer.fit(module, DataLoader(batches, batch_size=None))
-    print(f"us a step: {(clock.ended - clock.began) / steps * 1e6:.1f}")
+    _report((clock.ended - clock.began) / steps)
 
 
-def measured(command: Sequence[str], name: str, steps: int, folder: str, count: int = 1) -> float:
-    """Microseconds a step of so many processes that run at the same time, the slowest."""
-    child = [__file__, "--child", name, "--steps", str(steps)]
+def _report(seconds: float) -> None:
+    peak = Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]
+    print(f"us a step: {seconds * 1e6:.1f}\nMB: {int(peak) / 1024:.0f}", flush=True)
+
+
+def fsdp(module: Any, batches: Sequence[Any], steps: int) -> float:
+    """Seconds a step of torch's fully sharded data parallel."""
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in [*module.modules()][:0:-1]:
+        if any(p.ndim > 1 for p in layer.parameters(recurse=False)):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(module, mesh=mesh)
+    optimizer, began = module.configure_optimizers(), 0.0
+    for i, batch in enumerate(batches[: WARM_UP + steps]):
+        if i == WARM_UP:
+            began = time.perf_counter()
+        optimizer.zero_grad()
+        module.training_step(batch).backward()
+        optimizer.step()
+    ended = time.perf_counter()
+    dist.destroy_process_group()
+    return (ended - began) / steps
+
+
+def measured(
+    command: Sequence[str],
+    name: str,
+    steps: int,
+    folder: str,
+    count: int = 1,
+    execution: str = "pipeline",
+) -> tuple[float, float]:
+    """Microseconds a step of so many processes that run at the same time, the slowest; and MB."""
+    child = [__file__, "--child", name, "--steps", str(steps), "--execution", execution]
     environment = {
         **os.environ,
         "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
@@ -108,7 +151,8 @@ def measured(command: Sequence[str], name: str, steps: int, folder: str, count: 
         for _ in range(count)
     ]
     printed = "".join(process.communicate()[0] for process in running)
-    return max(map(float, re.findall(r"us a step: ([0-9.]+)", printed)))
+    found = [re.findall(f"{what}: ([0-9.]+)", printed) for what in ("us a step", "MB")]
+    return max(map(float, found[0])), max(map(float, found[1]))
 
 
 def main() -> None:
@@ -116,6 +160,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--child", choices=[*MODELS, "sums"])
     parser.add_argument("--sums", action="store_true")
+    parser.add_argument("--parts", action="store_true")
+    parser.add_argument("--execution", default="pipeline", help=argparse.SUPPRESS)
     parser.add_argument("--processes", nargs="+", type=int, default=[2])
     parser.add_argument("--model", nargs="+", default=["gpt"], choices=list(MODELS))
     parser.add_argument("--steps", type=int, default=200)
@@ -126,11 +172,29 @@ def main() -> None:
     elif options.child == "sums":
         sums()
     elif options.child:
-        run(options.child, options.steps)
+        run(options.child, options.steps, options.execution)
     else:
         for name in options.model:
             for processes in options.processes:
-                compare(name, processes, options.steps, options.rounds)
+                doing = compare_parts if options.parts else compare
+                doing(name, processes, options.steps, options.rounds)
+
+
+def compare_parts(name: str, processes: int, steps: int, rounds: int) -> None:
+    """Print what so many processes take whose weights are whole, in parts, and under FSDP."""
+    ways = "pipeline", "weight_streaming", "fsdp"
+    found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+    with tempfile.TemporaryDirectory() as folder:
+        for way in ways[:2]:
+            measured(torchrun(processes), name, 10, folder, execution=way)  # compiles
+        for _ in range(rounds):
+            for way, times in found.items():
+                times.append(measured(torchrun(processes), name, steps, folder, execution=way))
+    for way, times in found.items():
+        us, mb = (statistics.median(values) for values in zip(*times, strict=True))
+        print(
+            f"{name}, {processes} processes, {way}: {us:,.0f} µs a step, {mb:,.0f} MB", flush=True
+        )
 
 
 def compare(name: str, processes: int, steps: int, rounds: int) -> None:
@@ -140,9 +204,9 @@ def compare(name: str, processes: int, steps: int, rounds: int) -> None:
         measured(torchrun(processes), name, 10, folder)  # compiles
         measured((), name, 10, folder)
         for _ in range(rounds):
-            together = measured(torchrun(processes), name, steps, folder)
-            apart = measured((), name, steps, folder, count=processes)
-            one = measured((), name, steps, folder)
+            together, _ = measured(torchrun(processes), name, steps, folder)
+            apart, _ = measured((), name, steps, folder, count=processes)
+            one, _ = measured((), name, steps, folder)
             found.append((together, apart, one))
     together, apart, one = (statistics.median(times) for times in zip(*found, strict=True))
     samples = processes * one / together
