@@ -36,6 +36,8 @@ class CheckpointFiles(TorchCheckpointIO):
         self._writer = Writer()
         self._is_beside = False
         self.is_training = False  # steps run, beside which files can be written
+        # where no copy is made, since there may be no memory for it: called as parts are written
+        self.when_written: Callable[[], None] | None = None
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: AnyPath, storage_options: Any | None = None
@@ -48,12 +50,12 @@ class CheckpointFiles(TorchCheckpointIO):
         if storage_options is not None or not is_local(path):
             self.wait()
             super().save_checkpoint(checkpoint, os.fspath(path), storage_options)
-        elif self._is_beside:
+        elif self._is_beside and self.when_written is None:
             copy = Copy(checkpoint)
             self._writer.submit(lambda: write(copy.restored(), Path(path)), path, leaves=True)
         else:
             self.wait()
-            write(checkpoint, Path(path))
+            write(checkpoint, Path(path), self.when_written)
 
     def load_checkpoint(
         self,

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
 from fulgurite.backends.backend import current_backend
-from fulgurite.backends.checkpoints.plugin import install
+from fulgurite.backends.checkpoints.plugin import files_of, install
 from fulgurite.backends.closures import checkpoint_written, watch_trainer
 from fulgurite.backends.csx.capture import (
     CapturedStep,
@@ -62,7 +62,8 @@ from fulgurite.backends.csx.program import offline
 from fulgurite.backends.csx.program.audit import Budget
 from fulgurite.backends.csx.program.step_function import HostCode, StepFunction
 from fulgurite.backends.csx.state import Gradients, before_steps, hide_deferred_state
-from fulgurite.backends.runtime import keep_freed_memory
+from fulgurite.backends.csx.streaming.residency import residency
+from fulgurite.backends.runtime import keep_freed_memory, return_freed_memory
 from fulgurite.backends.safe_load import naming_classes
 
 LOOPS = "fulgurite.loops:install"
@@ -175,7 +176,10 @@ class StaticGraph(LoopServices, ChecksStates, OneProcess):
         pkgutil.resolve_name(LOOPS)(trainer)
         self.host_code.hooks = hooks_between_steps(trainer, module)
         self._evaluation.begin(trainer, module)
-        self._hooks.callback(keep_freed_memory())
+        if self.backend.max_resident_bytes is None:
+            self._hooks.callback(keep_freed_memory())
+        else:
+            self._stream(trainer, self.backend.max_resident_bytes)
         fits = trainer.state.fn == TrainerFn.FITTING
         # what an earlier run of this Trainer has loaded is not this one's
         self.restored = self.restored if fits and trainer.ckpt_path is not None else None
@@ -186,6 +190,15 @@ class StaticGraph(LoopServices, ChecksStates, OneProcess):
             self.keeps_gradients = read = reads_gradients(trainer, module)
             options = {"trains": True, "gradients_read": read, "optimizers": self.optimizers}
             self.training = self._step_function("training", **options)
+
+    def _stream(self, trainer: pl.Trainer, limit_bytes: int) -> None:
+        """Keep state within a budget until teardown; checkpoints are written without a copy."""
+        self._hooks.callback(return_freed_memory())
+        residency.open(limit_bytes, Path(trainer.default_root_dir))
+        self._hooks.callback(residency.close)
+        if (files := files_of(trainer)) is not None:
+            files.when_written = residency.drop_used
+            self._hooks.callback(setattr, files, "when_written", None)
 
     def _step_function(self, stage: str, **options: Any) -> StepFunction:
         """The step of a stage; ``options`` are those of its scope."""
@@ -320,16 +333,17 @@ class CSXStrategy(StaticGraph, SingleDeviceStrategy):
         super().__init__(backend=backend, device=fabric_devices(backend)[0], **strategy_options)
 
     def setup_environment(self) -> None:
-        """Refuse what takes several processes.
+        """Refuse weight streaming without a budget.
 
         Raises:
-            NotImplementedError: weight streaming.
+            ValueError: one process would hold all weights, as in "pipeline".
         """
-        if self.backend.execution == "weight_streaming":
-            raise NotImplementedError(
-                "execution='weight_streaming' holds weights in parts, one in each of several"
-                " processes, and this is the only one; that one process streams them is not built"
-                " yet. Give devices=2 or more, or leave execution out."
+        streams = self.backend.execution == "weight_streaming"
+        if streams and self.backend.max_resident_bytes is None:
+            raise ValueError(
+                "execution='weight_streaming' in one process keeps weights in files beyond"
+                " max_resident_bytes, which is None. Give max_resident_bytes=..., in bytes; or"
+                " devices=2 or more, of which each holds a part; or leave execution out."
             )
         super().setup_environment()
 
