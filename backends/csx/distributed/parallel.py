@@ -233,8 +233,8 @@ class CSXParallelStrategy(CollectiveStrategy):
         if self.backend.max_resident_bytes is not None:
             raise NotImplementedError(
                 f"max_resident_bytes={self.backend.max_resident_bytes} with several processes: each"
-                " keeps its part of all weights in memory. Leave max_resident_bytes out, or train in"
-                " one process."
+                " keeps its part of all weights in memory. Leave max_resident_bytes out, or train"
+                " in one process."
             )
         if isinstance(self._layer_sync, TorchSyncBatchNorm):
             self._layer_sync = SyncsBatchNorm(self.processes)

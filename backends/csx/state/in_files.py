@@ -39,21 +39,22 @@ def keep_within_budget(parameters: Mapping[str, Tensor], optimizers: Sequence[Op
     ):
         return
     _check_layers(parameters, optimizers, limit)
-    moved = 0
+    moved = False
+    in_files = beside = 0
     for key, some in storages.items():
         if residency.is_in_file(some[0]):
-            sizes[key] = 0
+            in_files += sizes[key]
         elif sizes[key] >= LEAST_BYTES and _put_into_file(some):
-            moved, sizes[key] = moved + sizes[key], 0
-    residency.keep_beside(sum(sizes.values()))
+            moved, in_files = True, in_files + sizes[key]
+        else:
+            beside += sizes[key]
+    residency.count(in_files, beside, moved)
     if residency.room_bytes <= 0:
         raise ValueError(
-            f"max_resident_bytes={limit} is less than the {sum(sizes.values()):,} bytes of state"
-            " that have to be in memory: tensors of less than 64 KiB, and those that something else"
-            " than module and optimizers holds too. Give more."
+            f"max_resident_bytes={limit} is less than the {beside:,} bytes of state that have to be"
+            " in memory: tensors of less than 64 KiB, and those that something else than module and"
+            " optimizers holds too. Give more."
         )
-    if moved:
-        residency.note_moved(moved)
     give_back_freed()  # of trials of optimizers, too
 
 

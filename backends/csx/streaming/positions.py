@@ -14,12 +14,9 @@ from fulgurite.backends.csx.graph.passes.memories import storages_of
 from fulgurite.backends.csx.graph.update import FORMULAS, UPDATE, portions
 from fulgurite.backends.csx.streaming.residency import LEAST_BYTES, Uses, begin_call
 
-_STREAMED = (Kind.STATE, Kind.CONSTANT, Kind.GRADIENT)
-
-
 def streamed_inputs(graph: Graph) -> list[int]:
     """Positions of the inputs that may be in files."""
-    return [i for i, item in enumerate(graph.inputs) if item.kind in _STREAMED]
+    return [i for i, item in enumerate(graph.inputs) if item.kind is Kind.STATE]
 
 
 def most_at_once(uses: Uses, graph: Graph) -> tuple[int, list[str]]:
@@ -35,7 +32,7 @@ def with_positions(
 ) -> tuple[fx.GraphModule, Uses]:
     """Operations that say before each that works on state that it comes, and what each works on.
 
-    An update of many parameters becomes one for each portion of them that it works on at once.
+    An update of many parameters becomes one for each.
 
     Args:
         module: the operations, with the graph's inputs.
@@ -65,14 +62,14 @@ def _worked_on(node: fx.Node) -> Iterator[Any]:
 
 
 def _split(update: fx.Node) -> None:
-    """Write an update as one for each portion."""
+    """Write an update as one for each parameter; small ones are updated together."""
     state, gradients, numbers, how = update.args
     assert isinstance(state, Sequence)
     assert isinstance(gradients, Sequence)
     lists = [state[i : i + len(gradients)] for i in range(0, len(state), len(gradients))]
     values: list[Tensor] = [one.meta["val"] for one in gradients]
     with update.graph.inserting_before(update):
-        for some in portions(values):
+        for some in portions(values, LEAST_BYTES):
             own = [one for each in lists for one in each[some]]
             part = update.graph.call_function(UPDATE, (own, gradients[some], numbers, how))
             part.meta = {**update.meta, FORMULAS: update.meta[FORMULAS][some]}

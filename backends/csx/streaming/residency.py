@@ -46,14 +46,16 @@ class Traffic:
     """What streaming took since ``Residency.open``.
 
     Args:
+        limit_bytes: the budget.
         read_bytes: that were brought into memory.
         waited_s: in which calls waited for what they work on.
-        moved_bytes: of state that is in files.
+        files_bytes: of state that is in files.
     """
 
+    limit_bytes: int = 0
     read_bytes: int = 0
     waited_s: float = 0.0
-    moved_bytes: int = 0
+    files_bytes: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -123,13 +125,15 @@ class Residency:
     def open(self, limit_bytes: int, folder: Path) -> None:
         """Begin to keep state within a budget, with the rest in files of a folder."""
         self.limit_bytes, self._folder, self._beside_bytes = limit_bytes, folder, 0
-        self.traffic = Traffic()
+        self.traffic = Traffic(limit_bytes)
 
     def close(self) -> None:
         """End that. Tensors in files stay there, and are as any others to whoever uses them."""
         with self._idle():
             thread, self._thread, self.limit_bytes = self._thread, None, None
             self._runs.clear()
+            for one in self._at.values():
+                one.is_resident = False  # it is, but nobody counts it any more
             self._changed.notify_all()
         if thread is not None:
             thread.join()
@@ -139,14 +143,10 @@ class Residency:
         """Whether there is a budget."""
         return self.limit_bytes is not None
 
-    def note_moved(self, nbytes: int) -> None:
-        """State of so many bytes went into files."""
-        self.traffic.moved_bytes += nbytes
-        self.moves += 1
-
-    def keep_beside(self, nbytes: int) -> None:
-        """Count state that is in no file, too."""
-        self._beside_bytes = nbytes
+    def count(self, files_bytes: int, beside_bytes: int, moved: bool) -> None:
+        """Take note of how much state is in files and how much is not, and whether some moved."""
+        self.traffic.files_bytes, self._beside_bytes = files_bytes, beside_bytes
+        self.moves += moved  # it has other addresses than before
 
     @property
     def room_bytes(self) -> int:
