@@ -5,6 +5,8 @@ python tests/support/budget.py FOLDER NAME ...
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import sys
@@ -14,6 +16,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, which reads it once
 
@@ -177,14 +180,16 @@ def resumed(folder: Path) -> Any:
     module, path = Tower(), str(folder / "one.ckpt")
     trained(module, 0.5, later, max_epochs=2, ckpt_path=path, model_dir=folder)
     trained(Tower(), None, stock, max_epochs=2, ckpt_path=path, model_dir=folder)
-    trained(module, 0.5, again, model_dir=folder)
     copy = Tower()
     copy.load_state_dict(module.state_dict())
+    trained(module, 0.5, again, model_dir=folder)
+    trained(copy, None, memory_again := Recorder())
     return {
         "whole": whole.losses,
         "later": later.losses,
         "stock": stock.losses,
         "again": again.losses,
+        "again in memory": memory_again.losses,
     }
 
 
@@ -240,7 +245,9 @@ def measured(folder: Path, policy: str, share: float | None, width: int) -> Any:
         "audit": False,
         "compile_dir": folder / "compiled",
     }
-    trained(module, share, recorder, peaks, steps=24, width=width, model_dir=folder, backend=backend)
+    trained(
+        module, share, recorder, peaks, steps=24, width=width, model_dir=folder, backend=backend
+    )
     [loaded] = loads
     needs = memory(loaded.runs, loaded.kernels())
     after = len(peaks.bytes) // 2  # compiled code is checked before
@@ -272,12 +279,18 @@ def refused(folder: Path) -> Any:
         "fits": (2.0, {}),
         "no folder": (0.5, {"model_dir": "/proc/fulgurite"}),
     }
-    if (full := os.environ.get("FULL_DISK")) is not None:
-        cases["full disk"] = (0.5, {"model_dir": full})
-    for name, (share, options) in cases.items():
+    # as a file system without mmap, and a full disk, answer
+    broken = {
+        "no mmap": (torch.UntypedStorage, "from_file", RuntimeError("unable to mmap 8 bytes: 19")),
+        "full disk": (os, "posix_fallocate", OSError(errno.ENOSPC, "No space left on device")),
+    }
+    for name, (share, options) in [*cases.items(), *((name, (0.5, {})) for name in broken)]:
         recorder = Recorder()
+        owner, function, answer = broken.get(name, (os, "getpid", None))
+        replaced = mock.patch.object(owner, function, side_effect=answer)
         try:
-            trained(Tower(), share, recorder, **{"model_dir": folder, **options})
+            with replaced if answer else contextlib.nullcontext():
+                trained(Tower(), share, recorder, **{"model_dir": folder, **options})
             told = "trains"
         except Exception as error:
             told = f"{type(error).__name__}: {error}"

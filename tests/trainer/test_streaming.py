@@ -10,10 +10,6 @@ import pytest
 from launched import SUPPORT, torchrun
 from several import CASES
 from streaming import CASES as OURS
-from streaming import Wide
-
-import fulgurite
-from fulgurite import Trainer
 
 pytestmark = pytest.mark.several
 NOISE = ("convnet", "transformer")
@@ -100,11 +96,3 @@ def test_an_optimizer_that_needs_whole_parameters_is_refused_by_name(found: list
         refused = told.pop("Adafactor")
         assert refused.startswith("Adafactor keeps state that depends on the shape of its param")
         assert set(told.values()) == {"trains"}
-
-
-@pytest.mark.fits
-def test_one_process_has_nobody_to_share_with() -> None:
-    backend = fulgurite.backend("CSX", execution="weight_streaming")
-    trainer = Trainer(backend=backend, logger=False, enable_checkpointing=False, max_epochs=1)
-    with pytest.raises(NotImplementedError, match="this is the only one"):
-        trainer.fit(Wide())

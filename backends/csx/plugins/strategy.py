@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import pkgutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
 from fulgurite.backends.backend import current_backend
+from fulgurite.backends.checkpoints.plugin import Budget as CheckpointBudget
 from fulgurite.backends.checkpoints.plugin import files_of, install
 from fulgurite.backends.closures import checkpoint_written, watch_trainer
 from fulgurite.backends.csx.capture import (
@@ -176,10 +178,8 @@ class StaticGraph(LoopServices, ChecksStates, OneProcess):
         pkgutil.resolve_name(LOOPS)(trainer)
         self.host_code.hooks = hooks_between_steps(trainer, module)
         self._evaluation.begin(trainer, module)
-        if self.backend.max_resident_bytes is None:
+        if not residency.is_open:
             self._hooks.callback(keep_freed_memory())
-        else:
-            self._stream(trainer, self.backend.max_resident_bytes)
         fits = trainer.state.fn == TrainerFn.FITTING
         # what an earlier run of this Trainer has loaded is not this one's
         self.restored = self.restored if fits and trainer.ckpt_path is not None else None
@@ -190,15 +190,6 @@ class StaticGraph(LoopServices, ChecksStates, OneProcess):
             self.keeps_gradients = read = reads_gradients(trainer, module)
             options = {"trains": True, "gradients_read": read, "optimizers": self.optimizers}
             self.training = self._step_function("training", **options)
-
-    def _stream(self, trainer: pl.Trainer, limit_bytes: int) -> None:
-        """Keep state within a budget until teardown; checkpoints are written without a copy."""
-        self._hooks.callback(return_freed_memory())
-        residency.open(limit_bytes, Path(trainer.default_root_dir))
-        self._hooks.callback(residency.close)
-        if (files := files_of(trainer)) is not None:
-            files.when_written = residency.drop_used
-            self._hooks.callback(setattr, files, "when_written", None)
 
     def _step_function(self, stage: str, **options: Any) -> StepFunction:
         """The step of a stage; ``options`` are those of its scope."""
@@ -333,19 +324,36 @@ class CSXStrategy(StaticGraph, SingleDeviceStrategy):
         super().__init__(backend=backend, device=fabric_devices(backend)[0], **strategy_options)
 
     def setup_environment(self) -> None:
-        """Refuse weight streaming without a budget.
+        """Keep state within a budget until teardown, where there is one.
 
         Raises:
-            ValueError: one process would hold all weights, as in "pipeline".
+            ValueError: weight streaming without: this process would hold all weights.
+            NotImplementedError: with one, on another system than Linux.
         """
-        streams = self.backend.execution == "weight_streaming"
-        if streams and self.backend.max_resident_bytes is None:
+        limit_bytes = self.backend.max_resident_bytes
+        if self.backend.execution == "weight_streaming" and limit_bytes is None:
             raise ValueError(
                 "execution='weight_streaming' in one process keeps weights in files beyond"
                 " max_resident_bytes, which is None. Give max_resident_bytes=..., in bytes; or"
                 " devices=2 or more, of which each holds a part; or leave execution out."
             )
+        if limit_bytes is not None:
+            self._stream(limit_bytes)
         super().setup_environment()
+
+    def _stream(self, limit_bytes: int) -> None:
+        if sys.platform != "linux":
+            raise NotImplementedError(
+                f"max_resident_bytes={limit_bytes} is built for Linux alone. Leave it out."
+            )
+        assert self.lightning_module is not None
+        trainer = self.lightning_module.trainer
+        residency.open(limit_bytes, Path(trainer.default_root_dir))
+        self._hooks.callback(residency.close)
+        self._hooks.callback(return_freed_memory())
+        if (files := files_of(trainer)) is not None:
+            files.budget = CheckpointBudget(limit_bytes, residency.drop_used)
+            self._hooks.callback(setattr, files, "budget", None)
 
     @classmethod
     def register(cls) -> None:

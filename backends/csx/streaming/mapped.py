@@ -15,6 +15,7 @@ import weakref
 from pathlib import Path
 
 import torch
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
 _DONTNEED, _WILLNEED = mmap.MADV_DONTNEED, mmap.MADV_WILLNEED
@@ -96,6 +97,21 @@ def storage_in_file(nbytes: int, folder: Path) -> torch.UntypedStorage:
             f"max_resident_bytes: files in {folder} cannot be mapped into memory ({error}). Remedy:"
             " another model_dir, on a disk of this machine"
         ) from None
+
+
+def warn_of_memory(folder: Path) -> None:
+    """Warn of a folder whose files are in memory themselves, as those of /dev/shm are."""
+    there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    device = os.stat(there).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        mount, _, kind = line.partition(" - ")
+        if mount.split()[2] == number and kind.split()[0] in ("tmpfs", "ramfs"):
+            rank_zero_warn(
+                f"max_resident_bytes: {folder} is on a {kind.split()[0]}, whose files are in"
+                " memory: state beyond the budget is, too. Give a model_dir on a disk."
+            )
+            return
 
 
 def over(storage: torch.UntypedStorage, like: Tensor) -> Tensor:

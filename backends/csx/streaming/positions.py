@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, fx
@@ -13,6 +13,7 @@ from fulgurite.backends.csx.graph.op_schema import is_view
 from fulgurite.backends.csx.graph.passes.memories import storages_of
 from fulgurite.backends.csx.graph.update import FORMULAS, UPDATE, portions
 from fulgurite.backends.csx.streaming.residency import LEAST_BYTES, Uses, begin_call
+
 
 def streamed_inputs(graph: Graph) -> list[int]:
     """Positions of the inputs that may be in files."""
@@ -63,9 +64,8 @@ def _worked_on(node: fx.Node) -> Iterator[Any]:
 
 def _split(update: fx.Node) -> None:
     """Write an update as one for each parameter; small ones are updated together."""
-    state, gradients, numbers, how = update.args
-    assert isinstance(state, Sequence)
-    assert isinstance(gradients, Sequence)
+    given: Any = update.args
+    state, gradients, numbers, how = given
     lists = [state[i : i + len(gradients)] for i in range(0, len(state), len(gradients))]
     values: list[Tensor] = [one.meta["val"] for one in gradients]
     with update.graph.inserting_before(update):

@@ -251,4 +251,5 @@ def _moved(x: Tensor, kind: Kind) -> Tensor:
         return moved
     made = residency.like(x)
     residency.use(made)
-    return made.copy_(moved)
+    made.copy_(moved)
+    return made
