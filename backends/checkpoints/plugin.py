@@ -74,7 +74,8 @@ class CheckpointFiles(TorchCheckpointIO):
             self._writer.submit(lambda: write(copy.restored(), Path(path)), path, leaves=True)
         else:
             self.wait()
-            write(checkpoint, Path(path), self.budget and self.budget.when_written)
+            budget = self.budget
+            write(checkpoint, Path(path), None if budget is None else budget.when_written)
 
     def load_checkpoint(
         self,

@@ -353,7 +353,8 @@ def _init_one_by_one(
 ) -> NewState:
     """Do as ``init_state``, with one parameter's trials in memory at a time."""
     groups, whole = optimizer.param_groups, optimizer.state
-    every, keys, of_gradient = [group["params"] for group in groups], [], False
+    every, of_gradient = [group["params"] for group in groups], False
+    keys: list[Any] = []
     new_bytes = 0
     for p in parameters:
         optimizer.state = defaultdict(dict)

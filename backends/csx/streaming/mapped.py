@@ -12,6 +12,7 @@ import mmap
 import os
 import tempfile
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -79,7 +80,9 @@ def storage_in_file(nbytes: int, folder: Path) -> torch.UntypedStorage:
         try:
             # all of it now: where the disk is full later, a write into memory kills the process
             os.posix_fallocate(descriptor, 0, nbytes)
-            return torch.UntypedStorage.from_file(name, True, nbytes)
+            mapped = torch.UntypedStorage.from_file(name, True, nbytes)
+            assert isinstance(mapped, torch.UntypedStorage)
+            return mapped
         finally:
             os.unlink(name)
             os.close(descriptor)
@@ -97,6 +100,44 @@ def storage_in_file(nbytes: int, folder: Path) -> torch.UntypedStorage:
             f"max_resident_bytes: files in {folder} cannot be mapped into memory ({error}). Remedy:"
             " another model_dir, on a disk of this machine"
         ) from None
+
+
+class Files:
+    """What is in files, of this process.
+
+    Attributes:
+        folder: for further ones.
+    """
+
+    def __init__(self) -> None:
+        self.folder = Path()
+        self._at: dict[int, Mapped] = {}  # by address
+
+    def __iter__(self) -> Iterator[Mapped]:
+        return iter([*self._at.values()])
+
+    def __bool__(self) -> bool:
+        return bool(self._at)
+
+    def storage(self, nbytes: int) -> torch.UntypedStorage:
+        """New memory that is a file.
+
+        Raises:
+            OSError: see ``storage_in_file``.
+        """
+        storage = storage_in_file(nbytes, self.folder)
+        self._at = {address: one for address, one in self._at.items() if not one.is_gone}
+        self._at[storage.data_ptr()] = Mapped(storage)
+        return storage
+
+    def find(self, tensor: Tensor) -> Mapped | None:
+        """The file that is a tensor's memory."""
+        one = self._at.get(tensor.untyped_storage().data_ptr())
+        return None if one is None or one.is_gone else one
+
+    def residents(self) -> list[Mapped]:
+        """What is in memory."""
+        return [one for one in self._at.values() if one.is_resident and not one.is_gone]
 
 
 def warn_of_memory(folder: Path) -> None:

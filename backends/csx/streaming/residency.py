@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fulgurite.backends.csx.graph.graph import like
-from fulgurite.backends.csx.streaming.mapped import Mapped, over, storage_in_file, warn_of_memory
+from fulgurite.backends.csx.streaming.mapped import Files, Mapped, over, warn_of_memory
 
 LEAST_BYTES = 1 << 16  # of a tensor that is worth a file: assumed
 _AHEAD = 1 / 8  # of the room, for what is read ahead in the place of something else
@@ -96,9 +96,47 @@ class _Run:
         i = bisect_left(calls, now)
         return calls[i] if i < len(calls) else calls[0] + len(self.needs)
 
+    def ahead_bytes(self, now: int, ahead: int) -> int:
+        """Of what the calls after ``now`` work on, up to another."""
+        calls = range(now + 1, ahead + 1)
+        needed = {one for call in calls for one in self.needs[call % len(self.needs)]}
+        return sum(one.nbytes for one in needed)
 
-class Residency:
-    """What is in memory of the state that is in files.
+    def spare(
+        self, residents: Sequence[Mapped], missing: int, now: int, ahead: int, room_bytes: int
+    ) -> list[Mapped] | None:
+        """What is dropped to bring something in for call ``ahead``; None: it has to wait.
+
+        Args:
+            residents: what is in memory.
+            missing: bytes of room that it takes; 0 or less where there is enough.
+            now: the call that runs.
+            ahead: the call that it is for.
+            room_bytes: all room.
+        """
+        if missing <= 0:
+            return []
+        # what is there already for calls to come takes room from what is used again soon: on a
+        # cycle of 6 with room for 4, each run reads 4 without a limit, 3 with this (measured)
+        if ahead > now + 1 and self.ahead_bytes(now, ahead) > room_bytes * _AHEAD:
+            return None
+        last = [(self.next_use(one, now), one) for one in residents]
+        chosen = []
+        for call, one in sorted(last, key=lambda pair: pair[0], reverse=True):
+            if missing > 0 and call > ahead:
+                chosen.append(one)
+                missing -= one.nbytes
+        return chosen if missing <= 0 else None
+
+
+def _drop(some: Sequence[Mapped]) -> None:
+    for one in some:
+        one.is_resident = False
+        one.drop()
+
+
+class _Room:
+    """Tensors in files, and what a budget leaves to them.
 
     Attributes:
         limit_bytes: the budget, of all state; None where there is none.
@@ -109,36 +147,8 @@ class Residency:
     def __init__(self) -> None:
         self.limit_bytes: int | None = None
         self.traffic, self.moves = Traffic(), 0
-        self._folder = Path()
+        self._files = Files()
         self._beside_bytes = 0  # of state that is in no file
-        self._at: dict[int, Mapped] = {}  # by address
-        self._changed = threading.Condition(threading.RLock())
-        self._run: _Run | None = None
-        self._runs: dict[tuple[int, ...], _Run] = {}
-        # the call that runs, counted in calls of this run; and the first that the thread has
-        # not brought everything in for
-        self._now = self._ahead = 0
-        self._busy = False
-        self._thread: threading.Thread | None = None
-
-    # -- a fit ---------------------------------------------------------------------------------
-
-    def open(self, limit_bytes: int, folder: Path) -> None:
-        """Begin to keep state within a budget, with the rest in files of a folder."""
-        warn_of_memory(folder)
-        self.limit_bytes, self._folder, self._beside_bytes = limit_bytes, folder, 0
-        self.traffic = Traffic(limit_bytes)
-
-    def close(self) -> None:
-        """End that. Tensors in files stay there, and are as any others to whoever uses them."""
-        with self._idle():
-            thread, self._thread, self.limit_bytes = self._thread, None, None
-            self._runs.clear()
-            for one in self._at.values():
-                one.is_resident = False  # it is, but nobody counts it any more
-            self._changed.notify_all()
-        if thread is not None:
-            thread.join()
 
     @property
     def is_open(self) -> bool:
@@ -155,29 +165,17 @@ class Residency:
         """What the budget leaves to state in files."""
         return (self.limit_bytes or 0) - self._beside_bytes
 
-    # -- tensors in files ----------------------------------------------------------------------
-
     def storage(self, nbytes: int) -> torch.UntypedStorage:
         """New memory that is a file.
 
         Raises:
             OSError: see ``storage_in_file``.
         """
-        storage = storage_in_file(nbytes, self._folder)
-        with self._changed:
-            self._forget_gone()
-            self._at[storage.data_ptr()] = Mapped(storage)
-        return storage
+        return self._files.storage(nbytes)
 
     def is_in_file(self, tensor: Tensor) -> bool:
         """Whether a tensor's memory is a file."""
-        return self._find(tensor) is not None
-
-    def copy_of(self, tensor: Tensor) -> Tensor:
-        """A copy; of a tensor in a file another one in a file."""
-        made = self.like(tensor)
-        self.use(tensor, made)
-        return made.copy_(tensor)
+        return self._files.find(tensor) is not None
 
     def like(self, tensor: Tensor) -> Tensor:
         """Memory for a tensor of the same layout; for one in a file, in another file."""
@@ -185,51 +183,75 @@ class Residency:
             return like(tensor)
         return over(self.storage(tensor.untyped_storage().nbytes()), tensor)
 
+
+class Residency(_Room):
+    """What is in memory of the state that is in files."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._changed = threading.Condition(threading.RLock())
+        self._run: _Run | None = None
+        self._runs: dict[tuple[int, ...], _Run] = {}
+        # the call that runs, counted in calls of this run; and the first that the thread has
+        # not brought everything in for
+        self._now = self._ahead = 0
+        self._busy = False
+        self._thread: threading.Thread | None = None
+
+    # -- a fit ---------------------------------------------------------------------------------
+
+    def open(self, limit_bytes: int, folder: Path) -> None:
+        """Begin to keep state within a budget, with the rest in files of a folder."""
+        warn_of_memory(folder)
+        self._files.folder = folder
+        self.limit_bytes, self._beside_bytes = limit_bytes, 0
+        self.traffic = Traffic(limit_bytes)
+
+    def close(self) -> None:
+        """End that. Tensors in files stay there, and are as any others to whoever uses them."""
+        with self._idle():
+            thread, self._thread, self.limit_bytes = self._thread, None, None
+            self._runs.clear()
+            for one in self._files:
+                one.is_resident = False  # it is, but nobody counts it any more
+            self._changed.notify_all()
+        if thread is not None:
+            thread.join()
+
+    def copy_of(self, tensor: Tensor) -> Tensor:
+        """A copy; of a tensor in a file another one in a file."""
+        made = self.like(tensor)
+        self.use(tensor, made)
+        return made.copy_(tensor)
+
     def use(self, *tensors: Tensor) -> None:
         """Make room for tensors that are about to be used, not by a program."""
-        if self.limit_bytes is None or not self._at:
+        if self.limit_bytes is None or not self._files:
             return
         with self._idle():
-            wanted = [one for one in map(self._find, tensors) if one is not None]
+            wanted = [one for one in map(self._files.find, tensors) if one is not None]
             for one in wanted:
                 one.is_resident = True
-            spare = [one for one in self._residents() if one not in wanted]
-            over_bytes = sum(one.nbytes for one in self._residents()) - self.room_bytes
+            spare = [one for one in self._files.residents() if one not in wanted]
+            over_bytes = sum(one.nbytes for one in self._files.residents()) - self.room_bytes
             for one in spare:
                 if over_bytes > 0:
                     over_bytes -= one.nbytes
-                    self._drop([one])
+                    _drop([one])
 
     def drop_used(self) -> None:
         """Drop what came into memory by itself: somebody read it who said nothing before."""
         with self._changed:
-            self._drop([one for one in self._at.values() if not one.is_resident])
-
-    def _find(self, tensor: Tensor) -> Mapped | None:
-        one = self._at.get(tensor.untyped_storage().data_ptr())
-        return None if one is None or one.is_gone else one
-
-    def _forget_gone(self) -> None:
-        self._at = {address: one for address, one in self._at.items() if not one.is_gone}
-        runs = self._runs.items()
-        self._runs = {k: run for k, run in runs if not any(one.is_gone for one in run.uses)}
-
-    def _residents(self) -> list[Mapped]:
-        return [one for one in self._at.values() if one.is_resident and not one.is_gone]
-
-    def _drop(self, some: Sequence[Mapped]) -> None:
-        for one in some:
-            one.is_resident = False
-            one.drop()
+            _drop([one for one in self._files if not one.is_resident])
 
     # -- runs ----------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def running(self, uses: Uses, inputs: Sequence[Tensor]) -> Iterator[None]:
         """A program runs in the block."""
-        if self._at and self.limit_bytes is not None:
+        if self._files and self.limit_bytes is not None:
             stated = {i for call in uses.calls for i in call}
-            found = (self._find(one) if i in stated else None for i, one in enumerate(inputs))
+            found = (self._files.find(one) if i in stated else None for i, one in enumerate(inputs))
             self._begin(uses, [*found])
         try:
             yield
@@ -272,7 +294,10 @@ class Residency:
         with self._changed:
             run = self._runs.get(key)
             if run is None:
-                self._forget_gone()
+                runs = self._runs.items()
+                gone = (k for k, run in runs if any(one.is_gone for one in run.uses))
+                for k in [*gone]:
+                    del self._runs[k]
                 run = self._runs[key] = _Run(program, found)
             # the thread may have begun with this one already
             same = run is self._run
@@ -322,42 +347,19 @@ class Residency:
         while run is not None and self._ahead < self._now + len(run.needs):
             for one in run.needs[self._ahead % len(run.needs)]:
                 if not one.is_resident and not one.is_gone:
-                    if not self._make_room(run, one.nbytes):
+                    residents = self._files.residents()
+                    missing = (
+                        sum(there.nbytes for there in residents) + one.nbytes - self.room_bytes
+                    )
+                    spare = run.spare(residents, missing, self._now, self._ahead, self.room_bytes)
+                    if spare is None:
                         return None
+                    _drop(spare)
                     one.is_resident = True
                     return one
             self._ahead += 1
             self._changed.notify_all()
         return None
-
-    def _make_room(self, run: _Run, nbytes: int) -> bool:
-        residents = self._residents()
-        missing = sum(one.nbytes for one in residents) + nbytes - self.room_bytes
-        if missing <= 0:
-            return True
-        # what is there already for calls to come takes room from what is used again soon: on a
-        # cycle of 6 with room for 4, reading 45 times without a limit, 31 with this (measured)
-        if self._ahead > self._now + 1 and self._ahead_bytes(run) > self.room_bytes * _AHEAD:
-            return False
-        last = [(run.next_use(one, self._now), one) for one in residents]
-        last = [pair for pair in last if pair[0] > self._ahead]
-        last.sort(key=lambda pair: pair[0], reverse=True)
-        chosen = []
-        for _, one in last:
-            if missing > 0:
-                chosen.append(one)
-                missing -= one.nbytes
-        if missing > 0:
-            return False
-        self._drop(chosen)
-        return True
-
-
-    def _ahead_bytes(self, run: _Run) -> int:
-        """Of what the calls work on that the thread is ahead of the program."""
-        calls = range(self._now + 1, self._ahead + 1)
-        needed = {one for call in calls for one in run.needs[call % len(run.needs)]}
-        return sum(one.nbytes for one in needed)
 
 
 residency = Residency()
