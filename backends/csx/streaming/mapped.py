@@ -126,8 +126,9 @@ class Files:
             OSError: see ``storage_in_file``.
         """
         storage = storage_in_file(nbytes, self.folder)
-        self._at = {address: one for address, one in self._at.items() if not one.is_gone}
-        self._at[storage.data_ptr()] = Mapped(storage)
+        there = {address: one for address, one in self._at.items() if not one.is_gone}
+        # at once, for a thread may look at them meanwhile
+        self._at = there | {storage.data_ptr(): Mapped(storage)}
         return storage
 
     def find(self, tensor: Tensor) -> Mapped | None:
