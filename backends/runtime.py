@@ -39,12 +39,11 @@ def young_alone() -> Iterator[None]:
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
 _LARGEST = 32 * 2**20  # of a block in the heap: glibc takes no more
-_LARGEST_OF_PARTS = 2**20
 _ALL = 2**31 - 1  # of a C int
 _OF_THE_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_")
 
 
-def keep_freed_memory(in_parts: bool = False) -> Callable[[], None]:
+def keep_freed_memory() -> Callable[[], None]:
     """Keep up to 2 GB of what is freed, until the returned function gives back all but 64 MB.
 
     glibc gives the top of its heap back to the system as soon as more than twice the largest block
@@ -55,19 +54,17 @@ def keep_freed_memory(in_parts: bool = False) -> Callable[[], None]:
 
     Blocks of more than 32 MB are mapped one by one, as ever. Where the user has set glibc's limits,
     and where the C library is another, nothing changes.
-
-    Args:
-        in_parts: large tensors come and go many times in a step, as where weights are in parts, and
-            would leave holes: blocks of more than 1 MB are mapped too. (A GPT of 31 MB in two
-            processes: 33 MB above what stays, of which 25 were predicted; else 64; measured.)
     """
-    limits = os.environ.get("GLIBC_TUNABLES", "")
-    if "malloc" in limits or any(one in os.environ for one in _OF_THE_USER):
-        return _nothing
-    if not _limit(_MMAP_THRESHOLD, _LARGEST_OF_PARTS if in_parts else _LARGEST):
+    if _are_set() or not _limit(_MMAP_THRESHOLD, _LARGEST):
         return _nothing
     _limit(_TRIM_THRESHOLD, _ALL)
     return _give_back
+
+
+def _are_set() -> bool:
+    """Whether the user has set glibc's limits."""
+    limits = os.environ.get("GLIBC_TUNABLES", "")
+    return "malloc" in limits or any(one in os.environ for one in _OF_THE_USER)
 
 
 def _nothing() -> None:
@@ -75,7 +72,6 @@ def _nothing() -> None:
 
 
 def _give_back() -> None:
-    _limit(_MMAP_THRESHOLD, _LARGEST)
     _limit(_TRIM_THRESHOLD, 2 * _LARGEST)  # as glibc where such were freed
 
 
@@ -85,6 +81,31 @@ def _limit(which: int, size: int) -> bool:
         return bool(ctypes.CDLL(None).mallopt(which, size))
     except AttributeError:  # not glibc
         return False
+
+
+def _in_heap_again() -> None:
+    _limit(_MMAP_THRESHOLD, _LARGEST)
+
+
+_LARGE = 1 << 20  # of a block that goes back to the system when it is freed
+
+
+def return_freed_memory() -> Callable[[], None]:
+    """Give back what is freed, but for small blocks, until the returned function is called.
+
+    Where memory is scarce: glibc's heap kept 80 MB more than a step of an MLP needed, and a GPT of
+    31 MB in two processes took 64 MB above what stays, of which 25 were predicted, and 33 so
+    (measured).
+    """
+    if _are_set() or not _limit(_MMAP_THRESHOLD, _LARGE):
+        return _nothing
+    return _in_heap_again
+
+
+def give_back_freed() -> None:
+    """Give back to the system what is freed now, once, whatever ``keep_freed_memory`` keeps."""
+    with contextlib.suppress(AttributeError):  # not glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ ROOMS = ("trainer", "loops", "callbacks", "backends")
 
 FLOORS = {
     "backends/csx": (
-        *("diagnostics", "graph", "compile", "costs", "state", "hyperparams"),
+        *("diagnostics", "graph", "streaming", "compile", "costs", "state", "hyperparams"),
         *("contract", "objects", "capture", "program", "plugins", "distributed"),
     ),
     "backends/csx/compile": (*("store", "programs", "inductor", "checking", "background", "host"),),

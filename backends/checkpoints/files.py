@@ -12,7 +12,7 @@ import contextlib
 import fcntl
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import FileIO
 from pathlib import Path
 from typing import IO, Any, cast
@@ -20,10 +20,18 @@ from typing import IO, Any, cast
 import torch
 
 _PART = ".fulgurite-{}.part"
+_PART_BYTES = 1 << 16  # of what is written at once: a tensor's memory, and no header
 
 
-def write(checkpoint: Any, path: str | Path) -> None:
+def write(
+    checkpoint: Any, path: str | Path, when_written: Callable[[], None] | None = None
+) -> None:
     """Write what ``torch.save`` writes; the file appears, or is replaced, when it is complete.
+
+    Args:
+        checkpoint: whatever ``torch.save`` takes.
+        path: of the file.
+        when_written: called whenever a part of it was written.
 
     Raises:
         OSError: it cannot be written; ``path`` is what it was before, and no part is left. Or
@@ -31,7 +39,7 @@ def write(checkpoint: Any, path: str | Path) -> None:
     """
     path = Path(path)
     with _named(path), part(path.parent) as file:
-        _save(checkpoint, file)
+        _save(checkpoint, file, when_written)
         # before it has its name: else that may lead to nothing that was written, if the power fails
         os.fsync(file.fileno())
         os.replace(str(file.name), path)
@@ -39,9 +47,9 @@ def write(checkpoint: Any, path: str | Path) -> None:
         _flush_folder(path.parent)
 
 
-def _save(checkpoint: Any, file: FileIO) -> None:
+def _save(checkpoint: Any, file: FileIO, when_written: Callable[[], None] | None) -> None:
     """``torch.save``; what the file raises comes as it is, and not as torch's RuntimeError."""
-    sink = _Sink(file)
+    sink = _Sink(file, when_written)
     try:
         torch.save(checkpoint, cast("IO[bytes]", sink))
     except RuntimeError:
@@ -54,8 +62,8 @@ def _save(checkpoint: Any, file: FileIO) -> None:
 class _Sink:
     """A file that remembers why it could not be written to."""
 
-    def __init__(self, file: FileIO) -> None:
-        self._file = file
+    def __init__(self, file: FileIO, when_written: Callable[[], None] | None) -> None:
+        self._file, self._when_written = file, when_written
         self.failure: OSError | None = None
 
     def write(self, data: Any) -> int:
@@ -66,6 +74,8 @@ class _Sink:
                 while left:
                     # a raw file takes at most 2 GB at a time on Linux
                     left = left[self._file.write(left) :]
+                if self._when_written is not None and len(data) >= _PART_BYTES:
+                    self._when_written()
                 return len(data)
             except OSError as failure:
                 self.failure = failure

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import lightning.pytorch as pl
 import torch
@@ -20,6 +22,24 @@ from fulgurite.backends.checkpoints.writer import Copy, Writer
 from fulgurite.backends.patches import Change
 
 AnyPath = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Memory for a run's state.
+
+    Args:
+        limit_bytes: how much there is.
+        when_written: called whenever a part of a checkpoint was written.
+    """
+
+    limit_bytes: int
+    when_written: Callable[[], None]
+
+    def is_less_than(self, file: IO[bytes]) -> bool:
+        """Whether a checkpoint has more than that; its tensors then go into files (Linux)."""
+        # what fits stays mapped as long as it is used, and may be overwritten meanwhile
+        return os.fstat(file.fileno()).st_size > self.limit_bytes and zipfile.is_zipfile(file)
 
 
 class CheckpointFiles(TorchCheckpointIO):
@@ -36,6 +56,7 @@ class CheckpointFiles(TorchCheckpointIO):
         self._writer = Writer()
         self._is_beside = False
         self.is_training = False  # steps run, beside which files can be written
+        self.budget: Budget | None = None  # of memory: no copies, and large files are mapped
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: AnyPath, storage_options: Any | None = None
@@ -48,12 +69,13 @@ class CheckpointFiles(TorchCheckpointIO):
         if storage_options is not None or not is_local(path):
             self.wait()
             super().save_checkpoint(checkpoint, os.fspath(path), storage_options)
-        elif self._is_beside:
+        elif self._is_beside and self.budget is None:
             copy = Copy(checkpoint)
             self._writer.submit(lambda: write(copy.restored(), Path(path)), path, leaves=True)
         else:
             self.wait()
-            write(checkpoint, Path(path))
+            budget = self.budget
+            write(checkpoint, Path(path), None if budget is None else budget.when_written)
 
     def load_checkpoint(
         self,
@@ -77,6 +99,10 @@ class CheckpointFiles(TorchCheckpointIO):
             # meanwhile
             check_file(os.fspath(path), file)
             file.seek(0)
+            if self.budget is not None and self.budget.is_less_than(file):
+                here = f"/proc/self/fd/{file.fileno()}"  # torch maps what has a name
+                options = {"map_location": "cpu", "weights_only": weights_only, "mmap": True}
+                return torch.load(here, **options)  # type: ignore[arg-type]
             return torch.load(file, map_location=map_location, weights_only=weights_only)
 
     def remove_checkpoint(self, path: AnyPath) -> None:

@@ -1,11 +1,12 @@
 """The static-graph backend: a step is traced once, compiled once, then only fed.
 
 Rooms, from the ground up; a room imports from those that are listed before it, and ``compile`` from
-``diagnostics`` and ``graph`` alone:
+``diagnostics``, ``graph`` and ``streaming`` alone:
 
 config        the options of the backend
 diagnostics   whose line it was, and which error it is
 graph         operations, and passes over them
+streaming     state that is in files, and how much of it is in memory
 compile       from a graph to a callable
 costs         what was built, as data for its report: who made which kernel, what it costs
 state         what persists from one step to the next

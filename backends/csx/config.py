@@ -99,8 +99,11 @@ class CSXBackend(Backend):
             accumulating, and in each for up to four shapes of batches. 1, as on the wafer: nothing
             may ever change.
         execution: "pipeline": each process keeps all weights; "weight_streaming": each of several
-            keeps a part of them, of gradients and of optimizer state (docs/distributed.md).
-        max_resident_bytes: memory for resident weights, in bytes.
+            keeps a part of them, of gradients and of optimizer state (docs/distributed.md); one
+            keeps ``max_resident_bytes`` of them.
+        max_resident_bytes: with "weight_streaming" in one process: weights and optimizer state that
+            may be in memory, in bytes; beyond it they are in files in the Trainer's ``model_dir``
+            (docs/weight_streaming.md).
         cluster_config: a CSConfig, or a dict of its fields.
 
     Raises:
@@ -124,7 +127,7 @@ class CSXBackend(Backend):
     fabric: str = field(default="auto", metadata={"known": FABRIC_NAMES, "built": ("host",)})
     max_programs: int | str = "auto"
     execution: str = field(default="pipeline", metadata={"known": EXECUTIONS, "built": EXECUTIONS})
-    max_resident_bytes: int | None = field(default=None, metadata={"built": ()})
+    max_resident_bytes: int | None = None
     cluster_config: CSConfig | Mapping[str, Any] | None = None
 
     def _compile_only(self) -> None:
@@ -144,6 +147,7 @@ class CSXBackend(Backend):
         most = self.max_programs
         if most != "auto" and (type(most) is not int or most < 1):
             raise ValueError(f"max_programs must be 'auto' or a positive integer; got {most!r}.")
+        self._check_budget()
         if self.compile_only and self.validate_only:
             raise ValueError(
                 "compile_only and validate_only exclude each other: the one stops after compiling,"
@@ -168,6 +172,20 @@ class CSXBackend(Backend):
                 )
             _claim_config(config)
             object.__setattr__(self, "cluster_config", config)
+
+    def _check_budget(self) -> None:
+        limit = self.max_resident_bytes
+        if limit is None:
+            return
+        if type(limit) is not int or limit < 1:
+            raise ValueError(
+                f"max_resident_bytes must be a positive integer or None; got {limit!r}."
+            )
+        if self.execution != "weight_streaming":
+            raise ValueError(
+                f"max_resident_bytes={limit} is of execution='weight_streaming', and execution is"
+                f" {self.execution!r}, which keeps all weights in memory. Give both, or neither."
+            )
 
     def _check_artifact_dir(self) -> None:
         folder = self.artifact_dir

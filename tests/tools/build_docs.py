@@ -38,7 +38,16 @@ NAV = {
     "A step": ("steps", "idioms", "errors", "optimizers", "schedules", "precision", "cbfloat16"),
     "A run": (
         *("parameter_files", "callbacks", "lightning_parts", "runners", "loops", "backends"),
-        *("distributed", "scaling", "report", "autogen", "kernel_library", "what_pays", "costs"),
+        *(
+            "distributed",
+            "weight_streaming",
+            "scaling",
+            "report",
+            "autogen",
+            "kernel_library",
+            "what_pays",
+            "costs",
+        ),
     ),
     "The project": ("reliability", "security", "private_names", "contributing", "mutants"),
 }

@@ -10,10 +10,6 @@ import pytest
 from launched import SUPPORT, torchrun
 from several import CASES
 from streaming import CASES as OURS
-from streaming import Wide
-
-import fulgurite
-from fulgurite import Trainer
 
 pytestmark = pytest.mark.several
 NOISE = ("convnet", "transformer")
@@ -149,11 +145,3 @@ def test_messages_are_few_and_under_way_while_the_step_computes(found: list[Any]
         if kind in ("all_gather_into_tensor", "reduce_scatter_tensor") and size >= 64 * 32
     ]
     assert meanwhile.count(True) >= len(meanwhile) - 1
-
-
-@pytest.mark.fits
-def test_one_process_has_nobody_to_share_with() -> None:
-    backend = fulgurite.backend("CSX", execution="weight_streaming")
-    trainer = Trainer(backend=backend, logger=False, enable_checkpointing=False, max_epochs=1)
-    with pytest.raises(NotImplementedError, match="this is the only one"):
-        trainer.fit(Wide())

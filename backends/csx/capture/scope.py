@@ -6,6 +6,7 @@ The first trace is undone if it fails, those that only compare in any case.
 from __future__ import annotations
 
 import contextlib
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -38,7 +39,9 @@ from fulgurite.backends.csx.state import (
     StateTensor,
     check_optimizer,
     init_state,
+    keep_within_budget,
 )
+from fulgurite.backends.csx.streaming.residency import residency
 from fulgurite.backends.program_scheduler import program_schedulers
 from fulgurite.backends.runtime import shielded
 
@@ -161,12 +164,14 @@ class Scope(ABC):
             UnsupportedState: an optimizer, or its state, cannot be a program's.
         """
         made_at, new_state = self.line_of("configure_optimizers"), []
+        keep = functools.partial(keep_within_budget, self.parameters(), self.optimizers)
         for optimizer in self.optimizers:
             check_optimizer(optimizer, made_at)
-            one = init_state(optimizer, made_at)
+            one = init_state(optimizer, made_at, keep if residency.is_open else None)
             new_state += [] if one is None else [one]
         self.deferred = [one for one in self.deferred if one.waits()]
         self.deferred += [DeferredState(one) for one in new_state if one.of_gradient]
+        keep()
         return new_state
 
     def forget_unused(self, new_state: list[NewState], live: list[StateTensor]) -> None:

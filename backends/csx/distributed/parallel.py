@@ -247,6 +247,12 @@ class CSXParallelStrategy(CollectiveStrategy):
 
     def setup(self, trainer: pl.Trainer) -> None:
         """Set up as one process does."""
+        if self.backend.max_resident_bytes is not None:
+            raise NotImplementedError(
+                f"max_resident_bytes={self.backend.max_resident_bytes} with several processes: each"
+                " keeps its part of all weights in memory. Leave max_resident_bytes out, or train"
+                " in one process."
+            )
         if isinstance(self._layer_sync, TorchSyncBatchNorm):
             self._layer_sync = SyncsBatchNorm(self.processes)
         refuse_other_runs(trainer, self.backend)

@@ -88,14 +88,14 @@ def run(
         update(**{name: list(tensors[some]) for name, tensors in lists.items()}, **options)
 
 
-def portions(tensors: Sequence[Tensor]) -> Iterator[slice]:
+def portions(tensors: Sequence[Tensor], most_bytes: int = _PORTION) -> Iterator[slice]:
     """Stretches of tensors that are small together: what is made of them at once stays in a cache,
     and takes little memory.
     """
     first, size = 0, 0
     for i, tensor in enumerate(tensors):
         size += tensor.nbytes
-        if size > _PORTION and i > first:
+        if size > most_bytes and i > first:
             yield slice(first, i)
             first, size = i, tensor.nbytes
     yield slice(first, len(tensors))

@@ -110,6 +110,11 @@ class FunctionPrograms:
 
     def __init__(self, function: Callable[..., Any], backend: CSXBackend) -> None:
         self._function, self._backend = function, backend
+        if backend.execution == "weight_streaming":
+            raise NotImplementedError(
+                "execution='weight_streaming' needs a Trainer: functions that are traced by"
+                " themselves keep all weights in memory. Leave execution out."
+            )
         self._fabric = make_fabric(backend)
         self._device_type = self._fabric.devices()[0].type
         self._signature = inspect.signature(function)

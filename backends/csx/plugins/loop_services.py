@@ -34,6 +34,7 @@ from fulgurite.backends.csx.program.description import Program
 from fulgurite.backends.csx.program.first_bad import in_words
 from fulgurite.backends.csx.program.step_function import StepFunction
 from fulgurite.backends.csx.state import Place, brief, module_places
+from fulgurite.backends.csx.streaming.residency import residency
 
 _SELF = "self."  # begins the name of each place of the module
 
@@ -99,6 +100,7 @@ class LoopServices(Strategy):
             costs=[one.cost for one in self.programs if one.cost and one.cost.began >= began],
             training=[one.cost for one in training.programs if one.cost],
             batches=training.runs,
+            streamed=residency.traffic if residency.is_open else None,
             compiling=sum(step.compiling() for step in self.step_functions.values()),
         )
         self.say(fit_table.table(fit))

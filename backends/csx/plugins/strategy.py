@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import pkgutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
 from fulgurite.backends.backend import current_backend
-from fulgurite.backends.checkpoints.plugin import install
+from fulgurite.backends.checkpoints.plugin import Budget as CheckpointBudget
+from fulgurite.backends.checkpoints.plugin import files_of, install
 from fulgurite.backends.closures import checkpoint_written, watch_trainer
 from fulgurite.backends.csx.capture import (
     CapturedStep,
@@ -62,7 +64,8 @@ from fulgurite.backends.csx.program import offline
 from fulgurite.backends.csx.program.audit import Budget
 from fulgurite.backends.csx.program.step_function import HostCode, StepFunction
 from fulgurite.backends.csx.state import Gradients, before_steps, hide_deferred_state
-from fulgurite.backends.runtime import keep_freed_memory
+from fulgurite.backends.csx.streaming.residency import residency
+from fulgurite.backends.runtime import keep_freed_memory, return_freed_memory
 from fulgurite.backends.safe_load import naming_classes
 
 LOOPS = "fulgurite.loops:install"
@@ -175,8 +178,8 @@ class StaticGraph(LoopServices, ChecksStates, OneProcess):
         pkgutil.resolve_name(LOOPS)(trainer)
         self.host_code.hooks = hooks_between_steps(trainer, module)
         self._evaluation.begin(trainer, module)
-        in_parts = self.backend.execution == "weight_streaming"
-        self._hooks.callback(keep_freed_memory(in_parts))
+        scarce = self.backend.execution == "weight_streaming"
+        self._hooks.callback(return_freed_memory() if scarce else keep_freed_memory())
         fits = trainer.state.fn == TrainerFn.FITTING
         # what an earlier run of this Trainer has loaded is not this one's
         self.restored = self.restored if fits and trainer.ckpt_path is not None else None
@@ -321,18 +324,35 @@ class CSXStrategy(StaticGraph, SingleDeviceStrategy):
         super().__init__(backend=backend, device=fabric_devices(backend)[0], **strategy_options)
 
     def setup_environment(self) -> None:
-        """Refuse what takes several processes.
+        """Keep state within a budget until teardown, where there is one.
 
         Raises:
-            NotImplementedError: weight streaming.
+            ValueError: weight streaming without: this process would hold all weights.
+            NotImplementedError: with one, on another system than Linux.
         """
-        if self.backend.execution == "weight_streaming":
-            raise NotImplementedError(
-                "execution='weight_streaming' holds weights in parts, one in each of several"
-                " processes, and this is the only one; that one process streams them is not built"
-                " yet. Give devices=2 or more, or leave execution out."
+        limit_bytes = self.backend.max_resident_bytes
+        if self.backend.execution == "weight_streaming" and limit_bytes is None:
+            raise ValueError(
+                "execution='weight_streaming' in one process keeps weights in files beyond"
+                " max_resident_bytes, which is None. Give max_resident_bytes=..., in bytes; or"
+                " devices=2 or more, of which each holds a part; or leave execution out."
             )
+        if limit_bytes is not None:
+            self._stream(limit_bytes)
         super().setup_environment()
+
+    def _stream(self, limit_bytes: int) -> None:
+        if sys.platform != "linux":
+            raise NotImplementedError(
+                f"max_resident_bytes={limit_bytes} is built for Linux alone. Leave it out."
+            )
+        assert self.lightning_module is not None
+        trainer = self.lightning_module.trainer
+        residency.open(limit_bytes, Path(trainer.default_root_dir))
+        self._hooks.callback(residency.close)
+        if (files := files_of(trainer)) is not None:
+            files.budget = CheckpointBudget(limit_bytes, residency.drop_used)
+            self._hooks.callback(setattr, files, "budget", None)
 
     @classmethod
     def register(cls) -> None:

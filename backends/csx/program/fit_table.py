@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fulgurite.backends.csx.program.description import Cost
+from fulgurite.backends.csx.streaming.residency import Traffic
 
 Row = tuple[str, str, str]
 """What it is, a number, its unit and a remark."""
@@ -32,6 +33,7 @@ class Fit:
         training: those of them that train.
         batches: how many were trained on.
         compiling: how many programs were still being compiled.
+        streamed: what it took to keep state within a budget; None where there was none.
     """
 
     steps: int
@@ -43,6 +45,7 @@ class Fit:
     batches: int
     waits_s: float = 0.0
     compiling: int = 0
+    streamed: Traffic | None = None
 
     @property
     def stepped_s(self) -> float:
@@ -98,9 +101,27 @@ def _programs(fit: Fit) -> list[Row]:
         ("programs", str(len(fit.costs)), f"({told})" if told else ""),
         ("peak memory", mib, "MiB: of the process since it began, resident"),
     ]
+    rows += _streamed(fit)
     if fit.compiling:
         rows.append(("not compiled", str(fit.compiling), _why_not(fit)))
     return rows + _gained(fit)
+
+
+def _streamed(fit: Fit) -> list[Row]:
+    """What it took to keep state within a budget of memory."""
+    traffic = fit.streamed
+    if traffic is None:
+        return []
+    within = f"within max_resident_bytes={traffic.limit_bytes:,}"
+    if not traffic.files_bytes:
+        return [("streamed", "0", f"MiB: all state fits {within}")]
+    a_batch = f"{traffic.read_bytes / 2**20 / max(fit.batches, 1):,.0f}"
+    files = f"{traffic.files_bytes / 2**20:,.0f}"
+    share = f"{traffic.waited_s / max(fit.stepped_s, traffic.waited_s, 1e-9):.0%}"
+    return [
+        ("streamed", a_batch, f"MiB a batch, of {files} MiB in files; {within}"),
+        ("waited for state", _told(traffic.waited_s, fit), f"s of stepping: {share}"),
+    ]
 
 
 def _why_not(fit: Fit) -> str:

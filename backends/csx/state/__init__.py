@@ -1,7 +1,7 @@
 """What persists from one step to the next: the tensors that a program updates in place.
 
 Tracing (capture), numbers of param groups (hyperparams), rules (contract), programs and plugins
-import from here; this room imports from ``diagnostics`` and ``graph`` alone.
+import from here; this room imports from ``diagnostics``, ``graph`` and ``streaming`` alone.
 
 storage              places that hold tensors, and which inputs of a program these are
 binding              the tensors that are in these places when a program runs
@@ -12,6 +12,7 @@ gradients            p.grad in a trace
 kept_gradients       where gradients are between steps, and what stands in p.grad meanwhile
 fake_swap            fakes behind the user's own tensors
 sharded              tensors of which each of several processes holds a part
+in_files             state that is put into files, where a budget is less than all of it
 """
 
 from fulgurite.backends.csx.state.binding import Binding as Binding
@@ -32,6 +33,7 @@ from fulgurite.backends.csx.state.gradients import GradientHandover as GradientH
 from fulgurite.backends.csx.state.gradients import Gradients as Gradients
 from fulgurite.backends.csx.state.gradients import StageGradients as StageGradients
 from fulgurite.backends.csx.state.gradients import gradient_mismatch as gradient_mismatch
+from fulgurite.backends.csx.state.in_files import keep_within_budget as keep_within_budget
 from fulgurite.backends.csx.state.kept_gradients import DroppedGradients as DroppedGradients
 from fulgurite.backends.csx.state.kept_gradients import forget_dropped as forget_dropped
 from fulgurite.backends.csx.state.kept_gradients import held_gradients as held_gradients

@@ -25,6 +25,7 @@ from fulgurite.backends.csx.state.storage import (
     storage_key,
     tensor_at,
 )
+from fulgurite.backends.csx.streaming.residency import residency
 
 
 class OptimizerStates:
@@ -75,6 +76,7 @@ class Binding:
             i for i, item in enumerate(state) for held in item.tensors for _ in held.places
         ]
         self._seen: list[Tensor] = []
+        self._moves = residency.moves
         self._over: list[tuple[Tensor, Any]] = []  # tensors that share memory, and which
         self._inputs: list[Tensor] = []
         self._pointers: list[Any] = []
@@ -91,6 +93,8 @@ class Binding:
         elif not all(map(is_, now, self._seen)):
             pairs = zip(self._input_of_place, now, self._seen, strict=True)
             self._rebind({i for i, tensor, seen in pairs if tensor is not seen})
+        elif self._moves != residency.moves:
+            self.check()
         elif self._over and any(storage_key(tensor) != memory for tensor, memory in self._over):
             self.check()  # tensor.data = ..., which leaves the tensor in its place
         return self._inputs.copy()
@@ -101,6 +105,7 @@ class Binding:
         Raises:
             StateChanged: a place is empty, another layout is in it, or tensors are tied otherwise.
         """
+        self._moves = residency.moves
         self._inputs = [item.tensors[0].tensor for item in self._state]
         self._pointers = [None] * len(self._state)
         self._rebind(range(len(self._state)))

@@ -304,8 +304,17 @@ class NewState:
                     del self.optimizer.state[key]
 
 
-def init_state(optimizer: Optimizer, line: UserLine | None = None) -> NewState | None:
+def init_state(
+    optimizer: Optimizer,
+    line: UserLine | None = None,
+    made: Callable[[], None] | None = None,
+) -> NewState | None:
     """Make the state of every parameter that has none; None where there is no such parameter.
+
+    Args:
+        optimizer: whose.
+        line: the user's, for errors.
+        made: called now and then, where parameters can be looked at one by one.
 
     Raises:
         UnsupportedState: the optimizer keeps its state in a form that no program can hold.
@@ -319,9 +328,17 @@ def init_state(optimizer: Optimizer, line: UserLine | None = None) -> NewState |
     if not parameters:
         return None
     everyone = [p for group in optimizer.param_groups for p in group["params"]]
-    if any(isinstance(p, ShardedTensor) for p in everyone):
+    in_parts = any(isinstance(p, ShardedTensor) for p in everyone)
+    if in_parts:
         refuse_of_wholes(optimizer, line)
-    with parts_in_place(everyone):
+    alone = type(optimizer).__module__.startswith(_OWN_FOR_EACH)
+    if alone and (in_parts or made is not None):  # where there is no memory for trials of all
+        return _init_one_by_one(optimizer, parameters, line, made)
+    return _init_together(optimizer, parameters, line)
+
+
+def _init_together(optimizer: Optimizer, parameters: list[Any], line: UserLine | None) -> NewState:
+    with parts_in_place(p for group in optimizer.param_groups for p in group["params"]):
         initial, of_gradient, line = _initial(optimizer, line)
     for key, values in initial.items():
         if isinstance(key, ShardedTensor) and isinstance(values, dict):
@@ -330,6 +347,41 @@ def init_state(optimizer: Optimizer, line: UserLine | None = None) -> NewState |
         _check(optimizer, values, line)
     optimizer.state.update(initial)
     return NewState(optimizer, parameters, list(initial), of_gradient)
+
+
+_OFTEN_BYTES = 16 << 20  # of parameters
+_OWN_FOR_EACH = ("torch.optim.", "fulgurite.optim.")
+"""Where optimizers are from that keep the state of a parameter whatever others there are."""
+
+
+def _init_one_by_one(
+    optimizer: Optimizer,
+    parameters: list[Any],
+    line: UserLine | None,
+    made: Callable[[], None] | None,
+) -> NewState:
+    """Do as ``init_state``, with one parameter's trials in memory at a time."""
+    groups, whole = optimizer.param_groups, optimizer.state
+    every, of_gradient = [group["params"] for group in groups], False
+    keys: list[Any] = []
+    new_bytes = 0
+    for p in parameters:
+        optimizer.state = defaultdict(dict)
+        try:
+            for group, own in zip(groups, every, strict=True):
+                group["params"] = [p] if any(one is p for one in own) else []
+            new = _init_together(optimizer, [p], line)
+        finally:
+            state, optimizer.state = optimizer.state, whole
+            for group, own in zip(groups, every, strict=True):
+                group["params"] = own
+        whole.update(state)
+        keys, of_gradient = keys + new.keys, of_gradient or new.of_gradient
+        new_bytes += p.nbytes
+        if made is not None and new_bytes >= _OFTEN_BYTES:
+            new_bytes = 0
+            made()
+    return NewState(optimizer, parameters, keys, of_gradient)
 
 
 def _initial(

@@ -10,6 +10,7 @@ from fulgurite.backends.csx.compile.fabric import Call, Shown
 from fulgurite.backends.csx.compile.inductor import fused, toolchain
 from fulgurite.backends.csx.compile.inductor.earlier_code import EarlierCode
 from fulgurite.backends.csx.compile.inductor.generate import check_regions, compile_graph
+from fulgurite.backends.csx.compile.inductor.program import TooMuchAtOnce, load_streamed
 from fulgurite.backends.csx.compile.inductor.program import load as load_program
 from fulgurite.backends.csx.compile.inductor.toolchain import (
     CompilerFailed,
@@ -27,6 +28,7 @@ from fulgurite.backends.csx.compile.store.cache import (
 )
 from fulgurite.backends.csx.compile.store.fingerprint import described_inputs, program_key
 from fulgurite.backends.csx.graph.graph import Graph
+from fulgurite.backends.csx.streaming.residency import residency
 from fulgurite.backends.torch_compiler import options
 
 _INPUTS = "inputs.txt"
@@ -152,7 +154,12 @@ class Compilation:
             raise UnfitEntry
         if not (folder / PROGRAM).exists():  # only its fused regions are compiled
             return fused.load(self._graph, folder)
-        return load_program(folder)
+        if not residency.is_open:
+            return load_program(folder)
+        try:
+            return load_streamed(folder, self._graph, self._target.allocate)
+        except TooMuchAtOnce as error:
+            raise NoToolchain(str(error)) from None
 
 
 def _unseen(doing: str) -> AbstractContextManager[None]:

@@ -15,8 +15,9 @@ from fulgurite.backends.csx.compile.checking.sensitivity import Noisy
 from fulgurite.backends.csx.compile.fabric import Call
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_of
 from fulgurite.backends.csx.graph.collectives import alone, has_collectives
-from fulgurite.backends.csx.graph.graph import Graph, like
+from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.op_schema import is_random, is_view, operation_name, written_nodes
+from fulgurite.backends.csx.streaming.residency import residency
 
 TOLERANCES = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 """Allowed error of an element, relative to |element| + 0.1 * the largest one of its tensor."""
@@ -81,7 +82,7 @@ class Comparison:
         """Run something in the graph's place from a start; ``together`` with other processes."""
         copies = list(start.inputs)
         for i in self._written:
-            copies[i] = like(copies[i]).copy_(copies[i])
+            copies[i] = residency.copy_of(copies[i])
         torch.set_rng_state(start.random_state)
         # the others compare for themselves, and not always the same step
         with alone() if self.is_shared and not together else contextlib.nullcontext():
@@ -170,6 +171,7 @@ class _Slack:
 
     def __init__(self, tried: Tensor, right: Tensor) -> None:
         self._tried, self._right = tried, right
+        residency.use(tried, right)
         self._apart: Tensor | None = None
         self._moved: Tensor | None = None
         if not (tried.dtype == right.dtype and torch.equal(tried, right)):

@@ -40,7 +40,8 @@ from fulgurite.backends.csx.compile.fabric import Call
 from fulgurite.backends.csx.compile.programs.compiler_log import in_a_line
 from fulgurite.backends.csx.diagnostics.trace_errors import PUBLIC
 from fulgurite.backends.csx.diagnostics.user_lines import line_of
-from fulgurite.backends.csx.graph.graph import Graph
+from fulgurite.backends.csx.graph.graph import Graph, Kind
+from fulgurite.backends.csx.streaming.residency import residency
 
 _LATEST = 8  # steps, of which the last is compared again whatever state has not changed
 
@@ -111,6 +112,7 @@ class SelfCheck:
             self._newborn = self._unchanged(start, chosen)
         self._done.append(f"step {self._calls} of a run")
         for i in self._written:
+            residency.use(inputs[i], chosen.inputs[i])
             inputs[i].copy_(chosen.inputs[i])
         torch.set_rng_state(chosen.random_state)
         self.trusted = difference is None
@@ -122,7 +124,7 @@ class SelfCheck:
         if self._calls == 1 or self._calls >= _LATEST:
             return True
         for i, value in list(self._newborn.items()):
-            if not torch.equal(inputs[i], value):
+            if not _is_same(inputs[i], value):
                 del self._newborn[i]
         return not self._newborn
 
@@ -130,9 +132,9 @@ class SelfCheck:
         """Copies of the numbers in the state that a step left as it found them."""
         pairs = {i: (start.inputs[i], after.inputs[i]) for i in self._written}
         return {
-            i: was.clone()
+            i: residency.copy_of(was)
             for i, (was, now) in pairs.items()
-            if was.is_floating_point() and torch.equal(was, now)
+            if was.is_floating_point() and _is_same(was, now)
         }
 
     def _judged(self, tried: Trial | Exception, right: Trial, start: Start) -> Difference | None:
@@ -151,7 +153,7 @@ class SelfCheck:
         """
         kinds = [item.kind for item in self._graph.inputs]
         # state is zero at its birth, and code that ignores it is right in the first step
-        inputs = [*map(moved_away, start.inputs, kinds)]
+        inputs = [*map(_moved, start.inputs, kinds)]
         moved, results = Start(inputs, start.random_state), [*map(torch.clone, first.outputs)]
         try:
             right = self._compared.run(self._reference, moved)
@@ -234,3 +236,20 @@ class SelfCheck:
             kept = {"values": values, "random_state": trial.random_state}
             torch.save(kept, folder / f"{name}.pt")
         return folder
+
+
+def _is_same(a: Tensor, b: Tensor) -> bool:
+    residency.use(a, b)
+    return torch.equal(a, b)
+
+
+def _moved(x: Tensor, kind: Kind) -> Tensor:
+    """An input with other numbers; of one in a file another one in a file."""
+    residency.use(x)
+    moved = moved_away(x, kind)
+    if moved is x or not residency.is_in_file(x):
+        return moved
+    made = residency.like(x)
+    residency.use(made)
+    made.copy_(moved)
+    return made

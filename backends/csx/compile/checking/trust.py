@@ -12,6 +12,8 @@ from fulgurite.backends.csx.compile.checking.selfcheck import SelfCheck
 from fulgurite.backends.csx.compile.fabric import Call, Loaded
 from fulgurite.backends.csx.compile.store.cache import Fetched
 from fulgurite.backends.csx.compile.store.fingerprint import versions
+from fulgurite.backends.csx.streaming.residency import residency
+from fulgurite.backends.runtime import give_back_freed
 
 Narrow = Callable[[Call, Path | None], None]
 _WRONG = "run operation by operation (compiled, it was wrong)"
@@ -66,6 +68,8 @@ class Trust:
     ) -> None:
         """Choose what runs the graph from now on; ``done`` is empty where more will be compared."""
         loaded = self.loaded
+        if residency.is_open:  # the comparison took some times the largest tensor
+            give_back_freed()
         if not agreed:
             loaded.run_by_operations(reference, _WRONG)
             self.found.mark(WRONG)

@@ -7,10 +7,13 @@ a program is compiled that relies on it. Where nothing else is generated (``auto
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import operator
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -26,6 +29,8 @@ from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.op_schema import is_view, written_nodes
 from fulgurite.backends.csx.graph.passes import INTERPRETER_PASSES, lower
 from fulgurite.backends.csx.graph.passes.region_borders import regions_of
+from fulgurite.backends.csx.streaming.positions import with_positions
+from fulgurite.backends.csx.streaming.residency import residency
 
 _PREFIX = "fused_region_"
 
@@ -211,9 +216,14 @@ def load(graph: Graph, folder: Path) -> Call:
     module, regions = taken_out(lower(numbered(graph), INTERPRETER_PASSES))
     for one in regions:
         setattr(module, one.name, _Call(load_program(folder / one.name)))
+    within: Any = contextlib.nullcontext
+    if residency.is_open:
+        module, uses = with_positions(module, graph, graph.written())
+        within = functools.partial(residency.running, uses)
 
     def run(inputs: list[Tensor]) -> Sequence[Tensor]:
-        outputs = module(*inputs)
+        with within(inputs):
+            outputs = module(*inputs)
         return outputs if isinstance(outputs, (list, tuple)) else [outputs]
 
     return run

@@ -152,7 +152,7 @@ def test_a_check_claims_no_backend() -> None:
 
 
 def test_what_is_known_and_not_built_checks() -> None:
-    assert told(device="-", backend={"backend_type": "CSX", "max_resident_bytes": 1}) == []
+    assert told(device="-", backend={"backend_type": "CSX", "fabric": "gpu"}) == []
 
 
 def test_lightnings_classes_are_named_under_their_arguments() -> None:
