@@ -9,7 +9,7 @@ trainings of one system at the same time, "one" a training of one system, alone 
 take turns; a step is the median over rounds of the slowest process's mean, after a warm-up.
 
 ``--parts``: one training of so many systems that hold all weights, that hold them in parts, and the
-same by torch's FSDP (``fully_shard`` of each layer, a plain loop), each with the most memory that
+same by torch's FSDP (``fully_shard`` of each block, a plain loop), each with the most memory that
 its processes have had.
 
 ``--sums``: how long gloo takes to add up a tensor of two processes, by its size: the median of
@@ -37,8 +37,9 @@ import torch
 import torch.distributed as dist
 from contenders import QUIET, quiet
 from models import LOSS, NOTHING, convnet, gpt, mlp
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.utils.data import DataLoader
 
 import fulgurite
@@ -109,10 +110,12 @@ def fsdp(module: Any, batches: Sequence[Any], steps: int) -> float:
     """Seconds a step of torch's fully sharded data parallel."""
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for layer in [*module.modules()][:0:-1]:
-        if any(p.ndim > 1 for p in layer.parameters(recurse=False)):
+    lists = [one for one in module.modules() if isinstance(one, (nn.Sequential, nn.ModuleList))]
+    for layer in (child for one in reversed(lists) for child in one.children()):
+        if any(True for _ in layer.parameters()):
             fully_shard(layer, mesh=mesh)
     fully_shard(module, mesh=mesh)
+    register_fsdp_forward_method(module, "training_step")
     optimizer, began = module.configure_optimizers(), 0.0
     for i, batch in enumerate(batches[: WARM_UP + steps]):
         if i == WARM_UP:
