@@ -181,7 +181,9 @@ def fitted(case: Case, policy: str | None, devices: int) -> dict[str, Any]:
         if "large" in large:
             gathers.HELD_SHARE = gathers.HELD_BYTES = 0
         options_of_backend = {"autogen_policy": name, "execution": execution}
-        backend = fulgurite.backend("CSX", **options_of_backend)
+        # with it 50 steps would be over before the code is there
+        background = execution == "pipeline"
+        backend = fulgurite.backend("CSX", background=background, **options_of_backend)
         trainer = fulgurite.Trainer(backend=backend, **options)
     torch.manual_seed(7)
     trainer.fit(module, *loaders())
