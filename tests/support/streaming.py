@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import statistics
 import sys
 import threading
 import time
@@ -263,51 +264,51 @@ def fsdp(folder: Path) -> Any:
 
 def memory(folder: Path) -> Any:
     """Bytes: of all state and gradients, of the largest layer, measured at most, and predicted."""
-    rank = int(os.environ["RANK"])
     torch.manual_seed(0)
     module, peak = Deep(1024, 8), Peak()
     built_in = folder / f"report{os.environ['WORLD_SIZE']}"
     options = {"artifact_dir": str(built_in), "autogen_policy": "default", "audit": False}
     trainer = fulgurite.Trainer(
-        backend=_backend(background=False, **options), **QUIET, max_epochs=4, callbacks=[peak]
+        backend=_backend(background=False, **options), **QUIET, max_epochs=8, callbacks=[peak]
     )
     trainer.fit(module, loader(128))
     [optimizer] = trainer.optimizers
     states = [one for state in optimizer.state.values() for one in state.values() if one.ndim]
     parts = sum(one.part.nbytes for one in (*module.parameters(), *states))
     whole = 4 * sum(p.nbytes for p in module.parameters())
-    predicted = 0
-    if rank == 0:
-        [program] = json.loads((built_in / "report.json").read_text())["programs"]
-        predicted = program["entries"][0]["memory"]["peak_bytes"]
-    return [whole, 4 * 1024**2, parts + peak.bytes, predicted]
+    dist.barrier()
+    [program] = json.loads((built_in / "report.json").read_text())["programs"]
+    predicted = program["entries"][0]["memory"]
+    measured = parts + predicted["kept_bytes"] + statistics.median(peak.bytes)
+    return [whole, 4 * 1024**2, measured, predicted["peak_bytes"]]
 
 
 class Peak(pl.Callback):
-    """The most memory of its own that the process has in steps, more than between them.
+    """The most memory of its own that the process has in each step, more than between them.
 
     Attributes:
-        bytes: it.
+        bytes: it, of each step after the first few.
     """
 
     def __init__(self) -> None:
-        self.bytes = self._between = 0
+        self.bytes: list[int] = []
+        self._most = self._between = 0
         self._looks = False
 
     def on_train_batch_start(self, *_: Any) -> None:
-        self._between, self._looks = _own_bytes(), True
+        self._most, self._between, self._looks = 0, _own_bytes(), True
         self._thread = threading.Thread(target=self._look)
         self._thread.start()
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         self._looks = False
         self._thread.join()
-        if trainer.global_step < 6:  # until all code is there
-            self.bytes = 0
+        if trainer.global_step > 5:  # all code is there
+            self.bytes.append(self._most)
 
     def _look(self) -> None:
         while self._looks:
-            self.bytes = max(self.bytes, _own_bytes() - self._between)
+            self._most = max(self._most, _own_bytes() - self._between)
             time.sleep(2e-4)
 
 

@@ -131,7 +131,8 @@ def test_a_module_is_built_in_parts_with_the_numbers_of_one_that_was_whole(
 def test_memory_is_that_of_the_parts_and_two_layers_and_as_predicted(found: list[Any]) -> None:
     whole, layer, _, predicted = found[0]["memory"]
     most = max(one["memory"][2] for one in found)
-    assert predicted < 1.1 * whole / len(found) + 2 * layer
+    # gloo works on a copy of what is on its way
+    assert predicted < 1.1 * whole / len(found) + (2 + 1) * layer
     assert most == pytest.approx(predicted, rel=0.1)
 
 

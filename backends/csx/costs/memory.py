@@ -23,7 +23,7 @@ from fulgurite.backends.csx.compile.programs.kernels import Kernels
 from fulgurite.backends.csx.compile.programs.liveness import Liveness
 from fulgurite.backends.csx.compile.programs.steps import Program
 from fulgurite.backends.csx.costs.graph_values import Value, Values, is_backward, module_name
-from fulgurite.backends.csx.costs.workspace import workspace_bytes
+from fulgurite.backends.csx.costs.workspace import message_bytes, workspace_bytes
 from fulgurite.backends.csx.graph.graph import Graph, Role
 from fulgurite.backends.csx.graph.passes.as_traced import changed_early
 
@@ -155,11 +155,32 @@ def _points(
 ) -> list[Point]:
     """The timeline, of what each call computes and the bytes of intermediates that are alive."""
     held = _alive((one for one in lives if one.activation), len(alive))
-    points = []
+    sent, points = _sent(operations), []
     for i, (computed, total, activations) in enumerate(zip(operations, alive, held, strict=True)):
-        rest = max(0, total - activations) + workspace_bytes(computed)
+        rest = max(0, total - activations) + workspace_bytes(computed) + sent[i]
         points.append(Point(call=i, activations_bytes=activations, temporaries_bytes=rest))
     return points
+
+
+def _sent(operations: list[list[fx.Node]]) -> list[int]:
+    """Bytes that gloo takes for what is on its way between processes, during each call."""
+    where = {node: i for i, computed in enumerate(operations) for node in computed}
+
+    def arrival(node: fx.Node, begun: int) -> int:
+        """The first call after one that reads what a message brings."""
+        reads = (where.get(user, begun) for user in node.users)
+        calls = [
+            arrival(user, begun) if call == begun else call
+            for user, call in zip(node.users, reads, strict=True)
+        ]
+        return min(calls, default=len(operations))
+
+    found = [0] * len(operations)
+    for node, begun in where.items():
+        if size := message_bytes(node):
+            for call in range(begun, arrival(node, begun)):
+                found[call] += size
+    return found
 
 
 def _alive(lives: Iterable[_Life], calls: int) -> list[int]:

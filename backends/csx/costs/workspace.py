@@ -1,7 +1,6 @@
 """What torch's kernels take for themselves while they run, beside their operands and results.
 
-Convolutions take much, for oneDNN computes on copies in a layout of its own, and so do gathers and
-reductions to parts.
+Convolutions take much: oneDNN computes on copies in a layout of its own.
 """
 
 from __future__ import annotations
@@ -28,6 +27,13 @@ def workspace_bytes(operations: Iterable[fx.Node]) -> int:
     return max((_of(node) for node in operations), default=0)
 
 
+def message_bytes(node: fx.Node) -> int:
+    """What gloo takes for itself from a gather's or a scatter's begin to its end: a copy."""
+    if is_gather(node.target):
+        return _bytes(_tensor(node))
+    return _bytes(_tensor(node.all_input_nodes[0])) if is_scatter(node.target) else 0
+
+
 def _of(node: fx.Node) -> int:
     args: Any = node.args
     if node.target is _aten.convolution.default:
@@ -38,10 +44,6 @@ def _of(node: fx.Node) -> int:
         y, x, w = map(_tensor, args[:3])
         stride, padding = args[4], args[5]
         needed = _bytes(y) + _bytes(x)
-    elif is_gather(node.target):  # gloo works on copies
-        return _bytes(_tensor(node))
-    elif is_scatter(node.target):
-        return _bytes(_tensor(args[0]))
     elif node.target is UPDATE:
         gradients = [_tensor(one) for one in args[1]]
         return max(sum(map(_bytes, gradients[some])) for some in portions(gradients))
