@@ -23,6 +23,7 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from harness import QUIET, Recorder
+from lightning.pytorch.callbacks import EMAWeightAveraging
 from models import Classifier, loader
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -102,8 +103,12 @@ class Reads(pl.Callback):
             "norm": float(p.detach().norm()),
             "array": float(p.detach().numpy().sum()),
         }
+        p.data.mul_(2).add_(torch.ones(p.shape))
+        self.found["changed"] = float(p.sum())
+        [optimizer] = trainer.optimizers
+        self.found["state"] = list(optimizer.state[p]["exp_avg"].clone().shape)
         changes: dict[str, Callable[[], object]] = {
-            "mul_": lambda: p.data.mul_(2),
+            "normal_": lambda: p.data.normal_(),
             "item": lambda: p.data[0].fill_(0),
             "pickle": lambda: pickle.dumps(p),
         }
@@ -124,6 +129,20 @@ def read(folder: Path) -> Any:
     reads = Reads()
     trained(Wide(), reads)
     return reads.found
+
+
+def averaged(folder: Path) -> Any:
+    """Sums of averaged weights, by Lightning's callback, of parts and of wholes."""
+    found = []
+    for execution in ("weight_streaming", "pipeline"):
+        torch.manual_seed(0)
+        module = Wide()
+        backend = fulgurite.backend("CSX", autogen_policy="disabled", execution=execution)
+        average = EMAWeightAveraging(decay=0.9)
+        given = {**QUIET, "max_epochs": 2, "callbacks": [average]}
+        fulgurite.Trainer(backend=backend, **given).fit(module, loader(96))
+        found.append([float(p.sum()) for p in module.parameters()])
+    return found
 
 
 def fitted_twice(folder: Path) -> Any:
@@ -323,6 +342,7 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "read": read,
     "fitted_twice": fitted_twice,
     "fsdp": fsdp,
+    "averaged": averaged,
     "optimizers": optimizers,
     "built": built,
     "memory": memory,

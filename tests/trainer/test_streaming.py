@@ -100,11 +100,21 @@ def test_host_code_reads_a_gathered_copy_and_is_told_where_it_would_change_a_par
         assert read == found[0]["read"]
         assert (read["type"], read["shape"], read["copied"]) == (True, [256, 8], 256 * 8)
         assert read["array"] == pytest.approx(read["sum"], abs=1e-4)
-        for name, done in (("mul_", "mul_"), ("item", "fill_")):
-            assert read[name].startswith(f"StateChanged: {done} would change a tensor in place of")
+        assert read["changed"] == pytest.approx(2 * read["sum"] + 256 * 8, abs=1e-3)
+        assert read["state"] == [256, 8]
+        for name, done in (("normal_", "normal_"), ("item", "fill_")):
+            assert read[name].startswith(
+                f"StateChanged: {done} would change some elements of a ten"
+            )
         assert read["row"]
-        assert "Remedy: p.copy_(value) with a whole value" in read["mul_"]
+        assert "Remedy: p.copy_(value) with a whole value" in read["normal_"]
         assert read["pickle"].startswith("UnsupportedState: A tensor of [256, 8] would be pickled")
+
+
+def test_averages_of_weights_are_those_of_whole_ones(found: list[Any]) -> None:
+    for one in found:
+        parts, wholes = one["averaged"]
+        assert parts == pytest.approx(wholes, abs=1e-4)
 
 
 def test_an_optimizer_that_needs_whole_parameters_is_refused_by_name(found: list[Any]) -> None:

@@ -2,8 +2,9 @@
 
 A *part* is flat: all elements in order, in as many stretches of equal length as there are
 processes; the last is filled up with zeros. To the host such a tensor has its whole shape: whoever
-reads it gets a gathered copy, in which all processes take part; whoever changes a part of it is
-told that it is none of the host's. ``copy_`` of a whole tensor is: each process takes its part.
+reads it gets a gathered copy, in which all processes take part. It can be changed element by
+element (``copy_``, ``mul_``, an average's ``lerp_``), which each process does to its part; whoever
+changes some of its elements alone is told that they may be another process's.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch.optim import Optimizer
 from fulgurite.backends.csx.diagnostics.trace_errors import StateChanged, UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, user_line
 from fulgurite.backends.csx.graph.collectives import Processes, own_part
-from fulgurite.backends.csx.graph.op_schema import is_alias, written
+from fulgurite.backends.csx.graph.op_schema import is_alias, is_random, written
 from fulgurite.backends.csx.state.fake_swap import swap
 
 _ALIASES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
@@ -65,7 +66,7 @@ class ShardedTensor(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Read it, gathered, or take over a whole tensor.
+        """Read it, gathered, or change it element by element.
 
         Raises:
             StateChanged: it would be changed in another way.
@@ -74,18 +75,31 @@ class ShardedTensor(Tensor):
         if func in _ALIASES:
             return cls(args[0].part, args[0].shape, args[0].processes)
         if any(isinstance(one, cls) for one in written(func, args, kwargs)):
-            whole = args[1] if func is _COPY else None
             if cls.share is not None:
                 return cls._write_wholes(func, args, kwargs)
-            if not isinstance(whole, Tensor) or whole.shape != args[0].shape:
-                raise _changed(func)
-            source = whole.part if isinstance(whole, cls) else part_of(whole, args[0].processes)
-            args[0].part.copy_(source)
-            return args[0]
+            return cls._write_parts(func, args, kwargs)
         args, kwargs = pytree.tree_map_only(cls, cls.gathered, (args, kwargs))
         found = func(*args, **kwargs)
         # who writes into a view of a copy would change nothing
         return pytree.tree_map_only(Tensor, ReadOnly, found) if is_alias(func) else found
+
+    @classmethod
+    def _write_parts(cls, func: Any, args: Any, kwargs: Any) -> Any:
+        """Change each element by itself: by a part's own elements, or those of a whole tensor."""
+        lists = func.overloadpacket.__name__.startswith("_foreach_")
+        if is_random(func) or not (lists or func is _COPY or torch.Tag.pointwise in func.tags):
+            raise _changed(func)
+
+        def part(one: Tensor) -> Tensor:
+            if isinstance(one, cls):
+                return one.part
+            if one.ndim and (lists or one.shape != args[0].shape):
+                raise _changed(func)
+            return part_of(one, args[0].processes) if one.ndim else one
+
+        args_of_parts, kwargs = pytree.tree_map_only(Tensor, part, (args, kwargs))
+        func(*args_of_parts, **kwargs)
+        return None if lists else args[0]
 
     @classmethod
     def _write_wholes(cls, func: Any, args: Any, kwargs: Any) -> Any:
@@ -204,7 +218,7 @@ class ReadOnly(Tensor):
 def _changed(func: Any) -> StateChanged:
     return StateChanged(
         f"{func.overloadpacket.__name__} would change a tensor in place of which each process holds"
-        " a part.",
+        " a part, and not element by element.",
         line=user_line(),
         remedy="p.copy_(value) with a whole value, the same in all processes; or in the step, which"
         " works on parts by itself",
