@@ -12,5 +12,6 @@ heartbeats      whether the others live
 agreement       whether all of them have the same model, options, data and step
 consensus       what they decide together at each step
 reduction       gradients become the mean of all, buffers those of the first process
+saved_parts     checkpoints of processes that hold parts
 sync_batchnorm  batches that are normalized together
 """

@@ -22,7 +22,6 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.connectors.accelerator_connector import _AcceleratorConnector
 from lightning.pytorch.trainer.states import RunningStage
 from torch import Tensor
-from torch.optim import Optimizer
 
 from fulgurite.backends.csx.capture import CapturedStep
 from fulgurite.backends.csx.config import CSXBackend
@@ -49,16 +48,16 @@ from fulgurite.backends.csx.distributed.reduction import (
     share_first,
 )
 from fulgurite.backends.csx.distributed.rendezvous import rendezvous
+from fulgurite.backends.csx.distributed.saved_parts import SavesParts
 from fulgurite.backends.csx.distributed.sync_batchnorm import SyncsBatchNorm
 from fulgurite.backends.csx.graph.collectives import Processes, has_collectives
 from fulgurite.backends.csx.plugins.checkpoint_position import RANKS, position_of_rank
 from fulgurite.backends.csx.plugins.strategy import StaticGraph
-from fulgurite.backends.csx.state import Gradients, shard_parameters, shard_state
-from fulgurite.backends.csx.state import gathered as gathered_state
+from fulgurite.backends.csx.state import Gradients, shard_parameters
 from fulgurite.backends.step_context import step_context
 
 
-class CollectiveStrategy(StaticGraph, DDPStrategy):
+class CollectiveStrategy(StaticGraph, SavesParts, DDPStrategy):
     """Several processes whose steps have collectives; the base of strategy "csx"."""
 
     _has_ended = False  # by an error: nobody answers any more
@@ -99,20 +98,6 @@ class CollectiveStrategy(StaticGraph, DDPStrategy):
         """An object of one process, on the host."""
         _refuse_in_step("broadcast")
         return obj if self._has_ended else super().broadcast(obj, src)
-
-    def lightning_module_state_dict(self) -> dict[str, Any]:
-        """The module's, of whole tensors; all processes take part where they hold parts."""
-        return gathered_state(super().lightning_module_state_dict())  # type: ignore[no-any-return]
-
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """An optimizer's, of whole tensors."""
-        return gathered_state(super().optimizer_state(optimizer))  # type: ignore[no-any-return]
-
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Load what a checkpoint has for optimizers; each process keeps its parts."""
-        super().load_optimizer_state_dict(checkpoint)
-        for optimizer in self.optimizers:
-            shard_state(optimizer)
 
     @contextlib.contextmanager
     def stepping(self) -> Iterator[None]:
@@ -235,7 +220,7 @@ class CSXParallelStrategy(CollectiveStrategy):
         refuse_other_runs(trainer, self.backend)
         refuse_other_models(trainer.lightning_module)
         super().setup(trainer)
-        if self.keeps_gradients and self.backend.execution == "weight_streaming":
+        if self.keeps_gradients and self.holds_parts:
             raise UnsupportedState(
                 "A hook on the host reads .grad, of which each process holds a part.",
                 remedy="self.log_dict(grad_norm(self, 2)) in on_before_optimizer_step, which is"
@@ -247,7 +232,7 @@ class CSXParallelStrategy(CollectiveStrategy):
         """Begin with the first process's parameters and buffers."""
         assert self.model is not None
         _sync_module_states(self.model)
-        if self.backend.execution == "weight_streaming":
+        if self.holds_parts:
             shard_parameters(self.model.parameters(), self.processes)
 
     @contextlib.contextmanager

@@ -189,4 +189,4 @@ def _last(trainer: pl.Trainer) -> str | None:
         files.wait()
     callbacks = trainer.checkpoint_callbacks
     saved = [getattr(one, "_last_checkpoint_saved", "") for one in callbacks]  # Lightning 2.6.6
-    return max(filter(os.path.isfile, saved), key=os.path.getmtime, default=None)
+    return max(filter(os.path.exists, saved), key=os.path.getmtime, default=None)

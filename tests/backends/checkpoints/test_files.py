@@ -66,10 +66,10 @@ class DiesInTheMiddle:
 
 
 STAGES = {
-    "in the middle of a tensor": ("fulgurite.backends.checkpoints.files._Sink", DiesInTheMiddle, 1),
+    "in the middle of a tensor": ("fulgurite.backends.checkpoints.files.Sink", DiesInTheMiddle, 1),
     "before the flush": ("os.fsync", dies, 1),
     "before the new name": ("os.replace", dies, 1),
-    "before the folder's flush": ("fulgurite.backends.checkpoints.files._flush_folder", dies, 2),
+    "before the folder's flush": ("fulgurite.backends.checkpoints.files.flush_folder", dies, 2),
 }
 
 
@@ -192,7 +192,7 @@ def test_a_folder_that_cannot_be_flushed_has_the_new_file(
     def fails(folder: Path) -> None:
         raise OSError(errno.EIO, "no")
 
-    monkeypatch.setattr("fulgurite.backends.checkpoints.files._flush_folder", fails)
+    monkeypatch.setattr("fulgurite.backends.checkpoints.files.flush_folder", fails)
     with pytest.raises(OSError, match="was written, but its folder could not be flushed") as told:
         write({"a": 2}, path)
     assert told.value.filename == str(path)
