@@ -305,8 +305,10 @@ class CSXParallelStrategy(CollectiveStrategy):
 
     def with_other_positions(self, position: dict[str, Any]) -> dict[str, Any]:
         """Where the run is, in every process, for a checkpoint."""
+        self.note_shapes(position)
         return {**position, RANKS: gathered(position)}
 
     def own_position(self, path: object, checkpoint: Mapping[str, Any], position: Any) -> Any:
         """Where this process was, by what ``with_other_positions`` put into a checkpoint."""
-        return position_of_rank(path, checkpoint, position, self.global_rank, self.world_size)
+        cut = self.own_part if self.holds_parts else None
+        return position_of_rank(path, checkpoint, position, self.global_rank, self.world_size, cut)

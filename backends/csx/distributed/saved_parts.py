@@ -29,7 +29,8 @@ from fulgurite.backends.checkpoints.plugin import CheckpointFiles, is_local
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.distributed.agreement import gathered as gathered_objects
 from fulgurite.backends.csx.graph.collectives import Processes, length_of_part
-from fulgurite.backends.csx.state import ShardedTensor, gathered, shard_state
+from fulgurite.backends.csx.plugins.checkpoint_position import SHAPES
+from fulgurite.backends.csx.state import ShardedTensor, gathered, part_of, shard_state
 
 
 class SavesParts(Strategy):
@@ -114,6 +115,20 @@ class SavesParts(Strategy):
             return whole(place, shape, dtype)
         length = length_of_part(shape.numel(), count)
         return ShardedTensor(torch.zeros(length, dtype=dtype), shape, self.processes)
+
+    def note_shapes(self, position: dict[str, Any]) -> None:
+        """Note the whole shapes of gradients of which this process holds parts."""
+        if self.holds_parts and "progress" in position:
+            assert self.lightning_module is not None
+            named = self.lightning_module.named_parameters()
+            position["progress"][SHAPES] = {
+                f"{name}.grad": list(p.shape) for name, p in named if isinstance(p, ShardedTensor)
+            }
+
+    def own_part(self, gradient: Tensor) -> Tensor:
+        """What this process holds of a gradient, as of its parameter."""
+        is_cut = gradient.is_floating_point() and gradient.numel() >= self.processes.count
+        return part_of(gradient, self.processes) if is_cut else gradient
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Load what a checkpoint has for optimizers; each process keeps its parts."""
