@@ -155,7 +155,9 @@ def _opened(path: Path, mode: int = os.O_RDONLY) -> Iterator[int]:
 
 def _is_there(file: FileIO | int, name: Path) -> bool:
     try:
-        return os.path.samestat(os.stat(file if isinstance(file, int) else file.fileno()), name.stat())
+        return os.path.samestat(
+            os.stat(file if isinstance(file, int) else file.fileno()), name.stat()
+        )
     except FileNotFoundError:
         return False
 

@@ -96,7 +96,9 @@ class FolderReader:
         rest = self.rest()
         # ModelParallelStrategy calls it as the file does
         found = {"state_dict": tree.pop(MODEL, None) or tree.pop("state_dict", {})}
-        if states := [tree[f"{OPTIMIZER}{i}"] for i in range(len(tree)) if f"{OPTIMIZER}{i}" in tree]:
+        if states := [
+            tree[f"{OPTIMIZER}{i}"] for i in range(len(tree)) if f"{OPTIMIZER}{i}" in tree
+        ]:
             for state in states:
                 state.setdefault("state", {})
             found["optimizer_states"] = states

@@ -13,7 +13,6 @@ The folder gets its name when every process has flushed its file to the disk.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import json
 import os
@@ -61,9 +60,7 @@ def is_folder(path: str | os.PathLike[str]) -> bool:
 # -- writing -----------------------------------------------------------------------------------
 
 
-def write_folder(
-    checkpoint: Mapping[str, Any], path: Path, rank: int, gathered: Gathered
-) -> None:
+def write_folder(checkpoint: Mapping[str, Any], path: Path, rank: int, gathered: Gathered) -> None:
     """Write a checkpoint of tensors in parts; all processes call this.
 
     Args:

@@ -102,10 +102,10 @@ def callbacks(folder: Path) -> Any:
     fit("weight_streaming", best, weights, *own, max_epochs=2, **options)
     dist.barrier()
     found = {path.name: sorted(one.name for one in path.iterdir()) for path in folder.iterdir()}
-    last = fit("weight_streaming", best, ckpt_path="last", max_epochs=3, **options)
-    newest = fit("weight_streaming", Checkpoint(), ckpt_path="last", max_epochs=3, **options)
     path = str(folder / "best" / "step=10.ckpt")
     begins = fit("weight_streaming", ckpt_path=path, max_epochs=2)
+    last = fit("weight_streaming", best, ckpt_path="last", max_epochs=3, **options)
+    newest = fit("weight_streaming", Checkpoint(), ckpt_path="last", max_epochs=3, **options)
     return {"found": found, "last": len(last), "newest": len(newest), "begins": len(begins)}
 
 

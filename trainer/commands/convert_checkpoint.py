@@ -1,4 +1,4 @@
-"""``fulgurite checkpoint convert``: a checkpoint in parts made one file of Lightning's, and back."""
+"""``fulgurite checkpoint convert``: a checkpoint in parts made one file, and back."""
 
 from __future__ import annotations
 

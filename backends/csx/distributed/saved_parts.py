@@ -107,7 +107,9 @@ class SavesParts(Strategy):
         """What this process reads a tensor of a folder into."""
         assert self.lightning_module is not None
         count = self.processes.count
-        parameters = {name for name, _ in self.lightning_module.named_parameters(remove_duplicate=False)}
+        parameters = {
+            name for name, _ in self.lightning_module.named_parameters(remove_duplicate=False)
+        }
         is_state = str(place[0]).startswith(OPTIMIZER)
         if not dtype.is_floating_point or shape.numel() < count:
             return whole(place, shape, dtype)

@@ -138,7 +138,8 @@ def position_of_rank(
     ranks = position.get(RANKS, [position])
     if len(ranks) == count:
         was_cut = SHAPES in ranks[0].get("progress", {})
-        return ranks[rank] if was_cut == (cut is not None) else _with_window(ranks, ranks[rank], cut)
+        is_as_it_was = was_cut == (cut is not None)
+        return ranks[rank] if is_as_it_was else _with_window(ranks, ranks[rank], cut)
     if _is_within_epoch(checkpoint) and any(ORDER not in one for one in ranks):
         what = (
             f"was written by {len(ranks)} process{'es' * (len(ranks) > 1)} in the middle of an"

@@ -118,7 +118,7 @@ class ShardedTensor(Tensor):
         raise UnsupportedState(
             f"A tensor of {list(self.shape)} would be pickled of which each process holds a part.",
             line=user_line(),
-            remedy="trainer.save_checkpoint(path); or, in all processes, p.clone(), which gathers it",
+            remedy="trainer.save_checkpoint(path); or, in all processes, p.clone(), gathered",
         )
 
     def numpy(self, *, force: bool = False) -> Any:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from fulgurite.backends.checkpoints.damage import check_file
-from fulgurite.backends.checkpoints.files import link, part, sweep, write
+from fulgurite.backends.checkpoints.files import Sink, link, part, sweep, write
 
 
 def weights(value: float, n: int = 100_000) -> dict[str, torch.Tensor]:
@@ -52,17 +52,14 @@ def dies(*_: Any, **__: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-class DiesInTheMiddle:
+class DiesInTheMiddle(Sink):
     """A tensor's bytes are half written, then the process is killed."""
-
-    def __init__(self, file: Any) -> None:
-        self.file, self.failure = file, None
 
     def write(self, data: Any) -> int:
         if len(data) > 1000:
-            self.file.write(bytes(data)[: len(data) // 2])
+            super().write(bytes(data)[: len(data) // 2])
             dies()
-        return int(self.file.write(data))
+        return super().write(data)
 
 
 STAGES = {
