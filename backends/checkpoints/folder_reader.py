@@ -80,7 +80,8 @@ class FolderReader:
 
     def rest(self) -> dict[str, Any]:
         """All of Lightning's dict but weights and states of optimizers."""
-        found = torch.load(self.path / REST, map_location="cpu", weights_only=self._weights_only)
+        weights_only = self._weights_only
+        found = torch.load(self.path / REST, map_location="cpu", weights_only=weights_only)
         return cast("dict[str, Any]", found)
 
     def checkpoint(self, tensor: Callable[[TreePath], Any] | None = None) -> dict[str, Any]:
@@ -106,9 +107,9 @@ class FolderReader:
 
     def value(self, place: TreePath) -> Any:
         """What stands at a place and is no tensor."""
-        index = MetadataIndex(self._keys[place])
+        index, weights_only = MetadataIndex(self._keys[place]), self._weights_only
         with self._damage(), self._record(index) as record:
-            return torch.load(record, map_location="cpu", weights_only=self._weights_only)
+            return torch.load(record, map_location="cpu", weights_only=weights_only)
 
     def read(self, place: TreePath, make: Make = whole) -> Any:
         """A tensor."""
