@@ -187,9 +187,10 @@ class SaveCheckpointState(pl.Callback, SaveObserver):
         name = self.checkpoint_name.format(checkpoint_states=self._label, ckpt_name=path.name)
         smaller, strategy = without(whole, self.states), trainer.strategy
         # Strategy.save_checkpoint of ours would put the random states back
-        is_ours = isinstance(strategy, StaticGraph)
-        save = strategy.write_checkpoint if is_ours else strategy.save_checkpoint
-        save(smaller, path.with_name(name))
+        if isinstance(strategy, StaticGraph):
+            strategy.write_checkpoint(smaller, path.with_name(name))
+        else:
+            strategy.save_checkpoint(smaller, path.with_name(name))
 
     def state_dict(self) -> dict[str, Any]:
         """The number of checkpoints so far."""

@@ -78,7 +78,7 @@ def _save(checkpoint: Any, stream: IO[bytes], fills: Mapping[int, Callable[[], N
     """``torch.save`` (torch 2.13), with tensors that are read before they are written."""
     with torch.serialization._open_zipfile_writer(stream) as writer:
         filling = _Filling(writer, fills)
-        torch.serialization._save(checkpoint, filling, pickle, 2, False)
+        torch.serialization._save(checkpoint, filling, pickle, 2, False)  # type: ignore[no-untyped-call]
 
 
 class _Filling:

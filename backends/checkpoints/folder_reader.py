@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from fulgurite.backends.checkpoints.damage import ANOTHER, CheckpointError
 from fulgurite.backends.checkpoints.folders import METADATA, MODEL, OPTIMIZER, REST
 
-_PIECE_BYTES = 16 << 20
+_PIECE_BYTES = 1 << 20  # malloc keeps larger ones: 16 MB left holes of 70 MB beside 240 MB
 
 TreePath = tuple[str | int, ...]
 Make = Callable[[TreePath, torch.Size, torch.dtype], Any]
@@ -94,16 +94,14 @@ class FolderReader:
         read = tensor or self.read
         for place in self._keys:
             _put(tree, place, read(place) if place in self.tensors else self.value(place))
-        rest = self.rest()
-        # ModelParallelStrategy calls it as the file does
-        found = {"state_dict": tree.pop(MODEL, None) or tree.pop("state_dict", {})}
-        if states := [
-            tree[f"{OPTIMIZER}{i}"] for i in range(len(tree)) if f"{OPTIMIZER}{i}" in tree
-        ]:
-            for state in states:
-                state.setdefault("state", {})
-            found["optimizer_states"] = states
-        return {**rest, **found}
+        found: dict[str, Any] = self.rest()
+        for name in (MODEL, "state_dict"):  # as ModelParallelStrategy calls it
+            if name in tree:
+                found["state_dict"] = tree[name]
+        states = [tree[name] for i in range(len(tree)) if (name := f"{OPTIMIZER}{i}") in tree]
+        if states:  # torch's own planner leaves out what is empty
+            found["optimizer_states"] = [{"state": {}, **state} for state in states]
+        return found
 
     def value(self, place: TreePath) -> Any:
         """What stands at a place and is no tensor."""
@@ -153,7 +151,8 @@ def _read(record: IO[bytes], item: ReadItem, target: Tensor) -> None:
         target.copy_(_narrowed(saved, item.storage_offsets, item.lengths))
         return
     record.seek(0)
-    at = torch._C.PyTorchFileReader(record).get_record_offset("data/0")
+    archive: Any = torch._C.PyTorchFileReader(record)  # torch 2.13, whose types lack the method
+    at = archive.get_record_offset("data/0")
     # one more dimension, so that a number has one too
     sizes, offsets = (1, *saved.shape), (0, *item.storage_offsets)
     lengths, target = (1, *item.lengths), target.unsqueeze(0)

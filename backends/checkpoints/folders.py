@@ -13,7 +13,6 @@ The folder gets its name when every process has flushed its file to the disk.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import zlib
@@ -23,10 +22,10 @@ from typing import Any
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
-from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
-from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
-from torch.distributed.checkpoint.planner import SavePlan, WriteItemType
+from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 
 from fulgurite.backends.checkpoints.damage import ANOTHER, CheckpointError, check_file
@@ -109,17 +108,15 @@ def write_folder(checkpoint: Mapping[str, Any], path: Path, rank: int, gathered:
 
 def _refuse_other_folder(path: Path) -> None:
     if path.is_dir() and not is_folder(path) and any(path.iterdir()):
-        what = "A folder of that name is there which is no checkpoint; it is left as it is"
-        raise OSError(errno.EEXIST, what, str(path))
+        what = f"{path} is a folder which is no checkpoint, and is left as it is"
+        raise OSError(f"{what}. Give the checkpoint another name.")
 
 
 def in_parts(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """What of a checkpoint each process writes a part of."""
+    weights = {MODEL: checkpoint["state_dict"]} if "state_dict" in checkpoint else {}
     states = checkpoint.get("optimizer_states") or []
-    return {
-        MODEL: checkpoint["state_dict"],
-        **{f"{OPTIMIZER}{i}": state for i, state in enumerate(states)},
-    }
+    return {**weights, **{f"{OPTIMIZER}{i}": state for i, state in enumerate(states)}}
 
 
 def without_parts(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,10 +159,10 @@ class Planner(DefaultSavePlanner):
                 begin = sink.n_bytes
                 data = self.resolve_data(item)
                 with sink.raising() as stream:
-                    if item.type == WriteItemType.BYTE_IO:
-                        stream.write(data.getbuffer())
-                    else:
+                    if isinstance(data, torch.Tensor):
                         torch.save(_alone(data), stream)
+                    else:
+                        stream.write(data.getbuffer())
                 at = _StorageInfo(name, begin, sink.n_bytes - begin)
                 results.append(WriteResult(item.index, at.length, at))
             os.fsync(file.fileno())
@@ -213,8 +210,8 @@ def finish(
     for name, one in sums.items():
         there = folder / name
         if not there.exists() or there.stat().st_size != one["bytes"]:
-            what = f"{name} of another process is not there: a checkpoint in parts needs a folder"
-            raise OSError(errno.ENOENT, f"{what} that all processes share", str(folder))
+            what = f"{folder.parent} lacks what another process has written ({name})"
+            raise OSError(f"{what}. Checkpoints in parts need a folder that all processes share.")
     FileSystemWriter(folder).finish(metadata, [results for results, _ in written])
     with open(folder / REST, "xb", buffering=0) as file:
         with Sink(file).raising() as stream:

@@ -63,12 +63,6 @@ class CollectiveStrategy(StaticGraph, SavesParts, DDPStrategy):
     _has_ended = False  # by an error: nobody answers any more
     buffers: ChangedBuffers | None = None  # of a step that is traced
 
-    @property
-    def processes(self) -> Processes:
-        """Those that train together."""
-        assert dist.group.WORLD is not None
-        return Processes(group=dist.group.WORLD.group_name, count=self.world_size)
-
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """A tensor of all processes, reduced; in a traced step an operation of its program."""
         if step_context.get().trace is None or not isinstance(tensor, Tensor):

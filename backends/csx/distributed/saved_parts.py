@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch.strategies.strategy import Strategy
+import torch.distributed as dist
+from lightning.pytorch.strategies.parallel import ParallelStrategy
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -33,11 +34,16 @@ from fulgurite.backends.csx.plugins.checkpoint_position import SHAPES
 from fulgurite.backends.csx.state import ShardedTensor, gathered, part_of, shard_state
 
 
-class SavesParts(Strategy):
+class SavesParts(ParallelStrategy):
     """The part of a strategy that saves and loads; in parts, where processes hold parts."""
 
     backend: CSXBackend
-    processes: Processes
+
+    @property
+    def processes(self) -> Processes:
+        """Those that train together."""
+        assert dist.group.WORLD is not None
+        return Processes(group=dist.group.WORLD.group_name, count=self.world_size)
 
     @property
     def holds_parts(self) -> bool:

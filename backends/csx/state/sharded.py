@@ -199,6 +199,15 @@ def resident(tensor: Tensor) -> Tensor:
     return tensor.part if isinstance(tensor, ShardedTensor) else tensor
 
 
+def is_finite(tensor: Tensor) -> bool:
+    """Whether all of a tensor is; each process looks at what it holds, and all take part."""
+    found = resident(tensor).isfinite().all()
+    if isinstance(tensor, ShardedTensor):
+        found = found.int()
+        dist.all_reduce(found, dist.ReduceOp.MIN)
+    return bool(found)
+
+
 def as_parameter(tensor: ShardedTensor) -> ShardedTensor:
     """The same as a parameter: ``isinstance(p, nn.Parameter)`` asks for this attribute."""
     tensor._is_param = True
