@@ -214,8 +214,11 @@ class _Slice(io.RawIOBase):
         return n_read
 
 
-_MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
-_OTHERS = {("pathlib", "PosixPath"), ("torch", "Size"), ("torch.serialization", "_get_layout")}
+_DATA = "torch.distributed.checkpoint.metadata"
+_OTHERS = {
+    *(("pathlib", "PosixPath"), ("torch", "Size"), ("torch.serialization", "_get_layout")),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+}
 
 
 class _Unpickler(pickle.Unpickler):
@@ -228,9 +231,9 @@ class _Unpickler(pickle.Unpickler):
             CheckpointError: it is another one.
         """
         found = None
-        if module in _MODULES or (module, name) in _OTHERS or module == "torch":
+        if module in (_DATA, "torch") or (module, name) in _OTHERS:
             found = super().find_class(module, name)
-        is_data = isinstance(found, type) and found.__module__ in _MODULES
+        is_data = isinstance(found, type) and found.__module__ == _DATA
         if is_data or isinstance(found, torch.dtype) or (module, name) in _OTHERS:
             return found
         what = f"names {module}.{name}, which no checkpoint in parts does, and could run code"

@@ -24,6 +24,7 @@ _OVERLOAD, _METRIC = "torch._ops.OpOverload", "torchmetrics.Metric"
 
 OWNERS: dict[str, tuple[str, ...]] = {
     "_C": ("torch",),
+    "_get_layout": ("torch.serialization",),
     "_VariableFunctions": ("torch._C",),
     "_accelerator_connector": (_TRAINER,),
     "_accelerator_flag": (f"{_CONNECTOR}.accelerator_connector._AcceleratorConnector",),

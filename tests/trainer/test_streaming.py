@@ -129,6 +129,7 @@ def near(losses: list[float]) -> Any:
 
 
 @pytest.mark.long
+@pytest.mark.fits
 def test_stock_goes_on_from_what_its_own_tool_or_ours_makes_of_parts(
     saved: Path, tmp_path: Path
 ) -> None:
