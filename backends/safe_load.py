@@ -26,6 +26,7 @@ from lightning.pytorch.strategies import (
     Strategy,
 )
 
+from fulgurite.backends.checkpoints.folder_reader import FolderReader
 from fulgurite.backends.patches import patched
 
 
@@ -55,10 +56,25 @@ def read_checkpoint(path: str | Path) -> Any:
     Raises:
         UnsafeCheckpoint: it holds a class that is not allowed.
     """
+    if os.path.isdir(path):
+        with naming_classes(path):
+            return FolderReader(path).checkpoint()
     with naming_classes(path):
         # torch refuses to map a file of the format before 1.6
         mmap = zipfile.is_zipfile(path)
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+
+
+def read_rest(path: str | Path) -> Any:
+    """What a checkpoint says of its run: of one in parts no weights, of a file they are not read.
+
+    Raises:
+        UnsafeCheckpoint: it holds a class that is not allowed.
+    """
+    if not os.path.isdir(path):
+        return read_checkpoint(path)
+    with naming_classes(path):
+        return FolderReader(path).rest()
 
 
 @contextlib.contextmanager

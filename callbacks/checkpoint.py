@@ -20,8 +20,9 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from fulgurite.backends.checkpoints.damage import CheckpointError, check_file
+from fulgurite.backends.checkpoints.damage import CheckpointError
 from fulgurite.backends.checkpoints.files import part, sweep
+from fulgurite.backends.checkpoints.folders import check_checkpoint, is_folder
 from fulgurite.backends.checkpoints.plugin import files_of, is_local
 from fulgurite.callbacks.saving import SaveAnnouncer, SaveObserver, fields_of, saved_beside
 from fulgurite.callbacks.sparse import SparseCallback, only_builds
@@ -98,7 +99,7 @@ class Checkpoint(SaveAnnouncer, SparseCallback, ModelCheckpoint):
         damaged: list[CheckpointError] = []
         for path in reversed(self.found(folder)):
             try:
-                check_file(path)
+                check_checkpoint(path)
             except CheckpointError as error:
                 damaged.append(error)
                 continue
@@ -115,7 +116,7 @@ class Checkpoint(SaveAnnouncer, SparseCallback, ModelCheckpoint):
         pattern = re.compile(rf"{before}(\d+)(?:_(\d{{8}}_\d{{6}}_\d{{6}}))?{after}")
         for path in folder.glob("*") if folder.is_dir() else ():
             match = pattern.fullmatch(path.name)
-            if match and path.is_file():
+            if match and (path.is_file() or is_folder(path)):
                 yield int(match[1]), match[2] or "", path
 
     # -- when to save ------------------------------------------------------------------------
@@ -210,11 +211,10 @@ class Checkpoint(SaveAnnouncer, SparseCallback, ModelCheckpoint):
     @staticmethod
     def _write(trainer: pl.Trainer, path: Path) -> None:
         """A checkpoint appears only when it is complete, whoever writes it."""
-        if trainer.world_size == 1 and files_of(trainer) is not None:
+        if files_of(trainer) is not None:
             trainer.save_checkpoint(path, weights_only=False)
             return
-        # with a CheckpointIO of the user's own, or several processes, nobody else renames it when
-        # it is whole
+        # with a CheckpointIO of the user's own nobody else renames it when it is whole
         part = path.with_name(f".{path.name}.part")
         trainer.save_checkpoint(part, weights_only=False)
         if trainer.is_global_zero:

@@ -182,11 +182,15 @@ class SaveCheckpointState(pl.Callback, SaveObserver):
         """Write a smaller checkpoint beside every k-th one."""
         whole, self._whole, self._is_saving = self._whole, None, False
         self._saved += 1
-        if self._saved % self.k or not trainer.is_global_zero or whole is None:
+        if self._saved % self.k or whole is None:
             return
         name = self.checkpoint_name.format(checkpoint_states=self._label, ckpt_name=path.name)
-        smaller = without(whole, self.states)
-        trainer.strategy.checkpoint_io.save_checkpoint(smaller, path.with_name(name))
+        smaller, strategy = without(whole, self.states), trainer.strategy
+        # Strategy.save_checkpoint of ours would put the random states back
+        if isinstance(strategy, StaticGraph):
+            strategy.write_checkpoint(smaller, path.with_name(name))
+        else:
+            strategy.save_checkpoint(smaller, path.with_name(name))
 
     def state_dict(self) -> dict[str, Any]:
         """The number of checkpoints so far."""

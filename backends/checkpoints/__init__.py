@@ -1,9 +1,14 @@
-"""Checkpoint files: nothing half written, nothing damaged taken for good.
+"""Checkpoints: nothing half written, nothing damaged taken for good.
 
-For every device; a file is what ``torch.save`` writes of Lightning's dict, no more and no less.
+For every device; a file is what ``torch.save`` writes of Lightning's dict, no more and no less. Of
+processes that hold parts it is a folder, as of Lightning's FSDP.
 
-damage     says what is wrong with a file that is no whole checkpoint
-files      writes a file that appears when it is complete; sweeps what killed processes left
-writer     copies a checkpoint, and writes beside the training, one file after the other
-plugin     Lightning's ``CheckpointIO`` of all that
+damage         says what is wrong with a file that is no whole checkpoint
+files          writes what appears when it is complete; sweeps what killed processes left
+writer         copies a checkpoint, and writes beside the training, one file after the other
+chunks         a part of a tensor, in the rectangles of torch.distributed.checkpoint
+folders        a checkpoint in parts: how it is written, and what is wrong with one
+folder_reader  reads one, or the parts that a process is to hold
+conversion     makes one file of a folder, and back, tensor by tensor
+plugin         Lightning's ``CheckpointIO`` of all that
 """

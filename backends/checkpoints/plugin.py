@@ -17,7 +17,9 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.strategies.strategy import Strategy
 
 from fulgurite.backends.checkpoints.damage import check_file, check_lightning, refuse_pipes
-from fulgurite.backends.checkpoints.files import link, write
+from fulgurite.backends.checkpoints.files import link, remove_folder, write
+from fulgurite.backends.checkpoints.folder_reader import FolderReader
+from fulgurite.backends.checkpoints.folders import check_folder, is_folder
 from fulgurite.backends.checkpoints.writer import Copy, Writer
 from fulgurite.backends.patches import Change
 
@@ -75,7 +77,8 @@ class CheckpointFiles(TorchCheckpointIO):
         else:
             self.wait()
             budget = self.budget
-            write(checkpoint, Path(path), None if budget is None else budget.when_written)
+            when_written = None if budget is None else budget.when_written
+            write(checkpoint, Path(path), when_written=when_written)
 
     def load_checkpoint(
         self,
@@ -92,6 +95,9 @@ class CheckpointFiles(TorchCheckpointIO):
         self.wait()
         if is_local(path):
             refuse_pipes(path)
+        if is_local(path) and os.path.isdir(path):
+            check_folder(path)
+            return FolderReader(path, weights_only is not False).checkpoint()
         if not is_local(path) or not os.path.isfile(path):
             return super().load_checkpoint(os.fspath(path), map_location, weights_only)
         with open(path, "rb") as file:
@@ -107,8 +113,12 @@ class CheckpointFiles(TorchCheckpointIO):
 
     def remove_checkpoint(self, path: AnyPath) -> None:
         """Remove a checkpoint; not before what was to be written before is."""
-        remove = super().remove_checkpoint
-        self._writer.run(lambda: remove(os.fspath(path)), path, leaves=False)
+        whole, remove = Path(path), super().remove_checkpoint
+
+        def run() -> None:
+            remove_folder(whole) if is_folder(whole) else remove(os.fspath(path))
+
+        self._writer.run(run, path, leaves=False)
 
     def link(self, target: AnyPath, name: AnyPath) -> None:
         """Let a symbolic link lead to a checkpoint that was saved; a file of that name stays."""

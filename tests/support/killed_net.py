@@ -28,6 +28,14 @@ class Net(pl.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=1e-2)
 
 
+class Wide(Net):
+    """With weights whose checkpoint takes its time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(16, 50_000), nn.ReLU(), nn.Linear(50_000, 2))
+
+
 def rows(batch_size: int) -> DataLoader[Any]:
     """Twenty batches of 16 for each of two ranks."""
     x = torch.randn(640, 16, generator=torch.Generator().manual_seed(1))

@@ -24,6 +24,7 @@ _OVERLOAD, _METRIC = "torch._ops.OpOverload", "torchmetrics.Metric"
 
 OWNERS: dict[str, tuple[str, ...]] = {
     "_C": ("torch",),
+    "_get_layout": ("torch.serialization",),
     "_VariableFunctions": ("torch._C",),
     "_accelerator_connector": (_TRAINER,),
     "_accelerator_flag": (f"{_CONNECTOR}.accelerator_connector._AcceleratorConnector",),
@@ -131,6 +132,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "_task_info": (_WORKERS,),
     "_timeout": (f"{_L}.strategies.DDPStrategy",),
     "_to_copy": (_ATEN,),
+    "_reset_parameters": ("torch.nn.MultiheadAttention", "torch.nn.Transformer"),
     "_tensor_name": ("torch.nn.utils.prune.BasePruningMethod",),
     "_trainer": (_MODULE,),
     "_training_step": (_AUTOMATIC,),

@@ -69,7 +69,7 @@ def part_bytes(folder: Path) -> Any:
 
 
 def resumed(folder: Path) -> Any:
-    """Losses of two epochs, and of the second after a checkpoint, which stock Lightning loads."""
+    """Losses of two epochs, and of the second after a checkpoint."""
     torch.manual_seed(0)
     whole, later = Recorder(), Recorder()
     trained(Wide(), whole)
@@ -79,14 +79,7 @@ def resumed(folder: Path) -> Any:
     dist.barrier()
     torch.manual_seed(1)
     trained(Wide(), later, ckpt_path=path)
-    stock = Wide.load_from_checkpoint(path)
-    state = torch.load(path)["optimizer_states"][0]["state"][0]["exp_avg"]
-    return [
-        whole.losses[-len(later.losses) :],
-        later.losses,
-        list(state.shape),
-        type(stock.net[0].weight).__name__,
-    ]
+    return [whole.losses[-len(later.losses) :], later.losses]
 
 
 class Reads(pl.Callback):
@@ -350,14 +343,15 @@ CASES: dict[str, Callable[[Path], Any]] = {
 }
 
 
-def main() -> None:
+def main_of(cases: dict[str, Callable[[Path], Any]]) -> None:
     """Run cases, and write what came of each."""
     folder, *names = sys.argv[1:]
     warnings.simplefilter("ignore")
-    found = {name: CASES[name](Path(folder)) for name in names}
+    found = {name: cases[name](Path(folder)) for name in names}
     (Path(folder) / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    main_of(CASES)

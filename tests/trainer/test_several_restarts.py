@@ -1,5 +1,7 @@
 """Runs of two processes whose ranks are killed: started again, they end as if nothing had been.
 
+Those that hold parts are killed while they save: every checkpoint is whole, and none is lost.
+
 KILLS=40 in the environment kills so many instead of some.
 """
 
@@ -18,6 +20,9 @@ from typing import Any
 
 import pytest
 import torch
+
+from fulgurite.backends.checkpoints.folder_reader import FolderReader
+from fulgurite.backends.checkpoints.folders import check_folder
 
 KILLS = int(os.environ.get("KILLS", "3"))
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -137,3 +142,78 @@ def test_killed_ranks_cost_nothing(how: str, undisturbed: Any, tmp_path: Path) -
     [ours], [theirs] = found["optimizer_states"], undisturbed["optimizer_states"]
     for index, state in theirs["state"].items():
         assert all(torch.equal(ours["state"][index][key], value) for key, value in state.items())
+
+
+PARTS = """
+trainer:
+  init:
+    backend: {backend_type: CSX, autogen_policy: disabled, execution: weight_streaming}
+    model: {class_path: killed_net.Wide}
+    seed: 1
+    model_dir: out
+    loop: {num_steps: 100000}
+    checkpoint: {steps: 4}
+    callbacks:
+    - KeepNCheckpoints: {n: 2}
+    - ModelCheckpoint: {dirpath: out/last, save_last: true, save_top_k: 0, every_n_train_steps: 2}
+  fit:
+    train_dataloader: {data_processor: killed_net.rows, batch_size: 16}
+"""
+
+
+def check_all(folder: Path) -> int:
+    """Read every checkpoint; returns how many there are."""
+    found = list((folder / "out").rglob("*.ckpt"))
+    for path in found:
+        try:
+            check_folder(path)
+            weights = FolderReader(path).checkpoint()["state_dict"]
+        except OSError:
+            assert not path.exists(), f"{path} is not whole"  # KeepNCheckpoints removed it
+        else:
+            assert all(bool(value.isfinite().all()) for value in weights.values())
+    return len(found)
+
+
+def test_processes_that_are_killed_while_they_save_lose_nothing(tmp_path: Path) -> None:
+    (tmp_path / "killed_net.py").write_text((SUPPORT / "killed_net.py").read_text())
+    (tmp_path / "run.yaml").write_text(PARTS)
+    chance, caught = random.Random(0), 0
+    log = tmp_path / "log.txt"
+    command = [*TORCHRUN, f"--max-restarts={KILLS + 9}", "-m", "fulgurite", "fit", "run.yaml"]
+    with log.open("w") as printed:
+        process = subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+            env={**ENVIRONMENT, MARK: str(tmp_path)},
+        )
+    try:
+        for _ in range(KILLS):
+            before, began = progress(tmp_path), time.monotonic()
+            while progress(tmp_path) <= before and time.monotonic() < began + 120:
+                assert process.poll() is None, log.read_text()[-4000:]
+                time.sleep(0.02)
+            assert progress(tmp_path) > before, log.read_text()[-4000:]
+            victim = chance.choice(list(ranks(tmp_path)))
+            while not (parts := list((tmp_path / "out").rglob(".fulgurite-*.part"))):
+                time.sleep(0.001)
+            time.sleep(chance.uniform(0.0, 0.02))
+            caught += any(part.exists() for part in parts)
+            saved = progress(tmp_path)
+            os.kill(victim, signal.SIGKILL)
+            time.sleep(0.5)
+            assert progress(tmp_path) >= saved
+            assert check_all(tmp_path) >= 2
+    finally:
+        process.terminate()
+        process.wait(60)
+        for pid in ranks(tmp_path):
+            os.kill(pid, signal.SIGKILL)
+    check_all(tmp_path)
+    print(f"{KILLS} kills, {caught} of them while a folder was written; the last step {saved}")
+    assert caught
+    last = FolderReader(tmp_path / "out" / f"checkpoint_{progress(tmp_path)}.ckpt").checkpoint()
+    assert last["global_step"] == progress(tmp_path)
+    assert torch.isfinite(last["state_dict"]["net.0.weight"]).all()

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as lightning
 import pytest
+from harness import QUIET, Recorder
 from launched import SUPPORT, torchrun
+from models import loader
+from parts import GLOBAL_BATCH, ROWS
 from several import CASES
 from streaming import CASES as OURS
+from streaming import Wide
+from torch import nn
+
+from fulgurite.backends.checkpoints.conversion import to_file
 
 pytestmark = pytest.mark.several
 NOISE = ("convnet", "transformer")
@@ -77,12 +88,97 @@ def test_each_process_holds_its_part_of_weights_and_optimizer_state(found: list[
     assert max(held) == pytest.approx(total / len(found), rel=0.01)
 
 
-def test_a_checkpoint_is_whole_and_a_run_goes_on_from_it(found: list[Any]) -> None:
+def test_a_run_goes_on_from_a_checkpoint_to_the_bit(found: list[Any]) -> None:
     for one in found:
-        whole, later, shape, kind = one["resumed"]
+        whole, later = one["resumed"]
         assert later
         assert later == whole
-        assert (shape, kind) == ([256, 8], "Parameter")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the checkpoints that 1, 2 and 4 processes have written, and their losses."""
+    folder = tmp_path_factory.mktemp("saved")
+    for count in (1, 2, 4):
+        (folder / str(count)).mkdir()
+        torchrun(count, SUPPORT / "parts.py", str(folder / str(count)), "save", seconds=600)
+    return folder
+
+
+def means(folder: Path, count: int, case: str) -> dict[str, list[float]]:
+    """The losses of all processes' batches, by the moment that a checkpoint was written at."""
+    ranks = [one[case] for one in of_ranks(folder, count)]
+    return {
+        kind: [sum(losses) / count for losses in zip(*(one[kind] for one in ranks), strict=True)]
+        for kind in ranks[0]
+    }
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("writers", "readers", "case"),
+    [
+        *((2, 2, "streamed"), (2, 4, "streamed"), (1, 2, "streamed"), (4, 2, "streamed")),
+        *((4, 1, "pipeline"), (2, 2, "pipeline"), (2, 4, "pipeline")),
+    ],
+)
+def test_a_checkpoint_in_parts_is_gone_on_from_by_other_processes(
+    writers: int, readers: int, case: str, saved: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(saved / str(writers), folder)
+    torchrun(readers, SUPPORT / "parts.py", str(folder), case, seconds=600)
+    whole, later = means(saved / str(writers), writers, "save"), means(folder, readers, case)
+    alone = means(saved / "1", 1, "save")["epoch"]
+    for kind, losses in later.items():
+        before = whole[kind][-len(losses) :]
+        assert losses == (before if readers == writers and case == "streamed" else near(before))
+    assert {kind: len(losses) for kind, losses in later.items()} == {
+        **{"epoch": 6, "middle": 4, "window": 3}
+    }
+    assert later["epoch"] == near(alone[-6:])
+
+
+def near(losses: list[float]) -> Any:
+    return pytest.approx(losses, abs=1e-6)
+
+
+@pytest.mark.long
+@pytest.mark.fits
+def test_stock_goes_on_from_what_its_own_tool_or_ours_makes_of_parts(
+    saved: Path, tmp_path: Path
+) -> None:
+    folder, ours = saved / "2" / "epoch.ckpt", tmp_path / "ours.ckpt"
+    stock = tmp_path / "stock.ckpt"
+    module = "lightning.pytorch.utilities.consolidate_checkpoint"
+    run = [sys.executable, "-m", module, str(folder), "--output_file", str(stock)]
+    subprocess.run(run, check=True)
+    to_file(folder, ours)
+    before = means(saved / "1", 1, "save")["epoch"][-6:]
+    for path in (stock, ours):
+        recorder = Recorder()
+        trainer = lightning.Trainer(
+            **{**QUIET, "accelerator": "cpu", "max_epochs": 2, "callbacks": [recorder]}
+        )
+        trainer.fit(Wide(), loader(ROWS, GLOBAL_BATCH), ckpt_path=path)
+        assert recorder.losses == pytest.approx(before, abs=1e-5)
+        assert isinstance(Wide.load_from_checkpoint(path).net[0].weight, nn.Parameter)
+
+
+@pytest.mark.long
+def test_callbacks_save_remove_and_find_folders(tmp_path: Path) -> None:
+    torchrun(2, SUPPORT / "parts.py", str(tmp_path), "callbacks", seconds=600)
+    for one in of_ranks(tmp_path, 2):
+        found = one["callbacks"]
+        assert found["found"] == {
+            "best": ["last.ckpt", "step=10.ckpt", "step=12.ckpt"],
+            "own": [
+                *("checkpoint_12.ckpt", "checkpoint_9.ckpt"),
+                *("model_checkpoint_12.ckpt", "model_checkpoint_6.ckpt"),
+            ],
+            "weights": ["w.ckpt"],
+        }
+        assert (found["begins"], found["last"], found["newest"]) == (2, 6, 6)
 
 
 def test_a_second_fit_goes_on_from_the_parts(found: list[Any]) -> None:

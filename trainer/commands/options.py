@@ -1,4 +1,4 @@
-"""What may be typed after ``fulgurite cache``, ``compile``, ``doctor``, ``report``, ``diff``.
+"""What may be typed after ``fulgurite cache``, ``checkpoint``, ``compile``, ``doctor``, ``diff``.
 
 And the versions, which ``--version`` tells without an import of torch.
 """
@@ -14,7 +14,7 @@ from typing import Any
 import fulgurite
 
 PACKAGES = ("torch", "lightning", "torchmetrics")
-COMMANDS = ("doctor", "cache", "compile", "report", "diff")
+COMMANDS = ("doctor", "cache", "compile", "report", "diff", "checkpoint")
 CACHE = {
     "list": "what is compiled already, and how large and old it is",
     "prune": "remove what was used longest ago, past the cache's limit or the one given",
@@ -85,6 +85,27 @@ def add_commands(commands: Any, add_debug: Any) -> None:
     diff.add_argument("after", metavar="B", help=of)
     add_debug(report)
     add_debug(diff)
+    _add_checkpoint(commands, add_debug)
+
+
+def _add_checkpoint(commands: Any, add_debug: Any) -> None:
+    checkpoint = commands.add_parser(
+        "checkpoint",
+        help="make one file of a checkpoint in parts, or parts of a file",
+        description="Checkpoints of weight streaming, which are folders with parts.",
+    )
+    does = "one Lightning file of a checkpoint in parts; or parts of a file, with --parts"
+    convert = checkpoint.add_subparsers(dest="what", required=True, metavar="convert").add_parser(
+        "convert",
+        help=f"make {does}",
+        description=f"Make {does}. It takes about as much memory as the largest tensor.",
+    )
+    convert.add_argument("source", metavar="SOURCE", help="the checkpoint that is read")
+    convert.add_argument("target", metavar="TARGET", help="the new one; nothing has its name yet")
+    convert.add_argument(
+        "--parts", type=_count, metavar="N", help="cut a file into N parts, as of N processes"
+    )
+    add_debug(convert)
 
 
 def run_command(options: argparse.Namespace) -> int:
@@ -103,6 +124,10 @@ def run_command(options: argparse.Namespace) -> int:
         if options.command == "report":
             return report(options.folder)
         return diff(options.before, options.after)
+    if options.command == "checkpoint":
+        from fulgurite.commands.convert_checkpoint import convert_checkpoint
+
+        return convert_checkpoint(options.source, options.target, options.parts)
     from fulgurite.commands.cached import clear, prune, show
 
     if options.what == "prune":
@@ -121,6 +146,12 @@ def _bytes(text: str) -> int:
     if found is None:
         raise argparse.ArgumentTypeError(f"expected a size as 500M or 2G; got {text!r}")
     return int(found[1]) * _UNITS[found[2].upper()]
+
+
+def _count(text: str) -> int:
+    if re.fullmatch(r"[1-9]\d{0,5}", text) is None:
+        raise argparse.ArgumentTypeError(f"expected a number of parts as 4; got {text!r}")
+    return int(text)
 
 
 def _days(text: str) -> float:

@@ -13,5 +13,6 @@ agreement       whether all of them have the same model, options, data and step
 consensus       what they decide together at each step
 reduction       gradients become the mean of all, buffers those of the first process
 building        a module that no process holds whole
+saved_parts     checkpoints of processes that hold parts
 sync_batchnorm  batches that are normalized together
 """

@@ -28,7 +28,6 @@ from lightning.pytorch.trainer.states import (
     TrainerStatus,
 )
 from torch import Tensor
-from torch.optim import Optimizer
 
 from fulgurite.backends.csx.capture import CapturedStep
 from fulgurite.backends.csx.config import CSXBackend
@@ -61,26 +60,20 @@ from fulgurite.backends.csx.distributed.reduction import (
     share_first,
 )
 from fulgurite.backends.csx.distributed.rendezvous import rendezvous
+from fulgurite.backends.csx.distributed.saved_parts import SavesParts
 from fulgurite.backends.csx.distributed.sync_batchnorm import SyncsBatchNorm
 from fulgurite.backends.csx.graph.collectives import Processes, has_collectives
 from fulgurite.backends.csx.plugins.checkpoint_position import RANKS, position_of_rank
 from fulgurite.backends.csx.plugins.strategy import StaticGraph
-from fulgurite.backends.csx.state import Gradients, shard_state
-from fulgurite.backends.csx.state import gathered as gathered_state
+from fulgurite.backends.csx.state import Gradients
 from fulgurite.backends.step_context import step_context
 
 
-class CollectiveStrategy(StaticGraph, DDPStrategy):
+class CollectiveStrategy(StaticGraph, SavesParts, DDPStrategy):
     """Several processes whose steps have collectives; the base of strategy "csx"."""
 
     _has_ended = False  # by an error: nobody answers any more
     buffers: ChangedBuffers | None = None  # of a step that is traced
-
-    @property
-    def processes(self) -> Processes:
-        """Those that train together."""
-        assert dist.group.WORLD is not None
-        return Processes(group=dist.group.WORLD.group_name, count=self.world_size)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """A tensor of all processes, reduced; in a traced step an operation of its program."""
@@ -111,20 +104,6 @@ class CollectiveStrategy(StaticGraph, DDPStrategy):
         """An object of one process, on the host."""
         _refuse_in_step("broadcast")
         return obj if self._has_ended else super().broadcast(obj, src)
-
-    def lightning_module_state_dict(self) -> dict[str, Any]:
-        """The module's, of whole tensors; all processes take part where they hold parts."""
-        return gathered_state(super().lightning_module_state_dict())  # type: ignore[no-any-return]
-
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """An optimizer's, of whole tensors."""
-        return gathered_state(super().optimizer_state(optimizer))  # type: ignore[no-any-return]
-
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Load what a checkpoint has for optimizers; each process keeps its parts."""
-        super().load_optimizer_state_dict(checkpoint)
-        for optimizer in self.optimizers:
-            shard_state(optimizer)
 
     @contextlib.contextmanager
     def stepping(self) -> Iterator[None]:
@@ -258,9 +237,9 @@ class CSXParallelStrategy(CollectiveStrategy):
         refuse_other_runs(trainer, self.backend)
         refuse_other_models(trainer.lightning_module)
         super().setup(trainer)
-        if self.in_parts and trainer.state.fn != TrainerFn.FITTING:
+        if self.holds_parts and trainer.state.fn != TrainerFn.FITTING:
             self.configure_ddp()  # which Lightning does where gradients are exchanged
-        if self.keeps_gradients and self.in_parts:
+        if self.keeps_gradients and self.holds_parts:
             raise UnsupportedState(
                 "A hook on the host reads .grad, of which each process holds a part.",
                 remedy="self.log_dict(grad_norm(self, 2)) in on_before_optimizer_step, which is"
@@ -269,26 +248,21 @@ class CSXParallelStrategy(CollectiveStrategy):
         self.consensus = Consensus(self, trainer)
 
     @property
-    def in_parts(self) -> bool:
-        """Whether each process holds a part of each parameter."""
-        return self.backend.execution == "weight_streaming"
-
-    @property
     def restore_checkpoint_after_setup(self) -> bool:
         """Where parameters are in parts: before it they may have no memory."""
-        return self.in_parts
+        return self.holds_parts
 
     def model_to_device(self) -> None:
         """Where it is on the meta device: give it memory."""
         assert self.model is not None
-        if self.in_parts:
+        if self.holds_parts:
             materialize(self.model, self.processes)
         super().model_to_device()
 
     def configure_ddp(self) -> None:
         """Begin with the first process's parameters and buffers."""
         assert self.model is not None
-        if self.in_parts:
+        if self.holds_parts:
             cut(self.model.parameters(), self.processes)
             share_first(list(self.model.buffers()), self.processes)
         else:
@@ -299,10 +273,10 @@ class CSXParallelStrategy(CollectiveStrategy):
         """Where a module is made: ``configure_model``, or ``trainer.init_module``."""
         runs = getattr(getattr(self._lightning_module, "_trainer", None), "state", TrainerState())
         with contextlib.ExitStack() as stack:
-            stack.enter_context(super().tensor_init_context(empty_init and not self.in_parts))
-            if self.in_parts and empty_init:
+            stack.enter_context(super().tensor_init_context(empty_init and not self.holds_parts))
+            if self.holds_parts and empty_init:
                 stack.enter_context(torch.device("meta"))
-            elif self.in_parts and runs.status == TrainerStatus.RUNNING:
+            elif self.holds_parts and runs.status == TrainerStatus.RUNNING:
                 stack.enter_context(building_in_parts(self.processes))
             yield
 
@@ -376,8 +350,10 @@ class CSXParallelStrategy(CollectiveStrategy):
 
     def with_other_positions(self, position: dict[str, Any]) -> dict[str, Any]:
         """Where the run is, in every process, for a checkpoint."""
+        self.note_shapes(position)
         return {**position, RANKS: gathered(position)}
 
     def own_position(self, path: object, checkpoint: Mapping[str, Any], position: Any) -> Any:
         """Where this process was, by what ``with_other_positions`` put into a checkpoint."""
-        return position_of_rank(path, checkpoint, position, self.global_rank, self.world_size)
+        cut = self.own_part if self.holds_parts else None
+        return position_of_rank(path, checkpoint, position, self.global_rank, self.world_size, cut)

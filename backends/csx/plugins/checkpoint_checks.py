@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from fulgurite.backends.checkpoints.damage import ANOTHER, CheckpointError, check_lightning
 from fulgurite.backends.checkpoints.plugin import files_of
 from fulgurite.backends.csx.plugins.checkpoint_position import ORDER, RANKS, is_order
+from fulgurite.backends.csx.state import is_finite
 
 _LIKE_THEIR_PARAMETER = frozenset(
     {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg"}
@@ -75,7 +76,7 @@ def _warn_of_weights(path: str | Path, checkpoint: Any) -> None:
         name
         for name, value in (weights.items() if isinstance(weights, dict) else ())
         if isinstance(value, torch.Tensor) and value.is_floating_point()
-        if not bool(value.isfinite().all())
+        if not is_finite(value)
     ]
     if bad:
         rank_zero_warn(
@@ -189,4 +190,4 @@ def _last(trainer: pl.Trainer) -> str | None:
         files.wait()
     callbacks = trainer.checkpoint_callbacks
     saved = [getattr(one, "_last_checkpoint_saved", "") for one in callbacks]  # Lightning 2.6.6
-    return max(filter(os.path.isfile, saved), key=os.path.getmtime, default=None)
+    return max(filter(os.path.exists, saved), key=os.path.getmtime, default=None)

@@ -12,6 +12,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 from fulgurite.backends.checkpoints.damage import CheckpointError
@@ -106,10 +107,27 @@ RANKS = "ranks"
 """The key of what each process has, in what a checkpoint holds beside Lightning's."""
 
 
+SHAPES = "shapes"
+"""The key of the whole shapes of gradients, in the progress of a process that holds parts."""
+
+
 def position_of_rank(
-    path: object, checkpoint: Mapping[str, Any], position: Any, rank: int, count: int
+    path: object,
+    checkpoint: Mapping[str, Any],
+    position: Any,
+    rank: int,
+    count: int,
+    cut: Callable[[Tensor], Tensor] | None = None,
 ) -> Any:
     """Where a process was, or is to go on where there were more or less of them.
+
+    Args:
+        path: of the checkpoint.
+        checkpoint: Lightning's part of it.
+        position: ours.
+        rank: of the process.
+        count: of the processes that go on.
+        cut: makes of a gradient what this process holds of it; None where it holds all.
 
     Raises:
         CheckpointError: there were more or less, in the middle of an epoch whose data cannot be
@@ -119,7 +137,9 @@ def position_of_rank(
         return None
     ranks = position.get(RANKS, [position])
     if len(ranks) == count:
-        return ranks[rank]
+        was_cut = SHAPES in ranks[0].get("progress", {})
+        is_as_it_was = was_cut == (cut is not None)
+        return ranks[rank] if is_as_it_was else _with_window(ranks, ranks[rank], cut)
     if _is_within_epoch(checkpoint) and any(ORDER not in one for one in ranks):
         what = (
             f"was written by {len(ranks)} process{'es' * (len(ranks) > 1)} in the middle of an"
@@ -128,27 +148,45 @@ def position_of_rank(
         )
         remedy = f"Go on with {len(ranks)}; or from a checkpoint that an epoch's end wrote."
         raise CheckpointError(str(path), what, remedy)
-    return _of_others(ranks, rank)
+    return _with_window(ranks, _of_others(ranks, rank), cut)
+
+
+def _with_window(
+    ranks: Sequence[dict[str, Any]], own: dict[str, Any], cut: Callable[[Tensor], Tensor] | None
+) -> dict[str, Any]:
+    """With the gradients of a window that is not over: what each process held, for another one.
+
+    Each held its own of all, whose mean counts; or a part of the mean.
+    """
+    if any("progress" not in one for one in ranks):
+        return own
+    windows = [one["progress"]["gradients"] for one in ranks]
+    shapes = own["progress"].get(SHAPES, {})
+    gradients: dict[str, Tensor] = {}
+    for name in {name for one in windows for name in one}:
+        held = [one[name] for one in windows if name in one]
+        if name in shapes:
+            shape = torch.Size(shapes[name])
+            gradient = torch.cat(held)[: shape.numel()].view(shape)
+        else:
+            gradient = sum(held[1:], start=held[0]) / len(ranks)
+        gradients[name] = gradient if cut is None else cut(gradient)
+    return {**own, "progress": {**own["progress"], "gradients": gradients}}
 
 
 def _of_others(ranks: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
     """Where a process goes on that more or less of them began.
 
-    The order of an epoch's data is rank 0's; gradients of a window that is not over are the mean
-    of all, and so is their contribution. What each has logged and counted in the epoch is left out.
+    The order of an epoch's data is rank 0's. What each has logged and counted in the epoch is left
+    out.
     """
     first, own = ranks[0], ranks[rank % len(ranks)]
     found = own | {name: first[name] for name in ("iterator", "first_batch") if name in first}
     if ORDER in first:
         found[ORDER] = {**first[ORDER], "dealt": True}
     if all("progress" in one for one in ranks):
-        windows = [one["progress"]["gradients"] for one in ranks]
-        gradients = {
-            name: sum(one[name] for one in windows if name in one) / len(ranks)
-            for name in {name for one in windows for name in one}
-        }
         logged: dict[str, Any] = {**own["progress"]["logged"], "results": {}, "metrics": {}}
-        found["progress"] = {**own["progress"], "gradients": gradients, "logged": logged}
+        found["progress"] = {**own["progress"], "logged": logged}
     return found
 
 

@@ -285,8 +285,14 @@ class StaticGraph(LoopServices, ChecksStates, OneProcess):
         checkpoint[CHECKPOINT_KEY] = self.with_other_positions(
             position_of(trainer, self.data_position, progress)
         )
-        super().save_checkpoint(checkpoint, filepath, storage_options)
+        self.write_checkpoint(checkpoint, filepath, storage_options)
         checkpoint_written(trainer)
+
+    def write_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
+    ) -> None:
+        """Write a dict of Lightning's as it is; all processes call this."""
+        super().save_checkpoint(checkpoint, path, storage_options)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """An optimizer's state, without what its first update is still to make."""

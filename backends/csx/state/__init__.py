@@ -60,6 +60,8 @@ from fulgurite.backends.csx.state.python_objects import owner_of as owner_of
 from fulgurite.backends.csx.state.python_objects import refill as refill
 from fulgurite.backends.csx.state.sharded import ShardedTensor as ShardedTensor
 from fulgurite.backends.csx.state.sharded import gathered as gathered
+from fulgurite.backends.csx.state.sharded import is_finite as is_finite
+from fulgurite.backends.csx.state.sharded import part_of as part_of
 from fulgurite.backends.csx.state.sharded import shard_parameters as shard_parameters
 from fulgurite.backends.csx.state.sharded import shard_state as shard_state
 from fulgurite.backends.csx.state.sharded import writing_wholes as writing_wholes

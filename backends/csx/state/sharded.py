@@ -18,8 +18,11 @@ import torch
 import torch.distributed as dist
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
+from torch.distributed.checkpoint.planner import WriteItem
 from torch.optim import Optimizer
 
+from fulgurite.backends.checkpoints.chunks import FlatPart
 from fulgurite.backends.csx.diagnostics.trace_errors import StateChanged, UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, user_line
 from fulgurite.backends.csx.graph.collectives import Processes, own_part
@@ -124,6 +127,20 @@ class ShardedTensor(Tensor):
         dist.all_gather_into_tensor(found, self.part.detach())
         return found[: self.numel()].view(self.shape)
 
+    def _flat(self) -> FlatPart:
+        return FlatPart(self.shape, dist.get_rank() * self.part.numel(), self.part)
+
+    # what torch.distributed.checkpoint asks of a tensor in parts (torch 2.13)
+
+    def __create_write_items__(self, fqn: str, tensor: object) -> list[WriteItem]:
+        return self._flat().__create_write_items__(fqn, tensor)
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return self._flat().__create_chunk_list__()
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
+        return self._flat().__get_tensor_shard__(index)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         part = self.part.detach().clone()
         made = ShardedTensor(part, self.shape, self.processes, self.requires_grad)
@@ -134,8 +151,7 @@ class ShardedTensor(Tensor):
         raise UnsupportedState(
             f"A tensor of {list(self.shape)} would be pickled of which each process holds a part.",
             line=user_line(),
-            remedy="trainer.save_checkpoint(path), or"
-            " trainer.strategy.lightning_module_state_dict() in all processes, which gather it",
+            remedy="trainer.save_checkpoint(path); or, in all processes, p.clone(), gathered",
         )
 
     def numpy(self, *, force: bool = False) -> Any:
@@ -230,6 +246,15 @@ def resident(tensor: Tensor) -> Tensor:
     return tensor.part if isinstance(tensor, ShardedTensor) else tensor
 
 
+def is_finite(tensor: Tensor) -> bool:
+    """Whether all of a tensor is; each process looks at what it holds, and all take part."""
+    found = resident(tensor).isfinite().all()
+    if isinstance(tensor, ShardedTensor):
+        found = found.int()
+        dist.all_reduce(found, dist.ReduceOp.MIN)
+    return bool(found)
+
+
 def as_parameter(tensor: ShardedTensor) -> ShardedTensor:
     """The same as a parameter: ``isinstance(p, nn.Parameter)`` asks for this attribute."""
     tensor._is_param = True
@@ -285,13 +310,15 @@ def gathered(value: Any) -> Any:
 
 
 def shard_state(optimizer: Optimizer) -> None:
-    """Hold whole tensors that were loaded into an optimizer's state as its parameters are held."""
+    """Hold tensors that were loaded into an optimizer's state as its parameters are held."""
     for p, state in optimizer.state.items():
-        if isinstance(p, ShardedTensor):
-            for key, value in state.items():
-                whole = isinstance(value, Tensor) and not isinstance(value, ShardedTensor)
-                if whole and value.shape == p.shape:
-                    state[key] = ShardedTensor.cut(value, p.processes)
+        for key, value in state.items():
+            if not isinstance(value, Tensor):
+                continue
+            if not isinstance(p, ShardedTensor) or value.shape != p.shape:
+                state[key] = gathered(value)
+            elif not isinstance(value, ShardedTensor):
+                state[key] = ShardedTensor.cut(value, p.processes)
 
 
 def sharded_as(whole: ShardedTensor, value: Any, optimizer: Optimizer) -> Any:

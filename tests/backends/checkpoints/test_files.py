@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from fulgurite.backends.checkpoints.damage import check_file
-from fulgurite.backends.checkpoints.files import link, part, sweep, write
+from fulgurite.backends.checkpoints.files import Sink, link, part, sweep, write
 
 
 def weights(value: float, n: int = 100_000) -> dict[str, torch.Tensor]:
@@ -52,24 +52,21 @@ def dies(*_: Any, **__: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-class DiesInTheMiddle:
+class DiesInTheMiddle(Sink):
     """A tensor's bytes are half written, then the process is killed."""
-
-    def __init__(self, file: Any) -> None:
-        self.file, self.failure = file, None
 
     def write(self, data: Any) -> int:
         if len(data) > 1000:
-            self.file.write(bytes(data)[: len(data) // 2])
+            super().write(bytes(data)[: len(data) // 2])
             dies()
-        return int(self.file.write(data))
+        return super().write(data)
 
 
 STAGES = {
-    "in the middle of a tensor": ("fulgurite.backends.checkpoints.files._Sink", DiesInTheMiddle, 1),
+    "in the middle of a tensor": ("fulgurite.backends.checkpoints.files.Sink", DiesInTheMiddle, 1),
     "before the flush": ("os.fsync", dies, 1),
     "before the new name": ("os.replace", dies, 1),
-    "before the folder's flush": ("fulgurite.backends.checkpoints.files._flush_folder", dies, 2),
+    "before the folder's flush": ("fulgurite.backends.checkpoints.files.flush_folder", dies, 2),
 }
 
 
@@ -192,7 +189,7 @@ def test_a_folder_that_cannot_be_flushed_has_the_new_file(
     def fails(folder: Path) -> None:
         raise OSError(errno.EIO, "no")
 
-    monkeypatch.setattr("fulgurite.backends.checkpoints.files._flush_folder", fails)
+    monkeypatch.setattr("fulgurite.backends.checkpoints.files.flush_folder", fails)
     with pytest.raises(OSError, match="was written, but its folder could not be flushed") as told:
         write({"a": 2}, path)
     assert told.value.filename == str(path)

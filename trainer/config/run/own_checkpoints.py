@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning.pytorch.callbacks import Checkpoint as AnyCheckpoint
 
-from fulgurite.backends.safe_load import read_checkpoint
+from fulgurite.backends.safe_load import read_rest
 from fulgurite.callbacks import Checkpoint
 from fulgurite.config.run.loading import model_dir
 from fulgurite.config.run.refusing import LIGHTNINGS_PATHS
@@ -49,7 +49,7 @@ def steps_of(path: str | None) -> int:
 
 def progress_of(path: str | None) -> tuple[int, int]:
     """The optimizer steps and the epochs."""
-    if path is None or path in LIGHTNINGS_PATHS or not os.path.isfile(path):
+    if path is None or path in LIGHTNINGS_PATHS or not os.path.exists(path):
         return 0, 0
-    found = read_checkpoint(path)
+    found = read_rest(path)
     return int(found.get("global_step", 0)), int(found.get("epoch", 0))

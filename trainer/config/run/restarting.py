@@ -34,8 +34,9 @@ from typing import Any
 
 from lightning_utilities.core.rank_zero import rank_zero_info
 
-from fulgurite.backends.checkpoints.damage import CheckpointError, check_file
+from fulgurite.backends.checkpoints.damage import CheckpointError
 from fulgurite.backends.checkpoints.files import part
+from fulgurite.backends.checkpoints.folders import check_checkpoint
 from fulgurite.config.document.variables import Variables
 from fulgurite.config.run.attempt import Attempt, Identity, Target, identities, run_attempt
 from fulgurite.config.run.loading import model_dir
@@ -373,7 +374,7 @@ class _Supervision:
 
 def _is_whole(path: str) -> bool:
     try:
-        check_file(path)
+        check_checkpoint(path)
     except CheckpointError as error:
         rank_zero_info(f"{error.path} {error.what}. An older one is taken.")
         return False

@@ -13,7 +13,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_utilities.core.rank_zero import rank_zero_info
 
-from fulgurite.backends.checkpoints.damage import check_file
+from fulgurite.backends.checkpoints.folders import check_checkpoint
 from fulgurite.backends.patches import patched
 from fulgurite.callbacks import LoadCheckpointStates
 from fulgurite.config.run.attempt import Attempt
@@ -241,8 +241,8 @@ def checkpoint(plan: Plan, phase: Phase, mode: str) -> str | None:
     if "ckpt_path" in stage:
         plan.document.refuse(missing_checkpoints(phase, mode))
         path: str | None = stage["ckpt_path"]
-        if path is not None and os.path.isfile(path):
-            check_file(path)
+        if path is not None and os.path.exists(path):
+            check_checkpoint(path)
         return path
     newest = newest_of(phase)
     if newest is not None:

@@ -44,16 +44,18 @@ class Operations:
 
     Attributes:
         fresh: they.
+        graph: the graph that it was.
+        processes: those that run it.
     """
 
     def __init__(self, graph: Graph, processes: Processes) -> None:
-        self._graph, self._processes = graph, processes
+        self.graph, self.processes = graph, processes
         self.fresh = graph.copied()
 
     def call(self, like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """A new operation, of the line and the module of ``like``."""
         node = self.fresh.call_function(target, args, kwargs)
-        with self._graph.mode, torch.no_grad():
+        with self.graph.mode, torch.no_grad():
             value = target(*fx.map_arg(args, value_of), **fx.map_arg(kwargs, value_of))
         node.meta = {**like.meta, "val": value}
         return node
@@ -64,7 +66,7 @@ class Operations:
 
     def gathered(self, part: fx.Node, like: fx.Node) -> Message:
         """Each process's part, one after the other."""
-        to_all = self._processes.count, self._processes.group
+        to_all = self.processes.count, self.processes.group
         begun = self.call(like, functional.all_gather_into_tensor.default, part, *to_all)
         return Message(begun, self.call(like, functional.wait_tensor.default, begun))
 

@@ -108,7 +108,7 @@ class _Sharding(Operations):
         ]
         self._send(used)
         fresh.lint()
-        lowered = self._graph.with_operations(fresh)
+        lowered = self.graph.with_operations(fresh)
         return replace(lowered, inputs=tuple(self._inputs))
 
     def _send(self, used: list[Whole]) -> None:
@@ -122,7 +122,7 @@ class _Sharding(Operations):
         for messages in (few, [one for one in self._sums if one.begun in there]):
             for dtype in dict.fromkeys(value_of(one.sent).dtype for one in messages):
                 alike = [one for one in messages if value_of(one.sent).dtype == dtype]
-                merge(self, alike, self._processes.count)
+                merge(self, alike, self.processes.count)
         large = [one for one in scatters if one not in few]
         needed = [one for one in gathers.messages if one.begun in there]
         overlap(self, needed, large, limit=2 * max(sizes, default=0))
@@ -140,7 +140,7 @@ class _Sharding(Operations):
                 user.replace_input_with(node, whole)
             if node in writes:
                 writes[node].update_arg(0, node)
-            with self._graph.mode:
+            with self.graph.mode:
                 part = torch.empty(self._length(item.example.numel()), dtype=item.example.dtype)
             node.meta = {**node.meta, "val": part}
             self._inputs[i] = replace(item, example=part)
@@ -151,14 +151,14 @@ class _Sharding(Operations):
     # -- what is computed in parts
 
     def _length(self, numel: int) -> int:
-        return length_of_part(numel, self._processes.count)
+        return length_of_part(numel, self.processes.count)
 
     def _is_in_parts(self, node: fx.Node) -> bool:
         if is_wait(node.target):
             begun: Any = node.args[0]
-            of_all = "sum", self._processes.group
+            of_all = "sum", self.processes.group
             is_sum = begun.target is _ALL_REDUCE and begun.args[1:] == of_all
-            return is_sum and value_of(node).numel() >= self._processes.count
+            return is_sum and value_of(node).numel() >= self.processes.count
         if node.target in _VIEWS:
             return node.args[0] in self.in_parts and value_of(node).is_contiguous()
         if node.target is _COPY:
@@ -184,7 +184,7 @@ class _Sharding(Operations):
 
     def _made(self, node: fx.Node) -> fx.Node:
         if node not in self.in_parts:
-            of_all = self._processes.count, self._processes.group
+            of_all = self.processes.count, self.processes.group
             return self.call(node, OWN_PART, self.flat(node, node), *of_all)
         if is_wait(node.target):
             return self._scattered(node)
@@ -210,10 +210,10 @@ class _Sharding(Operations):
         begun: Any = wait.args[0]
         with self.fresh.inserting_before(begun):
             flat = self.flat(begun.args[0], begun)
-            missing = self._length(flat.meta["val"].numel()) * self._processes.count
+            missing = self._length(flat.meta["val"].numel()) * self.processes.count
             if missing := missing - flat.meta["val"].numel():
                 flat = self.call(begun, _ATEN.constant_pad_nd.default, flat, [0, missing])
-            to_all = "sum", self._processes.count, self._processes.group
+            to_all = "sum", self.processes.count, self.processes.group
             scattered = self.call(begun, functional.reduce_scatter_tensor.default, flat, *to_all)
         with self.fresh.inserting_before(wait.next):
             done = self.call(wait, wait.target, scattered)
@@ -226,17 +226,17 @@ class _Sharding(Operations):
         part, dtype = self._part(whole), value_of(node).dtype
         with self.fresh.inserting_before(node):
             if (
-                value_of(whole).numel() % self._processes.count
+                value_of(whole).numel() % self.processes.count
             ):  # what fills up the last part is none
                 every = [value_of(whole).numel()]
                 ones = self.call(node, _ATEN.full.default, every, True, dtype=torch.bool)
-                of_all = self._processes.count, self._processes.group
+                of_all = self.processes.count, self.processes.group
                 inside = self.call(node, OWN_PART, ones, *of_all)
                 part = self.call(node, _ATEN.where.ScalarOther, inside, part, 0)
             if value_of(part).dtype != dtype:
                 part = self.call(node, _CONVERT, part, dtype)
             own = self.call(node, _ATEN.sum.default, part)
-            begun = self.call(node, _ALL_REDUCE, own, "sum", self._processes.group)
+            begun = self.call(node, _ALL_REDUCE, own, "sum", self.processes.group)
             total = self.call(node, functional.wait_tensor.default, begun)
             self._sums.append(Message(begun, total))
             total = self.call(node, _ATEN.reshape.default, total, list(value_of(node).shape))
