@@ -24,10 +24,9 @@ from fulgurite.backends.checkpoints.chunks import FlatPart
 from fulgurite.backends.checkpoints.damage import CheckpointError, check_file, check_lightning
 from fulgurite.backends.checkpoints.files import appear, flush_name, named, part_folder, write
 from fulgurite.backends.checkpoints.folder_reader import FolderReader, TreePath
+from fulgurite.backends.checkpoints.folder_writer import Planner, finish
 from fulgurite.backends.checkpoints.folders import (
-    Planner,
     check_folder,
-    finish,
     in_parts,
     labelled,
     without_parts,

@@ -18,7 +18,6 @@ from lightning.pytorch.strategies.strategy import Strategy
 
 from fulgurite.backends.checkpoints.damage import check_file, check_lightning, refuse_pipes
 from fulgurite.backends.checkpoints.files import link, remove_folder, write
-from fulgurite.backends.checkpoints.folder_reader import FolderReader
 from fulgurite.backends.checkpoints.folders import check_folder, is_folder
 from fulgurite.backends.checkpoints.writer import Copy, Writer
 from fulgurite.backends.patches import Change
@@ -96,6 +95,9 @@ class CheckpointFiles(TorchCheckpointIO):
         if is_local(path):
             refuse_pipes(path)
         if is_local(path) and os.path.isdir(path):
+            # 0.2 s, for torch.distributed.checkpoint
+            from fulgurite.backends.checkpoints.folder_reader import FolderReader
+
             check_folder(path)
             return FolderReader(path, weights_only is not False).checkpoint()
         if not is_local(path) or not os.path.isfile(path):

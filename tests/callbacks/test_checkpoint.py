@@ -123,11 +123,11 @@ def test_the_newest_is_the_last_by_step_and_then_by_time(tmp_path: Path) -> None
 def test_a_write_that_fails_leaves_no_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def cut_off(checkpoint: Any, file: Any) -> None:
-        file.write(b"half")
+    def cut_off(sink: Any, data: Any) -> int:
+        sink._file.write(b"half")
         raise OSError(28, "no space left")
 
-    monkeypatch.setattr("fulgurite.backends.checkpoints.files._save", cut_off)
+    monkeypatch.setattr("fulgurite.backends.checkpoints.files.Sink.write", cut_off)
     with pytest.raises(OSError, match=r"No space left on device.*checkpoint_4\.ckpt"):
         train(tmp_path, Checkpoint(steps=4))
     assert names(tmp_path) == []

@@ -18,13 +18,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fulgurite.backends.checkpoints.damage import CheckpointError
-from fulgurite.backends.checkpoints.folder_reader import FolderReader, TreePath, whole
 from fulgurite.backends.checkpoints.folders import (
     OPTIMIZER,
     check_folder,
     is_folder,
     labelled,
-    write_folder,
 )
 from fulgurite.backends.checkpoints.plugin import CheckpointFiles, is_local
 from fulgurite.backends.csx.config import CSXBackend
@@ -59,6 +57,9 @@ class SavesParts(ParallelStrategy):
         """
         if not self.holds_parts:
             return super().save_checkpoint(checkpoint, filepath, storage_options)
+        # 0.2 s, for torch.distributed.checkpoint
+        from fulgurite.backends.checkpoints.folder_writer import write_folder
+
         path, files = self.broadcast(os.fspath(filepath)), self._checkpoint_io  # Lightning 2.6.6
         is_ours = isinstance(files, CheckpointFiles) and is_local(path)
         if storage_options is not None or not is_ours:
@@ -90,6 +91,8 @@ class SavesParts(ParallelStrategy):
         path, is_one = self.broadcast((os.fspath(checkpoint_path), is_folder(checkpoint_path)))
         if not is_one or not isinstance(self._checkpoint_io, CheckpointFiles):
             return super().load_checkpoint(path, weights_only)
+        from fulgurite.backends.checkpoints.folder_reader import FolderReader
+
         self._check(path)
         reader = FolderReader(path, weights_only is not False)
         return reader.checkpoint(lambda place: reader.read(place, self._part))
@@ -109,7 +112,7 @@ class SavesParts(ParallelStrategy):
             if one is not None:
                 raise one
 
-    def _part(self, place: TreePath, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    def _part(self, place: tuple[str | int, ...], shape: torch.Size, dtype: torch.dtype) -> Tensor:
         """What this process reads a tensor of a folder into."""
         assert self.lightning_module is not None
         count = self.processes.count
@@ -118,9 +121,9 @@ class SavesParts(ParallelStrategy):
         }
         is_state = str(place[0]).startswith(OPTIMIZER)
         if not dtype.is_floating_point or shape.numel() < count:
-            return whole(place, shape, dtype)
+            return torch.empty(shape, dtype=dtype)
         if not is_state and place[-1] not in parameters:  # buffers
-            return whole(place, shape, dtype)
+            return torch.empty(shape, dtype=dtype)
         length = length_of_part(shape.numel(), count)
         return ShardedTensor(torch.zeros(length, dtype=dtype), shape, self.processes)
 

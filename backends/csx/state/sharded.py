@@ -12,22 +12,25 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
-from torch.distributed.checkpoint.planner import WriteItem
 from torch.optim import Optimizer
 
-from fulgurite.backends.checkpoints.chunks import FlatPart
 from fulgurite.backends.csx.diagnostics.trace_errors import StateChanged, UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, user_line
 from fulgurite.backends.csx.graph.collectives import Processes, own_part
 from fulgurite.backends.csx.graph.op_schema import is_alias, is_random, written
 from fulgurite.backends.csx.state.fake_swap import swap
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
+    from torch.distributed.checkpoint.planner import WriteItem
+
+    from fulgurite.backends.checkpoints.chunks import FlatPart
 
 _ALIASES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 _COPY = torch.ops.aten.copy_.default
@@ -128,6 +131,9 @@ class ShardedTensor(Tensor):
         return found[: self.numel()].view(self.shape)
 
     def _flat(self) -> FlatPart:
+        # 0.2 s, for torch.distributed.checkpoint
+        from fulgurite.backends.checkpoints.chunks import FlatPart
+
         return FlatPart(self.shape, dist.get_rank() * self.part.numel(), self.part)
 
     # what torch.distributed.checkpoint asks of a tensor in parts (torch 2.13)

@@ -22,18 +22,16 @@ from fulgurite.backends.checkpoints.conversion import to_file, to_folder
 from fulgurite.backends.checkpoints.damage import CheckpointError, check_file
 from fulgurite.backends.checkpoints.files import appear, part_folder, remove_folder, sweep
 from fulgurite.backends.checkpoints.folder_reader import FolderReader
+from fulgurite.backends.checkpoints.folder_writer import Planner, finish, write_folder
 from fulgurite.backends.checkpoints.folders import (
     CHECKSUMS,
     METADATA,
     REST,
-    Planner,
     check_folder,
-    finish,
     in_parts,
     is_folder,
     labelled,
     without_parts,
-    write_folder,
 )
 from fulgurite.backends.checkpoints.plugin import CheckpointFiles
 
@@ -264,7 +262,7 @@ def test_what_cannot_be_written_leaves_what_was_there(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("fulgurite.backends.checkpoints.folders._Summed.write", full)
+        patch.setattr("fulgurite.backends.checkpoints.folder_writer._Summed.write", full)
         with pytest.raises(OSError, match="could not be written"):
             write_folder(checkpoint(), path, 0, lambda one: [one])
     check_folder(path)
