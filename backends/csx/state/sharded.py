@@ -93,15 +93,21 @@ class ShardedTensor(Tensor):
     def _write_parts(cls, func: Any, args: Any, kwargs: Any) -> Any:
         """Change each element by itself: by a part's own elements, or those of a whole tensor."""
         lists = func.overloadpacket.__name__.startswith("_foreach_")
-        if is_random(func) or not (lists or func is _COPY or torch.Tag.pointwise in func.tags):
+        by_element = lists or func is _COPY or torch.Tag.pointwise in func.tags
+        first = args[0] if lists else [args[0]]
+        if is_random(func) or not by_element or not all(isinstance(one, cls) for one in first):
             raise _changed(func)
+        shapes = [one.shape for one in first]
+        for other in args[1:]:
+            tensors = other if isinstance(other, list) else [other]
+            same = [one.shape for one in tensors if isinstance(one, Tensor) and one.ndim]
+            if same and same != shapes:  # parts of tensors of other shapes lie otherwise
+                raise _changed(func)
 
         def part(one: Tensor) -> Tensor:
             if isinstance(one, cls):
                 return one.part
-            if one.ndim and (lists or one.shape != args[0].shape):
-                raise _changed(func)
-            return part_of(one, args[0].processes) if one.ndim else one
+            return part_of(one, first[0].processes) if one.ndim else one
 
         args_of_parts, kwargs = pytree.tree_map_only(Tensor, part, (args, kwargs))
         func(*args_of_parts, **kwargs)
