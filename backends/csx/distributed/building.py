@@ -13,24 +13,81 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
+from lightning.pytorch.overrides.distributed import _sync_module_states
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn, TrainerState, TrainerStatus
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parameter import is_lazy
 
 from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
+from fulgurite.backends.csx.distributed.reduction import share_first
+from fulgurite.backends.csx.distributed.saved_parts import SavesParts
 from fulgurite.backends.csx.graph.collectives import Processes
 from fulgurite.backends.csx.state import ShardedTensor, shard_parameters, swap, writing_wholes
 
 
+class BuildsParts(SavesParts, DDPStrategy):
+    """The part of a strategy that sets a module up; in parts, where processes hold parts."""
+
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        """Where parameters are in parts: before it they may have no memory."""
+        return self.holds_parts
+
+    def model_to_device(self) -> None:
+        """Where it is on the meta device: give it memory."""
+        assert self.model is not None
+        if self.holds_parts:
+            _materialize_all(self.model, self.processes)
+        super().model_to_device()
+
+    def configure_ddp(self) -> None:
+        """Begin with the first process's parameters and buffers."""
+        assert self.model is not None
+        if self.holds_parts:
+            _cut(self.model.parameters(), self.processes)
+            share_first(list(self.model.buffers()), self.processes)
+        else:
+            _sync_module_states(self.model)
+
+    @contextlib.contextmanager
+    def tensor_init_context(self, empty_init: bool | None = None) -> Iterator[None]:
+        """Where a module is made: ``configure_model``, or ``trainer.init_module``."""
+        runs = getattr(getattr(self._lightning_module, "_trainer", None), "state", TrainerState())
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(super().tensor_init_context(empty_init and not self.holds_parts))
+            if self.holds_parts and empty_init:
+                stack.enter_context(torch.device("meta"))
+            elif self.holds_parts and runs.status == TrainerStatus.RUNNING:
+                stack.enter_context(_building_in_parts(self.processes))
+            yield
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Cut the module for runs that exchange no gradients too."""
+        super().setup(trainer)
+        if self.holds_parts and trainer.state.fn != TrainerFn.FITTING:
+            self.configure_ddp()
+
+    def teardown(self) -> None:
+        """Leave a module alone that an error has left without memory."""
+        module = self._lightning_module
+        if module is not None and any(tensor.is_meta for tensor in _tensors_of(module)):
+            self._lightning_module = None  # moving it would be one more error, and hide that
+        super().teardown()
+        self._lightning_module = module
+
+
 @contextlib.contextmanager
-def building_in_parts(processes: Processes) -> Iterator[None]:
+def _building_in_parts(processes: Processes) -> Iterator[None]:
     """Cut the parameters of each module that another one takes in while the block runs."""
 
     def take_in(parent: nn.Module, name: str, module: nn.Module | None) -> None:
         if module is not None:
-            cut(module.parameters(), processes)
+            _cut(module.parameters(), processes)
 
     taking_in: Any = take_in
     hook = register_module_module_registration_hook(taking_in)
@@ -41,7 +98,7 @@ def building_in_parts(processes: Processes) -> Iterator[None]:
         hook.remove()
 
 
-def cut(parameters: Iterable[nn.Parameter], processes: Processes) -> None:
+def _cut(parameters: Iterable[nn.Parameter], processes: Processes) -> None:
     """Let each process hold its part of the first one's parameters; those that have no memory yet
     are left as they are."""
     ready = [p for p in parameters if not (p.is_meta or is_lazy(p) or isinstance(p, ShardedTensor))]
@@ -54,12 +111,12 @@ def _of_first(tensor: Tensor) -> None:
     dist.broadcast(tensor, 0)
 
 
-def tensors_of(module: nn.Module, recurse: bool = True) -> Iterator[Tensor]:
+def _tensors_of(module: nn.Module, recurse: bool = True) -> Iterator[Tensor]:
     """Its parameters and buffers."""
     return itertools.chain(module.parameters(recurse), module.buffers(recurse))
 
 
-def materialize(module: nn.Module, processes: Processes) -> None:
+def _materialize_all(module: nn.Module, processes: Processes) -> None:
     """Give a module on the meta device values, layer by layer, and cut them.
 
     Raises:
@@ -67,9 +124,9 @@ def materialize(module: nn.Module, processes: Processes) -> None:
     """
     with writing_wholes(_of_first):
         for name, layer in _from_the_leaves(module):
-            if any(tensor.is_meta for tensor in tensors_of(layer, recurse=False)):
+            if any(tensor.is_meta for tensor in _tensors_of(layer, recurse=False)):
                 _materialize(name, layer)
-                cut(layer.parameters(recurse=False), processes)
+                _cut(layer.parameters(recurse=False), processes)
 
 
 def _materialize(name: str, layer: nn.Module) -> None:

@@ -13,19 +13,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.distributed import _init_dist_connection
 from lightning.fabric.utilities.imports import _IS_INTERACTIVE
-from lightning.pytorch.overrides.distributed import _sync_module_states
 from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.connectors.accelerator_connector import _AcceleratorConnector
 from lightning.pytorch.trainer.states import (
     RunningStage,
-    TrainerFn,
-    TrainerState,
-    TrainerStatus,
 )
 from torch import Tensor
 
@@ -45,12 +40,7 @@ from fulgurite.backends.csx.distributed.agreement import (
     refuse_other_runs,
     refuse_other_streams,
 )
-from fulgurite.backends.csx.distributed.building import (
-    building_in_parts,
-    cut,
-    materialize,
-    tensors_of,
-)
+from fulgurite.backends.csx.distributed.building import BuildsParts
 from fulgurite.backends.csx.distributed.consensus import Consensus
 from fulgurite.backends.csx.distributed.heartbeats import Heartbeats
 from fulgurite.backends.csx.distributed.launchers import ForkLauncher, Launcher
@@ -69,7 +59,7 @@ from fulgurite.backends.csx.state import Gradients
 from fulgurite.backends.step_context import step_context
 
 
-class CollectiveStrategy(StaticGraph, SavesParts, DDPStrategy):
+class CollectiveStrategy(StaticGraph, BuildsParts, SavesParts, DDPStrategy):
     """Several processes whose steps have collectives; the base of strategy "csx"."""
 
     _has_ended = False  # by an error: nobody answers any more
@@ -214,12 +204,7 @@ class CSXParallelStrategy(CollectiveStrategy):
 
     def teardown(self) -> None:
         """This process has done its part."""
-        module = self._lightning_module
-        if module is not None and any(tensor.is_meta for tensor in tensors_of(module)):
-            # an error came before it had memory: moving it would be one more, and hide that
-            self._lightning_module = None
         super().teardown()
-        self._lightning_module = module
         if self._heartbeats is not None:
             self._heartbeats.stop()
             self._heartbeats = None
@@ -237,8 +222,6 @@ class CSXParallelStrategy(CollectiveStrategy):
         refuse_other_runs(trainer, self.backend)
         refuse_other_models(trainer.lightning_module)
         super().setup(trainer)
-        if self.holds_parts and trainer.state.fn != TrainerFn.FITTING:
-            self.configure_ddp()  # which Lightning does where gradients are exchanged
         if self.keeps_gradients and self.holds_parts:
             raise UnsupportedState(
                 "A hook on the host reads .grad, of which each process holds a part.",
@@ -246,39 +229,6 @@ class CSXParallelStrategy(CollectiveStrategy):
                 " traced; or execution='pipeline'",
             )
         self.consensus = Consensus(self, trainer)
-
-    @property
-    def restore_checkpoint_after_setup(self) -> bool:
-        """Where parameters are in parts: before it they may have no memory."""
-        return self.holds_parts
-
-    def model_to_device(self) -> None:
-        """Where it is on the meta device: give it memory."""
-        assert self.model is not None
-        if self.holds_parts:
-            materialize(self.model, self.processes)
-        super().model_to_device()
-
-    def configure_ddp(self) -> None:
-        """Begin with the first process's parameters and buffers."""
-        assert self.model is not None
-        if self.holds_parts:
-            cut(self.model.parameters(), self.processes)
-            share_first(list(self.model.buffers()), self.processes)
-        else:
-            _sync_module_states(self.model)
-
-    @contextlib.contextmanager
-    def tensor_init_context(self, empty_init: bool | None = None) -> Iterator[None]:
-        """Where a module is made: ``configure_model``, or ``trainer.init_module``."""
-        runs = getattr(getattr(self._lightning_module, "_trainer", None), "state", TrainerState())
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(super().tensor_init_context(empty_init and not self.holds_parts))
-            if self.holds_parts and empty_init:
-                stack.enter_context(torch.device("meta"))
-            elif self.holds_parts and runs.status == TrainerStatus.RUNNING:
-                stack.enter_context(building_in_parts(self.processes))
-            yield
 
     @contextlib.contextmanager
     def block_backward_sync(self) -> Iterator[None]:

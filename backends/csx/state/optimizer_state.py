@@ -304,10 +304,11 @@ class NewState:
                     del self.optimizer.state[key]
 
 
+Made = Callable[[], None]
+
+
 def init_state(
-    optimizer: Optimizer,
-    line: UserLine | None = None,
-    made: Callable[[], None] | None = None,
+    optimizer: Optimizer, line: UserLine | None = None, made: Made | None = None
 ) -> NewState | None:
     """Make the state of every parameter that has none; None where there is no such parameter.
 
@@ -355,10 +356,7 @@ _OWN_FOR_EACH = ("torch.optim.", "fulgurite.optim.")
 
 
 def _init_one_by_one(
-    optimizer: Optimizer,
-    parameters: list[Any],
-    line: UserLine | None,
-    made: Callable[[], None] | None,
+    optimizer: Optimizer, parameters: list[Any], line: UserLine | None, made: Made | None
 ) -> NewState:
     """Do as ``init_state``, with one parameter's trials in memory at a time."""
     groups, whole = optimizer.param_groups, optimizer.state

@@ -26,12 +26,12 @@ class Slow:
         self.fails: set[str] = set()
         self.write = plugin.write
 
-    def __call__(self, checkpoint: Any, path: Path) -> None:
+    def __call__(self, checkpoint: Any, path: Path, **options: Any) -> None:
         self.begun.set()
         assert self.go.wait(20)
         if path.name in self.fails:
             raise OSError(28, "no space", str(path))
-        self.write(checkpoint, path)
+        self.write(checkpoint, path, **options)
 
 
 @pytest.fixture
