@@ -199,9 +199,7 @@ def test_host_code_reads_a_gathered_copy_and_is_told_where_it_would_change_a_par
         assert read["changed"] == pytest.approx(2 * read["sum"] + 256 * 8, abs=1e-3)
         assert read["state"] == [256, 8]
         for name, done in (("normal_", "normal_"), ("item", "fill_")):
-            assert read[name].startswith(
-                f"StateChanged: {done} would change some elements of a ten"
-            )
+            assert read[name].startswith(f"StateChanged: {done} would change a tensor in place of")
         assert read["row"]
         assert "Remedy: p.copy_(value) with a whole value" in read["normal_"]
         assert read["pickle"].startswith("UnsupportedState: A tensor of [256, 8] would be pickled")

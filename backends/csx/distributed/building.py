@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import lightning.pytorch as pl
@@ -33,10 +33,13 @@ from fulgurite.backends.csx.state import ShardedTensor, shard_parameters, swap, 
 class BuildsParts(SavesParts, DDPStrategy):
     """The part of a strategy that sets a module up; in parts, where processes hold parts."""
 
-    @property
-    def restore_checkpoint_after_setup(self) -> bool:
-        """Where parameters are in parts: before it they may have no memory."""
-        return self.holds_parts
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Load weights, into parts where processes hold parts: the module has not been set up."""
+        if self.holds_parts:
+            assert self.lightning_module is not None
+            _materialize_all(self.lightning_module, self.processes)
+            _cut(self.lightning_module.parameters(), self.processes)
+        super().load_model_state_dict(checkpoint, strict)
 
     def model_to_device(self) -> None:
         """Where it is on the meta device: give it memory."""
