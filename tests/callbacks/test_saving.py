@@ -66,9 +66,9 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that takes its time."""
     write = plugin.write
 
-    def slowly(checkpoint: Any, path: Path) -> None:
+    def slowly(checkpoint: Any, path: Path, **options: Any) -> None:
         time.sleep(0.3)
-        write(checkpoint, path)
+        write(checkpoint, path, **options)
 
     monkeypatch.setattr(plugin, "write", slowly)
 
