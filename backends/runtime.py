@@ -108,6 +108,15 @@ def give_back_freed() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+_LIBC = ctypes.CDLL(None, use_errno=True)  # its calls leave other threads of Python running
+
+
+def advise(address: int, nbytes: int, advice: int) -> bool:
+    """Tell the system what becomes of pages of memory (madvise); whether it takes that advice."""
+    address_and_length = ctypes.c_void_p(address), ctypes.c_size_t(nbytes)
+    return not _LIBC.madvise(*address_and_length, ctypes.c_int(advice))
+
+
 @contextlib.contextmanager
 def interrupted_once() -> Iterator[None]:
     """Let the first Ctrl-C end the block, and ignore others while it puts things back.

@@ -6,7 +6,6 @@ tensor when its turn comes; of one that is read, what was written of it is given
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import math
 import mmap
@@ -31,6 +30,7 @@ from fulgurite.backends.checkpoints.folders import (
     labelled,
     without_parts,
 )
+from fulgurite.backends.runtime import advise
 
 
 def to_file(folder: Path, target: Path) -> None:
@@ -158,8 +158,7 @@ def _release(address: int, n_bytes: int) -> None:
     begin = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
     whole = (address + n_bytes - begin) // mmap.PAGESIZE * mmap.PAGESIZE
     if n_bytes >= _SMALL_BYTES and whole > 0:
-        advise = ctypes.CDLL(None).madvise
-        advise(ctypes.c_void_p(begin), ctypes.c_size_t(whole), mmap.MADV_DONTNEED)
+        advise(begin, whole, mmap.MADV_DONTNEED)
 
 
 def _refuse_existing(target: Path) -> None:

@@ -17,11 +17,8 @@ import torch.distributed as dist
 from lightning.fabric.utilities.distributed import _init_dist_connection
 from lightning.fabric.utilities.imports import _IS_INTERACTIVE
 from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
-from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.connectors.accelerator_connector import _AcceleratorConnector
-from lightning.pytorch.trainer.states import (
-    RunningStage,
-)
+from lightning.pytorch.trainer.states import RunningStage
 from torch import Tensor
 
 from fulgurite.backends.csx.capture import CapturedStep
@@ -50,7 +47,6 @@ from fulgurite.backends.csx.distributed.reduction import (
     share_first,
 )
 from fulgurite.backends.csx.distributed.rendezvous import rendezvous
-from fulgurite.backends.csx.distributed.saved_parts import SavesParts
 from fulgurite.backends.csx.distributed.sync_batchnorm import SyncsBatchNorm
 from fulgurite.backends.csx.graph.collectives import Processes, has_collectives
 from fulgurite.backends.csx.plugins.checkpoint_position import RANKS, position_of_rank
@@ -59,7 +55,7 @@ from fulgurite.backends.csx.state import Gradients
 from fulgurite.backends.step_context import step_context
 
 
-class CollectiveStrategy(StaticGraph, BuildsParts, SavesParts, DDPStrategy):
+class CollectiveStrategy(StaticGraph, BuildsParts):
     """Several processes whose steps have collectives; the base of strategy "csx"."""
 
     _has_ended = False  # by an error: nobody answers any more

@@ -29,7 +29,7 @@ from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.distributed.agreement import gathered as gathered_objects
 from fulgurite.backends.csx.graph.collectives import Processes, length_of_part
 from fulgurite.backends.csx.plugins.checkpoint_position import SHAPES
-from fulgurite.backends.csx.state import ShardedTensor, gathered, part_of, shard_state
+from fulgurite.backends.csx.state import ShardedTensor, gathered, is_cut, part_of, shard_state
 
 
 class SavesParts(ParallelStrategy):
@@ -95,7 +95,19 @@ class SavesParts(ParallelStrategy):
 
         self._check(path)
         reader = FolderReader(path, weights_only is not False)
-        return reader.checkpoint(lambda place: reader.read(place, self._part))
+        assert self.lightning_module is not None
+        named = self.lightning_module.named_parameters(remove_duplicate=False)
+        parameters, count = {name for name, _ in named}, self.processes.count
+
+        def own(place: tuple[str | int, ...], shape: torch.Size, dtype: torch.dtype) -> Tensor:
+            """What this process reads a tensor into."""
+            is_buffer = place[-1] not in parameters and not str(place[0]).startswith(OPTIMIZER)
+            if is_buffer or not is_cut(shape, dtype, count):
+                return torch.empty(shape, dtype=dtype)
+            part = torch.zeros(length_of_part(shape.numel(), count), dtype=dtype)
+            return ShardedTensor(part, shape, self.processes)
+
+        return reader.checkpoint(lambda place: reader.read(place, own))
 
     def _check(self, path: str) -> None:
         """Look at the checksums of a folder, each process at those of some files.
@@ -112,21 +124,6 @@ class SavesParts(ParallelStrategy):
             if one is not None:
                 raise one
 
-    def _part(self, place: tuple[str | int, ...], shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """What this process reads a tensor of a folder into."""
-        assert self.lightning_module is not None
-        count = self.processes.count
-        parameters = {
-            name for name, _ in self.lightning_module.named_parameters(remove_duplicate=False)
-        }
-        is_state = str(place[0]).startswith(OPTIMIZER)
-        if not dtype.is_floating_point or shape.numel() < count:
-            return torch.empty(shape, dtype=dtype)
-        if not is_state and place[-1] not in parameters:  # buffers
-            return torch.empty(shape, dtype=dtype)
-        length = length_of_part(shape.numel(), count)
-        return ShardedTensor(torch.zeros(length, dtype=dtype), shape, self.processes)
-
     def note_shapes(self, position: dict[str, Any]) -> None:
         """Note the whole shapes of gradients of which this process holds parts."""
         if self.holds_parts and "progress" in position:
@@ -138,8 +135,8 @@ class SavesParts(ParallelStrategy):
 
     def own_part(self, gradient: Tensor) -> Tensor:
         """What this process holds of a gradient, as of its parameter."""
-        is_cut = gradient.is_floating_point() and gradient.numel() >= self.processes.count
-        return part_of(gradient, self.processes) if is_cut else gradient
+        cut = is_cut(gradient.shape, gradient.dtype, self.processes.count)
+        return part_of(gradient, self.processes) if cut else gradient
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Load what a checkpoint has for optimizers; each process keeps its parts."""

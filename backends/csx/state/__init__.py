@@ -60,6 +60,7 @@ from fulgurite.backends.csx.state.python_objects import owner_of as owner_of
 from fulgurite.backends.csx.state.python_objects import refill as refill
 from fulgurite.backends.csx.state.sharded import ShardedTensor as ShardedTensor
 from fulgurite.backends.csx.state.sharded import gathered as gathered
+from fulgurite.backends.csx.state.sharded import is_cut as is_cut
 from fulgurite.backends.csx.state.sharded import is_finite as is_finite
 from fulgurite.backends.csx.state.sharded import part_of as part_of
 from fulgurite.backends.csx.state.sharded import shard_parameters as shard_parameters

@@ -273,6 +273,11 @@ def as_parameter(tensor: ShardedTensor) -> ShardedTensor:
     return tensor
 
 
+def is_cut(shape: torch.Size, dtype: torch.dtype, count: int) -> bool:
+    """Whether so many processes hold a tensor in parts, or each all of it."""
+    return dtype.is_floating_point and shape.numel() >= count
+
+
 def part_of(whole: Tensor, processes: Processes) -> Tensor:
     """This process's part of a whole, in memory of its own."""
     return own_part(whole.detach().reshape(-1), processes.count, processes.group)
@@ -290,7 +295,7 @@ def shard_parameters(parameters: Iterable[nn.Parameter], processes: Processes) -
         )
     for p in every:
         held = _is_sharded(p)  # since an earlier run
-        if p.is_floating_point() and p.numel() >= processes.count and not held:
+        if is_cut(p.shape, p.dtype, processes.count) and not held:
             sharded: Tensor = as_parameter(ShardedTensor.cut(p, processes))
             vars(sharded).update(vars(p))
             swap(p, sharded)

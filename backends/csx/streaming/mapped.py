@@ -7,7 +7,6 @@ gone with the last tensor over it, or with the process, however that ends.
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import tempfile
@@ -19,9 +18,10 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
+from fulgurite.backends.runtime import advise
+
 _DONTNEED, _WILLNEED = mmap.MADV_DONTNEED, mmap.MADV_WILLNEED
 _POPULATE_READ, _POPULATE_WRITE = 22, 23  # madvise(2), from Linux 5.14 on
-_LIBC = ctypes.CDLL(None, use_errno=True)  # its calls leave other threads of Python running
 _PREFIX = ".fulgurite-state-"
 
 
@@ -64,8 +64,7 @@ class Mapped:
         storage = self._storage()  # held for the call: else another's memory may lie there
         if storage is None:
             return True
-        address, length = ctypes.c_void_p(self.address), ctypes.c_size_t(self.nbytes)
-        return not _LIBC.madvise(address, length, ctypes.c_int(advice))
+        return advise(self.address, self.nbytes, advice)
 
 
 def storage_in_file(nbytes: int, folder: Path) -> torch.UntypedStorage:

@@ -108,13 +108,12 @@ class Message:
         return self.begun.all_input_nodes[0]
 
 
-def merge(operations: Operations, messages: Iterable[Message], processes: int) -> None:
+def merge(operations: Operations, messages: Iterable[Message]) -> None:
     """Let messages of one kind, reductions, go together where none depends on another.
 
     Args:
         operations: whose they are.
         messages: small ones of one dtype.
-        processes: how many there are.
     """
     members: list[Message] = []
     by_begun = {message.begun: message for message in messages}
@@ -123,14 +122,13 @@ def merge(operations: Operations, messages: Iterable[Message], processes: int) -
     def send(before: fx.Node) -> None:
         if len(members) > 1:
             with operations.fresh.inserting_before(before):
-                _send_together(operations, members, processes)
+                waits = _send_together(operations, members)
             for node in later:
-                if node.graph is operations.fresh and node not in waits:
+                if node not in waits:
                     before.prepend(node)
-        for done in (members, later, waits):
-            done.clear()
+        members.clear()
+        later.clear()
 
-    waits: dict[fx.Node, None] = {}
     for node in list(operations.fresh.nodes):
         depends = any(one in later for one in node.all_input_nodes)
         if depends and (node in by_begun or _is_effect(node)):
@@ -139,12 +137,13 @@ def merge(operations: Operations, messages: Iterable[Message], processes: int) -
             later[node] = None
         if node in by_begun:
             members.append(by_begun[node])
-            later[by_begun[node].wait] = waits[by_begun[node].wait] = None
+            later[by_begun[node].wait] = None
 
 
-def _send_together(operations: Operations, members: list[Message], processes: int) -> None:
+def _send_together(operations: Operations, members: list[Message]) -> set[fx.Node]:
+    """Send and wait once for all; returns the nodes that waited, which are gone."""
     begun = members[-1].begun
-    rows = processes if is_scatter(begun.target) else 1
+    rows = operations.processes.count if is_scatter(begun.target) else 1
     sent = operations.rows_together(begun, [one.sent for one in members], rows)
     call = operations.call(begun, begun.target, operations.flat(sent, begun), *begun.args[1:])
     done = operations.call(begun, functional.wait_tensor.default, call)
@@ -155,6 +154,7 @@ def _send_together(operations: Operations, members: list[Message], processes: in
         one.wait.replace_all_uses_with(operations.call(begun, _ATEN.reshape.default, piece, shape))
         operations.fresh.erase_node(one.wait)
         operations.fresh.erase_node(one.begun)
+    return {one.wait for one in members}
 
 
 def overlap(

@@ -122,7 +122,7 @@ class _Sharding(Operations):
         for messages in (few, [one for one in self._sums if one.begun in there]):
             for dtype in dict.fromkeys(value_of(one.sent).dtype for one in messages):
                 alike = [one for one in messages if value_of(one.sent).dtype == dtype]
-                merge(self, alike, self.processes.count)
+                merge(self, alike)
         large = [one for one in scatters if one not in few]
         needed = [one for one in gathers.messages if one.begun in there]
         overlap(self, needed, large, limit=2 * max(sizes, default=0))
