@@ -14,6 +14,7 @@ import os
 import pickle
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
+from enum import EnumMeta
 from itertools import product
 from pathlib import Path
 from typing import IO, Any, cast
@@ -230,14 +231,31 @@ class _Unpickler(pickle.Unpickler):
         Raises:
             CheckpointError: it is another one.
         """
+        if (module, name) == ("builtins", "getattr"):
+            return _member  # an Enum's, as Python writes it before 3.11.4
         found = None
         if module in (_DATA, "torch") or (module, name) in _OTHERS:
             found = super().find_class(module, name)
         is_data = isinstance(found, type) and found.__module__ == _DATA
         if is_data or isinstance(found, torch.dtype) or (module, name) in _OTHERS:
             return found
-        what = f"names {module}.{name}, which no checkpoint in parts does, and could run code"
-        raise CheckpointError(METADATA, what, ANOTHER)
+        raise _foreign(f"{module}.{name}")
+
+
+def _member(kind: Any, name: str) -> Any:
+    """The member of an enumeration.
+
+    Raises:
+        CheckpointError: something else is wanted.
+    """
+    if isinstance(kind, EnumMeta) and name in kind.__members__:
+        return kind[name]
+    raise _foreign(f"{kind!r}.{name}")
+
+
+def _foreign(name: str) -> CheckpointError:
+    what = f"names {name}, which no checkpoint in parts does, and could run code"
+    return CheckpointError(METADATA, what, ANOTHER)
 
 
 def _put(tree: Any, place: TreePath, value: Any) -> None:

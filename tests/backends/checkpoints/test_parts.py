@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
 from fulgurite.backends.checkpoints.chunks import FlatPart
 from fulgurite.backends.checkpoints.conversion import to_file, to_folder
@@ -216,6 +218,29 @@ def test_nothing_in_a_folder_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ):
         CheckpointFiles().load_checkpoint(folder)
     assert not (tmp_path / "ran").exists()
+
+
+@dataclass
+class Got:
+    """Is pickled as ``getattr`` of a class, as Python before 3.11.4 pickles an Enum's member."""
+
+    owner: Any
+    name: str
+
+    def __reduce__(self) -> Any:
+        return getattr, (self.owner, self.name)
+
+
+def test_members_of_enumerations_are_read_and_no_other_attributes(tmp_path: Path) -> None:
+    folder = written(tmp_path / "one", 2)
+    found, layout = pickle.loads((folder / METADATA).read_bytes()), _MEM_FORMAT_ENCODING
+    found.planner_data["x"] = Got(layout, "TORCH_CONTIGUOUS_FORMAT")
+    (folder / METADATA).write_bytes(pickle.dumps(found))
+    assert FolderReader(folder).checkpoint()["state_dict"]
+    found.planner_data["x"] = Got(type(found), "__init__")
+    (folder / METADATA).write_bytes(pickle.dumps(found))
+    with pytest.raises(CheckpointError, match="__init__, which no checkpoint in parts does"):
+        FolderReader(folder).checkpoint()
 
 
 def test_a_folder_appears_whole_takes_the_place_of_another_and_goes_whole(tmp_path: Path) -> None:
