@@ -67,6 +67,14 @@ def cache_folder(
 
 
 @pytest.fixture(autouse=True)
+def no_seed_of_others() -> Iterator[None]:
+    """What ``seed_everything`` leaves in the environment, for processes that are started later."""
+    yield
+    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
+        os.environ.pop(name, None)
+
+
+@pytest.fixture(autouse=True)
 def header(request: pytest.FixtureRequest, cache_folder: None) -> None:
     """Torch's header is read once for the session: 1.3 s less for each program that is compiled."""
     if request.node.get_closest_marker("compiler") is not None:

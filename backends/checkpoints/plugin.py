@@ -109,8 +109,7 @@ class CheckpointFiles(TorchCheckpointIO):
             file.seek(0)
             if self.budget is not None and self.budget.is_less_than(file):
                 here = f"/proc/self/fd/{file.fileno()}"  # torch maps what has a name
-                options = {"map_location": "cpu", "weights_only": weights_only, "mmap": True}
-                return torch.load(here, **options)  # type: ignore[arg-type]
+                return torch.load(here, map_location="cpu", weights_only=weights_only, mmap=True)
             return torch.load(file, map_location=map_location, weights_only=weights_only)
 
     def remove_checkpoint(self, path: AnyPath) -> None:

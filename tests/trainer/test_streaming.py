@@ -14,7 +14,7 @@ import pytest
 from harness import QUIET, Recorder
 from launched import SUPPORT, torchrun
 from models import loader
-from parts import GLOBAL_BATCH, ROWS
+from saving_in_parts import GLOBAL_BATCH, ROWS
 from several import CASES
 from streaming import CASES as OURS
 from streaming import Wide
@@ -23,6 +23,7 @@ from torch import nn
 from fulgurite.backends.checkpoints.conversion import to_file
 
 pytestmark = pytest.mark.several
+SCRIPT = SUPPORT / "saving_in_parts.py"
 NOISE = ("convnet", "transformer")
 """Biases before a normalization get rounding as gradients, of which Adam makes steps."""
 
@@ -101,7 +102,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("saved")
     for count in (1, 2, 4):
         (folder / str(count)).mkdir()
-        torchrun(count, SUPPORT / "parts.py", str(folder / str(count)), "save", seconds=600)
+        torchrun(count, SCRIPT, str(folder / str(count)), "save", seconds=600)
     return folder
 
 
@@ -127,7 +128,7 @@ def test_a_checkpoint_in_parts_is_gone_on_from_by_other_processes(
 ) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(saved / str(writers), folder)
-    torchrun(readers, SUPPORT / "parts.py", str(folder), case, seconds=600)
+    torchrun(readers, SCRIPT, str(folder), case, seconds=600)
     whole, later = means(saved / str(writers), writers, "save"), means(folder, readers, case)
     alone = means(saved / "1", 1, "save")["epoch"]
     for kind, losses in later.items():
@@ -167,7 +168,7 @@ def test_stock_goes_on_from_what_its_own_tool_or_ours_makes_of_parts(
 
 @pytest.mark.long
 def test_callbacks_save_remove_and_find_folders(tmp_path: Path) -> None:
-    torchrun(2, SUPPORT / "parts.py", str(tmp_path), "callbacks", seconds=600)
+    torchrun(2, SCRIPT, str(tmp_path), "callbacks", seconds=600)
     for one in of_ranks(tmp_path, 2):
         found = one["callbacks"]
         assert found["found"] == {

@@ -37,7 +37,7 @@ class BuildsParts(SavesParts, DDPStrategy):
         """Load weights, into parts where processes hold parts: the module has not been set up."""
         if self.holds_parts:
             assert self.lightning_module is not None
-            _materialize_all(self.lightning_module, self.processes)
+            _materialize_all(self.lightning_module, self.processes, self.root_device)
             _cut(self.lightning_module.parameters(), self.processes)
         super().load_model_state_dict(checkpoint, strict)
 
@@ -45,7 +45,7 @@ class BuildsParts(SavesParts, DDPStrategy):
         """Where it is on the meta device: give it memory."""
         assert self.model is not None
         if self.holds_parts:
-            _materialize_all(self.model, self.processes)
+            _materialize_all(self.model, self.processes, self.root_device)
         super().model_to_device()
 
     def configure_ddp(self) -> None:
@@ -119,8 +119,8 @@ def _tensors_of(module: nn.Module, recurse: bool = True) -> Iterator[Tensor]:
     return itertools.chain(module.parameters(recurse), module.buffers(recurse))
 
 
-def _materialize_all(module: nn.Module, processes: Processes) -> None:
-    """Give a module on the meta device values, layer by layer, and cut them.
+def _materialize_all(module: nn.Module, processes: Processes, device: torch.device) -> None:
+    """Give a module on the meta device values on another, layer by layer, and cut them.
 
     Raises:
         UnsupportedState: a layer does not say how its parameters or buffers begin.
@@ -128,24 +128,24 @@ def _materialize_all(module: nn.Module, processes: Processes) -> None:
     with writing_wholes(_of_first):
         for name, layer in _from_the_leaves(module):
             if any(tensor.is_meta for tensor in _tensors_of(layer, recurse=False)):
-                _materialize(name, layer)
+                _materialize(name, layer, device)
                 _cut(layer.parameters(recurse=False), processes)
 
 
-def _materialize(name: str, layer: nn.Module) -> None:
+def _materialize(name: str, layer: nn.Module, device: torch.device) -> None:
     # a tied weight begins as the layer says that had it first
     begun = [p for p in layer.parameters(recurse=False) if isinstance(p, ShardedTensor)]
     before = [p.part.detach().clone() for p in begun]
     empty: dict[str, Tensor] = {}
     for key, p in layer.named_parameters(recurse=False):
         if p.is_meta:
-            real: Tensor = nn.Parameter(torch.empty_like(p, device="cpu"), p.requires_grad)
+            real: Tensor = nn.Parameter(torch.empty_like(p, device=device), p.requires_grad)
             vars(real).update(vars(p))
             swap(p, real)
             empty[key] = p
     for key, buffer in layer.named_buffers(recurse=False):
         if buffer.is_meta:
-            empty[key] = layer._buffers[key] = torch.empty_like(buffer, device="cpu")
+            empty[key] = layer._buffers[key] = torch.empty_like(buffer, device=device)
     versions = {key: tensor._version for key, tensor in empty.items()}
     reset = getattr(layer, "reset_parameters", None) or getattr(layer, "_reset_parameters", None)
     if callable(reset):

@@ -113,6 +113,7 @@ HOST = {
     "plugins/precision_plugins.py": (
         "what Lightning calls an accelerator of its own, and a scaler's device"
     ),
+    "state/in_files.py": "files are mapped into the host's memory",
 }
 """Who may name the CPU, and what for."""
 
