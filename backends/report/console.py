@@ -19,6 +19,7 @@ from fulgurite.backends.report.words import (
     exchanged,
     in_bytes,
     in_flops,
+    in_parts,
     in_time,
     moved_bytes,
     predicted_s,
@@ -63,8 +64,7 @@ def _entry(entry: Data) -> Iterator[str]:
     if entry["roofline"]:
         first = entry["roofline"][0]
         yield f"  bound on {first['system']}: {first['bound']}"
-    if told := exchanged(entry):
-        yield f"  {told}"
+    yield from (f"  {told}" for told in (exchanged(entry), in_parts(entry)) if told)
     yield from _modules(entry)
     yield from _kernels(entry)
     yield from _systems(entry)

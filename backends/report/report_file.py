@@ -22,13 +22,14 @@ from fulgurite.backends.report.page import page
 from fulgurite.backends.report.words import Data
 
 NAME, PAGE = "report.json", "report.html"
-FORMAT = 2
+FORMAT = 3
 _BUILD = "build the program again with backend('CSX', artifact_dir=...)"
 
 _OPERATION = {"kind": str, "maker": str, "module": str, "line": str, "source": str, "result": str}
 _CALL = {"kernel": str, "maker": str, "operations": [int], "region": str, "tuned": str}
 _COST = {"read_bytes": int, "written_bytes": int, "seconds": float}
-_MESSAGE = {"kind": str, "size_bytes": int, "begins": float}
+_MESSAGE = {"kind": str, "size_bytes": int, "begins": float, "needed": float}
+_GATHERED = {"name": str, "size_bytes": int, "gathers": int, "held": bool}
 _BOUND = {"system": str, "systems": int, "batch_size": int, "bound": str, "compute_s": float}
 _ENTRY = {
     "name": str,
@@ -37,6 +38,7 @@ _ENTRY = {
     "operations": [{**_OPERATION, "backward": bool}],
     "calls": [{**_CALL, **_COST, "sent_bytes": int}],
     "messages": [_MESSAGE],
+    "gathered": [_GATHERED],
     "backward_share": float,
     "processes": int,
     "measured": None,

@@ -1,13 +1,14 @@
-"""How long a step takes on more systems, each with all of the model and its own part of the data.
+"""How long a step takes on more systems, each with its own part of the data, and all of the model
+or a part of it.
 
-The model: a system computes as it does alone. When a part of the backward pass is done, a message
-is on its way; messages go one after the other, beside what is left of that pass, and the update
-waits for the last.
+The model: a system computes as it does alone. When a part of a pass is done, a message is on its
+way; messages go one after the other, beside what is computed until they are needed: gradients by
+the update, a tensor that is gathered from its parts by what uses it.
 
-Words: a *message* is one collective, with the bytes that each process puts into it. It *begins*
-when some share of the backward pass is done, by FLOPs: 0 where that pass begins, 1 where it ends.
-One that nothing is computed beside, as the last gradients or a sum in the forward pass, begins at
-1. What the time of a message is made of:
+Words: a *message* is one collective, with the bytes that each process puts into it, or all of them
+together where it gathers the parts of a tensor. It *begins* and is *needed* when some share of a
+pass is done, by FLOPs: of the forward pass from -1 to 0, of the backward pass from 0 to 1. What the
+time of a message is made of:
 
 - *latency*: from one system to the next, so many times as its way has steps;
 - *bandwidth*: its bytes over the link, which carries as many in the other direction meanwhile.
@@ -25,7 +26,7 @@ other's way, links carry what is published, adding up takes no time, and data ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from math import ceil, log
@@ -37,25 +38,29 @@ SHOWN = (1, 8, 64, 512, 2048)
 """So many systems are told first."""
 COMPUTE, LATENCY, BANDWIDTH, STREAMING = "compute", "latency", "bandwidth", "weight streaming"
 _LITTLE = 0.05  # of a step, that it waits: then computing bounds it
-ALL_REDUCE = "all_reduce"
+ALL_REDUCE, SCATTER, GATHER = "all_reduce", "reduce_scatter_tensor", "all_gather_into_tensor"
+PARTS = f"{GATHER} of parts"
+"""Of a tensor that lies in parts: as large as it is, among how many systems ever."""
 SENT: Mapping[str, Callable[[int], float]] = {
     ALL_REDUCE: lambda count: 2 * (count - 1) / count,  # the parts' sums, then the sums to all
-    "reduce_scatter_tensor": lambda count: (count - 1) / count,
+    SCATTER: lambda count: (count - 1) / count,
     "broadcast": lambda count: (count - 1) / count,  # all but one receive it, once
-    "all_gather_into_tensor": lambda count: count - 1,
+    GATHER: lambda count: count - 1,
+    PARTS: lambda count: (count - 1) / count,
 }
-"""The least that a process sends, on average of all, for each byte that it puts in; it receives as
+"""The least that a process sends, on average of all, for each byte of a message; it receives as
 many. Rings and pipelined trees reach it: Patarasuk and Yuan, "Bandwidth optimal all-reduce
 algorithms for clusters of workstations", J. Parallel Distrib. Comput. 69(2), 2009."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """A collective: its kind, what each process puts in, and when it begins."""
+    """A collective: its kind, its bytes, when it begins and when what it brings is needed."""
 
     kind: str = ALL_REDUCE
     size_bytes: int
     begins: float
+    needed: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +175,7 @@ def message_s(message: Message, network: Network, systems: int) -> tuple[float, 
     """How long a message takes alone, for its latency and for its bytes."""
     latency_s = bytes_s = 0.0
     size_bytes = float(message.size_bytes)
-    if message.kind == "all_gather_into_tensor":
+    if message.kind == GATHER:
         size_bytes *= systems  # a gather is half of a sum, of all that comes of it
     for link, count in _levels(network, systems):
         one_s, other_s = min(_ways(message.kind, size_bytes, link, count), key=sum)
@@ -214,18 +219,31 @@ def _step(step: Step, network: Network, systems: int, share: float) -> tuple[flo
         compute_s *= max(1.0, systems / network.cores)
     if network.streamed:
         return _streamed(step, network, systems, compute_s)
-    backward_s = step.backward_share * compute_s
-    beside = network.cores is None or systems < network.cores  # a core is free for messages
-    end_s = latency_s = bytes_s = 0.0
-    for message in step.messages if systems > 1 else ():
-        one_s, other_s = message_s(message, network, systems)
-        begins_s = (message.begins if beside else 1.0) * backward_s
-        end_s = max(end_s, begins_s) + one_s + other_s
-        latency_s, bytes_s = latency_s + one_s, bytes_s + other_s
-    waits_s = max(0.0, end_s - backward_s)
+    waits_s = latency_s = bytes_s = 0.0
+    if systems > 1:
+        each = [message_s(message, network, systems) for message in step.messages]
+        latency_s, bytes_s = (sum(one[i] for one in each) for i in (0, 1))
+        beside = network.cores is None or systems < network.cores  # a core is free for messages
+        taken = [sum(one) for one in each]
+        waits_s = _waits_s(step, taken, compute_s) if beside else sum(taken)
     bound = LATENCY if latency_s > bytes_s else BANDWIDTH
     step_s = compute_s + waits_s
     return step_s, bound if waits_s > _LITTLE * step_s else COMPUTE
+
+
+def _waits_s(step: Step, taken_s: Sequence[float], compute_s: float) -> float:
+    """What computing waits for messages that take so long."""
+    forward_s, backward_s = compute_s * (1 - step.backward_share), compute_s * step.backward_share
+    begins = [(one.begins, False, i) for i, one in enumerate(step.messages)]
+    needed = [(one.needed, True, i) for i, one in enumerate(step.messages)]
+    ends_s, free_s, late_s = dict[int, float](), -forward_s, 0.0
+    for share, is_needed, i in sorted(begins + needed):
+        here_s = share * (backward_s if share > 0 else forward_s) + late_s
+        if is_needed:
+            late_s += max(0.0, ends_s[i] - here_s)
+        else:
+            ends_s[i] = free_s = max(free_s, here_s) + taken_s[i]
+    return late_s
 
 
 def _streamed(step: Step, network: Network, systems: int, compute_s: float) -> tuple[float, str]:
@@ -246,7 +264,7 @@ def _sent(messages: Iterable[Message], network: Network, systems: int) -> float:
 
 
 def _gradients(messages: Iterable[Message]) -> int:
-    return sum(one.size_bytes for one in messages if one.kind == ALL_REDUCE)
+    return sum(one.size_bytes for one in messages if one.kind in (ALL_REDUCE, SCATTER))
 
 
 # Gloo adds up over rings alone (its default; gloo/allreduce.h). 25GBASE: IEEE 802.3by. The latency

@@ -107,3 +107,18 @@ def exchanged(entry: Data) -> str:
         f"{counted(len(entry['messages']), 'collective')} of {entry['processes']} processes,"
         f" each sends {in_bytes(sent_bytes(entry['calls']))} a step and receives as much"
     )
+
+
+def in_parts(entry: Data) -> str:
+    """What of a step's tensors in parts is gathered, in a line; empty where none is."""
+    told = []
+    for held, how in ((True, "held for the backward pass"), (False, "gathered for each pass")):
+        if found := [one for one in entry["gathered"] if one["held"] is held]:
+            size = in_bytes(sum(one["size_bytes"] for one in found))
+            told.append(f"{counted(len(found), 'tensor')} of {size} {how}")
+    return f"in parts: {', '.join(told)}" if told else ""
+
+
+def share_of_pass(share: float) -> str:
+    """How much of which pass is done, of a message's ``begins`` or ``needed``."""
+    return f"forward {1 + share:.0%}" if share < 0 else f"backward {share:.0%}"

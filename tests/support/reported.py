@@ -1,6 +1,6 @@
 """A fit of several processes with a report, by torchrun; one process sleeps before each step.
 
-torchrun --nproc_per_node=2 tests/support/reported.py FOLDER
+torchrun --nproc_per_node=2 tests/support/reported.py FOLDER POLICY
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def net() -> nn.Module:
 def main() -> None:
     """Fit, and write a report."""
     folder = Path(sys.argv[1])
-    backend = fulgurite.backend("CSX", autogen_policy="disabled", artifact_dir=str(folder))
+    backend = fulgurite.backend("CSX", autogen_policy=sys.argv[2], artifact_dir=str(folder))
     trainer = fulgurite.Trainer(backend=backend, **QUIET, max_epochs=1)
     trainer.fit(Sleeps(net()), loader(16 * STEPS * int(os.environ["WORLD_SIZE"])))
     waited_s = trainer.strategy.training.speed.waits.seconds  # type: ignore[attr-defined]

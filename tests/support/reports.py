@@ -77,6 +77,7 @@ def full(report: dict[str, Any]) -> dict[str, Any]:
     call |= {"kernel": "kernel_0123456789abcdef", "maker": "generated", "tuned": "best of 5"}
     call["region"] = "CrossEntropyLoss forward"
     entry["calls"][3]["maker"] = "host"
+    entry["gathered"] = [{"name": HOSTILE, "size_bytes": 4096, "gathers": 2, "held": False}]
     entry["sources"] = {call["kernel"]: SOURCE}
     entry["calling"] = f"def call(inputs):\n    # {HOSTILE}\n    {call['kernel']}(buf0, buf1)\n"
     entry["seconds"] = {"generate": 1.25, "compile": 3.5}

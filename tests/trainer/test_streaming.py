@@ -234,11 +234,28 @@ def test_a_module_is_built_in_parts_with_the_numbers_of_one_that_was_whole(
 
 
 def test_memory_is_that_of_the_parts_and_two_layers_and_as_predicted(found: list[Any]) -> None:
-    whole, layer, _, predicted = found[0]["memory"]
+    whole, layer, _, predicted, _ = found[0]["memory"]
     most = max(one["memory"][2] for one in found)
     # gloo works on a copy of what is on its way
     assert predicted < 1.1 * whole / len(found) + (2 + 1) * layer
     assert most == pytest.approx(predicted, rel=0.1)
+
+
+def test_a_report_tells_what_is_held_and_what_is_sent(found: list[Any]) -> None:
+    entry, count = found[0]["memory"][-1], len(found)
+    layers = [one for one in entry["gathered"] if one["size_bytes"] == 4 * 1024**2]
+    small = [one for one in entry["gathered"] if one not in layers]
+    assert [(one["gathers"], one["held"]) for one in layers] == [(2, False)] * 8
+    assert [(one["gathers"], one["held"]) for one in small] == [(1, True)] * 14
+    assert entry["line"] == (
+        "in parts: 14 tensors of 92.0 KiB held for the backward pass,"
+        " 8 tensors of 32.0 MiB gathered for each pass"
+    )
+    # each part goes to all others; of a sum each sends the parts of the others, too
+    shares = {"all_gather_into_tensor": count - 1, "reduce_scatter_tensor": (count - 1) / count}
+    large = [one for one in entry["messages"] if one["kind"] in shares]
+    sent = sum(one["size_bytes"] * shares[one["kind"]] for one in large)
+    assert sum(one["sent_bytes"] for one in entry["calls"]) == pytest.approx(sent, rel=0.01)
 
 
 def test_messages_are_few_and_under_way_while_the_step_computes(found: list[Any]) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from fulgurite.backends.csx.compile.fabric import Loaded
 from fulgurite.backends.csx.compile.programs.kernels import Kernels, Maker
 from fulgurite.backends.csx.costs.build_record import BuildRecord, kind_of, kinds
-from fulgurite.backends.csx.costs.exchange import messages, sent_bytes
+from fulgurite.backends.csx.costs.exchange import gathered, messages, sent_bytes
 from fulgurite.backends.csx.costs.graph_values import is_backward
 from fulgurite.backends.csx.costs.machine import this_machine
 from fulgurite.backends.csx.costs.memory import Memory, memory
@@ -157,6 +157,7 @@ def _costs(
         "flops": flops,
         "memory": None,
         "messages": [asdict(one) for one in messages(graph)],
+        "gathered": [asdict(one) for one in gathered(graph, processes)],
         "backward_share": backward / max(1, flops),
     }
     if kernels is None or not kernels.calls:
@@ -171,15 +172,15 @@ def _costs(
             "region": call.region,
             "tuned": call.tuned,
             **asdict(moved),
-            # a generated kernel is told with what makes its operands: a collective among them is
-            # another call's
-            "sent_bytes": sent_bytes(
-                [nodes[i] for i in call.operations if call.maker is Maker.COLLECTIVE], processes
-            ),
+            "sent_bytes": sent,
             "seconds": taken_s,
         }
-        for call, moved, taken_s in zip(
-            kernels.calls, traffic(graph, kernels), seconds, strict=True
+        for call, moved, sent, taken_s in zip(
+            kernels.calls,
+            traffic(graph, kernels),
+            sent_bytes(nodes, kernels.calls, processes),
+            seconds,
+            strict=True,
         )
     ]
     work = work_of(graph, kernels, products, held.parameters_bytes, batch_size)

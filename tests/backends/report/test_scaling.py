@@ -7,6 +7,8 @@ from document_scaling import PAGE, page
 
 from fulgurite.backends.report.scaling import (
     H200_NODES,
+    PARTS,
+    SCATTER,
     SWARM,
     SYSTEMS,
     Link,
@@ -81,6 +83,28 @@ def test_the_step_waits_for_what_the_backward_pass_does_not_hide() -> None:
     both = scaled(early, RING, 2)  # from 7.5 to 10.5, and then to 13.5 of 15
     assert (both.step_s, both.bound) == (30.0, "compute")
     assert scaled(early, RING, 4).step_s == 30.0 + 7.5 + 7.5 + 7.5 - 15.0
+
+
+def test_parts_are_halved_where_systems_are_doubled() -> None:
+    parts = Message(kind=PARTS, size_bytes=100, begins=1.0)
+    assert [message_s(parts, RING, n) for n in (2, 4)] == [(1.0, 0.5), (3.0, 0.75)]
+    step = Step(compute_s=30.0, backward_share=0.5, messages=(parts,))
+    assert [scaled(step, RING, n).sent_bytes for n in (1, 2, 4)] == [0.0, 50.0, 75.0]
+
+
+def test_what_is_gathered_holds_up_what_uses_it_unless_it_came_meanwhile() -> None:
+    def taken_s(*messages: Message) -> float:
+        return scaled(Step(compute_s=30.0, backward_share=0.5, messages=messages), RING, 2).step_s
+
+    first = Message(kind=PARTS, size_bytes=100, begins=-1.0, needed=-1.0)  # 1.5 s, beside nothing
+    next_one = Message(kind=PARTS, size_bytes=100, begins=-1.0, needed=-0.5)
+    late = Message(kind=PARTS, size_bytes=1800, begins=-0.5, needed=0.0)  # 10 s, 7.5 of it hidden
+    gradient = Message(kind=SCATTER, size_bytes=100, begins=0.5, needed=1.0)
+    last = Message(kind=SCATTER, size_bytes=100, begins=1.0)
+    assert taken_s(first) == 31.5
+    assert taken_s(first, next_one) == 31.5
+    assert taken_s(first, next_one, late) == 34.0
+    assert taken_s(first, next_one, late, gradient, last) == 35.5
 
 
 def test_systems_that_share_cores_compute_longer_and_hide_nothing() -> None:

@@ -40,7 +40,7 @@ def test_diff_of_two_folders_or_files(folder: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("command", [["report"], ["diff", "report.json"]])
-@pytest.mark.parametrize("text", [None, "{", '{"format": 2}', '{"format": 1}'])
+@pytest.mark.parametrize("text", [None, "{", '{"format": 3}', '{"format": 1}'])
 def test_what_cannot_be_read_is_one_line_and_status_1(
     command: list[str],
     text: str | None,

@@ -314,6 +314,7 @@ _REINTERPRET = "torch._C._dynamo.guards._reinterpret_tensor"
 _COMPILERS = "torch._inductor.select_algorithm"  # its own products: importing it takes 1.2 s of CPU
 _PRIMS = "torch.ops.prims."  # some are defined when the compiler is imported
 _WITH_PRIMS = "torch._inductor.inductor_prims"
+_REPLACED = "torch.ops._c10d_functional.wait_tensor.default"  # where waiting is timed
 
 
 def function_of(name: str) -> Callable[..., Any]:
@@ -325,13 +326,16 @@ def function_of(name: str) -> Callable[..., Any]:
 
 
 class _Functions:
-    """Functions of torch's under names of the program's: looked up once, not at each call."""
+    """Functions of torch's under names of the program's: looked up once, not at each call, but for
+    the one that another stands in for during a run."""
 
     def __init__(self, found: dict[str, str]) -> None:
         self._found = found
 
     def name(self, function: str) -> str:
         """The name of a function: ``mm`` of ``torch.ops.aten.mm.default``."""
+        if function == _REPLACED:
+            return function
         parts = function.split(".")
         # of ``torch.ops.aten.mm.default`` the operation: its overload says nothing by itself
         base = parts[3] if function.startswith("torch.ops.") else parts[-1]

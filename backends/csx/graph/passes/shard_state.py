@@ -113,7 +113,7 @@ class _Sharding(Operations):
 
     def _send(self, used: list[Whole]) -> None:
         """Gather what is used whole, and see that messages are few and on their way early."""
-        sizes = [nbytes_of(one.node) for one in used]
+        sizes = [self._sent_bytes(value_of(one.node)) for one in used]
         small = small_bytes(sizes)
         gathers = Gathers(self, used, small)
         there = self.alive()
@@ -152,6 +152,9 @@ class _Sharding(Operations):
 
     def _length(self, numel: int) -> int:
         return length_of_part(numel, self.processes.count)
+
+    def _sent_bytes(self, whole: Tensor) -> int:
+        return self._length(whole.numel()) * self.processes.count * whole.itemsize
 
     def _is_in_parts(self, node: fx.Node) -> bool:
         if is_wait(node.target):

@@ -21,11 +21,11 @@ GRADIENTS = 4 * sum(parameter.numel() for parameter in net().parameters())
 VOTES = 4 * len(Vote)  # float32; they travel with the last of them
 
 
-@pytest.fixture(scope="module")
-def of_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a fit of two processes."""
+@pytest.fixture(scope="module", params=["disabled", "default"])
+def of_two(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a fit of two processes, operation by operation and compiled."""
     folder = tmp_path_factory.mktemp("two")
-    torchrun(2, SUPPORT / "reported.py", str(folder))
+    torchrun(2, SUPPORT / "reported.py", str(folder), request.param)
     return folder
 
 
