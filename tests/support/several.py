@@ -83,6 +83,19 @@ class Unused(Classifier):
         self.more = nn.Linear(3, 3)
 
 
+class FineTuned(Classifier):
+    """Its first layer is frozen, and one that its gradients pass through."""
+
+    def __init__(self) -> None:
+        layers = [nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Linear(16, 16)]
+        super().__init__(nn.Sequential(*layers, nn.ReLU(), nn.Linear(16, 4)))
+        for frozen in (self.net[0], self.net[3]):
+            frozen.requires_grad_(False)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW([p for p in self.parameters() if p.requires_grad], lr=1e-2)
+
+
 class Shards(IterableDataset[Any]):
     """A stream of which each rank takes its own rows; it does not say how many there are."""
 
@@ -155,6 +168,7 @@ CASES: dict[str, Case] = {
     ),
     "sizes": (lambda: Sized(mlp()), tuple, {"use_distributed_sampler": False}),
     "unused": (Unused, lambda: (loader(160),), {}),
+    "finetuned": (FineTuned, lambda: (loader(160),), {}),
     "bf16-mixed": (
         lambda: Classifier(mlp()),
         lambda: (loader(160),),

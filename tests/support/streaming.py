@@ -14,6 +14,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,9 @@ class Wide(Classifier):
 
 def trained(module: pl.LightningModule, *callbacks: pl.Callback, **options: Any) -> pl.Trainer:
     """A fit of weights in parts; 2 epochs of a few steps."""
-    backend = fulgurite.backend("CSX", autogen_policy="disabled", execution="weight_streaming")
     given = {**QUIET, "max_epochs": 2, "callbacks": [*callbacks]} | options
-    path = given.pop("ckpt_path", None)
+    path, execution = given.pop("ckpt_path", None), given.pop("execution", "weight_streaming")
+    backend = fulgurite.backend("CSX", autogen_policy="disabled", execution=execution)
     trainer = fulgurite.Trainer(backend=backend, **given)
     trainer.fit(module, loader(96), ckpt_path=path)
     return trainer
@@ -152,13 +153,23 @@ def fitted_twice(folder: Path) -> Any:
 
 
 def optimizers(folder: Path) -> Any:
-    """What becomes of optimizers of other kinds."""
+    """How far optimizers are from themselves with whole weights, at most; or why they refuse."""
+    given = {"SGD": {"momentum": 0.9}, "LBFGS": {"max_iter": 2}}
+    ours = {name: getattr(fulgurite.optim, name) for name in ("Lion", "Lamb")}
     found = {}
-    for name in ("SGD", "RMSprop", "NAdam", "Adafactor"):
-        torch.manual_seed(0)
+    for name, kind in {**vars(torch.optim), **ours}.items():
+        if not isinstance(kind, type) or name in ("Optimizer", "SparseAdam"):
+            continue
+        losses = []
         try:
-            trained(Wide(getattr(torch.optim, name)), max_epochs=1)
-            found[name] = "trains"
+            for execution in ("weight_streaming", "pipeline"):
+                torch.manual_seed(0)
+                module, recorder = Wide(partial(kind, **given.get(name, {}))), Recorder()
+                if name == "Muon":  # takes matrices alone
+                    module.net[0].bias = module.net[2].bias = None
+                trained(module, recorder, max_epochs=1, execution=execution)
+                losses.append(recorder.losses)
+            found[name] = max(abs(x - y) for x, y in zip(*losses, strict=True))
         except fulgurite.errors.UnsupportedState as error:
             found[name] = str(error)
     return found

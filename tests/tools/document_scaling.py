@@ -12,8 +12,11 @@ from pathlib import Path
 from fulgurite.backends.csx.costs.machine import CS3, H200
 from fulgurite.backends.csx.graph.collectives import BUCKET_BYTES, FIRST_BUCKET_BYTES
 from fulgurite.backends.report.scaling import (
+    ALL_REDUCE,
     ETHERNET,
     H200_NODES,
+    PARTS,
+    SCATTER,
     SWARM,
     SYSTEMS,
     Link,
@@ -50,6 +53,55 @@ CONVNET = Step(
     backward_share=0.65,
     messages=(Message(size_bytes=153_760, begins=1.0),),
 )
+# As held in parts (weight streaming), of two processes.
+GPT_IN_PARTS = Step(
+    compute_s=0.0,
+    backward_share=0.66,
+    messages=tuple(
+        Message(kind=kind, size_bytes=size_bytes, begins=begins, needed=needed)
+        for kind, size_bytes, begins, needed in (
+            (PARTS, 196_608, -1, -1),
+            (PARTS, 561_664, -1, -1),
+            (PARTS, 262_144, -1, -0.91),
+            (PARTS, 262_144, -0.91, -0.83),
+            (PARTS, 196_608, -0.83, -0.76),
+            (PARTS, 262_144, -0.76, -0.67),
+            (PARTS, 262_144, -0.67, -0.59),
+            (PARTS, 196_608, -0.59, -0.52),
+            (PARTS, 262_144, -0.52, -0.43),
+            (PARTS, 262_144, -0.43, -0.35),
+            (PARTS, 196_608, -0.35, -0.28),
+            (PARTS, 262_144, -0.28, -0.19),
+            (PARTS, 262_144, -0.19, -0.11),
+            (PARTS, 262_144, -0.11, 0.07),
+            (PARTS, 262_144, 0.11, 0.15),
+            (SCATTER, 262_144, 0.11, 0.11),
+            (PARTS, 196_608, 0.18, 0.25),
+            (SCATTER, 262_144, 0.18, 0.22),
+            (PARTS, 262_144, 0.28, 0.31),
+            (SCATTER, 196_608, 0.28, 0.28),
+            (PARTS, 262_144, 0.35, 0.39),
+            (SCATTER, 262_144, 0.35, 0.35),
+            (PARTS, 196_608, 0.42, 0.49),
+            (SCATTER, 262_144, 0.42, 0.46),
+            (PARTS, 262_144, 0.52, 0.55),
+            (SCATTER, 196_608, 0.52, 0.52),
+            (PARTS, 262_144, 0.59, 0.63),
+            (SCATTER, 262_144, 0.59, 0.59),
+            (PARTS, 196_608, 0.66, 0.73),
+            (SCATTER, 262_144, 0.66, 0.7),
+            (PARTS, 262_144, 0.76, 0.8),
+            (SCATTER, 196_608, 0.76, 0.76),
+            (PARTS, 262_144, 0.83, 0.87),
+            (SCATTER, 262_144, 0.83, 0.83),
+            (PARTS, 196_608, 0.9, 0.97),
+            (SCATTER, 262_144, 0.9, 0.95),
+            (SCATTER, 196_608, 1, 1),
+            (ALL_REDUCE, 32, 1, 1),
+            (SCATTER, 561_664, 1, 1),
+        )
+    ),
+)
 MEASURED_S: dict[str, tuple[Step, float, dict[int, float]]] = {
     "GPT": (GPT, 39.67e-3, {2: 49.93e-3, 4: 110.7e-3}),
     "ConvNet": (CONVNET, 1.720e-3, {2: 5.003e-3, 4: 13.40e-3}),
@@ -77,6 +129,28 @@ def xl(machine: str, flops_per_s: float) -> Step:
         messages.append(Message(size_bytes=size_bytes, begins=min(1.0, there / (4 * WEIGHTS))))
     compute_s = 6 * WEIGHTS * TOKENS[machine] / (flops_per_s * UTILIZATION)
     return Step(compute_s=compute_s, backward_share=2 / 3, messages=tuple(messages))
+
+
+# GPT-3 13B: the same table, 40 layers. Trained in "bf16-mixed": weights are gathered in 16 bits,
+# gradients added up in 32. Each process holds weights, gradients and AdamW's two averages in 32.
+LARGE_WEIGHTS, LAYERS, HELD_BYTES = 12.85e9, 40, 16
+
+
+def in_parts() -> Step:
+    """A step of GPT-3 13B on H200, its layers gathered for each pass and reduced one by one."""
+    weights, n = LARGE_WEIGHTS / LAYERS, LAYERS
+    messages = [
+        # on its way while the layer before it computes
+        Message(kind=PARTS, size_bytes=int(2 * weights), begins=max(-1.0, at - 1 / n), needed=at)
+        for at in (i / n - 1 for i in range(2 * n))
+    ]
+    messages += [
+        Message(kind=SCATTER, size_bytes=int(4 * weights), begins=at, needed=min(1.0, at + 1 / n))
+        for at in (i / n for i in range(1, n + 1))
+    ]
+    compute_s = 6 * LARGE_WEIGHTS * TOKENS["H200"] / (H200.flops_per_s * UTILIZATION)
+    ordered = sorted(messages, key=lambda one: one.begins)
+    return Step(compute_s=compute_s, backward_share=2 / 3, messages=tuple(ordered))
 
 
 def at(step: Step, compute_s: float) -> Step:
@@ -156,6 +230,23 @@ def limits() -> str:
     return _table(headers, rows)
 
 
+def parts() -> str:
+    """A step on parts, and what each system holds."""
+    rows = [
+        (
+            f"{row.systems:,}",
+            f"{_decimal(HELD_BYTES * LARGE_WEIGHTS / row.systems)}",
+            in_time(row.step_s),
+            f"{row.efficiency:.1%}",
+            _decimal(row.sent_bytes),
+            row.bound,
+        )
+        for row in table(in_parts(), H200_NODES)
+    ]
+    headers = ("systems", "held by each", "step", "efficiency", "sent by each", "bound by")
+    return _table(headers, rows)
+
+
 def measured() -> str:
     """The model beside what was measured on one machine of two cores."""
     rows = []
@@ -167,17 +258,18 @@ def measured() -> str:
     return _table(("", "processes", "measured", "model", "error"), rows)
 
 
-PARTS: dict[str, Callable[[], str]] = {
+TABLES: dict[str, Callable[[], str]] = {
     "links": links,
     "systems": systems,
     "limits": limits,
+    "parts": parts,
     "measured": measured,
 }
 
 
 def page(text: str) -> str:
     """The page with its tables made anew."""
-    for name, make in PARTS.items():
+    for name, make in TABLES.items():
         begin, end = f"<!-- {name}: tests/tools/document_scaling.py -->", f"<!-- {name} end -->"
         between = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
         assert len(between.findall(text)) == 1, name

@@ -32,7 +32,7 @@ def of_ranks(folder: Path, count: int) -> list[Any]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
 
 
-LARGE = ("transformer", "gan", "unused", "bf16-mixed")
+LARGE = ("transformer", "gan", "unused", "finetuned", "bf16-mixed")
 WAYS = {
     "disabled:weight_streaming": tuple(CASES),
     "disabled:weight_streaming:large": LARGE,
@@ -212,12 +212,18 @@ def test_averages_of_weights_are_those_of_whole_ones(found: list[Any]) -> None:
         assert parts == pytest.approx(wholes, abs=1e-4)
 
 
-def test_an_optimizer_that_needs_whole_parameters_is_refused_by_name(found: list[Any]) -> None:
+def test_optimizers_work_on_parts_or_are_refused_by_name(found: list[Any]) -> None:
+    refusing = {
+        **dict.fromkeys(("Adafactor", "Muon"), "needs its parameters in their shape"),
+        "LBFGS": "evaluates the step again and again",
+    }
     for one in found:
         told = one["optimizers"]
-        refused = told.pop("Adafactor")
-        assert refused.startswith("Adafactor keeps state that depends on the shape of its param")
-        assert set(told.values()) == {"trains"}
+        for name, why in refusing.items():
+            assert told.pop(name).startswith(f"{name} {why}")
+        assert {"AdamW", "SGD", "Rprop", "ASGD", "Lamb"} < told.keys()  # Lamb has norms
+        assert len(told) == 13
+        assert max(told.values()) < 1e-6
 
 
 def test_a_module_is_built_in_parts_with_the_numbers_of_one_that_was_whole(

@@ -352,7 +352,7 @@ def sharded_as(whole: ShardedTensor, value: Any, optimizer: Optimizer) -> Any:
 
 
 def refuse_of_wholes(optimizer: Optimizer, line: UserLine | None) -> None:
-    """Refuse an optimizer whose state depends on the shape of the whole parameter.
+    """Refuse an optimizer that makes its state of the shape of the whole parameter.
 
     Raises:
         UnsupportedState: Adafactor keeps rows and columns, Muon takes matrices alone.
@@ -363,8 +363,8 @@ def refuse_of_wholes(optimizer: Optimizer, line: UserLine | None) -> None:
 
 def _of_wholes(optimizer: Optimizer) -> UnsupportedState:
     return UnsupportedState(
-        f"{type(optimizer).__name__} keeps state that depends on the shape of its parameter, of"
-        " which no process holds all.",
-        remedy="an optimizer whose state has the parameter's shape, such as torch.optim.AdamW; or"
-        " execution='pipeline'",
+        f"{type(optimizer).__name__} needs its parameters in their shape, of which each process"
+        " holds a part in a row.",
+        remedy="an optimizer whose state is a number for each element, such as torch.optim.AdamW;"
+        " or execution='pipeline'",
     )
