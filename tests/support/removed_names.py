@@ -9,7 +9,7 @@ each a line of JSON is printed: the name, what came of it, what was said, and th
 ``FOLDER`` receives compile caches. Three ways of use, by what is to come of a name that is gone:
 
 at once   the package is imported, by each of its doors
-late      the values of a parameter file are checked
+late      the values of a parameter file are checked, or a run that holds parts is set up
 compiled  a fit that waits for its program; the C++ compiler is one that fails, so that nobody waits
 """
 
@@ -215,6 +215,12 @@ def checked() -> str:
     return str(signature_of(Line))
 
 
+def set_up() -> str:
+    """What a run that holds parts does before it trains, for its checkpoints."""
+    importlib.import_module("fulgurite.backends.checkpoints.folder_writer")
+    return "it was set up"
+
+
 _FUSED = ("GroupedSchedulerNode", "prepare_planning_info")
 _TUNED = ("PRINT_AUTOTUNE",)
 _LOADING = ("_torchinductor_pyobject_tensor_data_ptr",)
@@ -226,7 +232,7 @@ def way(name: str, kind: str, folder: Path) -> Callable[[], str]:
     if kind == "at once":
         return imported
     if kind == "late":
-        return checked
+        return set_up if name.startswith("torch.distributed.checkpoint.") else checked
     if name.endswith(_LOADING):
         return lambda: trained(folder / "compiled")
     policy = "aggressive" if name.endswith(_TUNED) else "default"

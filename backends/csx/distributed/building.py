@@ -9,6 +9,7 @@ draw the numbers that one process would, and what counts are the first process's
 from __future__ import annotations
 
 import contextlib
+import importlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -72,7 +73,12 @@ class BuildsParts(SavesParts, DDPStrategy):
     def setup(self, trainer: pl.Trainer) -> None:
         """Cut the module for runs that exchange no gradients too."""
         super().setup(trainer)
-        if self.holds_parts and trainer.state.fn != TrainerFn.FITTING:
+        if not self.holds_parts:
+            return
+        if trainer.state.fn == TrainerFn.FITTING:
+            # what torch lacks for checkpoints is said before anything was trained
+            importlib.import_module("fulgurite.backends.checkpoints.folder_writer")
+        else:
             self.configure_ddp()
 
     def teardown(self) -> None:

@@ -30,7 +30,6 @@ from fulgurite.backends.csx.graph.collectives import (
     length_of_part,
 )
 from fulgurite.backends.csx.graph.graph import Graph, Input, Placement
-from fulgurite.backends.csx.graph.op_schema import is_random
 from fulgurite.backends.csx.graph.passes.gathers import Gathers, Whole, small_bytes
 from fulgurite.backends.csx.graph.passes.overlap import (
     Message,
@@ -169,8 +168,6 @@ class _Sharding(Operations):
         pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
         value = node.meta.get("val")
         if not (pointwise or node.target is _CONVERT) or not isinstance(value, Tensor):
-            return False
-        if is_random(node.target):  # the numbers of a part are not those of the whole
             return False
         alike = [one for one in node.all_input_nodes if value_of(one).shape == value.shape]
         others = [one for one in node.all_input_nodes if one not in alike]

@@ -149,6 +149,14 @@ def test_a_norm_over_all_parameters_is_a_sum_of_sums() -> None:
     assert [one.meta["val"].numel() for one in sums] == [2]  # of both, in one message
 
 
+def test_what_fills_up_the_last_part_is_no_summand() -> None:
+    def shifted(w: list[Tensor], x: Tensor, every: Processes) -> list[Tensor]:
+        loss, *new = sgd(w, x, every)
+        return [loss + sum(one.cos().sum() for one in w), *new]
+
+    check(shifted, [(8, 7), (7, 3)], 5)
+
+
 def test_what_optimizers_need_a_whole_tensor_for_is_computed_of_one() -> None:
     def factored(w: list[Tensor], x: Tensor, every: Processes) -> list[Tensor]:
         loss, *grads = gradients(w, x, every)
