@@ -113,7 +113,13 @@ def memory_of(entry: Data) -> Data:
     points = _thinned(entry["memory"]["timeline"])
     # found among the points that are left: each is the highest of its stretch
     peak, calls = max(points, key=_intermediates), [entry["calls"][one["call"]] for one in points]
-    fields = [{**entry["memory"], **one} for one in points]  # a point's own in place of the most
+    found = entry["memory"]
+    # what a budget leaves in files is some of both at a time
+    streamed = {key: found[key] for key in ("parameters_bytes", "optimizer_bytes")}
+    there = 1 - found["files_bytes"] / max(1, sum(streamed.values()))
+    resident = {key: round(there * size) for key, size in streamed.items()}
+    # a point's own in place of the most
+    fields = [{**found, **resident, **one} for one in points]
     layers = {
         name: [sum(one[key] for key in keys) for one in fields] for name, keys in LAYERS.items()
     }

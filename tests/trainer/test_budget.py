@@ -18,6 +18,8 @@ from launched import SUPPORT
 import fulgurite
 from fulgurite.backends.csx.program import announcements
 from fulgurite.backends.csx.streaming.residency import residency
+from fulgurite.backends.report.page import _intermediates, page
+from fulgurite.backends.report.report_file import read
 
 MIB = 2**20
 
@@ -164,6 +166,19 @@ def test_the_table_says_what_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyP
     limit = state_bytes(Tower()) // 2
     assert f"MiB a batch, of 6 MiB in files; within max_resident_bytes={limit:,}" in said
     assert "waited for state" in said
+
+
+@pytest.mark.fits
+def test_a_report_has_what_is_in_memory_at_a_time(tmp_path: Path) -> None:
+    module = Tower()
+    trained(module, 0.5, model_dir=tmp_path, steps=2, backend={"artifact_dir": str(tmp_path)})
+    report = read(tmp_path)
+    memory = report["programs"][0]["entries"][0]["memory"]
+    state, most = state_bytes(module), max(map(_intermediates, memory["timeline"]))
+    assert memory["parameters_bytes"] + memory["optimizer_bytes"] == pytest.approx(state, rel=0.01)
+    assert memory["files_bytes"] == pytest.approx(state / 2, rel=0.01)
+    assert memory["peak_bytes"] == pytest.approx(state / 2 + most, rel=0.05)
+    assert "are in files, others as the step goes on" in " ".join(page(report).split())
 
 
 @pytest.mark.fits

@@ -46,6 +46,7 @@ def entry_data(
     record: BuildRecord,
     batch_size: int,
     processes: int = 1,
+    limit_bytes: int | None = None,
 ) -> Data:
     """An entry point of a program, as plain data.
 
@@ -57,6 +58,7 @@ def entry_data(
         record: the passes that ran while the program was built.
         batch_size: samples a step.
         processes: how many train together.
+        limit_bytes: of parameters and optimizer state that are in memory at a time.
     """
     runs = graph if loaded is None or loaded.runs is None else loaded.runs
     kernels = None if loaded is None else loaded.kernels()
@@ -73,7 +75,7 @@ def entry_data(
         "seconds": dict(kernels.seconds) if kernels and loaded and loaded.built else {},
         "operations": _operations(runs, kernels),
         "passes": _passes(graph, compiled, record),
-        **_costs(runs, kernels, products, threads, batch_size, processes),
+        **_costs(runs, kernels, products, threads, batch_size, processes, limit_bytes),
     }
 
 
@@ -146,6 +148,7 @@ def _costs(
     threads: int,
     batch_size: int,
     processes: int,
+    limit_bytes: int | None,
 ) -> Data:
     """Calls, FLOPs, bytes, memory and time; less is known where nothing was made."""
     flops = sum(one.flops for one in products)
@@ -162,7 +165,7 @@ def _costs(
     }
     if kernels is None or not kernels.calls:
         return {**found, "modules": _modules(graph, None, products, ()), "roofline": []}
-    here, held = this_machine(threads), memory(graph, kernels)
+    here, held = this_machine(threads), memory(graph, kernels, limit_bytes)
     seconds, nodes = predicted_s(graph, kernels, here), list(graph.operations())
     calls: list[Data] = [
         {
@@ -206,7 +209,7 @@ def _backward_share(kernels: Kernels, nodes: Sequence[fx.Node], seconds: Sequenc
 def _memory(held: Memory) -> Data:
     sizes = ("peak", "activations", "parameters", "optimizer", "buffers", "other_state", "batch")
     return {
-        **{f"{name}_bytes": getattr(held, f"{name}_bytes") for name in (*sizes, "kept")},
+        **{f"{name}_bytes": getattr(held, f"{name}_bytes") for name in (*sizes, "files", "kept")},
         "timeline": [asdict(point) for point in held.timeline],
         "at_peak": [list(one) for one in held.at_peak],
     }

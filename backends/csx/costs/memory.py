@@ -54,6 +54,7 @@ class Memory:
         buffers_bytes: of the modules' buffers.
         other_state_bytes: of metrics' states, gradients between steps, numbers that it is fed.
         batch_bytes: of the batch's tensors that it reads.
+        files_bytes: of parameters and optimizer state, in files and not in memory.
         kept_bytes: of intermediates that a compiled program makes once, and never frees.
         timeline: the intermediates, call by call, those that are kept among them.
         at_peak: modules whose activations are alive when most is, with bytes, the largest first;
@@ -65,6 +66,7 @@ class Memory:
     buffers_bytes: int
     other_state_bytes: int
     batch_bytes: int
+    files_bytes: int
     kept_bytes: int
     timeline: tuple[Point, ...]
     at_peak: tuple[tuple[str, int], ...]
@@ -77,8 +79,8 @@ class Memory:
 
     @property
     def resident_bytes(self) -> int:
-        """State and batch."""
-        return self.state_bytes + self.batch_bytes
+        """State that is in memory, and the batch."""
+        return self.state_bytes - self.files_bytes + self.batch_bytes
 
     @property
     def activations_bytes(self) -> int:
@@ -92,8 +94,13 @@ class Memory:
         return self.resident_bytes + most
 
 
-def memory(graph: Graph, kernels: Kernels) -> Memory:
-    """What a graph keeps in memory while ``kernels`` run it."""
+def memory(graph: Graph, kernels: Kernels, limit_bytes: int | None = None) -> Memory:
+    """What a graph keeps in memory while ``kernels`` run it.
+
+    Args:
+        graph, kernels: they.
+        limit_bytes: of parameters and optimizer state in memory; None: all are.
+    """
     points, lives, kept = (
         _one_by_one(graph, kernels)
         if kernels.steps is None
@@ -108,7 +115,9 @@ def memory(graph: Graph, kernels: Kernels) -> Memory:
     for item in graph.inputs:
         # all of its memory is there, though an input may look at a part of it
         roles[item.role] += item.example.untyped_storage().nbytes()
+    streamed = roles[Role.PARAMETER] + roles[Role.OPTIMIZER]
     return Memory(
+        files_bytes=0 if limit_bytes is None else max(0, streamed - limit_bytes),
         parameters_bytes=roles[Role.PARAMETER],
         optimizer_bytes=roles[Role.OPTIMIZER],
         buffers_bytes=roles[Role.BUFFER],

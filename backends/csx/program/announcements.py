@@ -183,7 +183,10 @@ def _write(
         },
         "warnings": [asdict(one) for one in record.warnings],
         "entries": [
-            entry_data(one.name, one.graph, one.products, loaded, record, batch_size, processes())
+            entry_data(
+                *(one.name, one.graph, one.products, loaded, record),
+                *(batch_size, processes(), backend.max_resident_bytes),
+            )
             # a program that was only checked has no loads
             for one, loaded in itertools.zip_longest(program.entries, loads)
         ],
