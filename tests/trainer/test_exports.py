@@ -55,13 +55,16 @@ X = torch.randn(5, 8, generator=torch.Generator().manual_seed(4))
 
 
 @functools.cache
-def fitted(static: bool) -> tuple[Net, bytes]:
-    """A module after a fit, and the checkpoint of its end."""
+def fitted(static: bool, validates: bool = True) -> tuple[Net, bytes]:
+    """A module after a fit, and the checkpoint of its end.
+
+    A validation clears the gradients; without one those of the last step stay.
+    """
     torch.manual_seed(0)
     module = Net(width=20)
     trainer = make_trainer(static, max_epochs=2)
     torch.manual_seed(7)
-    trainer.fit(module, loader(160), loader(32))
+    trainer.fit(module, loader(160), loader(32) if validates else None)
     file = io.BytesIO()
     torch.save(trainer._checkpoint_connector.dump_checkpoint(), file)
     return module.eval(), file.getvalue()
@@ -111,6 +114,7 @@ def trained_on(module: Net, folder: Path) -> Any:
     other = copy.deepcopy(module).train()
     optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
     torch.manual_seed(3)
+    optimizer.zero_grad()
     nn.functional.cross_entropy(other(X), torch.arange(5) % CLASSES).backward()
     optimizer.step()
     return other.eval()(X), [name for name, p in other.named_parameters() if p.grad is not None]
@@ -121,16 +125,17 @@ WAYS: list[Callable[[Net, Path], Any]] = [
 ]
 
 
+@pytest.mark.parametrize("validates", [True, False], ids=["cleared", "gradients"])
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_a_fitted_module_gives_what_it_gives_after_stock(
-    way: Callable[[Net, Path], Any], tmp_path: Path
+    way: Callable[[Net, Path], Any], validates: bool, tmp_path: Path
 ) -> None:
     warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript, onnx
     warnings.filterwarnings("ignore", message="`LightningModule.to_torchscript` has been")
     warnings.filterwarnings("ignore", message="`torch.jit.*is deprecated")  # since torch 2.15
     for folder in ("ours", "stock"):
         (tmp_path / folder).mkdir()
-    (ours, _), (stock, _) = fitted(True), fitted(False)
+    (ours, _), (stock, _) = fitted(True, validates), fitted(False, validates)
     (mine, what), (theirs, wanted) = way(ours, tmp_path / "ours"), way(stock, tmp_path / "stock")
     assert_close(mine.detach(), theirs.detach(), 1e-4)
     assert what == wanted

@@ -68,10 +68,14 @@ class DroppedGradient(Tensor):
         """There is no memory to share; ``Module.share_memory`` asks gradients for it too."""
         return self
 
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """Memory of no device, by which ``torch.export`` knows its layout; nobody reads that."""
+        return _layout(self, {"device": "meta"}).untyped_storage()
+
     def _refused(self, *args: Any, **kwargs: Any) -> NoReturn:
         _refuse(self)
 
-    __repr__ = tolist = numpy = untyped_storage = data_ptr = _refused  # type: ignore[assignment]
+    __repr__ = tolist = numpy = data_ptr = _refused  # type: ignore[assignment]
     __array__ = __iter__ = __dlpack__ = _refused
 
 
