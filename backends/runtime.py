@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import mmap
 import os
 import signal
 import threading
@@ -115,6 +116,50 @@ def advise(address: int, nbytes: int, advice: int) -> bool:
     """Tell the system what becomes of pages of memory (madvise); whether it takes that advice."""
     address_and_length = ctypes.c_void_p(address), ctypes.c_size_t(nbytes)
     return not _LIBC.madvise(*address_and_length, ctypes.c_int(advice))
+
+
+_LIBC.mmap.restype = ctypes.c_void_p
+_MAP_FIXED, _KEEP_SIZE, _PUNCH_HOLE = 0x10, 1, 2  # mmap(2), fallocate(2)
+_FAILED = ctypes.c_void_p(-1).value
+
+
+def map_file(descriptor: int, offset: int, nbytes: int, at: int | None = None) -> int:
+    """Map a range of a file into memory, shared with it; returns its address.
+
+    Args:
+        descriptor, offset, nbytes: of the range, in whole pages.
+        at: map it over the memory there, so that what is written stays in this process.
+
+    Raises:
+        OSError: the file cannot be mapped.
+    """
+    kind = mmap.MAP_SHARED if at is None else mmap.MAP_PRIVATE | _MAP_FIXED
+    found: int | None = _LIBC.mmap(
+        ctypes.c_void_p(at),
+        ctypes.c_size_t(nbytes),
+        ctypes.c_int(mmap.PROT_READ | mmap.PROT_WRITE),
+        ctypes.c_int(kind),
+        ctypes.c_int(descriptor),
+        ctypes.c_long(offset),
+    )
+    if found is None or found == _FAILED:
+        code = ctypes.get_errno()
+        raise OSError(code, f"cannot be mapped: {os.strerror(code)}")
+    return found
+
+
+def unmap_file(address: int, nbytes: int, place: tuple[int, int] | None) -> None:
+    """Let go of memory that ``map_file`` gave, and of the range of the file.
+
+    Args:
+        address, nbytes: of the memory.
+        place: the file's descriptor and the range's offset; None: the file keeps it.
+    """
+    _LIBC.munmap(ctypes.c_void_p(address), ctypes.c_size_t(nbytes))
+    if place is not None:
+        how = ctypes.c_int(_KEEP_SIZE | _PUNCH_HOLE)
+        offset, length = ctypes.c_long(place[1]), ctypes.c_long(nbytes)
+        _LIBC.fallocate(ctypes.c_int(place[0]), how, offset, length)
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import fulgurite
 from fulgurite.backends.csx.compile.host.host_fabric import HostFabric
 from fulgurite.backends.csx.costs.memory import memory
+from fulgurite.backends.csx.streaming import mapped
 from fulgurite.backends.csx.streaming.residency import residency
 
 WIDTH, LAYERS, BATCH = 256, 8, 16
@@ -281,7 +282,7 @@ def refused(folder: Path) -> Any:
     }
     # as a file system without mmap, and a full disk, answer
     broken = {
-        "no mmap": (torch.UntypedStorage, "from_file", RuntimeError("unable to mmap 8 bytes: 19")),
+        "no mmap": (mapped, "map_file", OSError(errno.ENODEV, "cannot be mapped")),
         "full disk": (os, "posix_fallocate", OSError(errno.ENOSPC, "No space left on device")),
     }
     for name, (share, options) in [*cases.items(), *((name, (0.5, {})) for name in broken)]:

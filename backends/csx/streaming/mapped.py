@@ -2,11 +2,13 @@
 
 The system reads a page of such memory from the file when it is used first, and writes it back when
 it wants to. So whatever is said here of what is needed and what is not, values are right. A file is
-gone with the last tensor over it, or with the process, however that ends.
+gone with the last tensor over it, or with the process, however that ends. A process that is forked
+has this memory for itself: what it writes there goes into no file.
 """
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import tempfile
@@ -18,7 +20,7 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from fulgurite.backends.runtime import advise
+from fulgurite.backends.runtime import advise, map_file, unmap_file
 
 _DONTNEED, _WILLNEED = mmap.MADV_DONTNEED, mmap.MADV_WILLNEED
 _POPULATE_READ, _POPULATE_WRITE = 22, 23  # madvise(2), from Linux 5.14 on
@@ -26,10 +28,12 @@ _PREFIX = ".fulgurite-state-"
 
 
 class Mapped:
-    """The memory of one storage, which is a file.
+    """The memory of one storage, which is a range of a file.
 
     Args:
         storage: of this memory; it is not held.
+        file: which has it.
+        offset: where it begins there.
 
     Attributes:
         address: its first byte.
@@ -37,18 +41,24 @@ class Mapped:
         is_resident: whether it is in memory, as far as ``Residency`` knows.
     """
 
-    __slots__ = ("__weakref__", "_storage", "address", "is_resident", "nbytes")
+    __slots__ = ("__weakref__", "_file", "_offset", "_storage", "address", "is_resident", "nbytes")
 
-    def __init__(self, storage: torch.UntypedStorage) -> None:
+    def __init__(self, storage: torch.UntypedStorage, file: _File, offset: int) -> None:
         self._storage = weakref.ref(storage)
+        self._file, self._offset = file, offset
         self.address = storage.data_ptr()
-        self.nbytes = -(-storage.nbytes() // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.nbytes = _in_pages(storage.nbytes())
         self.is_resident = False
 
     @property
     def is_gone(self) -> bool:
         """Whether there is no tensor over it any more."""
         return self._storage() is None
+
+    def keep_own(self) -> None:
+        """Let what is written from now on stay this process's own."""
+        if not self.is_gone:
+            map_file(self._file.descriptor, self._offset, self.nbytes, at=self.address)
 
     def drop(self) -> None:
         """Take its pages out of this process's memory; the file has what is in them."""
@@ -67,38 +77,45 @@ class Mapped:
         return advise(self.address, self.nbytes, advice)
 
 
-def storage_in_file(nbytes: int, folder: Path) -> torch.UntypedStorage:
-    """Memory of zeros that is a file in a folder; the file has no name any more.
+class _File:
+    """A file without a name, of which each storage takes a range.
 
     Raises:
-        OSError: the disk has no room for it, or the file system cannot map files.
+        OSError: there can be none in the folder.
     """
-    try:
+
+    def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(prefix=_PREFIX, dir=folder)
-        try:
-            # all of it now: where the disk is full later, a write into memory kills the process
-            os.posix_fallocate(descriptor, 0, nbytes)
-            mapped = torch.UntypedStorage.from_file(name, True, nbytes)
-            assert isinstance(mapped, torch.UntypedStorage)
-            return mapped
-        finally:
-            os.unlink(name)
-            os.close(descriptor)
-    except OSError as error:
-        why = os.strerror(error.errno) if error.errno else str(error)
-        raise OSError(
-            error.errno,
-            f"max_resident_bytes: {nbytes:,} bytes of state do not go into a file ({why}). Remedy:"
-            " free space, another model_dir on a disk of this machine, or a larger"
-            " max_resident_bytes",
-            str(folder),
-        ) from None
-    except RuntimeError as error:  # torch's, of mmap(2)
-        raise OSError(
-            f"max_resident_bytes: files in {folder} cannot be mapped into memory ({error}). Remedy:"
-            " another model_dir, on a disk of this machine"
-        ) from None
+        self.folder, self._end, self._process = folder, 0, os.getpid()
+        self.descriptor, name = tempfile.mkstemp(prefix=_PREFIX, dir=folder)
+        os.unlink(name)
+        weakref.finalize(self, os.close, self.descriptor)
+
+    def mapped(self, nbytes: int) -> tuple[torch.UntypedStorage, Mapped]:
+        """Memory of zeros, which is a range of this file.
+
+        Raises:
+            OSError: the disk has no room for it, or the file system cannot map files.
+        """
+        offset, length = self._end, _in_pages(nbytes)
+        # all of it now: where the disk is full later, a write into memory kills the process
+        os.posix_fallocate(self.descriptor, offset, length)
+        self._end += length
+        address = map_file(self.descriptor, offset, length)
+        memory = (ctypes.c_byte * nbytes).from_address(address)
+        # it holds this file, too; when Python ends, there may be tensors over it yet
+        weakref.finalize(memory, self._free, address, offset, length).atexit = False
+        storage = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+        return storage, Mapped(storage, self, offset)
+
+    def _free(self, address: int, offset: int, length: int) -> None:
+        # the file of a process that was forked is its parent's
+        is_own = os.getpid() == self._process
+        unmap_file(address, length, (self.descriptor, offset) if is_own else None)
+
+
+def _in_pages(nbytes: int) -> int:
+    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 class Files:
@@ -110,6 +127,7 @@ class Files:
 
     def __init__(self) -> None:
         self.folder = Path()
+        self._file: _File | None = None
         self._at: dict[int, Mapped] = {}  # by address
 
     def __iter__(self) -> Iterator[Mapped]:
@@ -122,12 +140,24 @@ class Files:
         """New memory that is a file.
 
         Raises:
-            OSError: see ``storage_in_file``.
+            OSError: the disk has no room for it, or the file system cannot map files.
         """
-        storage = storage_in_file(nbytes, self.folder)
+        try:
+            if self._file is None or self._file.folder != self.folder:
+                self._file = _File(self.folder)
+            storage, mapped = self._file.mapped(nbytes)
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise OSError(
+                error.errno,
+                f"max_resident_bytes: {nbytes:,} bytes of state do not go into a file ({why})."
+                " Remedy: free space, another model_dir on a disk of this machine, or a larger"
+                " max_resident_bytes",
+                str(self.folder),
+            ) from None
         there = {address: one for address, one in self._at.items() if not one.is_gone}
         # at once, for a thread may look at them meanwhile
-        self._at = there | {storage.data_ptr(): Mapped(storage)}
+        self._at = there | {mapped.address: mapped}
         return storage
 
     def find(self, tensor: Tensor) -> Mapped | None:

@@ -11,6 +11,7 @@ budget holds.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -169,7 +170,7 @@ class _Room:
         """New memory that is a file.
 
         Raises:
-            OSError: see ``storage_in_file``.
+            OSError: the disk has no room for it, or the file system cannot map files.
         """
         return self._files.storage(nbytes)
 
@@ -364,6 +365,16 @@ class Residency(_Room):
 
 residency = Residency()
 """That of this process."""
+
+
+def _begin_in_child() -> None:
+    """In a process that was forked the state is memory as any other, and there is no thread."""
+    for one in residency._files:
+        one.keep_own()
+    residency.__init__()  # type: ignore[misc]
+
+
+os.register_at_fork(after_in_child=_begin_in_child)
 
 
 def begin_call(call: int) -> None:
