@@ -41,6 +41,7 @@ from models import (
 )
 from torch import Tensor, nn
 from torch.amp import GradScaler
+from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
 import fulgurite
@@ -81,6 +82,18 @@ class Unused(Classifier):
     def __init__(self) -> None:
         super().__init__(mlp())
         self.more = nn.Linear(3, 3)
+
+
+class Scaled(Classifier):
+    """Weights that the step makes of parameters: by their norms, and by a trained factor."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Sequential(spectral_norm(nn.Linear(8, 15)), nn.Tanh()))
+        self.weight, self.gain = nn.Parameter(torch.randn(4, 15)), nn.Parameter(torch.tensor(3.0))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        weight = self.gain * self.weight / self.weight.norm()
+        return nn.functional.cross_entropy(self.net(batch[0]) @ weight.t(), batch[1])
 
 
 class FineTuned(Classifier):
@@ -168,6 +181,7 @@ CASES: dict[str, Case] = {
     ),
     "sizes": (lambda: Sized(mlp()), tuple, {"use_distributed_sampler": False}),
     "unused": (Unused, lambda: (loader(160),), {}),
+    "scaled": (Scaled, lambda: (loader(160),), {}),
     "finetuned": (FineTuned, lambda: (loader(160),), {}),
     "bf16-mixed": (
         lambda: Classifier(mlp()),

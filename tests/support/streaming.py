@@ -21,6 +21,7 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, which reads it once
 
 import lightning.pytorch as pl
+import pytest
 import torch
 import torch.distributed as dist
 from harness import QUIET, Recorder
@@ -116,6 +117,11 @@ class Reads(pl.Callback):
         with torch.no_grad():
             p.copy_(torch.ones(p.shape))
         self.found["copied"] = float(p.sum())
+        self.found["writeable"] = p.detach().numpy().flags.writeable
+        p.data = p.data * 0.5 + torch.full(p.shape, 1.5)
+        self.found["assigned"] = float(p.sum()) / p.numel()
+        with pytest.raises(fulgurite.errors.StateChanged, match="of another shape"):
+            p.data = torch.ones(3)
 
 
 def read(folder: Path) -> Any:
@@ -152,10 +158,31 @@ def fitted_twice(folder: Path) -> Any:
     return [first.losses[0], second.losses[0], again, [float(p.sum()) for p in stock.parameters()]]
 
 
+class OfShape(torch.optim.Optimizer):
+    """Its state, made on first use, depends on how many elements and rows a parameter has."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """A step whose size is by the parameter's elements and rows."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    rows = float(p.shape[0]) if p.ndim > 1 else 1.0
+                    state["size"] = torch.tensor(float(p.numel()) / rows)
+                    state["mean"] = torch.zeros_like(p)
+                state["mean"].lerp_(p.grad, 0.5)
+                p.add_(state["mean"] / state["size"], alpha=-group["lr"])
+
+
 def optimizers(folder: Path) -> Any:
     """How far optimizers are from themselves with whole weights, at most; or why they refuse."""
     given = {"SGD": {"momentum": 0.9}, "LBFGS": {"max_iter": 2}}
     ours = {name: getattr(fulgurite.optim, name) for name in ("Lion", "Lamb")}
+    ours["OfShape"] = OfShape
     found = {}
     for name, kind in {**vars(torch.optim), **ours}.items():
         if not isinstance(kind, type) or name in ("Optimizer", "SparseAdam"):

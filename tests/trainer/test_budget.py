@@ -158,6 +158,7 @@ def test_weights_that_others_hold_too_stay_where_they_are(tmp_path: Path) -> Non
 
 
 @pytest.mark.fits
+@pytest.mark.process
 def test_what_a_forked_process_writes_is_its_own(tmp_path: Path) -> None:
     module = Tower()
     trained(module, 0.5, model_dir=tmp_path)

@@ -32,11 +32,11 @@ def of_ranks(folder: Path, count: int) -> list[Any]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
 
 
-LARGE = ("transformer", "gan", "unused", "finetuned", "bf16-mixed")
+LARGE = ("transformer", "gan", "unused", "scaled", "finetuned", "bf16-mixed")
 WAYS = {
     "disabled:weight_streaming": tuple(CASES),
     "disabled:weight_streaming:large": LARGE,
-    "default:weight_streaming:large": ("mlp", "transformer"),
+    "default:weight_streaming:large": ("mlp", "scaled", "transformer"),
 }
 """Policy and execution, and the cases; "large": no tensor is small enough to be held."""
 
@@ -202,6 +202,8 @@ def test_host_code_reads_a_gathered_copy_and_is_told_where_it_would_change_a_par
         for name, done in (("normal_", "normal_"), ("item", "fill_")):
             assert read[name].startswith(f"StateChanged: {done} would change a tensor in place of")
         assert read["row"]
+        assert not read["writeable"]  # what is written into a copy would be lost
+        assert read["assigned"] == 2
         assert "Remedy: p.copy_(value) with a whole value" in read["normal_"]
         assert read["pickle"].startswith("UnsupportedState: A tensor of [256, 8] would be pickled")
 
@@ -221,8 +223,8 @@ def test_optimizers_work_on_parts_or_are_refused_by_name(found: list[Any]) -> No
         told = one["optimizers"]
         for name, why in refusing.items():
             assert told.pop(name).startswith(f"{name} {why}")
-        assert {"AdamW", "SGD", "Rprop", "ASGD", "Lamb"} < told.keys()  # Lamb has norms
-        assert len(told) == 13
+        assert {"AdamW", "SGD", "Rprop", "ASGD", "Lamb", "OfShape"} < told.keys()  # Lamb has norms
+        assert len(told) == 14
         assert max(told.values()) < 1e-6
 
 

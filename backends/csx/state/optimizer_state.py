@@ -33,6 +33,7 @@ from fulgurite.backends.csx.graph.dtypes import wide
 from fulgurite.backends.csx.state.python_objects import remember
 from fulgurite.backends.csx.state.sharded import (
     ShardedTensor,
+    makes_for_each,
     parts_in_place,
     refuse_of_wholes,
     sharded_as,
@@ -332,14 +333,14 @@ def init_state(
     in_parts = any(isinstance(p, ShardedTensor) for p in everyone)
     if in_parts:
         refuse_of_wholes(optimizer, line)
-    alone = type(optimizer).__module__.startswith(_OWN_FOR_EACH)
+    alone = makes_for_each(optimizer)
     if alone and (in_parts or made is not None):  # where there is no memory for trials of all
         return _init_one_by_one(optimizer, parameters, line, made)
     return _init_together(optimizer, parameters, line)
 
 
 def _init_together(optimizer: Optimizer, parameters: list[Any], line: UserLine | None) -> NewState:
-    with parts_in_place(p for group in optimizer.param_groups for p in group["params"]):
+    with parts_in_place(optimizer):
         initial, of_gradient, line = _initial(optimizer, line)
     for key, values in initial.items():
         if isinstance(key, ShardedTensor) and isinstance(values, dict):
@@ -351,8 +352,6 @@ def _init_together(optimizer: Optimizer, parameters: list[Any], line: UserLine |
 
 
 _OFTEN_BYTES = 16 << 20  # of parameters
-_OWN_FOR_EACH = ("torch.optim.", "fulgurite.optim.")
-"""Where optimizers are from that keep the state of a parameter whatever others there are."""
 
 
 def _init_one_by_one(

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _ALIASES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 _COPY = torch.ops.aten.copy_.default
+_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # since torch 2.13
 
 
 class ShardedTensor(Tensor):
@@ -96,13 +97,13 @@ class ShardedTensor(Tensor):
         by_element = lists or func is _COPY or torch.Tag.pointwise in func.tags
         first = args[0] if lists else [args[0]]
         if is_random(func) or not by_element or not all(isinstance(one, cls) for one in first):
-            raise _changed(func)
+            raise _changed(func.overloadpacket.__name__)
         shapes = [one.shape for one in first]
         for other in args[1:]:
             tensors = other if isinstance(other, list) else [other]
             same = [one.shape for one in tensors if isinstance(one, Tensor) and one.ndim]
             if same and same != shapes:  # parts of tensors of other shapes lie otherwise
-                raise _changed(func)
+                raise _changed(func.overloadpacket.__name__)
 
         def part(one: Tensor) -> Tensor:
             if isinstance(one, cls):
@@ -129,11 +130,23 @@ class ShardedTensor(Tensor):
             one.part.copy_(part_of(wholes[id(one)], one.processes))
         return args[0]
 
+    @property  # type: ignore[override]
+    def data(self) -> Tensor:
+        """The same parts, without a gradient."""
+        return self.detach()
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        if value.shape != self.shape or value.dtype != self.dtype:
+            raise _changed("p.data = value, of another shape or dtype,")
+        part = value.part if isinstance(value, ShardedTensor) else part_of(value, self.processes)
+        self.part.copy_(part.detach())
+
     def gathered(self) -> Tensor:
         """All of it, a copy; all processes take part."""
         count = self.processes.count
         found = torch.empty(self.part.numel() * count, dtype=self.dtype)
-        dist.all_gather_into_tensor(found, self.part.detach())
+        _gather(found, self.part.detach())
         return found[: self.numel()].view(self.shape)
 
     def _flat(self) -> FlatPart:
@@ -167,8 +180,10 @@ class ShardedTensor(Tensor):
         )
 
     def numpy(self, *, force: bool = False) -> Any:
-        """A gathered copy."""
-        return self.gathered().numpy(force=force)
+        """A gathered copy, which cannot be written: that would change nothing else."""
+        found = self.gathered().numpy(force=force)
+        found.flags.writeable = False
+        return found
 
     def tolist(self) -> Any:
         """A gathered copy."""
@@ -223,7 +238,7 @@ class ReadOnly(Tensor):
         """
         kwargs = kwargs or {}
         if any(isinstance(one, cls) for one in written(func, args, kwargs)):
-            raise _changed(func)
+            raise _changed(func.overloadpacket.__name__)
         args, kwargs = pytree.tree_map_only(cls, lambda one: one.copy, (args, kwargs))
         found = func(*args, **kwargs)
         return pytree.tree_map_only(Tensor, cls, found) if is_alias(func) else found
@@ -243,9 +258,9 @@ class ReadOnly(Tensor):
         return Tensor.__reduce_ex__(self.copy.clone(), protocol)  # type: ignore[no-untyped-call]
 
 
-def _changed(func: Any) -> StateChanged:
+def _changed(how: str) -> StateChanged:
     return StateChanged(
-        f"{func.overloadpacket.__name__} would change a tensor in place of which each process holds"
+        f"{how} would change a tensor in place of which each process holds"
         " a part, and not element by element.",
         line=user_line(),
         remedy="p.copy_(value) with a whole value, the same in all processes; or in the step, which"
@@ -305,20 +320,32 @@ def _is_sharded(tensor: Tensor) -> bool:
     return isinstance(tensor, ShardedTensor)
 
 
+_FOR_EACH = ("torch.optim.", "fulgurite.optim.")
+
+
+def makes_for_each(optimizer: Optimizer) -> bool:
+    """Whether an optimizer's state of a parameter is known to be the same whatever others there
+    are, and a number for each element; of one that is not torch's or ours nobody knows."""
+    return type(optimizer).__module__.startswith(_FOR_EACH)
+
+
 @contextlib.contextmanager
-def parts_in_place(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Put parts in the place of sharded tensors, behind the same Python objects."""
+def parts_in_place(optimizer: Optimizer) -> Iterator[None]:
+    """Put parts in the place of an optimizer's sharded parameters, behind the same Python objects;
+    and whole ones, of which all processes make state, where it may depend on their shape."""
+    tensors = (p for group in optimizer.param_groups for p in group["params"])
     swapped: list[tuple[Tensor, Tensor]] = []
     try:
         for tensor in tensors:
             if isinstance(tensor, ShardedTensor):
-                part: Tensor = nn.Parameter(tensor.part, requires_grad=tensor.requires_grad)
-                swap(tensor, part)
-                swapped.append((tensor, part))
+                held = tensor.part if makes_for_each(optimizer) else tensor.gathered()
+                stand_in: Tensor = nn.Parameter(held, requires_grad=tensor.requires_grad)
+                swap(tensor, stand_in)
+                swapped.append((tensor, stand_in))
         yield
     finally:
-        for tensor, part in swapped:
-            swap(tensor, part)
+        for tensor, stand_in in swapped:
+            swap(tensor, stand_in)
 
 
 def gathered(value: Any) -> Any:
@@ -339,13 +366,15 @@ def shard_state(optimizer: Optimizer) -> None:
 
 
 def sharded_as(whole: ShardedTensor, value: Any, optimizer: Optimizer) -> Any:
-    """A state that an optimizer made for the part of a parameter.
+    """A state that an optimizer made while ``parts_in_place`` ran.
 
     Raises:
-        UnsupportedState: it is neither of the part's shape nor a number.
+        UnsupportedState: it is neither of the parameter's shape nor a number.
     """
-    if isinstance(value, Tensor) and value.shape == whole.part.shape:
-        return ShardedTensor(value, whole.shape, whole.processes)
+    in_parts = makes_for_each(optimizer)
+    if isinstance(value, Tensor) and value.shape == (whole.part.shape if in_parts else whole.shape):
+        part = value if in_parts else part_of(value, whole.processes)
+        return ShardedTensor(part, whole.shape, whole.processes)
     if isinstance(value, Tensor) and value.numel() != 1:
         raise _of_wholes(optimizer)
     return value

@@ -15,7 +15,7 @@ their flat parts:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -26,10 +26,12 @@ from fulgurite.backends.csx.graph.collectives import (
     OWN_PART,
     Processes,
     functional,
+    is_gather,
     is_wait,
     length_of_part,
 )
-from fulgurite.backends.csx.graph.graph import Graph, Input, Placement
+from fulgurite.backends.csx.graph.graph import Graph, Input, Kind, Placement, Role
+from fulgurite.backends.csx.graph.op_schema import is_random
 from fulgurite.backends.csx.graph.passes.gathers import Gathers, Whole, small_bytes
 from fulgurite.backends.csx.graph.passes.overlap import (
     Message,
@@ -49,6 +51,9 @@ _SUMS = {_ATEN.sum.default, _ATEN.sum.dim_IntList}
 _COPY, _COPY_INTO = _ATEN.copy.default, _ATEN.copy_.default
 _CONVERT: Any = torch.ops.prims.convert_element_type.default
 _ALL_REDUCE: Any = functional.all_reduce.default
+_FOR_ALL = {_ALL_REDUCE, functional.broadcast.default}
+_COMMON_KINDS = {Kind.NUMBERS, Kind.STEPS}
+_COMMON_ROLES = {Role.PARAMETER, Role.OPTIMIZER}
 
 
 def sharding(processes: Processes) -> Callable[[Graph], Graph]:
@@ -68,6 +73,8 @@ class _Sharding(Operations):
     Attributes:
         parts: the node of each value's part, where there is one.
         in_parts: values whose part can be computed of parts.
+        common: values that are the same in all processes: what follows from state and from what
+            was exchanged, without a batch.
     """
 
     def __init__(self, graph: Graph, processes: Processes) -> None:
@@ -75,6 +82,7 @@ class _Sharding(Operations):
         self._inputs: list[Input] = list(graph.inputs)
         self.parts: dict[fx.Node, fx.Node] = {}
         self.in_parts: set[fx.Node] = set()
+        self.common: set[fx.Node] = set()
         self._sums: list[Message] = []
         self._scatters: list[Message] = []
 
@@ -84,6 +92,7 @@ class _Sharding(Operations):
         copies = fresh.find_nodes(op="call_function", target=_COPY_INTO)
         writes = {node.args[0]: node for node in copies}
         wholes = self._stand_ins(writes)
+        self._find_common(wholes.values())
         for node in fresh.nodes:
             if node.op == "call_function" and node not in self.in_parts and self._is_in_parts(node):
                 self.in_parts.add(node)
@@ -92,7 +101,9 @@ class _Sharding(Operations):
             writes[part].update_arg(1, self._part(new))
             writes[part].meta = {**writes[part].meta, "val": value_of(part)}
         for node in list(fresh.nodes):
-            if node.target in _SUMS and node.args[0] in self.in_parts and _is_number(node):
+            # of a process's own gradients, which others have not added to, each needs all elements
+            in_parts = node.args and node.args[0] in self.in_parts & self.common
+            if node.target in _SUMS and in_parts and _is_number(node):
                 self._sum_parts(node)
         there = self.alive()
         used = [
@@ -148,6 +159,24 @@ class _Sharding(Operations):
         return wholes
 
     # -- what is computed in parts
+
+    def _find_common(self, wholes: Iterable[fx.Node]) -> None:
+        self.common.update(wholes)
+        nodes = self.fresh.find_nodes(op="placeholder")
+        for item, node in zip(self._inputs, nodes, strict=True):
+            if item.kind in _COMMON_KINDS or item.role in _COMMON_ROLES:
+                self.common.add(node)
+        for node in self.fresh.nodes:
+            if node.op != "call_function" or is_random(node.target):
+                continue
+            if is_wait(node.target):
+                begun: Any = node.args[0]
+                exchanged = is_gather(begun.target) or begun.target in _FOR_ALL
+                is_common = exchanged and begun.args[-1] == self.processes.group
+            else:
+                is_common = all(one in self.common for one in node.all_input_nodes)
+            if is_common:
+                self.common.add(node)
 
     def _length(self, numel: int) -> int:
         return length_of_part(numel, self.processes.count)

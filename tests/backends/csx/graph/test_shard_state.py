@@ -157,6 +157,20 @@ def test_what_fills_up_the_last_part_is_no_summand() -> None:
     check(shifted, [(8, 7), (7, 3)], 5)
 
 
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_sum_over_what_is_each_process_s_own_is_its_own(count: int) -> None:
+    """A gradient for a factor of a weight, before it is added up; and a factor of the batch's."""
+
+    def scaled(w: list[Tensor], x: Tensor, every: Processes) -> list[Tensor]:
+        loss, *new = sgd(w, x, every)
+        own = x.t() @ (x @ w[0])
+        gain = every.wait(every.begin_sum((w[0] * own).sum()))
+        own_factor = (w[1] * x.sum()).square().sum()
+        return [loss + gain + own_factor, *new]
+
+    check(scaled, [(8, 7), (7, 3)], count)
+
+
 def test_what_optimizers_need_a_whole_tensor_for_is_computed_of_one() -> None:
     def factored(w: list[Tensor], x: Tensor, every: Processes) -> list[Tensor]:
         loss, *grads = gradients(w, x, every)
