@@ -165,8 +165,10 @@ class OfShape(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         """A step whose size is by the parameter's elements and rows."""
+        with torch.enable_grad():
+            loss = closure()
         for group in self.param_groups:
             for p in group["params"]:
                 state = self.state[p]
@@ -176,6 +178,7 @@ class OfShape(torch.optim.Optimizer):
                     state["mean"] = torch.zeros_like(p)
                 state["mean"].lerp_(p.grad, 0.5)
                 p.add_(state["mean"] / state["size"], alpha=-group["lr"])
+        return loss
 
 
 def optimizers(folder: Path) -> Any:

@@ -130,7 +130,7 @@ class ShardedTensor(Tensor):
             one.part.copy_(part_of(wholes[id(one)], one.processes))
         return args[0]
 
-    @property  # type: ignore[override]
+    @property
     def data(self) -> Tensor:
         """The same parts, without a gradient."""
         return self.detach()
