@@ -235,8 +235,10 @@ def _as_operation(formula: Callable[..., None], module: str, name: str) -> Calla
 def _is_plain(lists: dict[str, list[Any]], rest: dict[str, Any]) -> bool:
     """Whether an update is that of some tensors by some numbers, and nothing else."""
     counts = {len(tensors) for tensors in lists.values()}
+    # of two in one memory the second begins with what the first has become
+    memories = {one.untyped_storage()._cdata for one in next(iter(lists.values()), ())}
     return (
-        len(counts) == 1
+        counts == {len(memories)}
         and all(_is_plain_tensor(one) for tensors in lists.values() for one in tensors)
         and all(is_traced(value) or type(value) in _PLAIN for value in rest.values())
         and not any(rest.get(name) for name in _NOT)

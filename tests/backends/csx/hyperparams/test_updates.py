@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from harness import Run, both, fit
+from harness import Run, assert_same_run, both, fit
 from models import Classifier, loader, mlp
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import (
     SGD,
     Adadelta,
@@ -171,3 +171,17 @@ def test_portions_of_an_update_are_the_whole(portion: int, monkeypatch: pytest.M
         lambda: Classifier(mlp(), AdamW), lambda: (loader(96),), fresh=True, policy="disabled"
     )
     assert ours.losses == stock.losses
+
+
+@pytest.mark.parametrize("kind", [AdamW, SGD])
+def test_of_two_parameters_in_one_memory_the_second_begins_with_what_the_first_became(
+    kind: Any,
+) -> None:
+    def tied() -> Classifier:
+        layers = nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)
+        module = Classifier(nn.Sequential(*layers), functools.partial(kind, weight_decay=0.5))
+        layers[2].weight.data = layers[0].weight.data
+        return module
+
+    ours, stock = both(tied, lambda: (loader(),), limit_train_batches=10)
+    assert_same_run(ours, stock)
