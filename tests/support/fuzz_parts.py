@@ -177,7 +177,8 @@ LAYERS: dict[str, Layer] = {
     "Softmax": Layer(0, lambda s, d: nn.Softmax(-1)),
     "GroupNorm": Layer(0, lambda s, d: nn.GroupNorm(2, s[1]), lambda s: _even(s) and len(s) > 2),
     "Counted": Layer(0, lambda s, d: Counted(s[-1])),
-    "where": Layer(0, lambda s, d: Apply(lambda x: torch.where(x > 0, x, 0.1 * x.exp()))),
+    # without a step at 0, to either side of which roundings put a Tanhshrink of little
+    "where": Layer(0, lambda s, d: Apply(lambda x: torch.where(x > 0, x, 0.1 * x.expm1()))),
     "straight through": Layer(0, lambda s, d: Apply(lambda x: x + (x.round() - x).detach())),
     "Linear": Layer(0, lambda s, d: nn.Linear(s[-1], _width(d))),
     "Linear without bias": Layer(0, lambda s, d: nn.Linear(s[-1], _width(d), bias=False)),

@@ -158,7 +158,9 @@ class _Room:
 
     def count(self, files_bytes: int, beside_bytes: int, moved: bool) -> None:
         """Take note of how much state is in files and how much is not, and whether some moved."""
-        self.traffic.files_bytes, self._beside_bytes = files_bytes, beside_bytes
+        # a program that does not train works on weights alone; other state is there all the same
+        self.traffic.files_bytes = max(self.traffic.files_bytes, files_bytes)
+        self._beside_bytes = max(self._beside_bytes, beside_bytes)
         self.moves += moved  # it has other addresses than before
 
     @property
