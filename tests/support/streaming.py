@@ -377,6 +377,7 @@ def _own_bytes() -> int:
 
 
 CASES: dict[str, Callable[[Path], Any]] = {
+    "memory": memory,  # first: what others have freed would be used again
     "part_bytes": part_bytes,
     "resumed": resumed,
     "read": read,
@@ -385,7 +386,6 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "averaged": averaged,
     "optimizers": optimizers,
     "built": built,
-    "memory": memory,
     "messages": messages,
 }
 

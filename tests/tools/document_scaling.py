@@ -12,7 +12,6 @@ from pathlib import Path
 from fulgurite.backends.csx.costs.machine import CS3, H200
 from fulgurite.backends.csx.graph.collectives import BUCKET_BYTES, FIRST_BUCKET_BYTES
 from fulgurite.backends.report.scaling import (
-    ALL_REDUCE,
     ETHERNET,
     H200_NODES,
     PARTS,
@@ -52,55 +51,6 @@ CONVNET = Step(
     compute_s=0.0,
     backward_share=0.65,
     messages=(Message(size_bytes=153_760, begins=1.0),),
-)
-# As held in parts (weight streaming), of two processes.
-GPT_IN_PARTS = Step(
-    compute_s=0.0,
-    backward_share=0.66,
-    messages=tuple(
-        Message(kind=kind, size_bytes=size_bytes, begins=begins, needed=needed)
-        for kind, size_bytes, begins, needed in (
-            (PARTS, 196_608, -1, -1),
-            (PARTS, 561_664, -1, -1),
-            (PARTS, 262_144, -1, -0.91),
-            (PARTS, 262_144, -0.91, -0.83),
-            (PARTS, 196_608, -0.83, -0.76),
-            (PARTS, 262_144, -0.76, -0.67),
-            (PARTS, 262_144, -0.67, -0.59),
-            (PARTS, 196_608, -0.59, -0.52),
-            (PARTS, 262_144, -0.52, -0.43),
-            (PARTS, 262_144, -0.43, -0.35),
-            (PARTS, 196_608, -0.35, -0.28),
-            (PARTS, 262_144, -0.28, -0.19),
-            (PARTS, 262_144, -0.19, -0.11),
-            (PARTS, 262_144, -0.11, 0.07),
-            (PARTS, 262_144, 0.11, 0.15),
-            (SCATTER, 262_144, 0.11, 0.11),
-            (PARTS, 196_608, 0.18, 0.25),
-            (SCATTER, 262_144, 0.18, 0.22),
-            (PARTS, 262_144, 0.28, 0.31),
-            (SCATTER, 196_608, 0.28, 0.28),
-            (PARTS, 262_144, 0.35, 0.39),
-            (SCATTER, 262_144, 0.35, 0.35),
-            (PARTS, 196_608, 0.42, 0.49),
-            (SCATTER, 262_144, 0.42, 0.46),
-            (PARTS, 262_144, 0.52, 0.55),
-            (SCATTER, 196_608, 0.52, 0.52),
-            (PARTS, 262_144, 0.59, 0.63),
-            (SCATTER, 262_144, 0.59, 0.59),
-            (PARTS, 196_608, 0.66, 0.73),
-            (SCATTER, 262_144, 0.66, 0.7),
-            (PARTS, 262_144, 0.76, 0.8),
-            (SCATTER, 196_608, 0.76, 0.76),
-            (PARTS, 262_144, 0.83, 0.87),
-            (SCATTER, 262_144, 0.83, 0.83),
-            (PARTS, 196_608, 0.9, 0.97),
-            (SCATTER, 262_144, 0.9, 0.95),
-            (SCATTER, 196_608, 1, 1),
-            (ALL_REDUCE, 32, 1, 1),
-            (SCATTER, 561_664, 1, 1),
-        )
-    ),
 )
 MEASURED_S: dict[str, tuple[Step, float, dict[int, float]]] = {
     "GPT": (GPT, 39.67e-3, {2: 49.93e-3, 4: 110.7e-3}),

@@ -92,7 +92,7 @@ class _Sharding(Operations):
         copies = fresh.find_nodes(op="call_function", target=_COPY_INTO)
         writes = {node.args[0]: node for node in copies}
         wholes = self._stand_ins(writes)
-        self._find_common(wholes.values())
+        self.common = _common(self.fresh, self._inputs, wholes.values(), self.processes.group)
         for node in fresh.nodes:
             if node.op == "call_function" and node not in self.in_parts and self._is_in_parts(node):
                 self.in_parts.add(node)
@@ -159,24 +159,6 @@ class _Sharding(Operations):
         return wholes
 
     # -- what is computed in parts
-
-    def _find_common(self, wholes: Iterable[fx.Node]) -> None:
-        self.common.update(wholes)
-        nodes = self.fresh.find_nodes(op="placeholder")
-        for item, node in zip(self._inputs, nodes, strict=True):
-            if item.kind in _COMMON_KINDS or item.role in _COMMON_ROLES:
-                self.common.add(node)
-        for node in self.fresh.nodes:
-            if node.op != "call_function" or is_random(node.target):
-                continue
-            if is_wait(node.target):
-                begun: Any = node.args[0]
-                exchanged = is_gather(begun.target) or begun.target in _FOR_ALL
-                is_common = exchanged and begun.args[-1] == self.processes.group
-            else:
-                is_common = all(one in self.common for one in node.all_input_nodes)
-            if is_common:
-                self.common.add(node)
 
     def _length(self, numel: int) -> int:
         return length_of_part(numel, self.processes.count)
@@ -270,6 +252,29 @@ class _Sharding(Operations):
             self._sums.append(Message(begun, total))
             total = self.call(node, _ATEN.reshape.default, total, list(value_of(node).shape))
         node.replace_all_uses_with(total)
+
+
+def _common(
+    operations: fx.Graph, inputs: list[Input], wholes: Iterable[fx.Node], group: str
+) -> set[fx.Node]:
+    """Values that are the same in all processes of a group."""
+    found = set(wholes)
+    placeholders = operations.find_nodes(op="placeholder")
+    for item, node in zip(inputs, placeholders, strict=True):
+        if item.kind in _COMMON_KINDS or item.role in _COMMON_ROLES:
+            found.add(node)
+    for node in operations.nodes:
+        if node.op != "call_function" or is_random(node.target):
+            continue
+        if is_wait(node.target):
+            begun: Any = node.args[0]
+            exchanged = is_gather(begun.target) or begun.target in _FOR_ALL
+            is_common = exchanged and begun.args[-1] == group
+        else:
+            is_common = all(one in found for one in node.all_input_nodes)
+        if is_common:
+            found.add(node)
+    return found
 
 
 def _always(part: fx.Node) -> Callable[[fx.Node], fx.Node]:
