@@ -21,6 +21,7 @@ from streaming import Wide
 from torch import nn
 
 from fulgurite.backends.checkpoints.conversion import to_file
+from fulgurite.backends.report.scaling import SENT
 
 pytestmark = pytest.mark.several
 SCRIPT = SUPPORT / "saving_in_parts.py"
@@ -259,10 +260,7 @@ def test_a_report_tells_what_is_held_and_what_is_sent(found: list[Any]) -> None:
         "in parts: 14 tensors of 92.0 KiB held for the backward pass,"
         " 8 tensors of 32.0 MiB gathered for each pass"
     )
-    # each part goes to all others; of a sum each sends the parts of the others, too
-    shares = {"all_gather_into_tensor": count - 1, "reduce_scatter_tensor": (count - 1) / count}
-    large = [one for one in entry["messages"] if one["kind"] in shares]
-    sent = sum(one["size_bytes"] * shares[one["kind"]] for one in large)
+    sent = sum(one["size_bytes"] * SENT[one["kind"]](count) for one in entry["messages"])
     assert sum(one["sent_bytes"] for one in entry["calls"]) == pytest.approx(sent, rel=0.01)
 
 
