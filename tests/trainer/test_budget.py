@@ -201,12 +201,19 @@ def test_a_report_has_what_is_in_memory_at_a_time(tmp_path: Path) -> None:
     assert "are in files, others as the step goes on" in " ".join(page(report).split())
 
 
-@pytest.mark.fits
-def test_one_process_needs_a_budget_to_stream() -> None:
-    backend = fulgurite.backend("CSX", execution="weight_streaming")
-    trainer = fulgurite.Trainer(backend=backend, logger=False, max_epochs=1)
-    with pytest.raises(ValueError, match="beyond max_resident_bytes, which is None"):
-        trainer.fit(Tower(), loader(1))
+@pytest.mark.parametrize(
+    ("devices", "options", "told"),
+    [
+        (1, {}, "beyond max_resident_bytes, which is None"),
+        (2, {"max_resident_bytes": 1 << 30}, "Leave max_resident_bytes out, or train in one"),
+    ],
+)
+def test_one_process_needs_a_budget_to_stream_and_several_have_none(
+    devices: int, options: dict[str, Any], told: str
+) -> None:
+    backend = fulgurite.backend("CSX", execution="weight_streaming", **options)
+    with pytest.raises((ValueError, NotImplementedError), match=told):
+        fulgurite.Trainer(backend=backend, devices=devices, logger=False)
 
 
 @pytest.mark.parametrize(

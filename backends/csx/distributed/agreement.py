@@ -60,8 +60,9 @@ def agree(stage: str, captured: Mapping[str, CapturedStep]) -> None:
 
 
 _REMEDY = (
-    "the same Python on all processes: what depends on self.global_rank belongs into data, or into"
-    " a hook between steps"
+    "the same Python on all processes: what depends on self.global_rank belongs into a hook between"
+    " steps, or into the batch: return (*batch, torch.tensor(self.global_rank)) from"
+    " on_before_batch_transfer"
 )
 _REMEDY_OF_SHAPES = (
     "the same Python on all processes, whatever the shapes of their batches, which differ here; or"

@@ -120,6 +120,12 @@ class CSXParallelStrategy(CollectiveStrategy):
     def __init__(self, backend: CSXBackend | None = None, **strategy_options: Any) -> None:
         start_method = "fork" if _IS_INTERACTIVE else "popen"
         super().__init__(backend=backend, **{"start_method": start_method, **strategy_options})
+        if self.backend.max_resident_bytes is not None:
+            raise NotImplementedError(
+                f"max_resident_bytes={self.backend.max_resident_bytes} with several processes: each"
+                " keeps its part of all weights in memory. Leave max_resident_bytes out, or train"
+                " in one process."
+            )
         self._holds_back = False  # gradients: the window goes on
         self._heartbeats: Heartbeats | None = None
         self.consensus: Consensus | None = None  # of a run
@@ -207,12 +213,6 @@ class CSXParallelStrategy(CollectiveStrategy):
 
     def setup(self, trainer: pl.Trainer) -> None:
         """Set up as one process does."""
-        if self.backend.max_resident_bytes is not None:
-            raise NotImplementedError(
-                f"max_resident_bytes={self.backend.max_resident_bytes} with several processes: each"
-                " keeps its part of all weights in memory. Leave max_resident_bytes out, or train"
-                " in one process."
-            )
         if isinstance(self._layer_sync, TorchSyncBatchNorm):
             self._layer_sync = SyncsBatchNorm(self.processes)
         refuse_other_runs(trainer, self.backend)

@@ -328,14 +328,6 @@ class CSXStrategy(StaticGraph, SingleDeviceStrategy):
 
     def __init__(self, backend: CSXBackend | None = None, **strategy_options: Any) -> None:
         super().__init__(backend=backend, device=fabric_devices(backend)[0], **strategy_options)
-
-    def setup_environment(self) -> None:
-        """Keep state within a budget until teardown, where there is one.
-
-        Raises:
-            ValueError: weight streaming without: this process would hold all weights.
-            NotImplementedError: with one, on another system than Linux.
-        """
         limit_bytes = self.backend.max_resident_bytes
         if self.backend.execution == "weight_streaming" and limit_bytes is None:
             raise ValueError(
@@ -343,15 +335,18 @@ class CSXStrategy(StaticGraph, SingleDeviceStrategy):
                 " max_resident_bytes, which is None. Give max_resident_bytes=..., in bytes; or"
                 " devices=2 or more, of which each holds a part; or leave execution out."
             )
-        if limit_bytes is not None:
+        if limit_bytes is not None and sys.platform != "linux":
+            raise NotImplementedError(
+                f"max_resident_bytes={limit_bytes} is built for Linux alone. Leave it out."
+            )
+
+    def setup_environment(self) -> None:
+        """Keep state within a budget until teardown, where there is one."""
+        if (limit_bytes := self.backend.max_resident_bytes) is not None:
             self._stream(limit_bytes)
         super().setup_environment()
 
     def _stream(self, limit_bytes: int) -> None:
-        if sys.platform != "linux":
-            raise NotImplementedError(
-                f"max_resident_bytes={limit_bytes} is built for Linux alone. Leave it out."
-            )
         assert self.lightning_module is not None
         trainer = self.lightning_module.trainer
         residency.open(limit_bytes, Path(trainer.default_root_dir))
