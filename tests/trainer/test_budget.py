@@ -12,7 +12,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from budget import MEASURED, Tower, loader, state_bytes, trained
+from budget import MEASURED, Tower, state_bytes, trained
 from launched import SUPPORT
 
 import fulgurite

@@ -78,11 +78,13 @@ class Wanted:
         worth: whether compiling it may begin, if this share of a run (0 to 1) stays as it is,
             since compiled code calls the same library; asked again and again until it does.
         together: what the processes that run it at the same time tell each other with it.
+        never: why it is not compiled at all; empty: it is.
     """
 
     urgent: bool = True
     worth: Callable[[float], bool] = lambda fixed: True
     together: Votes | None = None
+    never: str = ""
 
 
 NOW = Wanted()

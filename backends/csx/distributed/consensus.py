@@ -122,6 +122,12 @@ class Consensus:
         if votes.refused and not self._is_one:
             self._is_one = True
             self._be_one()
+            if votes.others_say(Vote.REFUSES):
+                self._strategy.say(
+                    "CSX: another process has no compiled code for its batch (more shapes than are"
+                    " compiled, no compiler, or wrong code), so all run operation by operation from"
+                    " here on"
+                )
 
     @torch.no_grad()
     def _be_one(self) -> None:

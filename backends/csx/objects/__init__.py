@@ -24,6 +24,7 @@ from fulgurite.backends.csx.objects.batch_spec import Shapes as Shapes
 from fulgurite.backends.csx.objects.batch_spec import container_at as container_at
 from fulgurite.backends.csx.objects.batch_spec import copy_containers as copy_containers
 from fulgurite.backends.csx.objects.batch_spec import shapes_of as shapes_of
+from fulgurite.backends.csx.objects.batch_spec import told_of_shapes as told_of_shapes
 from fulgurite.backends.csx.objects.batch_spec import too_many_shapes as too_many_shapes
 from fulgurite.backends.csx.objects.batch_spec import varying_dimensions as varying_dimensions
 from fulgurite.backends.csx.objects.batch_spec import without_added_keys as without_added_keys

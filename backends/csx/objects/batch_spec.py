@@ -153,7 +153,7 @@ class VaryingDimension(NamedTuple):
 
     def remedy(self) -> str:
         """Code that pads, and what else there is."""
-        size, i = 1 << (self.sizes[-1] - 1).bit_length(), self.dimension
+        size, i = -(-self.sizes[-1] // 8) * 8, self.dimension
         before = "0, 0, " * (self.dimensions - 1 - i)
         return (
             f"pad to one size, in collate_fn or the dataset ({size} here, and a mask where padding"
@@ -161,6 +161,17 @@ class VaryingDimension(NamedTuple):
             f"      x = torch.nn.functional.pad(x, ({before}0, {size} - x.shape[{i}]))\n"
             "    or to the next of a few sizes (buckets), each of which gets a program"
         )
+
+
+def told_of_shapes(stage: str, found: list[VaryingDimension], most: int) -> str:
+    """What becomes of batches of more shapes than ``most`` where that is no error, in a line."""
+    seen = f" ({'; '.join(map(str, found))})" if found else ""
+    return (
+        f"{stage} batches have more than {most} shapes{seen}. {most} are compiled; batches of any"
+        " other run operation by operation, at about Lightning's speed, and each new shape is"
+        " traced first. Faster: fulgurite.utils.data.PadToBuckets as collate_fn brings them to a"
+        " few sizes, or max_programs=n compiles n"
+    )
 
 
 def too_many_shapes(stage: str, found: list[VaryingDimension], most: int) -> InputChanged:

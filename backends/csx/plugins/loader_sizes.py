@@ -40,6 +40,7 @@ from fulgurite.backends.csx.objects import (
     PythonState,
     Shapes,
     shapes_of,
+    told_of_shapes,
     too_many_shapes,
     varying_dimensions,
 )
@@ -130,7 +131,7 @@ _HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batc
 def check_sizes(
     loader: CombinedLoader | None, backend: CSXBackend, module: pl.LightningModule, stage: str
 ) -> None:
-    """Refuse a loader with batches of more shapes than there may be programs.
+    """Refuse a loader with batches of more shapes than there may be programs, or say so.
 
     Args:
         loader: all loaders of a stage; of a loader with a sampler of its own, and of one over an
@@ -153,7 +154,9 @@ def check_sizes(
             elif len(seen) == 1:
                 break  # two in a row, from both ends of the data: they have one size
         if len(seen) > most and (found := varying_dimensions(seen)):
-            raise too_many_shapes(stage, found, most)
+            if not isinstance(backend.max_programs, str):
+                raise too_many_shapes(stage, found, most)
+            rank_zero_info(f"CSX: {told_of_shapes(stage, found, most)}")
 
 
 def _ahead(loader: Any) -> Iterator[Shapes]:

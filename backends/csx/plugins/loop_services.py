@@ -102,6 +102,7 @@ class LoopServices(Strategy):
             batches=training.runs,
             streamed=residency.traffic if residency.is_open else None,
             compiling=sum(step.compiling() for step in self.step_functions.values()),
+            uncompiled=training.uncompiled(),
         )
         self.say(fit_table.table(fit))
         announcements.add_measured(self._trainer, self.backend, training.stage, training.speed)
@@ -153,7 +154,9 @@ class LoopServices(Strategy):
             InputChanged: with the sizes, and the remedies.
         """
         check_last_batch(loaders, self.backend, stage, limits)
-        if stage == "training" and (self.fabric.waits or self.backend.validate_only):
+        # elsewhere batches beyond the limit are no error, and are told of when they come
+        is_error = not isinstance(self.backend.max_programs, str) and self.fabric.waits
+        if stage == "training" and (is_error or self.only_builds):
             check_sizes(loaders, self.backend, self._module, stage)
 
     def position(self) -> dict[str, Any]:

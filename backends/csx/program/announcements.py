@@ -28,6 +28,7 @@ from fulgurite.backends.csx.program.speed import Gain, Speed
 from fulgurite.backends.supported import newer_than_tested
 
 _said: set[str] = set()  # what is said once in a process
+_MANY = ". A wafer would refuse it (max_programs=1)"
 
 
 def headline(fabric: Fabric, program: Program, loads: list[Loaded]) -> str:
@@ -46,7 +47,7 @@ def headline(fabric: Fabric, program: Program, loads: list[Loaded]) -> str:
         seconds = sum(load.seconds for load in loads)
         how += f" in {seconds:.1f} s" if seconds >= 0.1 else f" in {seconds:.2f} s"
     where = fabric.describe([entry.graph for entry in program.entries])
-    why = f"; {program.reason}. A wafer would refuse it (max_programs=1)" if program.reason else ""
+    why = f"; {program.reason}" if program.reason else ""
     return (
         f"CSX on {where}: {program.stage} program, {program.operations} operations{entries},"
         f" {how}{why}"
@@ -69,6 +70,9 @@ def announce(
     if newer is not None and newer not in _said:
         _said.add(newer)
         say(trainer, newer)
+    if program.reason and _MANY not in _said:
+        _said.add(_MANY)
+        line += _MANY
     say(trainer, f"{line}\n{summary(program)}" if backend.only_builds else line)
     if backend.artifact_dir is not None and record is not None:
         _write(trainer or backend, fabric, backend, program, loads, record, line)

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from time import perf_counter
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
 from lightning.pytorch.profilers import PassThroughProfiler
 
@@ -101,9 +102,10 @@ class Audits:
 
     def __init__(self, stage: str, scope: Scope, budget: Budget) -> None:
         self._stage, self._scope, self._budget = stage, scope, budget
-        self._new: dict[Executable, bool] = {}  # to be looked at, and whether code is checked then
-        self._same_at: dict[Executable, int] = {}  # the step at which they were last the same
-        self._given_up: set[Executable] = set()
+        # to be looked at, and whether code is checked then; programs are forgotten as they go
+        self._new = WeakKeyDictionary[Executable, bool]()
+        self._same_at = WeakKeyDictionary[Executable, int]()  # the step: they were last the same
+        self._given_up = WeakSet[Executable]()
         self._takes_s = 0.0
         self._compare_at = 0.0  # not before, by time.perf_counter
         self._changed = Counter[str]()  # how often a value was another one, by its name
@@ -112,13 +114,18 @@ class Audits:
         self._noticed: list[str] = []  # what was another value since
         self.due = False
 
-    def built(self, executable: list[Executable], step: int) -> None:
-        """Entry points are new: each is looked at again the next time that it runs."""
+    def built(self, executable: list[Executable], step: int, one_of_many: bool) -> None:
+        """Entry points are new: each is looked at again the next time that it runs.
+
+        ``one_of_many``: unless they differ in their shapes alone from some that were.
+        """
         for one in executable:
-            self._new[one], self._same_at[one] = False, step
+            self._same_at[one] = step
+            if not one_of_many:
+                self._new[one] = False
         if self._readable is not None:
             self._readable.changed()  # by the step's own code, which ran to be traced
-        self.due = True
+        self.due = self.due or not one_of_many
 
     def wake(self, compare: bool, last_hooks: Collection[str]) -> None:
         """Something may have changed: look at the next step, if there is time or reason for it.
@@ -127,7 +134,7 @@ class Audits:
             compare: Python values, however short ago they were compared last.
             last_hooks: where the next step is the run's last: those that run between steps.
         """
-        if self._same_at.keys() <= self._new.keys():  # all will be looked at anyway
+        if all(one in self._new for one in self._same_at):  # all will be looked at anyway
             return
         if self._budget.allows(self._takes_s):
             if last_hooks or not self._scope.ask_for_audit():

@@ -22,6 +22,7 @@ from fulgurite.backends.csx.capture import (
 from fulgurite.backends.csx.compile.fabric import Fabric, Loaded, Wanted
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.contract import EPOCH, INDEX, valueless
+from fulgurite.backends.csx.costs.build_record import BuildRecord
 from fulgurite.backends.csx.diagnostics.trace_errors import StateChanged
 from fulgurite.backends.csx.graph.votes import votes_of
 from fulgurite.backends.csx.program.announcements import (
@@ -51,12 +52,13 @@ EntryPoints = dict[str, Callable[[Any], Any]]
 """Lightning's own code for each entry point by its name; the one that ends a step is the last."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BoundProgram:
     """A program that is loaded, and bound to the tensors that it works on."""
 
     guards: Guards  # say whether it fits a batch
     entries: dict[str, Executable]
+    never: str = ""  # why it is not compiled, where that is not to be
 
     def forget_others(self) -> None:
         """Another program ran before: what it left in ``p.grad`` is not this one's."""
@@ -85,6 +87,7 @@ class Builder:
         conditions: Callable[[], Conditions],
         groups: ParamGroups,
         reason: str = "",
+        never: str = "",
     ) -> BoundProgram:
         """Build a program for a batch.
 
@@ -94,6 +97,7 @@ class Builder:
             conditions: reads those that hold now.
             groups: the optimizers' param groups.
             reason: why those that there are do not fit.
+            never: why it is not compiled; such a one is not announced, for there may be many.
 
         Raises:
             TraceError: the step is not static; all is as before.
@@ -120,12 +124,11 @@ class Builder:
             program, captured_s = make_program(self.stage, captured), perf_counter() - began
             load = profiled(profiler, COMPILE, self._load)
             payback = Payback(scope.trainer, captured_s, lambda: self.speed.alike_s)
-            loads = {} if self.backend.validate_only else load(program, captured, payback)
+            only_checks = self.backend.validate_only
+            loads = {} if only_checks else load(program, captured, payback, never)
             cost = _cost(began, captured_s, loads.values(), payback)
             program = replace(program, cost=cost, reason=reason)
-            self.programs.append(program)
-            announce(scope.trainer, self.fabric, self.backend, program, [*loads.values()], record)
-            self._tell_later(list(loads.values()), cost)
+            self._tell(program, [*loads.values()], record, bool(never))
             if self.backend.only_builds:
                 raise BuiltOnly(_without_values(captured, batch))  # inside: all is put back
         guards = Guards(list(captured.values()), conditions(), scope, groups)
@@ -136,7 +139,7 @@ class Builder:
             name: Executable(one, loads[name], self._clears(name, entries), *of_all)
             for name, one in captured.items()
         }
-        return BoundProgram(guards=guards, entries=executables)
+        return BoundProgram(guards=guards, entries=executables, never=never)
 
     def _capture(self, entries: EntryPoints, batch: Any) -> dict[str, CapturedStep]:
         captured: dict[str, CapturedStep] = {}
@@ -157,6 +160,19 @@ class Builder:
         """
         *others, last = entries
         return bool(others) and name == last and not self.scope.keeps_gradients
+
+    def _tell(
+        self, program: Program, loads: list[Loaded], record: BuildRecord | None, one_of_many: bool
+    ) -> None:
+        """Keep what a program is, and say it, unless it is one of many."""
+        if one_of_many:
+            # nobody reads its operations, which would be kept as long as the trainer
+            self.programs.append(replace(program, entries=()))
+            return
+        self.programs.append(program)
+        announce(self.scope.trainer, self.fabric, self.backend, program, loads, record)
+        assert program.cost is not None
+        self._tell_later(loads, program.cost)
 
     def _tell_later(self, loads: list[Loaded], cost: Cost) -> None:
         """Say that the last entry point is compiled, which is done in the background.
@@ -187,7 +203,11 @@ class Builder:
                 load.when_settled = told
 
     def _load(
-        self, program: Program, captured: dict[str, CapturedStep], worth: Callable[[float], bool]
+        self,
+        program: Program,
+        captured: dict[str, CapturedStep],
+        worth: Callable[[float], bool],
+        never: str,
     ) -> dict[str, Loaded]:
         what = f"the {self.stage} program, {program.operations} operations"
         trainer = self.scope.trainer
@@ -197,7 +217,7 @@ class Builder:
             name: self.fabric.load(
                 one.graph,
                 lambda doing: shown(trainer, f"{doing} {what}"),
-                Wanted(urgent, worth, votes_of(one.outputs.calls)),
+                Wanted(urgent, worth, votes_of(one.outputs.calls), never),
             )
             for name, one in captured.items()
         }

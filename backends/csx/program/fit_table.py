@@ -34,6 +34,8 @@ class Fit:
         batches: how many were trained on.
         compiling: how many programs were still being compiled.
         streamed: what it took to keep state within a budget; None where there was none.
+        uncompiled: how many shapes of training batches are not compiled since there are more
+            than may be, and how many batches had one of them.
     """
 
     steps: int
@@ -46,6 +48,7 @@ class Fit:
     waits_s: float = 0.0
     compiling: int = 0
     streamed: Traffic | None = None
+    uncompiled: tuple[int, int] = (0, 0)
 
     @property
     def stepped_s(self) -> float:
@@ -101,7 +104,7 @@ def _programs(fit: Fit) -> list[Row]:
         ("programs", str(len(fit.costs)), f"({told})" if told else ""),
         ("peak memory", mib, "MiB: of the process since it began, resident"),
     ]
-    rows += _streamed(fit)
+    rows += _streamed(fit) + _other_shapes(fit)
     if fit.compiling:
         rows.append(("not compiled", str(fit.compiling), _why_not(fit)))
     return rows + _gained(fit)
@@ -122,6 +125,15 @@ def _streamed(fit: Fit) -> list[Row]:
         ("streamed", a_batch, f"MiB a batch, of {files} MiB in files; {within}"),
         ("waited for state", _told(traffic.waited_s, fit), f"s of stepping: {share}"),
     ]
+
+
+def _other_shapes(fit: Fit) -> list[Row]:
+    """Of batches whose shapes are too many to be compiled."""
+    shapes, batches = fit.uncompiled
+    if not shapes:
+        return []
+    told = f"{batches:,} of {fit.batches:,} batches operation by operation"
+    return [("other shapes", f"{shapes:,}", f"than those compiled: {told}")]
 
 
 def _why_not(fit: Fit) -> str:

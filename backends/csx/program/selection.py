@@ -17,11 +17,15 @@ from torch.nn.utils.prune import BasePruningMethod
 
 from fulgurite.backends.csx.capture import Scope
 from fulgurite.backends.csx.diagnostics.trace_errors import InputChanged, StateChanged, TraceError
-from fulgurite.backends.csx.objects import SHAPES, shapes_of, too_many_shapes, varying_dimensions
+from fulgurite.backends.csx.objects import SHAPES, shapes_of, told_of_shapes, varying_dimensions
+from fulgurite.backends.csx.program.announcements import say
 from fulgurite.backends.csx.program.build import BoundProgram
 from fulgurite.backends.csx.program.executable import Executable
 from fulgurite.backends.csx.program.guards import Conditions, Misfit, ParamGroups, settings_of
 from fulgurite.backends.csx.state import OptimizerStates, dotted_name
+
+MORE_SHAPES = 64
+"""How many programs that are not compiled are kept, for more shapes of batches than ``SHAPES``."""
 
 _requires_grad, _training = attrgetter("requires_grad"), attrgetter("training")
 _tracking = attrgetter("track_running_stats")
@@ -81,12 +85,14 @@ class Selection:
         scope: what the step works on.
         limit: how many there may be for each state of the trainer; "auto": one for each phase (what
             is frozen, how much is accumulated, whether a scheduled number is zero), in each for
-            ``SHAPES`` shapes of batches, and for one value of a number that Python read as such.
+            ``SHAPES`` shapes of batches that are compiled and ``MORE_SHAPES`` that are not, and for
+            one value of a number that Python read as such.
         gradients: those that programs keep, as ``{parameter}.grad``.
 
     Attributes:
         programs: those built so far.
-        reason: why none of them fitted the last batch that needed another.
+        why: none of them fitted the last batch that needed another, and why the program for it is
+            not compiled; empty: it is.
     """
 
     def __init__(
@@ -96,7 +102,8 @@ class Selection:
         self._gradients = gradients
         self._trainer = scope.trainer if scope.trains else None
         self.programs: list[BoundProgram] = []
-        self.reason = self._since = ""
+        self.why, self._since = ("", ""), ""
+        self._more_shapes = self._by_operations = 0  # programs not compiled, and their steps
         self._pruned, self._forgotten = pruned(scope.module), 0
         self.modules, self.groups = ModuleTree(scope), ParamGroups(scope)
         self._states = OptimizerStates([])  # those of the programs
@@ -123,6 +130,8 @@ class Selection:
             found = program.guards.accept(now, batch)
             if isinstance(found, list):
                 self._earlier.discard(id(program))
+                if program.never:
+                    self._use_uncompiled(program)
                 return program, found
             if found is not None:
                 misfits.append(found)
@@ -148,31 +157,29 @@ class Selection:
 
     def _allow(self, misfits: list[Misfit], limit: int, counted: list[Misfit], batch: Any) -> None:
         """Raise where there may be no more programs than those that do not fit."""
-        self.reason, self._since = self._since, ""  # of pruning, which left no program to misfit
+        # of pruning, which left no program to misfit
+        self.why, self._since = (self._since, ""), ""
         if not misfits:
             return
         misfit = (counted or misfits)[-1]
         most = ""
         if misfit.error is InputChanged:
             most = f" (shape {len(counted) + 1} of at most {limit})"
-        self.reason = f"number {len(self.programs) + 1}{most}, since {_in_short(misfit.why)}"
+        reason = f"number {len(self.programs) + 1}{most}, since {_in_short(misfit.why)}"
+        self.why = reason, ""
         if len(counted) + (0 if isinstance(self._limit, str) else self._forgotten) < limit:
             return
         seen = []
         if misfit.error is InputChanged:
             shapes = [program.guards.batch.shapes() for program in self.programs]
             seen = varying_dimensions([shapes_of(batch, self._scope.leaf_name), *shapes])
-        if seen and isinstance(self._limit, str):
-            raise too_many_shapes(self._stage, seen, limit)
+        if misfit.error is InputChanged and isinstance(self._limit, str):
+            self.why = reason, f"{limit} shapes of batches are compiled"
+            if not self._more_shapes:
+                say(self._scope.trainer, f"CSX: {told_of_shapes(self._stage, seen, limit)}")
+            return
         advice = "DataLoader(drop_last=True), or padding; or " if seen else ""
-        raise self._no_more(misfit.error, misfit.why, limit, advice)
-
-    def _no_more(self, error: type[TraceError], why: str, limit: int, advice: str) -> TraceError:
-        return error(
-            f"The {self._stage} step needs another program: {why}. The backend allows {limit} per"
-            " stage.",
-            remedy=f"{advice}backend('CSX', max_programs={limit + 1})",
-        )
+        raise _no_more(self._stage, misfit.error, misfit.why, limit, advice)
 
     def conditions(self) -> Conditions:
         """Those that hold now."""
@@ -190,7 +197,19 @@ class Selection:
     def add(self, program: BoundProgram) -> None:
         """Take a program that was built now."""
         self.programs.append(program)
+        if program.never:
+            self._more_shapes += 1
+            self._use_uncompiled(program)
+            uncompiled = [one for one in self.programs if one.never]
+            if len(uncompiled) > MORE_SHAPES:
+                self.programs.remove(uncompiled[0])
         self._states = OptimizerStates(self._scope.optimizers)
+
+    def _use_uncompiled(self, program: BoundProgram) -> None:
+        """One of those that are not compiled is about to run: they lie in the order of use."""
+        self.programs.remove(program)
+        self.programs.append(program)
+        self._by_operations += 1
 
     def forget_replaced(self) -> None:
         """Where the state of an optimizer was loaded, replaced or cleared, build programs anew."""
@@ -213,7 +232,8 @@ class Selection:
         self._forgotten += len(self.programs)
         self._since = f"number {self._forgotten + 1}, since {why}"
         if isinstance(self._limit, int) and self._forgotten >= self._limit:
-            raise self._no_more(StateChanged, why, self._limit, "prune in configure_model(); or ")
+            advice = "prune in configure_model(); or "
+            raise _no_more(self._stage, StateChanged, why, self._limit, advice)
         _rename(self._gradients, before, now)
         self._forget()
 
@@ -224,6 +244,10 @@ class Selection:
     def executables(self) -> Iterator[Executable]:
         """The entry points of all programs."""
         return (one for program in self.programs for one in program.entries.values())
+
+    def uncompiled(self) -> tuple[int, int]:
+        """How many programs were never compiled, for their shapes, and how many steps they did."""
+        return self._more_shapes, self._by_operations
 
     def compiling(self) -> int:
         """How many of the programs are still being compiled."""
@@ -238,6 +262,13 @@ class Selection:
         self.modules = ModuleTree(self._scope)
         for executable in self.executables():
             executable.check()
+
+
+def _no_more(stage: str, error: type[TraceError], why: str, limit: int, advice: str) -> TraceError:
+    return error(
+        f"The {stage} step needs another program: {why}. The backend allows {limit} per stage.",
+        remedy=f"{advice}backend('CSX', max_programs={limit + 1})",
+    )
 
 
 def _in_short(why: str) -> str:

@@ -87,6 +87,7 @@ class StepFunction:
         chosen = self._selection = Selection(stage, scope, backend.max_programs, builder.gradients)
         self.programs, self.executables = builder.programs, chosen.executables
         self.compiling, self.audit_all = chosen.compiling, self._audits.audit_all
+        self.uncompiled = chosen.uncompiled  # (shapes, steps) that are too many to be compiled
         self.forget_pruned, self.begin_run = chosen.forget_pruned, chosen.begin_run
         self._latest: BoundProgram | None = None  # the one that ran last
         self._added: list[tuple[Path, Any]] = []  # keys of the batch that programs add
@@ -163,12 +164,11 @@ class StepFunction:
         scope, selection = self._scope, self._selection
         schedulers, gradients = program_schedulers(scope.schedulers), scope.gradients_known()
         show_all(schedulers)
-        program = self._builder.build(
-            entries, batch, selection.conditions, selection.groups, selection.reason
-        )
+        conditions, groups, why = selection.conditions, selection.groups, selection.why
+        program = self._builder.build(entries, batch, conditions, groups, *why)
         executables = list(program.entries.values())
         if self._backend.audits:
-            self._audits.built(executables, self.runs + 1)
+            self._audits.built(executables, self.runs + 1, bool(program.never))
         self._added += [place for one in executables for place in one.results.added]
         # the programs that there are keep too few gradients, or begin with others: built again
         if scope.gradients_known() != gradients:

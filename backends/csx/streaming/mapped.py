@@ -151,8 +151,8 @@ class Files:
             raise OSError(
                 error.errno,
                 f"max_resident_bytes: {nbytes:,} bytes of state do not go into a file ({why})."
-                " Remedy: as model_dir a folder that can be written to, on a disk of this machine with"
-                " room for it; or a larger max_resident_bytes",
+                " Remedy: as model_dir a folder that can be written to, on a disk of this machine"
+                " with room for it; or a larger max_resident_bytes",
                 str(self.folder),
             ) from None
         there = {address: one for address, one in self._at.items() if not one.is_gone}

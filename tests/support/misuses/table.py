@@ -947,15 +947,6 @@ CHANGED = [
         """,
     ),
     _row(
-        "shape",
-        "batches of many shapes",
-        "batch_changed",
-        "",
-        "",
-        bad_batches="[(x[:n], y[:n]) for x, y in batches[:1] for n in (16, 15, 14, 13, 12)]",
-        good_batches="[(x[:n], y[:n]) for x, y in batches[:1] for n in (16, 12, 12, 12)]",
-    ),
-    _row(
         "dtype",
         "a batch of another dtype",
         "batch_changed",

@@ -84,8 +84,9 @@ class HostFabric(Fabric):
         has_regions, policy = fused.has_regions(graph), self._backend.policy
         together = wanted.together
         try:
-            if policy == "disabled" and not has_regions:
-                raise NoToolchain("autogen_policy='disabled'")
+            never = "autogen_policy='disabled'" if policy == "disabled" else wanted.never
+            if never and not has_regions:
+                raise NoToolchain(never)
             self._later.cache  # noqa: B018  # which may be an error of the user's
             with failures_reported():
                 compilation = self._later.compilation(graph, threads)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from fulgurite.backends.csx.diagnostics.trace_errors import InputChanged
+from fulgurite.backends.csx.plugins import loader_sizes
 
 pytestmark = pytest.mark.fits
 
@@ -68,17 +69,29 @@ MANY = [n for length in range(10, 30) for n in (length, length)]
 FEW = [n for length in (10, 12) * 5 for n in (length, length)]
 
 
+def padded(rows: list[Tensor]) -> Tensor:
+    return nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
 @pytest.mark.parametrize("options", [{"background": False}, {"validate_only": True}])
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_batches_of_many_sizes_are_refused_before_the_first_step(
+def test_batches_of_more_sizes_than_were_allowed_are_refused_before_the_first_step(
     options: dict[str, Any], shuffle: bool
 ) -> None:
-    def padded(rows: list[Tensor]) -> Tensor:
-        return nn.utils.rnn.pad_sequence(rows, batch_first=True)
-
     loader = ordered(Lengths(MANY), shuffle=shuffle, collate_fn=padded)
+    options = {**options, "max_programs": 5}
     with pytest.raises(InputChanged, match=r"batch, dimension 1: 10, .* seen"):
         make_trainer(True, backend=options, max_epochs=1).fit(Mean(), loader)
+
+
+def test_where_nothing_was_said_a_check_tells_of_many_sizes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(loader_sizes, "rank_zero_info", said.append)
+    loader = ordered(Lengths(MANY), collate_fn=padded)
+    make_trainer(True, backend={"validate_only": True}, max_epochs=1).fit(Mean(), loader)
+    assert "training batches have more than 4 shapes (batch, dimension 1: 10, 1" in said[0]
 
 
 @pytest.mark.numbers

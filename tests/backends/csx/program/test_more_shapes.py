@@ -1,0 +1,122 @@
+"""More shapes of batches than are compiled: they run operation by operation, and it is said."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from harness import both, make_trainer
+from torch import Tensor, nn
+
+from fulgurite.backends.csx.diagnostics.trace_errors import InputChanged
+from fulgurite.backends.csx.program import announcements, selection
+from fulgurite.backends.csx.program.executable import Executable
+
+
+class Texts(pl.LightningModule):
+    """Rows of any length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Embedding(20, 8), nn.Linear(8, 2)
+        self.norm = nn.BatchNorm1d(8)
+
+    def training_step(self, batch: list[Tensor]) -> Tensor:
+        loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        return loss
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.out(self.norm(self.embed(tokens).mean(1)))  # type: ignore[no-any-return]
+
+    def validation_step(self, batch: list[Tensor]) -> None:
+        self.log("val", nn.functional.cross_entropy(self(batch[0]), batch[1]))
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+
+def batches(lengths: list[int]) -> list[list[Tensor]]:
+    drawn = torch.Generator().manual_seed(0)
+    return [
+        [torch.randint(0, 20, (4, n), generator=drawn), torch.tensor([0, 1, n % 2, 1])]
+        for n in lengths
+    ]
+
+
+class Batches:
+    """A loader of them."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        self.batches = batches(lengths)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[Tensor]]:
+        return iter(self.batches)
+
+
+LENGTHS = [5, 7, 5, 9, 11, 13, 15, 17, 13, 5, 15, 19]
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2}])
+def test_all_lengths_train_as_in_lightning(options: dict[str, Any]) -> None:
+    ours, stock = both(
+        Texts, lambda: (Batches(LENGTHS), Batches(LENGTHS[::-1])), max_epochs=3, **options
+    )
+    assert len(ours.losses) == 36
+    assert ours.losses == pytest.approx(stock.losses, rel=1e-5)
+    for one, other in zip(ours.metrics, stock.metrics, strict=True):
+        assert one == pytest.approx(other, rel=1e-5)
+
+
+@pytest.mark.fits
+def test_one_line_and_a_row_of_the_table_tell_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(announcements, "rank_zero_info", said.append)
+    make_trainer(True, max_epochs=2).fit(Texts(), Batches(LENGTHS))
+    told = [line for line in said if "more than 4 shapes" in line]
+    assert len(told) == 1
+    assert "batch[0], dimension 1: 5, 7, 9, 11 and 13 seen" in told[0]
+    assert "PadToBuckets" in told[0]
+    [table] = [line for line in said if "other shapes" in line]
+    [row] = [line.split() for line in table.splitlines() if "other shapes" in line]
+    assert row[2] == "4"
+    assert "12 of 24 batches operation by operation" in " ".join(row)
+    assert sum("training program" in line for line in said) == 4
+
+
+@pytest.mark.fits
+def test_only_those_that_ran_last_are_kept() -> None:
+    kept = weakref.WeakSet[Executable]()
+    own = Executable.__init__
+
+    def noting(self: Executable, *args: Any, **options: Any) -> None:
+        own(self, *args, **options)
+        kept.add(self)
+
+    with mock.patch.object(selection, "MORE_SHAPES", 2):
+        trainer = make_trainer(True, max_epochs=1)
+        with mock.patch.object(Executable, "__init__", noting):
+            trainer.fit(Texts(), Batches([*range(5, 25), 5, 24, 20]))
+        gc.collect()
+        assert len(kept) == 4 + 2
+        [loss] = trainer.validate(trainer.lightning_module, Batches([5]), verbose=False)
+    assert loss["val"] > 0
+
+
+@pytest.mark.fits
+def test_a_limit_that_was_given_holds() -> None:
+    trainer = make_trainer(True, max_epochs=1, backend={"max_programs": 3})
+    with pytest.raises(InputChanged, match="The backend allows 3 per stage"):
+        trainer.fit(Texts(), Batches(LENGTHS))
