@@ -34,6 +34,7 @@ from fulgurite.backends.closures import checkpoint_written, watch_trainer
 from fulgurite.backends.csx.diagnostics.trace_errors import UsersFramesAlone
 from fulgurite.backends.csx.distributed.parallel import CSXParallelStrategy
 from fulgurite.backends.csx.plugins.strategy import CSXStrategy, StaticGraph
+from fulgurite.backends.csx.program.fit_table import FitSummary
 from fulgurite.backends.patches import patched
 from fulgurite.backends.program_scheduler import check_schedulers
 from fulgurite.backends.safe_load import reading_safely
@@ -197,6 +198,14 @@ class Trainer(pl.Trainer):
         """
         super().save_checkpoint(filepath, weights_only, storage_options)
         checkpoint_written(self)
+
+    @property
+    def fit_summary(self) -> FitSummary | None:
+        """What the latest fit on CSX took, as data; ``str()`` of it is the table at its end.
+
+        None before one has trained, and on other devices.
+        """
+        return self.strategy.fit_summary if isinstance(self.strategy, StaticGraph) else None
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         """Lightning's run of a stage; ``global_step()`` and ``gradient_norm()`` are its own."""

@@ -120,7 +120,7 @@ def _write(folder: Path, programs: list[_Written], options: Mapping[str, Any]) -
     _replace(folder / PAGE, page(report))
 
 
-def add_measured(folder: Path, run: object, stage: str, measured: Data) -> None:
+def add_measured(folder: Path, run: object, stage: str, measured: Data, fit: Data) -> None:
     """Add how long the steps of a stage took to the report in a folder, where the run has one.
 
     Args:
@@ -128,11 +128,13 @@ def add_measured(folder: Path, run: object, stage: str, measured: Data) -> None:
         stage: whose steps.
         measured: ``steps``, and of one on average ``step_s`` and ``waits_s``, those it waited for
             other processes.
+        fit: a ``FitSummary``, as ``fit`` of that program.
     """
     report = _folders.get(folder.resolve(), [])
     own = [one for one in report if one.run() is run and one.data["stage"] == stage]
     if own:  # steps of its other programs, for other shapes, are counted with those of the first
         own[0].data["entries"][-1]["measured"] = dict(measured)
+        own[0].data["fit"] = dict(fit)
         _write(folder, report, own[0].options)
 
 

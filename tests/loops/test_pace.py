@@ -2,52 +2,171 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
 from harness import make_trainer
-from models import Classifier, Measured, loader, mlp
+from models import GAN, Classifier, Measured, loader, mlp
 from torch.utils.data import DataLoader, TensorDataset
 
 from fulgurite.backends.csx.program import announcements, fit_table
 from fulgurite.backends.csx.program.description import Cost
-from fulgurite.backends.csx.program.fit_table import Fit
-from fulgurite.backends.csx.program.speed import Gain
+from fulgurite.backends.csx.program.fit_table import FitSummary, summarize
+from fulgurite.backends.csx.program.speed import Payback, Speed
 
-HEAD = re.compile(r"CSX: ([\d,]+) steps? in ([\d.]+) s$", re.MULTILINE)
-ROW = re.compile(r"^  (\S+(?: \S+)*)  +([\d,.e+]+) ?(.*)$")
-KINDS = ("captured", "compiled", "loaded", "waited for data", "stepped", "other")
+HEAD = re.compile(r"CSX: ([\d,]+) batch(?:es)?( \([\d,]+ optimizer steps\))? in ([\d.]+) s")
 
 
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was said."""
+    """What was said, in a process that has said nothing before."""
     said: list[str] = []
     monkeypatch.setattr(announcements, "rank_zero_info", said.append)
+    monkeypatch.setattr(announcements, "_said", set())
     return said
 
 
-def told(text: str) -> dict[str, float]:
-    """The numbers of a table, and its "steps" and "seconds"."""
-    head, *rows = text.split("\n")
-    found = HEAD.fullmatch(head)
-    assert found, text
-    numbers = {"steps": found[1], "seconds": found[2]}
-    for row in rows:
-        match = ROW.fullmatch(row)
-        assert match, row
-        assert len(row) <= 80
-        numbers[match[1]] = match[2]
-    return {what: float(number.replace(",", "")) for what, number in numbers.items()}
+def summary_of(trainer: pl.Trainer) -> FitSummary:
+    found: FitSummary | None = trainer.strategy.fit_summary  # type: ignore[attr-defined]
+    assert found is not None
+    return found
 
 
-def cost(**seconds: float) -> Cost:
+def parts_of(fit: FitSummary) -> list[float]:
+    """The seconds that add up to the fit's."""
+    built = fit.captured_s, fit.compiled_s, fit.loaded_s
+    return [*built, fit.data_s, fit.stepped_s, fit.other_s]
+
+
+def cost(**seconds: Any) -> Cost:
     parts = dict.fromkeys(("began", "captured_s", "compiled_s", "loaded_s", "waited_s"), 0.0)
     return Cost(**{**parts, **seconds})
+
+
+def payback(least_s: float, fixed: float = 0.0, pays: bool = False) -> Payback:
+    made = Payback(None, 0.0, lambda: 0.0)
+    made.least_s, made.fixed, made.pays = least_s, fixed, pays
+    return made
+
+
+def speed_of(before: tuple[int, float], after: tuple[int, float]) -> Speed:
+    """Of steps before compiled code came, and with it: how many, and seconds for each."""
+    speed = Speed()
+    for _ in range(before[0]):
+        speed.add(before[1])
+    if before[0] and after[0]:
+        speed.switch_to_compiled(lambda gain: None)
+        speed.add(1.0)  # compares compiled code
+    for _ in range(after[0]):
+        speed.add(after[1])
+    return speed
+
+
+def made(speed: Speed, **given: Any) -> FitSummary:
+    fields: dict[str, Any] = {"steps": 300, "total_s": 13.0, "data_s": 0.5, "batches": 300}
+    return summarize(
+        **{**fields, "costs": [], "training": [], "why_not": [], "speed": speed, **given}
+    )
+
+
+def test_what_was_compiled_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit_table, "peak_memory_bytes", lambda: 612 << 20)
+    first = cost(captured_s=1.0, compiled_s=9.75, waited_s=10.75)
+    second = cost(captured_s=0.25, loaded_s=0.05, waited_s=0.3)
+    speed = speed_of((0, 0.0), (299, 0.004))
+    speed.in_steps_s += 10.75
+    fit = made(speed, total_s=13.05, costs=[first, second], training=[first])
+    assert sum(parts_of(fit)) == pytest.approx(13.05)
+    assert str(fit) == (
+        "CSX: 300 batches in 13.1 s\n"
+        "  compiled   from the first batch on, 4.0 ms a batch\n"
+        "  time       tracing 1.25 s, compiling 9.75 s, loading programs 0.05 s, waiting\n"
+        "             for data 0.50 s, steps 1.20 s, validation, hooks, logging and\n"
+        "             checkpoints 0.30 s\n"
+        "  memory     612 MiB resident at most"
+    )
+
+
+def test_what_was_compiled_meanwhile_is_in_no_sum_and_paid_after_some_batches() -> None:
+    one = cost(captured_s=1.0, compiled_s=8.0, waited_s=1.0, first_compiled_step=101)
+    speed = speed_of((100, 0.05), (199, 0.005))
+    speed.in_steps_s += 1.0
+    fit = made(speed, total_s=20.0, costs=[one], training=[one])
+    assert fit.compiled_s == 0
+    assert fit.background_s == 8.0
+    assert sum(parts_of(fit)) == pytest.approx(20.0)
+    assert fit.by_operations_s == pytest.approx(0.05)
+    assert fit.batch_s == pytest.approx(0.005)
+    assert fit.pays_after == 100 + 200  # 9 s at 0.045 s a batch
+    # all batches as the first ones, and what was neither steps nor building
+    assert fit.lightning_s == pytest.approx(300 * 0.05 + 20 - 1 - 5 - 1 - 199 * 0.005)
+    text = " ".join(str(fit).split())
+    assert "from batch 101 on, 10.0 times as fast: 5.0 ms a batch, 50 before" in text
+    assert "about 27.0 s or more without Fulgurite (an estimate: as long as the first of" in text
+    assert "makes up for its seconds from 300 batches on; this fit ran 300" in text
+
+
+def test_where_compiling_did_not_gain_it_pays_never() -> None:
+    one = cost(captured_s=1.0, compiled_s=8.0, waited_s=1.0, first_compiled_step=101)
+    fit = made(speed_of((100, 0.05), (199, 0.06)), costs=[one], training=[one])
+    assert fit.pays_after is None
+    assert "0.8 times as fast" in str(fit)
+
+
+@pytest.mark.parametrize(
+    ("asked", "told", "pays_after"),
+    [
+        (payback(3.0), "too short, for compiling takes 3.00 s at least", 300),
+        (payback(3.0, fixed=0.5), "too short, for compiling takes 3.00 s at least", 600),
+        (payback(3.0, pays=True), "over before it was done", 300),
+        (payback(3.0, fixed=0.97), "97% of a step is in products of matrices", None),
+    ],
+)
+def test_what_is_not_compiled_says_why(asked: Payback, told: str, pays_after: int | None) -> None:
+    one = cost(captured_s=0.25, waited_s=0.25, payback=asked)
+    fit = made(speed_of((300, 0.01), (0, 0.0)), costs=[one], training=[one], why_not=[""])
+    text = " ".join(str(fit).split())
+    assert "compiled no: " in text
+    assert told in text
+    assert fit.pays_after == (pays_after and pytest.approx(pays_after, abs=1))
+    assert ("at the least from" in text) == (pays_after is not None)
+    assert fit.lightning_s is not None
+    refused = made(speed_of((300, 0.01), (0, 0.0)), training=[one], why_not=["", "no g++"])
+    assert refused.not_compiled == "no g++"
+    assert refused.pays_after is None
+
+
+def test_other_shapes_and_other_processes_have_their_words() -> None:
+    fit = made(speed_of((0, 0.0), (300, 0.01)), training=[cost(loaded_s=0.1)], shapes=(7, 90))
+    assert "7 more than are compiled: 90 batches ran operation by" in str(fit)
+    assert "waiting for other processes" not in str(fit)
+    text = " ".join(str(replace(fit, waits_s=0.75)).split())
+    assert "25% of the steps' was waiting for other processes" in text
+
+
+@pytest.mark.fits
+def test_entry_points_that_are_not_compiled_say_why() -> None:
+    trainer = make_trainer(True, max_epochs=1, accumulate_grad_batches=2)
+    trainer.fit(Classifier(mlp()), loader(64))
+    step: Any = trainer.strategy.training  # type: ignore[attr-defined]
+    assert step.why_not_compiled() == ["autogen_policy='disabled'"] * 2
+    for one in step.executables():
+        one.loaded.compiling = True
+    assert step.why_not_compiled() == ["", ""]
+    for one in step.executables():
+        one.loaded.compiled = True
+    assert step.why_not_compiled() == []
+
+
+def test_peak_memory_is_the_process_s_own() -> None:
+    assert 50 << 20 < fit_table.peak_memory_bytes() < 1 << 40
 
 
 class Raises(pl.Callback):
@@ -61,81 +180,8 @@ class Raises(pl.Callback):
             raise self.exception
 
 
-def made(**given: Any) -> Fit:
-    fields: dict[str, Any] = {"steps": 300, "total_s": 13.0, "data_s": 0.5, "in_steps_s": 11.0}
-    return Fit(**{**fields, "costs": [], "training": [], "batches": 300, **given})
-
-
-def test_the_table_adds_up_what_all_programs_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fit_table, "peak_memory_bytes", lambda: 612 << 20)
-    first = cost(captured_s=1.0, compiled_s=9.75, waited_s=10.75)
-    second = cost(captured_s=0.25, loaded_s=0.05, waited_s=0.3)
-    fit = made(steps=3000, total_s=13.05, in_steps_s=12.0, costs=[first, second], training=[first])
-    assert fit_table.table(fit) == (
-        "CSX: 3,000 steps in 13.1 s\n"
-        "  steps/s          1,500 without the seconds that building programs took\n"
-        "  captured           1.2 s\n"
-        "  compiled           9.8 s\n"
-        "  loaded             0.1 s\n"
-        "  waited for data    0.5 s\n"
-        "  stepped            1.2 s\n"
-        "  other              0.2 s: validation, hooks, logging, checkpoints\n"
-        "  programs             2 (1 compiled, 1 from the cache)\n"
-        "  peak memory        612 MiB: of the process since it began, resident"
-    )
-
-
-def test_what_was_compiled_meanwhile_is_in_no_sum_and_paid_after_some_steps() -> None:
-    one = cost(began=10.0, captured_s=1.0, compiled_s=8.0, waited_s=1.0)
-    one.first_compiled_step, one.gain = 101, Gain(0.05, 0.005)
-    fit = made(in_steps_s=7.0, costs=[one], training=[one])
-    numbers = told(fit_table.table(fit))
-    assert "compiled" not in numbers
-    assert sum(numbers.get(kind, 0) for kind in KINDS) == pytest.approx(13.0, abs=0.3)
-    text = fit_table.table(fit)
-    assert "8.0 s of compiling; from batch 101 on 10.0 times as fast" in text
-    assert "200 compiled steps; this fit ran 200" in text  # 9 s at 0.045 s a step
-
-
-@pytest.mark.parametrize("why", ["unknown", "no gain", "two programs"])
-def test_where_it_cannot_be_said_when_compiling_paid_nothing_is(why: str) -> None:
-    one = cost(captured_s=1.0, compiled_s=8.0, waited_s=1.0)
-    one.first_compiled_step, one.gain = 101, Gain(0.05, 0.06 if why == "no gain" else 0.005)
-    if why == "unknown":
-        one.gain = None
-    fit = made(costs=[one], training=[one, one] if why == "two programs" else [one])
-    text = fit_table.table(fit)
-    assert "in background" in text
-    assert "paid" not in text
-
-
-def test_waiting_for_other_processes_is_a_part_of_the_steps() -> None:
-    training = cost(waited_s=3.0)
-    text = fit_table.table(made(in_steps_s=11.0, training=[training], waits_s=2.0))
-    assert (told(text)["stepped"], told(text)["waiting"]) == (8.0, 2.0)
-    assert "s of these, for other processes: 25%\n" in text
-    assert "waiting" not in fit_table.table(made())
-
-
 @pytest.mark.fits
-def test_what_is_not_compiled_is_counted_in_programs(lines: list[str]) -> None:
-    """Not in entry points, of which a program has two where gradients accumulate."""
-    trainer = make_trainer(True, max_epochs=1, accumulate_grad_batches=2)
-    trainer.fit(Classifier(mlp()), loader(64))
-    step: Any = trainer.strategy.training  # type: ignore[attr-defined]
-    entries = list(step.executables())
-    assert len(entries) == 2
-    for one in entries:
-        one.loaded.compiling = True
-    assert step.compiling() == 1
-
-
-def test_peak_memory_is_the_process_s_own() -> None:
-    assert 50 << 20 < fit_table.peak_memory_bytes() < 1 << 40
-
-
-@pytest.mark.fits
-def test_seconds_are_those_of_each_kind(lines: list[str]) -> None:
+def test_seconds_are_those_of_each_kind() -> None:
     class Slow(TensorDataset):
         def __getitem__(self, index: Any) -> Any:
             time.sleep(0.004)
@@ -149,32 +195,44 @@ def test_seconds_are_those_of_each_kind(lines: list[str]) -> None:
     for profiler in (None, "simple"):  # Lightning's own loop around the step too
         trainer = make_trainer(True, max_epochs=1, callbacks=[Waits()], profiler=profiler)
         trainer.fit(Classifier(mlp()), DataLoader(data, batch_size=16))
-    tables = [told(line) for line in lines if HEAD.match(line)]
-    assert len(tables) == 2
-    for numbers in tables:
-        assert numbers["waited for data"] >= 0.25
-        assert numbers["other"] >= 0.3
-        assert sum(numbers.get(kind, 0) for kind in KINDS) == pytest.approx(
-            numbers["seconds"], abs=0.2
-        )
+        fit = summary_of(trainer)
+        assert fit.data_s >= 0.25
+        assert fit.other_s >= 0.3
+        assert sum(parts_of(fit)) == pytest.approx(fit.total_s, abs=0.2)
 
 
 @pytest.mark.fits
 @pytest.mark.parametrize("options", [{"max_epochs": 2}, {"max_steps": 8, "max_epochs": -1}])
 def test_a_fit_ends_with_the_table(lines: list[str], options: dict[str, Any]) -> None:
-    make_trainer(True, **options).fit(Measured(), loader(64), loader(32))
+    trainer = make_trainer(True, **options)
+    assert trainer.fit_summary is None
+    trainer.fit(Measured(), loader(64), loader(32))
     assert sum(bool(HEAD.match(line)) for line in lines) == 1
-    numbers = told(lines[-1])
-    assert numbers["steps"] == 8
-    assert 0 < numbers["captured"] <= numbers["seconds"]
-    assert numbers["steps/s"] > 0
-    assert numbers["programs"] == 2
+    fit = trainer.fit_summary
+    assert lines[-1] == str(fit)
+    assert fit.batches == fit.steps == 8
+    assert 0 < fit.captured_s <= fit.total_s
+    assert fit.programs == 2
+    assert fit.as_dict()["other_s"] == fit.other_s
 
 
 @pytest.mark.fits
-def test_steps_are_the_optimizers(lines: list[str]) -> None:
-    make_trainer(True, max_epochs=1, accumulate_grad_batches=2).fit(Classifier(mlp()), loader(64))
-    assert told(lines[-1])["steps"] == 2
+@pytest.mark.parametrize(
+    ("options", "head"),
+    [
+        ({"accumulate_grad_batches": 2}, "CSX: 4 batches (2 optimizer steps) in "),
+        ({}, "CSX: 4 batches in "),
+    ],
+)
+def test_batches_and_optimizer_steps(lines: list[str], options: dict[str, Any], head: str) -> None:
+    make_trainer(True, max_epochs=1, **options).fit(Classifier(mlp()), loader(64))
+    assert lines[-1].startswith(head)
+
+
+@pytest.mark.fits
+def test_steps_of_several_optimizers(lines: list[str]) -> None:
+    make_trainer(True, max_epochs=1).fit(GAN(), loader(64))
+    assert lines[-1].startswith("CSX: 4 batches (8 optimizer steps) in ")
 
 
 @pytest.mark.fits
@@ -182,13 +240,25 @@ def test_steps_are_the_optimizers(lines: list[str]) -> None:
 def test_a_second_fit_counts_its_own_steps_and_programs(lines: list[str]) -> None:
     trainer, module = make_trainer(True, max_epochs=1), Measured()
     trainer.fit(module, loader(64), loader(32))
-    began = trainer.strategy.audit_budget.began  # type: ignore[attr-defined]
+    first, began = summary_of(trainer), trainer.strategy.audit_budget.began  # type: ignore[attr-defined]
     trainer.fit_loop.max_epochs = 3
     trainer.fit(module, loader(64), loader(32))
-    assert [told(line)["steps"] for line in lines if HEAD.match(line)] == [4, 8]
+    second = summary_of(trainer)
+    assert (first.steps, second.steps) == (4, 8)
     assert trainer.strategy.audit_budget.began > began  # type: ignore[attr-defined]
     [new] = [one for one in trainer.strategy.programs if one.stage == "training"]  # type: ignore[attr-defined]
-    assert told(lines[-1])["captured"] == pytest.approx(new.cost.captured_s, abs=0.06)
+    assert second.captured_s == pytest.approx(new.cost.captured_s, abs=0.06)
+    # the first table of a process has all of it, others are short
+    assert lines[-1] == second.brief()
+    assert "memory" not in lines[-1]
+
+
+@pytest.mark.fits
+def test_the_report_has_it_too(tmp_path: Path) -> None:
+    trainer = make_trainer(True, max_epochs=1, backend={"artifact_dir": str(tmp_path)})
+    trainer.fit(Classifier(mlp()), loader(64))
+    [program] = json.loads((tmp_path / "report.json").read_text())["programs"]
+    assert program["fit"] == summary_of(trainer).as_dict()
 
 
 @pytest.mark.fits
@@ -196,7 +266,8 @@ def test_a_ctrl_c_ends_with_the_table(lines: list[str]) -> None:
     trainer = make_trainer(True, max_epochs=1, callbacks=[Raises(KeyboardInterrupt())])
     with pytest.raises(SystemExit):
         trainer.fit(Classifier(mlp()), loader(64))
-    assert told(lines[-1])["steps"] == 3
+    assert summary_of(trainer).steps == 3
+    assert lines[-1] == str(summary_of(trainer))
 
 
 @pytest.mark.fits

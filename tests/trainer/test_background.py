@@ -170,8 +170,8 @@ def test_a_fit_that_ends_first_says_so(
         policy="default",
         backend={"compile_dir": folder, "background": True},
     )
-    assert said[-1].startswith("CSX: 2 steps in ")
-    assert "not compiled" in said[-1]
+    assert said[-1].startswith("CSX: 2 batches in ")
+    assert "compiled   no: " in said[-1]
 
 
 @pytest.mark.numbers
@@ -354,4 +354,4 @@ def test_a_failed_compilation_does_not_end_the_run(
     why = "run operation by operation (torch's compiler failed: no such thing)"
     assert hows(run) == {why}
     assert said[1] == f"CSX: training program is {why}"
-    assert "in background" not in said[-1]
+    assert "compiled   no: torch's compiler failed: no such thing" in said[-1]

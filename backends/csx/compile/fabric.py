@@ -55,6 +55,13 @@ class Loaded:
         graph = self.graph
         return graph if graph is None or self.compiled else graph.runs
 
+    @property
+    def why_not(self) -> str | None:
+        """Why it is not compiled, in words, or "" as long as it may be; None: it is."""
+        if self.compiled:
+            return None
+        return "" if self.compiling else self.how.partition("(")[2].removesuffix(")")
+
     def run_by_operations(self, call: Call, how: str) -> None:
         """Let ``call`` run it operation by operation from now on; ``how`` says so, and why."""
         self.call, self.how, self.kernels = call, how, self.one_by_one

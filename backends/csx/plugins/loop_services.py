@@ -9,6 +9,7 @@ import contextlib
 import warnings
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -28,10 +29,11 @@ from fulgurite.backends.csx.plugins.checkpoint_position import Progress, positio
 from fulgurite.backends.csx.plugins.evaluation_steps import EvaluationSteps
 from fulgurite.backends.csx.plugins.loader_sizes import check_last_batch, check_sizes
 from fulgurite.backends.csx.plugins.unsupported import refuse_watched, refuse_zero_grad_hooks
-from fulgurite.backends.csx.program import announcements, fit_table
+from fulgurite.backends.csx.program import announcements
 from fulgurite.backends.csx.program.audit import Budget
 from fulgurite.backends.csx.program.description import Program
 from fulgurite.backends.csx.program.first_bad import in_words
+from fulgurite.backends.csx.program.fit_table import FitSummary, summarize
 from fulgurite.backends.csx.program.step_function import StepFunction
 from fulgurite.backends.csx.state import Place, brief, module_places
 from fulgurite.backends.csx.streaming.residency import residency
@@ -48,6 +50,7 @@ class LoopServices(Strategy):
     progress: Progress | None
     data_position: dict[str, Any]
     audit_budget: Budget
+    fit_summary: FitSummary | None = None  # of the latest fit
     _evaluation: EvaluationSteps
 
     @property
@@ -90,22 +93,23 @@ class LoopServices(Strategy):
         """
         training, began = self.training, self.audit_budget.began
         assert training is not None
-        fit = fit_table.Fit(
+        trained = [one.cost for one in training.programs if one.cost]
+        self.fit_summary = summarize(
+            batches=training.runs,
             steps=steps,
             total_s=perf_counter() - began,
             data_s=data_s,
-            in_steps_s=training.speed.in_steps_s,
-            waits_s=training.speed.waits.seconds,
+            speed=training.speed,
             # not those of an earlier fit of this Trainer, or of a validation before it
             costs=[one.cost for one in self.programs if one.cost and one.cost.began >= began],
-            training=[one.cost for one in training.programs if one.cost],
-            batches=training.runs,
-            streamed=residency.traffic if residency.is_open else None,
-            compiling=sum(step.compiling() for step in self.step_functions.values()),
-            uncompiled=training.uncompiled(),
+            training=trained,
+            why_not=training.why_not_compiled(),
+            shapes=training.uncompiled(),
+            streamed=replace(residency.traffic) if residency.is_open else None,
         )
-        self.say(fit_table.table(fit))
-        announcements.add_measured(self._trainer, self.backend, training.stage, training.speed)
+        announcements.say_fit(self._trainer, self.fit_summary)
+        of_training = training.stage, training.speed, self.fit_summary
+        announcements.add_measured(self._trainer, self.backend, *of_training)
 
     # -- around a step -------------------------------------------------------------------------
 

@@ -24,10 +24,12 @@ from fulgurite.backends.csx.graph.collectives import processes
 from fulgurite.backends.csx.graph.passes import observing_passes
 from fulgurite.backends.csx.graph.verify import writing_graphs
 from fulgurite.backends.csx.program.description import Program
+from fulgurite.backends.csx.program.fit_table import FitSummary
 from fulgurite.backends.csx.program.speed import Gain, Speed
 from fulgurite.backends.supported import newer_than_tested
 
 _said: set[str] = set()  # what is said once in a process
+_TABLE = "the table of a fit"
 _MANY = ". A wafer would refuse it (max_programs=1)"
 
 
@@ -98,6 +100,12 @@ def say_compiled(
     seconds = sum(load.seconds for load in loads)
     how = f"is {failed[0]}" if failed else f"compiled in {seconds:.1f} s, from batch {step:,} on"
     say(trainer, f"CSX: {stage} program {how}{'' if gain is None else f': {gain}'}")
+
+
+def say_fit(trainer: pl.Trainer | None, fit: FitSummary) -> None:
+    """Say what a fit took: the first of a process in a table, others in a line."""
+    say(trainer, fit.brief() if _TABLE in _said else str(fit))
+    _said.add(_TABLE)
 
 
 def summary(program: Program) -> str:
@@ -199,7 +207,9 @@ def _write(
 
 
 @rank_zero_only
-def add_measured(run: object, backend: CSXBackend, stage: str, speed: Speed) -> None:
+def add_measured(
+    run: object, backend: CSXBackend, stage: str, speed: Speed, fit: FitSummary
+) -> None:
     """Add how long the steps of a stage took to the report, where there is one."""
     if backend.artifact_dir is None or not speed.alike_steps:
         return
@@ -207,7 +217,8 @@ def add_measured(run: object, backend: CSXBackend, stage: str, speed: Speed) -> 
 
     count = speed.alike_steps
     measured = {"step_s": speed.alike_s / count, "waits_s": speed.alike_waits_s / count}
-    report_file.add_measured(Path(backend.artifact_dir), run, stage, {"steps": count, **measured})
+    steps = {"steps": count, **measured}
+    report_file.add_measured(Path(backend.artifact_dir), run, stage, steps, fit.as_dict())
 
 
 def _options(backend: CSXBackend) -> dict[str, str]:

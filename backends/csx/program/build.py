@@ -126,7 +126,7 @@ class Builder:
             payback = Payback(scope.trainer, captured_s, lambda: self.speed.alike_s)
             only_checks = self.backend.validate_only
             loads = {} if only_checks else load(program, captured, payback, never)
-            cost = _cost(began, captured_s, loads.values(), payback)
+            cost = _cost(began, captured_s, loads.values(), None if never else payback)
             program = replace(program, cost=cost, reason=reason)
             self._tell(program, [*loads.values()], record, bool(never))
             if self.backend.only_builds:
@@ -223,7 +223,9 @@ class Builder:
         }
 
 
-def _cost(began: float, captured_s: float, loads: Collection[Loaded], payback: Payback) -> Cost:
+def _cost(
+    began: float, captured_s: float, loads: Collection[Loaded], payback: Payback | None
+) -> Cost:
     """What a program took that is built now."""
     return Cost(
         began=began,

@@ -39,33 +39,42 @@ class ModuleTree:
         self.modules = list(scope.module.modules())
         self.parameters = list(scope.module.parameters()) if scope.trains else []
         self.norms = [module for module in self.modules if isinstance(module, _NormBase)]
-        self._children = [module._modules for module in self.modules if module._modules]
+        self._all = [module._modules for module in self.modules]
+        self._children = [held for held in self._all if held]
         places = [(held, *item) for held in self._children for item in held.items()]
         self._owners = [owner for owner, _, _ in places]
         self._names = [name for _, name, _ in places]
         self._descendants = [child for _, _, child in places]
 
-    def is_replaced(self) -> bool:
-        """Whether another module, or none, is in the place of one; asked after every hook."""
-        return not all(map(is_, map(dict.get, self._owners, self._names), self._descendants))
-
     def is_changed(self) -> bool:
-        """Whether a module was added, removed or replaced."""
-        now = [child for children in self._children for child in children.values()]
-        return len(now) != len(self._descendants) or not all(map(is_, now, self._descendants))
+        """Whether a module was added, removed or replaced; asked after every hook."""
+        now = map(dict.get, self._owners, self._names)
+        count = sum(map(len, self._all))
+        return count != len(self._descendants) or not all(map(is_, now, self._descendants))
 
-    def check(self, stage: str) -> None:
-        """Raise where the model has other modules now; ``stage`` is whose programs it has."""
+    def difference(self, stage: str) -> str:
+        """In words, what is there now, or gone; empty: nothing. ``stage`` is whose programs it has.
+
+        Raises:
+            StateChanged: it has parameters, of which the optimizers would know nothing.
+        """
         before, now = self.modules, list(self._scope.module.modules())
-        changed = [a for a, b in zip(before, now, strict=False) if a is not b]
-        if changed or len(before) != len(now):
-            name = type(changed[0]).__name__ if changed else "one more or less"
+        if len(before) == len(now) and all(map(is_, before, now)):
+            return ""
+        known, found = {*map(id, before)}, {*map(id, now)}
+        new = [one for one in now if id(one) not in known]
+        gone = [one for one in before if id(one) not in found]
+        kinds = [type(one).__name__ for one in (*new, *gone)] or ["in another order"]
+        if not (new or gone) or any(list(one.parameters()) for one in (*new, *gone)):
             raise StateChanged(
-                f"The modules of the model changed after the {stage} program was built ({name}).",
+                f"The modules of the model changed after the {stage} program was built"
+                f" ({kinds[0]}).",
                 remedy="replace modules before the first step, for instance in setup() or"
                 " configure_model()",
                 line=self._scope.line_naming(self._changed_names(), stored=True),
             )
+        more = f", and {len(kinds) - 1} more" if len(kinds) > 1 else ""
+        return f"{kinds[0]} was {'put into' if new else 'taken out of'} the model{more}"
 
     def _changed_names(self) -> set[str]:
         """The attributes in which there are other modules than before."""
@@ -226,15 +235,16 @@ class Selection:
         """
         before, now = self._pruned, pruned(self._scope.module)
         self._pruned = now
-        if set(before) == set(now) or not self.programs:
-            return
-        why = _pruning(before, now)
+        if set(before) != set(now) and self.programs:
+            self._begin_anew(_pruning(before, now), "prune in configure_model(); or ")
+            _rename(self._gradients, before, now)
+
+    def _begin_anew(self, why: str, advice: str) -> None:
+        """Another program takes the place of those that there are, if there may be one more."""
         self._forgotten += len(self.programs)
         self._since = f"number {self._forgotten + 1}, since {why}"
         if isinstance(self._limit, int) and self._forgotten >= self._limit:
-            advice = "prune in configure_model(); or "
             raise _no_more(self._stage, StateChanged, why, self._limit, advice)
-        _rename(self._gradients, before, now)
         self._forget()
 
     def _forget(self) -> None:
@@ -249,16 +259,21 @@ class Selection:
         """How many programs were never compiled, for their shapes, and how many steps they did."""
         return self._more_shapes, self._by_operations
 
-    def compiling(self) -> int:
-        """How many of the programs are still being compiled."""
-        entries = (program.entries.values() for program in self.programs)
-        return sum(any(one.loaded.compiling for one in each) for each in entries)
+    def why_not_compiled(self) -> list[str]:
+        """Of each entry point that is not compiled, why: "" as long as it may be."""
+        loads = [
+            one.loaded
+            for program in self.programs
+            if not program.never
+            for one in program.entries.values()
+        ]
+        return [why for load in loads if (why := load.why_not) is not None]
 
     def check_state(self) -> None:
         """Verify that modules and tensors are those that the programs were built on."""
         self.forget_pruned()
-        if self.programs:
-            self.modules.check(self._stage)
+        if self.programs and (why := self.modules.difference(self._stage)):
+            self._begin_anew(why, "change modules before the first step; or ")
         self.modules = ModuleTree(self._scope)
         for executable in self.executables():
             executable.check()

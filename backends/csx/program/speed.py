@@ -36,12 +36,12 @@ class Gain:
         return self.before_s / max(self.after_s, 1e-9)
 
     def __str__(self) -> str:
-        before, after = _in_ms(self.before_s), _in_ms(self.after_s)
+        before, after = in_ms(self.before_s), in_ms(self.after_s)
         return f"{after} ms a batch, {before} before ({self.times:.1f} times as fast)"
 
 
-def _in_ms(seconds: float) -> str:
-    """Two digits of it, or all before the point."""
+def in_ms(seconds: float) -> str:
+    """Milliseconds: two digits of them, or all before the point."""
     milliseconds = seconds * 1e3
     digits = 0 if milliseconds >= 9.95 else 1 if milliseconds >= 0.995 else 2
     return f"{milliseconds:,.{digits}f}"
@@ -67,6 +67,7 @@ class Speed:
         self._is_unlike = False
         self._step_s: float | None = None  # in the latest stretch
         self._tell: Callable[[Gain], None] | None = None
+        self._until_compiled: tuple[float, int] | None = None  # seconds and steps that were alike
 
     def add(self, seconds: float) -> None:
         """Note a step; every step does."""
@@ -99,6 +100,8 @@ class Speed:
         """
         self.leave_out()
         self._count, self._seconds = 0, 0.0
+        if self._until_compiled is None:
+            self._until_compiled = self.alike_s, self.alike_steps
         if self._step_s is None:
             return False
         self._tell = tell
@@ -106,7 +109,18 @@ class Speed:
 
     def switch_back(self) -> None:
         """Compiled code was wrong and runs no more steps: there is no gain to tell of."""
-        self._tell = None
+        self._tell = self._until_compiled = None
+
+    @property
+    def batch_s(self) -> tuple[float | None, float]:
+        """Seconds that a batch took on average: until code was compiled for it, and since.
+
+        The former is None where it was not compiled meanwhile, or no batch tells.
+        """
+        seconds, steps = self._until_compiled or (0.0, 0)
+        later = self.alike_steps - steps
+        before_s = seconds / steps if steps else None
+        return before_s, (self.alike_s - seconds) / later if later else before_s or 0.0
 
     def _end_stretch(self) -> None:
         before_s, self._step_s = self._step_s, self._seconds / self._count

@@ -86,7 +86,7 @@ class StepFunction:
         )
         chosen = self._selection = Selection(stage, scope, backend.max_programs, builder.gradients)
         self.programs, self.executables = builder.programs, chosen.executables
-        self.compiling, self.audit_all = chosen.compiling, self._audits.audit_all
+        self.why_not_compiled, self.audit_all = chosen.why_not_compiled, self._audits.audit_all
         self.uncompiled = chosen.uncompiled  # (shapes, steps) that are too many to be compiled
         self.forget_pruned, self.begin_run = chosen.forget_pruned, chosen.begin_run
         self._latest: BoundProgram | None = None  # the one that ran last
@@ -247,7 +247,7 @@ class StepFunction:
         code.ends = code.last = False
 
     def _check_after_host_code(self) -> None:
-        if self._selection.modules.is_replaced():  # by a hook
+        if self._selection.modules.is_changed():  # by a hook
             self.check_state()
         self.check_scalars()
 
