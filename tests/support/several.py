@@ -102,6 +102,25 @@ class Scaled(Classifier):
         return nn.functional.cross_entropy(self.net(batch[0]) @ weight.t(), batch[1])
 
 
+def clamp(p: Tensor) -> None:
+    assert p.grad is not None
+    p.grad.clamp_(-0.01, 0.01)
+
+
+class Hooked(Classifier):
+    """Gradients are changed as they come: each process's own. And what no weight is part of."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Sequential(nn.Linear(8, 300), nn.Tanh(), nn.Linear(300, 4)))
+        self.net[0].weight.register_post_accumulate_grad_hook(clamp)
+        self.net[2].weight.register_hook(lambda grad: grad.clamp(-0.02, 0.02))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        w = self.net[0].weight
+        near = (w @ w.t() - torch.eye(300)).square().mean()
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1]) + 0.1 * near
+
+
 class FineTuned(Classifier):
     """Its first layer is frozen, and one that its gradients pass through."""
 
@@ -188,6 +207,7 @@ CASES: dict[str, Case] = {
     "sizes": (lambda: Sized(mlp()), tuple, {"use_distributed_sampler": False}),
     "unused": (Unused, lambda: (loader(160),), {}),
     "scaled": (Scaled, lambda: (loader(160),), {}),
+    "hooked": (Hooked, lambda: (loader(160),), {}),
     "finetuned": (FineTuned, lambda: (loader(160),), {}),
     "bf16-mixed": (
         lambda: Classifier(mlp()),

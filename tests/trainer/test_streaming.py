@@ -33,11 +33,11 @@ def of_ranks(folder: Path, count: int) -> list[Any]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
 
 
-LARGE = ("transformer", "gan", "unused", "scaled", "finetuned", "bf16-mixed")
+LARGE = ("transformer", "gan", "unused", "scaled", "hooked", "finetuned", "bf16-mixed")
 WAYS = {
     "disabled:weight_streaming": tuple(CASES),
     "disabled:weight_streaming:large": LARGE,
-    "default:weight_streaming:large": ("mlp", "scaled", "transformer"),
+    "default:weight_streaming:large": ("mlp", "scaled", "hooked", "transformer"),
 }
 """Policy and execution, and the cases; "large": no tensor is small enough to be held."""
 

@@ -220,9 +220,10 @@ class CSXParallelStrategy(CollectiveStrategy):
         super().setup(trainer)
         if self.keeps_gradients and self.holds_parts:
             raise UnsupportedState(
-                "A hook on the host reads .grad, of which each process holds a part.",
+                "Code on the host names .grad (a hook, or the code that called fit), of which each"
+                " process holds a part.",
                 remedy="self.log_dict(grad_norm(self, 2)) in on_before_optimizer_step, which is"
-                " traced; or execution='pipeline'",
+                " traced; fit() in a function that does not name .grad; or execution='pipeline'",
             )
         self.consensus = Consensus(self, trainer)
 

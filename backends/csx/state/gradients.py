@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 from fulgurite.backends.csx.graph.graph import Input, Kind
 from fulgurite.backends.csx.state.conditional_updates import (
     IS_THERE,
@@ -159,23 +160,20 @@ class Gradients:
     def watch(self, parameter: Tensor, fake: Tensor) -> None:
         """Note when a backward pass reaches a parameter, by the fake in its place."""
         name = self._names.get(id(parameter))
+        is_sharded = isinstance(parameter, ShardedTensor) and parameter.requires_grad
+        reduce = _reducing(self, parameter, fake) if is_sharded else None
 
         def note(p: Tensor) -> None:
             assert name is not None
             self._reached.add(name)
             self.handover.unused.add(name)
+            if reduce is not None:
+                reduce(p)
             if self.arrived is not None:
                 self.arrived(p)
 
         if name is not None:
             on_gradient(fake, note)
-        if isinstance(parameter, ShardedTensor) and parameter.requires_grad:
-
-            def reduce(gradient: Tensor) -> Tensor:
-                return gradient if self.reduce is None else self.reduce(gradient)
-
-            fake.register_hook(reduce)  # type: ignore[no-untyped-call]
-            self.sharded.add(id(parameter))
 
     def put(self, inputs: list[Tensor]) -> None:
         """Make the inputs the parameters' gradients; one for each, in order."""
@@ -307,3 +305,34 @@ class Gradients:
             return replace(item, kept=name in kept, zero=name in stay_none)
 
         return [mark(item) if item.kind is Kind.GRADIENT else item for item in inputs]
+
+
+def _reducing(
+    gradients: Gradients, parameter: Tensor, fake: Tensor
+) -> Callable[[Tensor], None] | None:
+    """Let the gradients of a sharded parameter be reduced as they come.
+
+    Returns what does it after the user's hooks, where there are some: each gets this process's own
+    gradient, as in DistributedDataParallel.
+    """
+    hooks = list(getattr(fake, "_post_accumulate_grad_hooks", None) or ())
+    gradients.sharded.add(id(parameter))
+
+    def reduce(gradient: Tensor) -> Tensor:
+        if hooks and parameter.grad is not None:
+            raise UnsupportedState(
+                "register_post_accumulate_grad_hook of a parameter whose gradients add up: each"
+                " process holds a part of their sum, and the hook would need all of it.",
+                remedy="register_hook, which gets each backward pass's gradient; or"
+                " execution='pipeline'",
+            )
+        return gradient if gradients.reduce is None or hooks else gradients.reduce(gradient)
+
+    @torch.no_grad()
+    def reduce_later(p: Tensor) -> None:
+        if gradients.reduce is not None:
+            assert p.grad is not None
+            p.grad.copy_(gradients.reduce(p.grad))
+
+    fake.register_hook(reduce)  # type: ignore[no-untyped-call]
+    return reduce_later if hooks else None

@@ -57,7 +57,24 @@ def _compilers_table() -> dict[Any, Any]:
         **table,
         aten.max_pool2d_with_indices.default: functools.partial(_max_pool, pooled, places, 2),
         aten.max_pool3d_with_indices.default: functools.partial(_max_pool, pooled, places, 3),
+        aten.eye.default: _eye,
+        aten.eye.m: _eye,
     }
+
+
+def _eye(
+    n: int,
+    m: int | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    **rest: Any,
+) -> Tensor:
+    """As torch's, whose indices have the smallest type: there is no ``arange`` of uint16 on a CPU,
+    where a step on parts runs operation by operation.
+    """
+    rows, columns = (torch.arange(size, device=device) for size in (n, n if m is None else m))
+    return (rows[:, None] == columns).to(dtype or torch.get_default_dtype())
 
 
 _NORMS = (

@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
+from fulgurite.backends.csx.diagnostics.user_lines import line_of
 from fulgurite.backends.csx.graph.collectives import (
     OWN_PART,
     Processes,
@@ -97,6 +99,7 @@ class _Sharding(Operations):
             if node.op == "call_function" and node not in self.in_parts and self._is_in_parts(node):
                 self.in_parts.add(node)
         updated = {part: writes[part].args[1] for part in wholes if part in writes}
+        _refuse_own(self, self._inputs, {wholes[part]: new for part, new in updated.items()})
         for part, new in updated.items():
             writes[part].update_arg(1, self._part(new))
             writes[part].meta = {**writes[part].meta, "val": value_of(part)}
@@ -130,8 +133,10 @@ class _Sharding(Operations):
         scatters = [one for one in self._scatters if one.begun in there]
         few = [one for one in scatters if nbytes_of(one.sent) <= small]
         for messages in (few, [one for one in self._sums if one.begun in there]):
-            for dtype in dict.fromkeys(value_of(one.sent).dtype for one in messages):
-                alike = [one for one in messages if value_of(one.sent).dtype == dtype]
+            by_dtype: dict[torch.dtype, list[Message]] = {}
+            for one in messages:
+                by_dtype.setdefault(value_of(one.sent).dtype, []).append(one)
+            for alike in by_dtype.values():
                 merge(self, alike)
         large = [one for one in scatters if one not in few]
         needed = [one for one in gathers.messages if one.begun in there]
@@ -271,10 +276,53 @@ def _common(
             exchanged = is_gather(begun.target) or begun.target in _FOR_ALL
             is_common = exchanged and begun.args[-1] == group
         else:
-            is_common = all(one in found for one in node.all_input_nodes)
+            is_common = all(one in found for one in _sources(node))
         if is_common:
             found.add(node)
     return found
+
+
+def _own(operations: fx.Graph, inputs: list[Input], group: str) -> set[fx.Node]:
+    """Values that follow from this process's own batch, and not from a group's exchange of it."""
+    placeholders = operations.find_nodes(op="placeholder")
+    pairs = zip(inputs, placeholders, strict=True)
+    found = {node for item, node in pairs if item.kind is Kind.BATCH}
+    for node in operations.nodes:
+        exchanged = is_wait(node.target) and node.args[0].args[-1] == group
+        if not exchanged and any(one in found for one in _sources(node)):
+            found.add(node)
+    return found
+
+
+def _sources(node: fx.Node) -> list[Any]:
+    """What a value follows from; of a copy, not what it takes the place of."""
+    return [node.args[1]] if node.target is _COPY else node.all_input_nodes
+
+
+def _refuse_own(
+    operations: Operations, inputs: list[Input], updated: dict[fx.Node, fx.Node]
+) -> None:
+    """See that what is written is the same in all processes, of which each keeps a part.
+
+    Args:
+        operations: of the step.
+        inputs: its inputs.
+        updated: by what stands for a whole tensor, what is written there.
+    """
+    fresh = operations.fresh
+    own = _own(fresh, inputs, operations.processes.group)
+    items = dict(zip(fresh.find_nodes(op="placeholder"), inputs, strict=True))
+    for whole, new in updated.items():
+        if new in own:
+            first = [one for one in fresh.nodes if one in own and one in whole.users]
+            raise UnsupportedState(
+                f"The step writes into {items[whole.all_input_nodes[0]].name} what follows from"
+                " this process's own batch, as Embedding(max_norm=...) does: each process has a"
+                " part of it, and the others' writes to that part are lost.",
+                line=line_of([*first, new][0]),
+                remedy="the write between steps, in a hook; or execution='pipeline', where each"
+                " process has weights of its own then, as in DDP",
+            )
 
 
 def _always(part: fx.Node) -> Callable[[fx.Node], fx.Node]:

@@ -11,6 +11,7 @@ import torch
 from graphs import graph_of
 from torch import Tensor, fx
 
+from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import _BACKWARD, _IN
 from fulgurite.backends.csx.graph.collectives import (
     OWN_PART,
@@ -147,6 +148,29 @@ def test_a_norm_over_all_parameters_is_a_sum_of_sums() -> None:
     graph = check(clipped, [(8, 7), (7, 3)], 3)
     sums = [one for one in graph.operations() if one.target is functional.all_reduce.default]
     assert [one.meta["val"].numel() for one in sums] == [2]  # of both, in one message
+
+
+def test_sums_of_several_dtypes_are_each_a_message() -> None:
+    def counted(w: list[Tensor], x: Tensor, every: Processes) -> list[Tensor]:
+        loss, *grads = gradients(w, x, every)
+        sums = [(grad != 0).sum() + grad.abs().sum() for grad in grads]
+        return [loss, *(one - grad / n for one, grad, n in zip(w, grads, sums, strict=True))]
+
+    graph = check(counted, [(8, 7), (7, 3)], 3)
+    sums = [one for one in graph.operations() if one.target is functional.all_reduce.default]
+    kinds = [(one.meta["val"].dtype, one.meta["val"].numel()) for one in sums]
+    assert sorted(kinds, key=str) == [(torch.float32, 2), (torch.int64, 2)]
+
+
+def test_what_follows_from_one_s_own_batch_is_not_written_into_a_part() -> None:
+    def renormed(w: list[Tensor], x: Tensor, every: Processes) -> list[Tensor]:
+        used = w[0] / x.norm()
+        loss, *grads = gradients([used, w[1]], x, every)
+        return [loss, *(one - grad for one, grad in zip([used, w[1]], grads, strict=True))]
+
+    with pytest.raises(UnsupportedState, match="follows from this process's own batch") as caught:
+        check(renormed, [(8, 7), (7, 3)])
+    assert "execution='pipeline'" in str(caught.value)
 
 
 def test_what_fills_up_the_last_part_is_no_summand() -> None:
