@@ -39,8 +39,9 @@ class FitSummary:
         not_compiled: why none is or not all are, in words; empty: all programs that train are.
         batch_s: seconds a batch takes: compiled, where ``compiled_from`` says so.
         by_operations_s: seconds a batch takes operation by operation; None: not measured.
-        pays_after: from how many batches on compiling pays for this module: by what it gained, or
-            at the least where it has not begun; None: not known, or never.
+        pays_after: from how many batches on a program pays for this module: compiled, it has gained
+            the seconds that the fit waited for it by then; not compiled, fits of so many batches
+            or more are. None: not known, or never.
         lightning_s: an estimate of the least that stock Lightning takes for this fit: all batches
             as those that ran operation by operation, and the rest as it was; None: no batch did.
         other_shapes: how many shapes of training batches are not compiled, for there are too many.
@@ -141,11 +142,9 @@ def _lightning(fit: FitSummary) -> str:
 def _pays(fit: FitSummary) -> str:
     if fit.pays_after is None:
         return ""
-    least = "at the least " if fit.compiled_from is None else ""
-    return (
-        f"compiling makes up for its seconds {least}from {fit.pays_after:,} batches on; this fit"
-        f" ran {fit.batches:,}"
-    )
+    if fit.compiled_from is None:
+        return f"a fit of about {fit.pays_after:,} batches or more is compiled in the background"
+    return f"from batch {fit.pays_after:,} on: tracing, and what it waited for compiling, is made up for"
 
 
 def _times(fit: FitSummary) -> str:
@@ -266,11 +265,12 @@ def _pays_after(
     compiled_from: int | None,
     refused: bool,
 ) -> int | None:
-    """Batches by which compiling has made up for its seconds, or at the least may have."""
+    """Batches by which a program has made up for its seconds, or with which it is compiled."""
     if before_s is None or not training:
         return None
     if compiled_from is not None:
-        cost_s = sum(one.captured_s + one.compiled_s for one in training)
+        waited = [one.compiled_s for one in training if not one.first_compiled_step]
+        cost_s = sum(one.captured_s for one in training) + sum(waited)
         gained_s = before_s - after_s
         return compiled_from - 1 + math.ceil(cost_s / gained_s) if gained_s > 0 else None
     asked = [one.payback for one in training if one.payback is not None and not refused]
