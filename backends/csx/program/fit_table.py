@@ -144,7 +144,8 @@ def _pays(fit: FitSummary) -> str:
         return ""
     if fit.compiled_from is None:
         return f"a fit of about {fit.pays_after:,} batches or more is compiled in the background"
-    return f"from batch {fit.pays_after:,} on: tracing, and what it waited for compiling, is made up for"
+    seconds = "tracing, and what it waited for compiling, is made up for"
+    return f"from batch {fit.pays_after:,} on: {seconds}"
 
 
 def _times(fit: FitSummary) -> str:
