@@ -23,6 +23,9 @@ ROOT = Path(__file__).parents[2]
 STAGE = ROOT / "build" / "pages"
 SITE = ROOT / "site"
 
+ERRORS = "trainer/explanations"
+"""A page for each error: part of the package, and linked from ``errors.md`` alone."""
+
 NAV = {
     "How to": (
         *(
@@ -89,7 +92,9 @@ def anchors(text: str) -> set[str]:
 
 def pages() -> dict[str, str]:
     """The sources of the site: path in the repository -> text."""
-    paths = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    docs = ROOT / "docs"
+    errors = sorted((ROOT / ERRORS).glob("*.md"))
+    paths = [ROOT / "README.md", *sorted(docs.glob("*.md")), *errors]
     return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in paths}
 
 
@@ -104,6 +109,8 @@ def place(path: str) -> str:
         return "index.md"
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
+    if path.startswith(ERRORS):
+        return f"errors/{PurePosixPath(path).name}"
     return f"{path}.md"
 
 
@@ -117,11 +124,12 @@ def stage() -> None:
 
         def moved(link: re.Match[str], source: str = source, at: PurePosixPath = at) -> str:
             led = target(source, link[1])
-            if not led.startswith("docs/") and led != "README.md":
+            if not led.startswith(("docs/", ERRORS)) and led != "README.md":
                 shown.add(led)
             return f"{os.path.relpath(place(led), at.parent)}{link[2] or ''}"
 
         changed = outside_code(text, partial(LINK.sub, moved))
+        (STAGE / "docs" / at).parent.mkdir(exist_ok=True)
         (STAGE / "docs" / at).write_text(changed, encoding="utf-8")
     for path in sorted(shown):
         kind = {"py": "python", "yaml": "yaml"}.get(path.rpartition(".")[2], "text")

@@ -163,7 +163,7 @@ def try_faces(python: Path, folder: Path) -> None:
     (folder / "script.py").write_text(re.findall(r"^```python\n(.*?)^```$", readme, re.M | re.S)[0])
     said = run(python, "script.py", cwd=folder, **cache)
     assert "training program" in said, said
-    assert re.search(r"^CSX: \d+ steps in ", said, re.M), said
+    assert re.search(r"^CSX: \d+ batches in ", said, re.M), said
 
     (folder / "net.py").write_text(NET)
     (folder / "run.yaml").write_text(FILE)

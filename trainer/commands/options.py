@@ -1,4 +1,4 @@
-"""What may be typed after ``fulgurite cache``, ``checkpoint``, ``compile``, ``doctor``, ``diff``.
+"""What may be typed after ``fulgurite cache``, ``compile``, ``explain``, ``report`` and so on.
 
 And the versions, which ``--version`` tells without an import of torch.
 """
@@ -14,7 +14,7 @@ from typing import Any
 import fulgurite
 
 PACKAGES = ("torch", "lightning", "torchmetrics")
-COMMANDS = ("doctor", "cache", "compile", "report", "diff", "checkpoint")
+COMMANDS = ("doctor", "explain", "cache", "compile", "report", "diff", "checkpoint")
 CACHE = {
     "list": "what is compiled already, and how large and old it is",
     "prune": "remove what was used longest ago, past the cache's limit or the one given",
@@ -36,6 +36,15 @@ def add_commands(commands: Any, add_debug: Any) -> None:
         help="say whether this machine compiles programs, and what to mend",
         description="Say whether this machine compiles programs, and what to mend.",
     )
+    explain = commands.add_parser(
+        "explain",
+        help="what an error means, and what to write instead",
+        description="What an error means, with programs that end in it and what to write instead.",
+    )
+    explain.add_argument(
+        "names", nargs="*", metavar="NAME", help="as HostRead; none: list all there are"
+    )
+    add_debug(explain)
     cache = commands.add_parser(
         "cache",
         help="list, prune or clear the compiled programs",
@@ -114,6 +123,10 @@ def run_command(options: argparse.Namespace) -> int:
         from fulgurite.commands.doctor import doctor
 
         return doctor(options.compile_dir)
+    if options.command == "explain":
+        from fulgurite.commands.explain import explain
+
+        return explain(options.names)
     if options.command == "compile":
         from fulgurite.commands.programs import compile_script
 

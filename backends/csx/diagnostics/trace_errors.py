@@ -76,6 +76,9 @@ class UsersFramesAlone:
         """Shorten the traceback; what is raised again takes it from here."""
         if isinstance(error, TraceError):
             error.__traceback__ = user_frames(error.__traceback__)
+            more = f"More: fulgurite explain {type(error).__name__}"
+            if more not in getattr(error, "__notes__", ()):
+                error.add_note(more)
             error.__suppress_context__ = True
 
 

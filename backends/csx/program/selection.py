@@ -48,9 +48,11 @@ class ModuleTree:
 
     def is_changed(self) -> bool:
         """Whether a module was added, removed or replaced; asked after every hook."""
-        now = map(dict.get, self._owners, self._names)
-        count = sum(map(len, self._all))
-        return count != len(self._descendants) or not all(map(is_, now, self._descendants))
+        return sum(map(len, self._all)) != len(self._descendants) or self.is_replaced()
+
+    def is_replaced(self) -> bool:
+        """Whether another module, or none, is in the place of one."""
+        return not all(map(is_, map(dict.get, self._owners, self._names), self._descendants))
 
     def difference(self, stage: str) -> str:
         """In words, what is there now, or gone; empty: nothing. ``stage`` is whose programs it has.
@@ -81,9 +83,7 @@ class ModuleTree:
         known = {id(child) for child in self._descendants}
         pairs = zip(self._owners, self._names, strict=True)
         gone = {name for owner, name in pairs if name not in owner}
-        return gone | {
-            name for held in self._children for name in held if id(held[name]) not in known
-        }
+        return gone | {name for held in self._all for name in held if id(held[name]) not in known}
 
 
 class Selection:
@@ -272,9 +272,14 @@ class Selection:
     def check_state(self) -> None:
         """Verify that modules and tensors are those that the programs were built on."""
         self.forget_pruned()
+        if not self.modules.is_replaced():  # what came may have taken tensors over: they say more
+            self._check_tensors()
         if self.programs and (why := self.modules.difference(self._stage)):
             self._begin_anew(why, "change modules before the first step; or ")
         self.modules = ModuleTree(self._scope)
+        self._check_tensors()
+
+    def _check_tensors(self) -> None:
         for executable in self.executables():
             executable.check()
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from document_errors import PAGE, message, ours
+from document_errors import DOCS, PAGES, causes, index, message, name_of, ours
 from misuses.program import OTHER_ROOMS, WITHOUT_PROGRAM, Misuse, Outcome, run
 from misuses.table import TABLE
 
@@ -46,6 +46,19 @@ def test_every_rule_has_a_program_or_the_table_says_why_not() -> None:
     assert tried & {*WITHOUT_PROGRAM} == set()
 
 
+def test_every_error_has_a_page_that_says_its_cause() -> None:
+    kinds = {name for name, one in vars(errors).items() if isinstance(one, type)}
+    steps = {name for name in kinds if issubclass(getattr(errors, name), errors.TraceError)}
+    assert causes().keys() == steps - {"TraceError"} | {FrozenValueWarning.__name__}
+    for name, text in causes().items():
+        page = (PAGES / f"{name}.md").read_text(encoding="utf-8")
+        assert page.startswith(f"# {name}\n\n{text}\n"), (
+            "run: python tests/tools/document_errors.py"
+        )
+        assert "**On a wafer**" in text
+    assert (DOCS / "errors.md").read_text(encoding="utf-8") == index()
+
+
 @pytest.mark.parametrize(("error", "room"), OTHER_ROOMS.values(), ids=OTHER_ROOMS)
 def test_a_room_that_the_table_names_knows_the_error(error: str, room: str) -> None:
     assert any(error in path.read_text(encoding="utf-8") for path in (CSX / room).glob("*.py"))
@@ -65,7 +78,7 @@ def test_a_misuse_is_named_with_its_line_and_remedy(row: Misuse, tmp_path: Path)
     assert "site-packages" not in text
     assert "model.py" in text
     assert ("Use " if row.warns else "Remedy: ") in text
-    page = PAGE.read_text(encoding="utf-8")
+    page = (PAGES / f"{name_of(row)}.md").read_text(encoding="utf-8")
     assert ours(row, outcome) in page, "run: python tests/tools/document_errors.py"
 
 
