@@ -151,6 +151,17 @@ class VaryingDimension(NamedTuple):
         *others, last = map(str, self.sizes)
         return f"{self.name}, dimension {self.dimension}: {', '.join(others)} and {last} seen"
 
+    def buckets(self) -> str:
+        """Code that brings batches to a few sizes."""
+        if self.dimension == 0:
+            return "batches of one size, DataLoader(drop_last=True)"
+        sizes = sorted({-(-self.sizes[-1] * part // 24) * 8 for part in (1, 2, 3)})
+        dim = "" if self.dimension == 1 else f", dim={self.dimension}"
+        return (
+            "fulgurite.utils.data.PadToBuckets(collate_fn,"
+            f" sizes=({', '.join(map(str, sizes))}){dim}) as collate_fn"
+        )
+
     def remedy(self) -> str:
         """Code that pads, and what else there is."""
         size, i = -(-self.sizes[-1] // 8) * 8, self.dimension
@@ -169,8 +180,8 @@ def told_of_shapes(stage: str, found: list[VaryingDimension], most: int) -> str:
     return (
         f"{stage} batches have more than {most} shapes{seen}. {most} are compiled; batches of any"
         " other run operation by operation, at about Lightning's speed, and each new shape is"
-        " traced first. Faster: fulgurite.utils.data.PadToBuckets as collate_fn brings them to a"
-        " few sizes, or max_programs=n compiles n"
+        f" traced first. Faster: {found[0].buckets() if found else 'batches of one structure'}; or"
+        " max_programs=n compiles n"
     )
 
 

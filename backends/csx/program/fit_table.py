@@ -90,7 +90,7 @@ class FitSummary:
 
     def brief(self) -> str:
         """The table's first line, and whether it was compiled."""
-        return self._table([("compiled", _compiled(self))])
+        return self._table([("compiled", _compiled(self)), ("shapes", _shapes(self))])
 
     def __str__(self) -> str:
         rows = [

@@ -17,7 +17,13 @@ from torch.nn.utils.prune import BasePruningMethod
 
 from fulgurite.backends.csx.capture import Scope
 from fulgurite.backends.csx.diagnostics.trace_errors import InputChanged, StateChanged, TraceError
-from fulgurite.backends.csx.objects import SHAPES, shapes_of, told_of_shapes, varying_dimensions
+from fulgurite.backends.csx.objects import (
+    SHAPES,
+    shapes_of,
+    told_of_shapes,
+    too_many_shapes,
+    varying_dimensions,
+)
 from fulgurite.backends.csx.program.announcements import say
 from fulgurite.backends.csx.program.build import BoundProgram
 from fulgurite.backends.csx.program.executable import Executable
@@ -187,6 +193,8 @@ class Selection:
             if not self._more_shapes:
                 say(self._scope.trainer, f"CSX: {told_of_shapes(self._stage, seen, limit)}")
             return
+        if seen and limit > 1:
+            raise too_many_shapes(self._stage, seen, limit)
         advice = "DataLoader(drop_last=True), or padding; or " if seen else ""
         raise _no_more(self._stage, misfit.error, misfit.why, limit, advice)
 
