@@ -67,14 +67,17 @@ def add_commands(commands: Any, add_debug: Any) -> None:
         _add_compile_dir(kind)
     compiles = commands.add_parser(
         "compile",
-        help="compile what a script trains, and train nothing",
-        description="Compile what a script trains, and train nothing: its next run is compiled"
-        " from the first step on. For a parameter file: fulgurite fit FILE --compile_only.",
+        help="compile what a script or a parameter file trains, and train nothing",
+        description="Compile what a script or a parameter file trains, and train nothing: its next"
+        " run is compiled from the first step on.",
     )
     add_debug(compiles)
-    compiles.add_argument("script", metavar="SCRIPT.py")
+    compiles.add_argument("script", metavar="SCRIPT.py|PARAMS.yaml")
     compiles.add_argument(
-        "arguments", nargs=argparse.REMAINDER, metavar="...", help="the script's own arguments"
+        "arguments",
+        nargs=argparse.REMAINDER,
+        metavar="...",
+        help="the script's own arguments; or options of fulgurite fit",
     )
     add_debug(doctor)
     _add_compile_dir(doctor)
@@ -117,6 +120,11 @@ def _add_checkpoint(commands: Any, add_debug: Any) -> None:
     add_debug(convert)
 
 
+def is_parameter_file(name: str) -> bool:
+    """Whether a file is one, by its name."""
+    return name.endswith((".yaml", ".yml"))
+
+
 def run_command(options: argparse.Namespace) -> int:
     """Run the command that was typed; returns its exit status."""
     if options.command == "doctor":
@@ -128,9 +136,10 @@ def run_command(options: argparse.Namespace) -> int:
 
         return explain(options.names)
     if options.command == "compile":
-        from fulgurite.commands.programs import compile_script
+        from fulgurite.commands.programs import compile_file, compile_script
 
-        return compile_script(options.script, options.arguments)
+        build = compile_file if is_parameter_file(options.script) else compile_script
+        return build(options.script, options.arguments)
     if options.command in ("report", "diff"):
         from fulgurite.commands.programs import diff, report
 

@@ -1,6 +1,7 @@
 """Commands about programs: those of a script are built, and what was built is shown.
 
-``fulgurite compile`` runs a script with backends that build its programs and train nothing;
+``fulgurite compile`` runs a script, or a parameter file's fit, with backends that build programs
+and train nothing;
 ``fulgurite report`` and ``fulgurite diff`` say what was built, and what a change did to it.
 """
 
@@ -28,12 +29,8 @@ def compile_script(script: str, arguments: Sequence[str]) -> int:
         RuntimeError: it trains on another device than CSX.
     """
     file = Path(script)
-    if not file.is_file() or file.suffix in (".yaml", ".yml"):
-        what = "is a parameter file" if file.is_file() else "is not there"
-        raise ValueError(
-            f"{script!r} {what}. Give a Python script; for a parameter file:"
-            " fulgurite fit FILE --compile_only"
-        )
+    if not file.is_file():
+        raise ValueError(f"{script!r} is not there. Give a Python script or a parameter file.")
     sys.argv, sys.path[:0] = [script, *arguments], [str(file.parent.resolve())]
     try:
         with only_compiling():
@@ -44,6 +41,13 @@ def compile_script(script: str, arguments: Sequence[str]) -> int:
         )
         raise
     return 0
+
+
+def compile_file(file: str, arguments: Sequence[str]) -> int:
+    """``fulgurite fit`` of a parameter file with ``--compile_only``; returns its exit status."""
+    from fulgurite.cli import main
+
+    return main(["fit", file, *arguments, "--compile_only"])
 
 
 def report(folder: str) -> int:

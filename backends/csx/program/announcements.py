@@ -72,10 +72,15 @@ def announce(
     if newer is not None and newer not in _said:
         _said.add(newer)
         say(trainer, newer)
+    _, _, since = program.reason.partition("since ")
+    again = f"{program.stage} since {since}"  # as where a metric is added in each epoch
+    told_before, is_new = since and again in _said, any(one.built for one in loads)
+    _said.add(again)
     if program.reason and _MANY not in _said:
         _said.add(_MANY)
         line += _MANY
-    say(trainer, f"{line}\n{summary(program)}" if backend.only_builds else line)
+    if not told_before or is_new:
+        say(trainer, f"{line}\n{summary(program)}" if backend.only_builds else line)
     if backend.artifact_dir is not None and record is not None:
         _write(trainer or backend, fabric, backend, program, loads, record, line)
 

@@ -128,7 +128,7 @@ class ShardedTensor(Tensor):
             assert cls.share is not None
             cls.share(wholes[id(one)])
             one.part.copy_(part_of(wholes[id(one)], one.processes))
-        return args[0]
+        return args[0] if isinstance(args[0], (list, tuple)) else changed[0]  # of eye(n, out=w) w
 
     @property
     def data(self) -> Tensor:

@@ -83,14 +83,53 @@ def test_what_cannot_go_on_is_told(
     assert "trained" not in told.out.replace("was trained", "")
 
 
-@pytest.mark.parametrize(
-    ("name", "why"), [("a.yaml", "is a parameter file"), ("b.py", "not there")]
-)
-def test_what_is_no_script_is_refused(
-    name: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_what_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["compile", str(tmp_path / "b.py")]) == 1
+    assert "is not there. Give a Python script or a parameter file" in capsys.readouterr().err
+
+
+FILE = """
+trainer:
+  init:
+    device: CSX
+    model: {class_path: net.Net}
+    loop: {num_epochs: 2}
+    model_dir: .
+    checkpoint: {save_initial_checkpoint: false, steps: null}
+  fit:
+    train_dataloader: {data_processor: net.rows}
+    val_dataloader: {data_processor: net.rows}
+"""
+NET = """
+import lightning.pytorch as pl
+import torch
+
+class Net(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(5, 3)
+    def training_step(self, batch, batch_idx):
+        return torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+    def validation_step(self, batch, batch_idx):
+        self.log("loss", self.training_step(batch, batch_idx))
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+def rows():
+    data = torch.utils.data.TensorDataset(torch.randn(8, 5), torch.arange(8) % 3)
+    return torch.utils.data.DataLoader(data, batch_size=4)
+"""
+
+
+@pytest.mark.fits
+@pytest.mark.compiler
+def test_a_parameter_file_is_compiled_too(
+    script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "a.yaml").touch()
-    assert cli.main(["compile", str(tmp_path / name)]) == 1
-    said = capsys.readouterr().err
-    assert why in said
-    assert "fulgurite fit FILE --compile_only" in said
+    folder = script.parent
+    monkeypatch.chdir(folder)
+    (folder / "net.py").write_text(NET)
+    (folder / "run.yaml").write_text(FILE)
+    assert cli.main(["compile", "run.yaml"]) == 0, capsys.readouterr().err
+    assert len(entries_in(users_folder())) == 2  # the training's and the validation's
+    assert not list(folder.glob("**/*.ckpt"))

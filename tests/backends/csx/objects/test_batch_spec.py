@@ -164,7 +164,7 @@ def test_max_programs_allows_another_shape() -> None:
 
 
 def test_max_programs_is_a_limit() -> None:
-    with pytest.raises(InputChanged, match="16 seen.* and 2 may be built"):
+    with pytest.raises(InputChanged, match=r"16 seen.* and 2 may be built"):
         feed(lambda b: b.sum(), [X, X[:5], X[:4]], max_programs=2)
 
 
