@@ -25,8 +25,9 @@ self.log("accuracy", self.accuracy)
 
 What a metric accumulates over an epoch, `metric.compute()` at its end, and what Lightning logs of
 the metric equal stock's. Lists of tensors that a metric keeps (`SpearmanCorrCoef()`) are filled
-from the program's outputs after each step. A `MetricTracker` may be incremented between epochs: its new
-metric is another state, so programs are traced again, which takes about a first step's time in each epoch.
+from the program's outputs after each step. A `MetricTracker` may be incremented between
+epochs: its new metric is another state, so programs are traced again, which takes about a first
+step's time in each epoch.
 
 **Updated in**: the program, or the host, which calls `metric.update(...)` after each step with what
 the program computed. The host does it where shapes or branches of the update depend on values.
