@@ -115,11 +115,11 @@ class Speed:
     def batch_s(self) -> tuple[float | None, float]:
         """Seconds that a batch took on average: until code was compiled for it, and since.
 
-        The former is None where it was not compiled meanwhile, or no batch tells.
+        The former is None where it was not compiled meanwhile, or after few batches.
         """
         seconds, steps = self._until_compiled or (0.0, 0)
         later = self.alike_steps - steps
-        before_s = seconds / steps if steps else None
+        before_s = seconds / steps if steps >= STRETCH_STEPS else None
         return before_s, (self.alike_s - seconds) / later if later else before_s or 0.0
 
     def _end_stretch(self) -> None:
