@@ -93,7 +93,7 @@ def test_a_metric_may_be_added_for_each_epoch(hook: str) -> None:
         return made[-1]
 
     options = {"max_epochs": 3, "num_sanity_val_steps": 0}
-    ours, stock = both(make, lambda: (loader(48), loader(48)), **options)
+    ours, stock = both(make, lambda: (loader(48), loader(48)), fresh=True, **options)
     assert_same_run(ours, stock)
     one, other = (module.best for module in made)
     assert len(one) == 3
