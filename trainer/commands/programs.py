@@ -1,8 +1,8 @@
 """Commands about programs: those of a script are built, and what was built is shown.
 
 ``fulgurite compile`` runs a script, or a parameter file's fit, with backends that build programs
-and train nothing;
-``fulgurite report`` and ``fulgurite diff`` say what was built, and what a change did to it.
+and train nothing; ``fulgurite report`` and ``fulgurite diff`` say what was built, and what a change
+did to it.
 """
 
 from __future__ import annotations

@@ -280,7 +280,8 @@ class Selection:
     def check_state(self) -> None:
         """Verify that modules and tensors are those that the programs were built on."""
         self.forget_pruned()
-        if not self.modules.is_replaced():  # what came may have taken tensors over: they say more
+        # what came may have taken tensors over: these say more
+        if self.modules.is_changed() and not self.modules.is_replaced():
             self._check_tensors()
         if self.programs and (why := self.modules.difference(self._stage)):
             self._begin_anew(why, "change modules before the first step; or ")
