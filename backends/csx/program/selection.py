@@ -64,7 +64,7 @@ class ModuleTree:
         """In words, what is there now, or gone; empty: nothing. ``stage`` is whose programs it has.
 
         Raises:
-            StateChanged: it has parameters, of which the optimizers would know nothing.
+            StateChanged: modules with parameters, which optimizers may hold, are gone or replaced.
         """
         before, now = self.modules, list(self._scope.module.modules())
         if len(before) == len(now) and all(map(is_, before, now)):
@@ -73,7 +73,7 @@ class ModuleTree:
         new = [one for one in now if id(one) not in known]
         gone = [one for one in before if id(one) not in found]
         kinds = [type(one).__name__ for one in (*new, *gone)] or ["in another order"]
-        if not (new or gone) or any(list(one.parameters()) for one in (*new, *gone)):
+        if not (new or gone) or any(list(one.parameters()) for one in gone):
             raise StateChanged(
                 f"The modules of the model changed after the {stage} program was built"
                 f" ({kinds[0]}).",

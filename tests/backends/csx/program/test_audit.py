@@ -720,3 +720,15 @@ class Grows(Changing):
 
 def test_a_module_that_a_hook_adds_is_no_change_of_the_step() -> None:
     assert len(fit(Grows, lambda: (batches(),), static=True).losses) == BATCHES
+
+
+class Uses(Grows):
+    """The steps after it use what no optimizer holds."""
+
+    def weigh(self, loss: Tensor) -> Any:
+        return loss + self.copy.weight.square().sum() if hasattr(self, "copy") else loss
+
+
+@pytest.mark.numbers
+def test_a_module_that_a_hook_adds_is_used_from_then_on() -> None:
+    assert_same_run(*both(Uses, lambda: (batches(),)))
