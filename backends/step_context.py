@@ -25,7 +25,8 @@ class StepContext:
 
     Args:
         trace: the ``capture.trace.Trace`` of the step, while it is traced.
-        initializes: an optimizer is run only to make its state.
+        steps_optimizer: this package runs an optimizer on the host: to make its state, or where
+            Lightning steps it without a backward pass.
         global_step: gives the number of optimizer steps done, for ``fulgurite.global_step()``.
         norms: the norms of gradients that this step clipped; the last one counts.
         calls: receives what is done on the host after every step.
@@ -35,7 +36,7 @@ class StepContext:
     """
 
     trace: Any = None
-    initializes: bool = False
+    steps_optimizer: bool = False
     global_step: Callable[[], Tensor] | None = None
     norms: list[Tensor] | None = None
     calls: list[Any] | None = None
@@ -45,8 +46,8 @@ class StepContext:
 
     @property
     def is_on_host(self) -> bool:
-        """Whether the user's code runs between steps: no trace, no trial of an optimizer."""
-        return self.trace is None and not self.initializes
+        """Whether the user's code runs between steps: no trace, and no optimizer that is run for one."""
+        return self.trace is None and not self.steps_optimizer
 
 
 step_context: ContextVar[StepContext] = ContextVar(

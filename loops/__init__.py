@@ -50,6 +50,7 @@ evaluation_loops  validation, test and predict
 from __future__ import annotations
 
 import lightning.pytorch as pl
+from lightning.pytorch.callbacks import StochasticWeightAveraging
 
 from fulgurite.backends.csx import strategy_of
 from fulgurite.callbacks.check_loss import CheckLoss
@@ -60,6 +61,7 @@ from fulgurite.loops.evaluation_loops import PredictionLoop as PredictionLoop
 from fulgurite.loops.fit import FitLoop as FitLoop
 from fulgurite.loops.optimization import AutomaticOptimization as AutomaticOptimization
 from fulgurite.loops.optimization import ManualOptimization as ManualOptimization
+from fulgurite.loops.optimization import keep_statistics
 
 
 def install(trainer: pl.Trainer) -> None:
@@ -72,6 +74,9 @@ def install(trainer: pl.Trainer) -> None:
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
     if trainer._detect_anomaly and not any(isinstance(one, CheckLoss) for one in callbacks):
         callbacks.append(CheckLoss(gradients=True))
+    for callback in callbacks:
+        if isinstance(callback, StochasticWeightAveraging):
+            keep_statistics(callback)
     epoch_loop = trainer.fit_loop.epoch_loop
     # the strategy writes the checkpoints, and lies in a room below
     strategy_of(trainer).progress = resuming.add_progress

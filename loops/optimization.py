@@ -11,6 +11,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.loops.optimization.automatic import (
     Closure,
     ClosureResult,
@@ -19,10 +21,12 @@ from lightning.pytorch.loops.optimization.automatic import (
 from lightning.pytorch.loops.optimization.manual import _ManualOptimization
 from lightning.pytorch.loops.utilities import _block_parallel_sync_behavior
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from fulgurite.backends.csx import ACCUMULATE, STEP, NoLoss, refuse_stop_iteration, strategy_of
 from fulgurite.backends.patches import patched
+from fulgurite.backends.step_context import running
 from fulgurite.loops.finite import Losses
 from fulgurite.loops.lean import uncounted
 
@@ -39,6 +43,7 @@ class AutomaticOptimization(_AutomaticOptimization):
         trainer, strategy = self.trainer, strategy_of(self.trainer)
         window = trainer.accumulate_grad_batches
         accumulating = window > 1 and trainer.fit_loop._should_accumulate()
+        skips = self._skip_backward  # as StochasticWeightAveraging has it do in its last epoch
 
         def entry(steps: bool) -> Callable[[Any], Any]:
             return lambda batch: self._trace(
@@ -49,18 +54,23 @@ class AutomaticOptimization(_AutomaticOptimization):
             strategy.refuse_zero_grad_hooks()
             # both are traced on the first batch, whichever of them it is for: they share one state
             accumulate = {ACCUMULATE: entry(False)} if window > 1 else {}
-            return {**accumulate, STEP: entry(True)}
+            return accumulate if skips else {**accumulate, STEP: entry(True)}
 
-        if strategy.keeps_gradients and window > 1 and batch_idx % window == 0:
+        begins = batch_idx % window == 0 and not skips
+        if strategy.keeps_gradients and window > 1 and begins:
             _clear(optimizer)  # the host could see those of the window before until now
         assert strategy.training is not None
         output: dict[str, Any] = strategy.training(
-            kwargs["batch"], entries, ACCUMULATE if accumulating else STEP, batch_idx
+            kwargs["batch"], entries, ACCUMULATE if accumulating or skips else STEP, batch_idx
         )
         progress = self.optim_progress.optimizer
-        if batch_idx % window == 0:
+        if begins:
             progress.zero_grad.increment_by(1)
-        if not accumulating:
+        if not accumulating and skips:
+            # by the gradients of the epoch before, as eagerly, unless a validation has cleared them
+            with running(steps_optimizer=True):
+                self._optimizer_step(batch_idx, lambda: output["loss"])
+        elif not accumulating:
             progress.step.increment_by(1)
         self.losses.observe(output["loss"], kwargs["batch"], not accumulating)
         return output
@@ -99,6 +109,25 @@ class AutomaticOptimization(_AutomaticOptimization):
                 " self.automatic_optimization = False",
             )
         return result
+
+
+def keep_statistics(averaging: StochasticWeightAveraging) -> None:
+    """Have StochasticWeightAveraging write into BatchNorm's statistics, which it replaces.
+
+    Programs work on these tensors: it resets them before its epoch without a backward pass.
+    """
+    reset = type(averaging).reset_batch_norm_and_save_state
+
+    def reset_in_place(pl_module: pl.LightningModule) -> None:
+        norms = [one for one in pl_module.modules() if isinstance(one, _BatchNorm)]
+        before = [(one.running_mean, one.running_var) for one in norms]
+        reset(averaging, pl_module)
+        for norm, (mean, var) in zip(norms, before, strict=True):
+            assert mean is not None
+            assert var is not None
+            norm.running_mean, norm.running_var = mean.zero_(), var.fill_(1)
+
+    setattr(averaging, reset.__name__, reset_in_place)
 
 
 def _clear(optimizer: Any) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from document_lightning_parts import PAGE, page
-from harness import assert_close
+from harness import assert_close, make_trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning_parts import TABLES
 from lightning_parts.base import Part, run
 
+SWA, CASE = "`StochasticWeightAveraging`", "with BatchNorm, validating"
 ROWS = [
     pytest.param(row, id=re.sub(r"\W+", "_", f"{part} {case}").strip("_"))
     for table in TABLES.values()
@@ -48,6 +52,27 @@ def test_a_part_does_what_stock_does(part: Part, tmp_path: Path) -> None:
 def test_what_is_refused_says_why(part: Part, tmp_path: Path) -> None:
     with pytest.raises(Exception, match=part.refused):
         run(part, tmp_path, static=True, policy="disabled")
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize("epoch", [0, 2, 3])
+def test_averaging_is_gone_on_with(epoch: int, tmp_path: Path) -> None:
+    [case] = [
+        row for part in TABLES.values() for name, row in part.get(SWA, {}).items() if name == CASE
+    ]
+
+    def trained(**options: Any) -> Any:
+        torch.manual_seed(0)
+        module = case.module()
+        saving = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1)
+        arguments = case.options(tmp_path)
+        callbacks = [*arguments.pop("callbacks"), saving]
+        trainer = make_trainer(True, callbacks=callbacks, enable_checkpointing=True, **arguments)
+        trainer.fit(module, *case.data(), **options)
+        return module.state_dict()
+
+    whole, rest = trained(), trained(ckpt_path=tmp_path / f"epoch={epoch}.ckpt")
+    assert_close(rest, whole, 1e-6, "weights and statistics")
 
 
 def test_the_docs_list_every_part() -> None:

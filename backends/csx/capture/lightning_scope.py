@@ -27,6 +27,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch import Trainer
 from lightning.pytorch.loops.optimization.automatic import ClosureResult
 from lightning.pytorch.trainer.states import TrainerState
@@ -60,7 +61,14 @@ TRACED_HOOKS = {
 
 
 def reads_gradients(trainer: Any, module: pl.LightningModule) -> bool:
-    """Whether the code of a host hook, or of whoever called ``fit``, names ``.grad``."""
+    """Whether the code of a host hook, or of whoever called ``fit``, names ``.grad``.
+
+    Lightning's StochasticWeightAveraging does where there is batch normalization: the epoch without
+    a backward pass ends with an optimizer's step, by the gradients of the step before that epoch.
+    """
+    averaging = any(isinstance(one, StochasticWeightAveraging) for one in trainer.callbacks)
+    if averaging and StochasticWeightAveraging.pl_module_contains_batch_norm(module):
+        return True
     if not _READERS.isdisjoint(_names_of_callers()):
         return True
     return not _READERS.isdisjoint(attributes_read(hook for _, hook in _hooks(trainer, module)))

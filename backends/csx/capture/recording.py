@@ -35,7 +35,7 @@ from fulgurite.backends.csx.contract import (
 )
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_of
 from fulgurite.backends.csx.graph.graph import Input, Kind, storage_of
-from fulgurite.backends.csx.graph.op_schema import is_mutable, is_random
+from fulgurite.backends.csx.graph.op_schema import arguments_read, is_mutable, is_random
 from fulgurite.backends.csx.graph.passes.rename import RENAMES
 from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber
 from fulgurite.backends.csx.objects import container_at
@@ -459,7 +459,7 @@ def _operation(
     if node.op == "output":
         return Operation(OUTPUTS, _key(node.args, operands), None)
     if node.op != "get_attr":
-        arguments = _key((node.args, node.kwargs), operands)
+        arguments = _key((arguments_read(node), node.kwargs), operands)
         return Operation(node.target, arguments, _line_of_user(node, operands) or line_of(node))
     value = getattr(module, str(node.target))
     line = next((line_of(user) for user in node.users), None)

@@ -82,3 +82,10 @@ def is_view(operation: object) -> bool:
         return True
     returns = getattr(operation, "_schema", None) is not None
     return returns and is_alias(operation) and not is_mutable(operation)
+
+
+def arguments_read(node: fx.Node) -> tuple[Any, ...]:
+    """The arguments of an operation that it reads: a batch norm in eval mode has no momentum."""
+    if node.target is torch.ops.aten.native_batch_norm.default and node.args[5] is False:
+        return (*node.args[:6], 0.0, *node.args[7:])
+    return node.args

@@ -294,6 +294,13 @@ def as_vector(numbers: Numbers) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64)
 
 
+_OF_SCHEDULERS = {
+    *("initial_lr", "swa_lr", "min_lr", "max_lr"),
+    *("base_momentum", "max_momentum"),
+}
+"""Keys of param groups that schedulers of torch's keep there for themselves."""
+
+
 def unused_guards(
     slots: Sequence[NumberSlot],
     used: frozenset[int],
@@ -309,7 +316,7 @@ def unused_guards(
     are for others to read, as ``group["scheduled_lr"]`` of ScheduleFree.
     """
     return [
-        NumberGuard(str(slot), operator.itemgetter(i), now[i])
+        NumberGuard(str(slot), operator.itemgetter(i), now[i], slot.key in _OF_SCHEDULERS)
         for i, slot in enumerate(slots)
         if i not in used
         and not (slot.key == "lr" and isinstance(optimizers[slot.optimizer], Rprop))

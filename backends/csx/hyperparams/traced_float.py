@@ -22,11 +22,20 @@ Numbers = list[float]  # all numbers of all groups, in the order of their slots
 
 @dataclass(frozen=True, slots=True)
 class NumberGuard:
-    """What traced Python saw of a number: ``evaluate(numbers)`` must give ``result``."""
+    """What traced Python saw of a number: ``evaluate(numbers)`` must give ``result``.
+
+    ``is_rare``: it is a scheduler's own, which changes where another scheduler begins.
+    """
 
     text: str
     evaluate: Callable[[Numbers], Any]
     result: Any
+    is_rare: bool = False
+
+    @property
+    def is_of_phase(self) -> bool:
+        """Whether another number begins another phase, whose program is another."""
+        return self.is_rare or isinstance(self.result, bool)
 
     def broken(self, numbers: Numbers) -> str | None:
         """What no longer holds for these numbers; None if it does."""

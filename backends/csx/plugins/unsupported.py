@@ -13,7 +13,6 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
-from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def refuse_unsupported(trainer: pl.Trainer, module: pl.LightningModule) -> None:
@@ -24,8 +23,6 @@ def refuse_unsupported(trainer: pl.Trainer, module: pl.LightningModule) -> None:
             "CSX does not support a module that went through torch.compile; pass the module itself."
         )
     _refuse_iterators(module)
-    if any(isinstance(callback, StochasticWeightAveraging) for callback in callbacks):
-        _refuse_averaging(module)
     planned = [
         factor
         for callback in callbacks
@@ -61,16 +58,6 @@ def refuse_watched(module: pl.LightningModule) -> None:
                     " self.log_dict(grad_norm(self, norm_type=2)) in on_before_optimizer_step, and"
                     " wandb.Histogram of parameters in on_train_batch_end."
                 )
-
-
-def _refuse_averaging(module: pl.LightningModule) -> None:
-    norms = (name for name, one in module.named_modules() if isinstance(one, _BatchNorm))
-    if (norm := next(norms, None)) is not None:
-        raise MisconfigurationException(
-            f"CSX does not support StochasticWeightAveraging of a model with batch normalization"
-            f" (self.{norm}): for its statistics it adds an epoch whose steps have no backward"
-            " pass. Remedy: WeightAveraging or EMAWeightAveraging, which average them too."
-        )
 
 
 def refuse_exchange(trainer: pl.Trainer, computed: list[Any]) -> None:

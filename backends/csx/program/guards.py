@@ -7,7 +7,7 @@ it runs, so every step asks; what it asks first is whether there still are the s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
@@ -32,7 +32,10 @@ from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard
 from fulgurite.backends.csx.state import gradient_mismatch
 from fulgurite.backends.program_scheduler import ProgramScheduler
 
-_SETTINGS = ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm")
+_SETTINGS = (
+    *("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm"),
+    "fit_loop.epoch_loop.automatic_optimization._skip_backward",
+)
 settings_of = attrgetter(*_SETTINGS)
 """The attributes of a Trainer that a training program is built on."""
 
@@ -46,7 +49,7 @@ class Conditions(NamedTuple):
     group_sizes: tuple[int, ...]
     options: tuple[Any, ...]  # of param groups, that are no numbers
     states: tuple[int, ...]  # identity of each optimizer's state
-    settings: tuple[Any, ...]  # accumulation window, gradient clipping
+    settings: tuple[Any, ...]  # accumulation window, gradient clipping, no backward pass
 
     def difference(self, now: Conditions, modules: list[nn.Module], parameters: list[str]) -> str:
         """In words, what no longer is as it was.
@@ -162,16 +165,20 @@ class Guards:
         answer = self._groups.update(self.numbers)
         return tensors if answer is None else Misfit(StateChanged, *answer)
 
-    def check(self) -> None:
-        """Verify what only code on the host changes.
+    def check(self, conditions: Callable[[], Conditions]) -> None:
+        """Verify what only code on the host changes, if the program is for ``conditions()``.
 
         Raises:
             FrozenValueChanged: a scalar that the step read is another.
             StateChanged: a table that it made is.
         """
-        self._scalars.check()
-        for tables in self._tables:
-            tables.check()
+        try:
+            self._scalars.check()
+            for tables in self._tables:
+                tables.check()
+        except StateChanged:
+            if self._conditions == conditions():  # else it is checked again before it may run
+                raise
 
 
 def _number_guards(captured: Sequence[CapturedStep], scope: Scope) -> NumberGuards:
@@ -237,12 +244,12 @@ class ParamGroups:
         """Bring ``vector`` up to date for a program.
 
         Returns:
-            Which guard does not hold, in words, and whether it asks a question of yes or no.
+            Which guard does not hold, in words, and whether that is another phase.
         """
         for guard in program.computed:
             broken = guard.broken(self._numbers)
             if broken is not None:
-                return broken, isinstance(guard.result, bool)
+                return broken, guard.is_of_phase
         if not program.slots:
             return None
         # the list is made anew where a number changes, so that its identity stands for its values
@@ -253,7 +260,7 @@ class ParamGroups:
             for guard in program.guards:
                 broken = guard.broken(now)
                 if broken is not None:
-                    return broken, isinstance(guard.result, bool)
+                    return broken, guard.is_of_phase
         if self.vector is None or self._numbers != now:
             self._numbers, self.vector = now, as_vector(now)
         program.held_for, self._numbers_are_read = self._numbers, True

@@ -240,7 +240,7 @@ class StepFunction:
         self._selection.forget_replaced()
         self._scope.check()
         for program in self._selection.programs:
-            program.guards.check()
+            program.guards.check(self._selection.conditions)
         self._compared_at = self._host_code.runs
         code = self._host_code
         self._audits.wake(at_an_end or code.ends, code.hooks if code.last else frozenset())

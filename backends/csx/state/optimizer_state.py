@@ -192,7 +192,7 @@ def trial(optimizer: Optimizer, known: dict[Any, Any], seed: int) -> Trial:
         optimizer.state = states = _States(known)
         step = inspect.unwrap(type(optimizer).step)  # without hooks and the schedulers' counter
         alone = torch.random.fork_rng(devices=[])  # a step that draws moves no number of the run
-        with alone, running(initializes=True), torch.no_grad(), plain_options([optimizer]):
+        with alone, running(steps_optimizer=True), torch.no_grad(), plain_options([optimizer]):
             # some steps demand a closure; on trial the user's code must not run
             step(optimizer, closure=lambda: torch.zeros(()))
         groups = [

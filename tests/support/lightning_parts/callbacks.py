@@ -51,8 +51,8 @@ class FindsLater(parts.LearningRateFinder):
 class Scheduled(Tiny):
     """Dropout, Adam and a scheduler of torch's."""
 
-    def __init__(self, make: Any = torch.optim.Adam, **options: Any) -> None:
-        super().__init__(nn.Dropout(0.2))
+    def __init__(self, make: Any = torch.optim.Adam, *norms: nn.Module, **options: Any) -> None:
+        super().__init__(*norms, nn.Dropout(0.2))
         self.make, self.options = make, options
 
     def configure_optimizers(self) -> Any:
@@ -124,6 +124,23 @@ def pruning(arguments: dict[str, Any] | None = None, **options: Any) -> Part:
     )
 
 
+def averaging() -> Any:
+    return parts.StochasticWeightAveraging(swa_lrs=0.01, swa_epoch_start=2, annealing_epochs=2)
+
+
+def without_validation() -> tuple[Any, ...]:
+    return (loader(64, 8, shuffle=True),)
+
+
+def scheduled_norm() -> Any:
+    return Scheduled(torch.optim.SGD, nn.BatchNorm1d(16), momentum=0.9)
+
+
+def statistics(trainer: Any, module: Any) -> Any:
+    norm = module.backbone[1]
+    return {"mean": norm.running_mean, "var": norm.running_var, "seen": norm.num_batches_tracked}
+
+
 dampened = lambda: Scheduled(torch.optim.SGD, momentum=0.9, dampening=0.5)  # noqa: E731
 EMA = parts.EMAWeightAveraging
 CALLBACKS: dict[str, dict[str, Part]] = {
@@ -178,13 +195,19 @@ CALLBACKS: dict[str, dict[str, Part]] = {
             )
             for text, start in [("an epoch", 2), ("a part of them", 0.5)]
         },
-        "with BatchNorm": Part(
-            module=normed,
-            refused=r"batch normalization \(self\.backbone\.1\)",
-            why="its last epoch has no backward pass; `WeightAveraging` or `EMAWeightAveraging`,"
-            " which average the statistics too",
-            options=with_callbacks(lambda: parts.StochasticWeightAveraging(0.01)),
-        ),
+        **{
+            f"with BatchNorm, {text}": Part(
+                module=scheduled_norm,
+                data=data,
+                options=with_callbacks(averaging, max_epochs=4, **options),
+                found=statistics,
+            )
+            for text, data, options in [
+                ("validating", shuffled, {}),
+                ("without validation, whose last step Lightning repeats", without_validation, {}),
+                ("accumulating", without_validation, {"accumulate_grad_batches": 3}),
+            ]
+        },
         "with a scheduler of `fulgurite.optim`": Part(
             module=InProgram,
             options=with_callbacks(lambda: parts.StochasticWeightAveraging(0.01)),
