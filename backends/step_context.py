@@ -46,7 +46,7 @@ class StepContext:
 
     @property
     def is_on_host(self) -> bool:
-        """Whether the user's code runs between steps: no trace, and no optimizer that is run for one."""
+        """Whether the user's code runs between steps: no trace, nor its optimizers."""
         return self.trace is None and not self.steps_optimizer
 
 

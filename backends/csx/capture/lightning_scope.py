@@ -27,8 +27,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.loops.optimization.automatic import ClosureResult
 from lightning.pytorch.trainer.states import TrainerState
 

@@ -208,10 +208,7 @@ def varying_dimensions(batches: Iterable[Shapes]) -> list[VaryingDimension]:
 
 
 CONSTANTS = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-_ENDED = (
-    "of a CombinedLoader, mode='max_size_cycle' or 'min_size', for 'max_size' gives None where a"
-    " loader has ended"
-)
+_TENSOR, _NONE, _OTHER = "a tensor", "None", "another object"
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +224,13 @@ class Leaf:
     dtype: torch.dtype | None
     value: Any
     opaque: bool = False
+
+    @property
+    def sort(self) -> str:
+        """Whether it is a tensor, None, or something else."""
+        if self.shape is not None:
+            return _TENSOR
+        return _NONE if self.value is None else _OTHER
 
     @property
     def kind(self) -> str:
@@ -325,27 +329,25 @@ class BatchSpec:
         else:
             leaves, tree = pytree.tree_flatten(batch)
             if tree != self._tree:
-                now = (isinstance(leaf, Tensor) for leaf in leaves)
-                before = (leaf.shape is not None for leaf in self.leaves)
+                now = (_sort(leaf) for leaf in leaves)
+                before = (leaf.sort for leaf in self.leaves)
                 if _is_same_but_for_lengths(tree, self._tree, now, before):
                     return None
-                remedy = "return batches of one structure from the dataset or collate_fn"
-                if any(leaf is None for leaf in leaves):
-                    remedy += f"; {_ENDED}"
                 raise InputChanged(
                     f"The batch has another structure than the traced one: it was"
                     f" {_structure(self._tree)}, and now is {_structure(tree)}.",
-                    remedy=remedy,
+                    remedy="return batches of one structure from the dataset or collate_fn",
                 )
         tensors, fits = [], True
         for i, shape, dtype, stride in self._expected:
             tensor = leaves[i]
+            if tensor is None:
+                return None
             if not isinstance(tensor, Tensor) or tensor.dtype is not dtype:
-                bring = f"bring it to {dtype} in the dataset or collate_fn"
                 raise InputChanged(
                     f"{self.leaves[i].name} was {self.leaves[i].kind} when the program was built,"
                     f" and now is {_kind_of(tensor)}.",
-                    remedy=f"a tensor in every batch; {_ENDED}" if tensor is None else bring,
+                    remedy=f"bring it to {dtype} in the dataset or collate_fn",
                 )
             if tensor.shape != shape:  # of all dtypes first: those are errors, another shape is not
                 fits = False
@@ -353,12 +355,15 @@ class BatchSpec:
                 laid_out = torch.empty_strided(shape, stride, dtype=dtype)
                 tensor = laid_out.copy_(tensor)
             tensors.append(tensor)
-        if self._constants:
-            self._check_constants(leaves)
+        if self._constants and not self._constants_fit(leaves):
+            return None
         return tensors if fits else None
 
-    def _check_constants(self, leaves: Any) -> None:
+    def _constants_fit(self, leaves: Any) -> bool:
+        """Check them; False where a tensor is in the place of None."""
         for i, leaf in self._constants:
+            if leaf.value is None and isinstance(leaves[i], Tensor):
+                return False
             kind = leaf.value if leaf.opaque else type(leaf.value)
             # an object that was only passed on may be of any class
             if type(leaves[i]) is not kind and (i in self.read or not leaf.opaque):
@@ -378,6 +383,7 @@ class BatchSpec:
                     " on_train_batch_end",
                     line=self.read[i],
                 )
+        return True
 
     def difference(self, batch: Any) -> str:
         """In words, how the shapes of a batch differ from the traced ones."""
@@ -386,10 +392,12 @@ class BatchSpec:
             built_for = _structure(self._tree)
             return f"the batch is {_structure(tree)}, and the program was built for {built_for}"
         parts = [
-            f"{self.leaves[i].name} has shape {list(leaves[i].shape)}, and the program was built"
-            f" for {list(shape)}"
-            for i, shape, _, _ in self._expected
-            if leaves[i].shape != shape
+            f"{leaf.name} is {_kind_of(now)}, and the program was built for {leaf.kind}"
+            if now is None or leaf.shape is None
+            else f"{leaf.name} has shape {list(now.shape)}, and the program was built for"
+            f" {list(leaf.shape)}"
+            for leaf, now in zip(self.leaves, leaves, strict=True)
+            if _sort(now) != leaf.sort or (leaf.shape is not None and now.shape != leaf.shape)
         ]
         return "; ".join(parts)
 
@@ -416,30 +424,40 @@ def _kind_of(value: Any) -> str:
         return dtype_and_shape(value.dtype, value.shape)
     if not isinstance(value, CONSTANTS):
         return f"a {type(value).__name__}"
-    return f"{type(value).__name__} {value!r}"
+    return "None" if value is None else f"{type(value).__name__} {value!r}"
 
 
 def _is_same_but_for_lengths(
-    a: pytree.TreeSpec, b: pytree.TreeSpec, ours: Iterator[bool], others: Iterator[bool]
+    a: pytree.TreeSpec, b: pytree.TreeSpec, ours: Iterator[str], others: Iterator[str]
 ) -> bool:
-    """Whether two batches differ in nothing but how many leaves are in their lists, and in tuples
-    of no tensors: ``default_collate`` makes one of the strings of a batch.
+    """Whether two batches differ in nothing but None in the place of a part, as a CombinedLoader's
+    ``max_size`` gives it, and in how many leaves are in their lists, and in tuples of no tensors:
+    ``default_collate`` makes one of the strings of a batch.
 
-    ``ours`` and ``others`` say of each leaf whether it is a tensor.
+    ``ours`` and ``others`` say of each leaf what it is.
     """
-    if a.is_leaf() and b.is_leaf():
-        return next(ours) is next(others)
+    leaf = a.is_leaf(), b.is_leaf()
+    if any(leaf):
+        sorts = [*itertools.islice(ours, a.num_leaves)], [*itertools.islice(others, b.num_leaves)]
+        is_none = (leaf[0] and sorts[0] == [_NONE]) or (leaf[1] and sorts[1] == [_NONE])
+        return is_none or (all(leaf) and sorts[0] == sorts[1])
     children = a.children(), b.children()
     if a.type is b.type and all(one.is_leaf() for both in children for one in both):
-        tensors = [*itertools.islice(ours, len(children[0]))]
-        tensors += itertools.islice(others, len(children[1]))
-        if a.type is list or (a.type is tuple and not any(tensors)):
+        sorts = [*itertools.islice(ours, len(children[0]))]
+        sorts += itertools.islice(others, len(children[1]))
+        if a.type is list or (a.type is tuple and _TENSOR not in sorts):
             return True
         return (a.context, len(children[0])) == (b.context, len(children[1]))
     return (a.type, a.context, len(children[0])) == (b.type, b.context, len(children[1])) and all(
         _is_same_but_for_lengths(one, other, ours, others)
         for one, other in zip(*children, strict=True)
     )
+
+
+def _sort(leaf: Any) -> str:
+    if isinstance(leaf, Tensor):
+        return _TENSOR
+    return _NONE if leaf is None else _OTHER
 
 
 def _structure(tree: pytree.TreeSpec) -> str:

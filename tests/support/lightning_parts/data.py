@@ -96,14 +96,9 @@ class Iterates(Tiny):
 DATA: dict[str, dict[str, Part]] = {
     "`CombinedLoader`": {
         **{
-            mode: Part(module=Pairs, data=combined(mode)) for mode in ("min_size", "max_size_cycle")
+            mode: Part(module=Pairs, data=combined(mode))
+            for mode in ("min_size", "max_size", "max_size_cycle")
         },
-        "max_size": Part(
-            module=Pairs,
-            data=combined("max_size"),
-            refused=r"batch has another structure(.|\n)*mode='max_size_cycle'",
-            why="None in the place of a loader that has ended is another structure; another mode",
-        ),
         "sequential, which stock refuses too": Part(
             raises=ValueError,  # of stock's too
             data=lambda: (CombinedLoader([loader(64, 8), loader(40, 8, seed=3)], "sequential"),),
