@@ -6,6 +6,7 @@ from fulgurite.backends.checkpoints.damage import CheckpointError as CheckpointE
 from fulgurite.backends.csx.compile.checking.selfcheck import (
     MiscompiledWarning as MiscompiledWarning,
 )
+from fulgurite.backends.csx.contract import FrozenValueNote as FrozenValueNote
 from fulgurite.backends.csx.contract import FrozenValueWarning as FrozenValueWarning
 from fulgurite.backends.csx.diagnostics.trace_errors import BatchesDiffer as BatchesDiffer
 from fulgurite.backends.csx.diagnostics.trace_errors import (

@@ -33,10 +33,10 @@ step's time in each epoch.
 the program computed. The host does it where shapes or branches of the update depend on values.
 
 **Batch value in**: what `metric(predictions, y)` returns. Where no program can compute it, the step
-may call the metric, and log the metric itself, with `on_step=True` too: the host then computes the
-value after each step. Its use in the step (`loss + self.metric(p, y)`, `return
-self.metric(p, y)`, `self.log("m", self.metric(p, y))`), is an `UnsupportedState` error
-on that line. Where nobody logs it on each step, it is not computed.
+may call the metric, and log the value (`self.log("m", self.metric(p, y))`) or the metric, with
+`on_step=True` too: the host then computes the value after each step. Any other use in the step
+(`loss + self.metric(p, y)`, `return self.metric(p, y)`) is an `UnsupportedState` error on that
+line. Where nobody logs it on each step, it is not computed.
 
 The same error comes of `metric.compute()` or `metric.reset()` in the step where the host updates
 the metric, and of `metric.compute()` of one that keeps all batches: they would come too early. What

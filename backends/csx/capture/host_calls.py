@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from numbers import Real
@@ -29,12 +28,10 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _ResultCollection,
     _ResultMetric,
 )
-from torch import Tensor, nn
+from torch import Tensor
 from torch._C import DisableTorchFunction
 from torch.utils._python_dispatch import _disable_current_modes
-from torchmetrics import MaxMetric, Metric, MetricCollection, MinMetric
-from torchmetrics.aggregation import BaseAggregator
-from torchmetrics.utilities.data import dim_zero_mean
+from torchmetrics import Metric
 
 from fulgurite.backends.closures import Closure
 from fulgurite.backends.csx.capture.metrics import BatchValue, BatchValueCall
@@ -123,12 +120,42 @@ class LogCall:
         attributes["has_reset"] = False
 
 
+@dataclass(slots=True, kw_only=True)
+class BatchValueLog(LogCall):
+    """One ``self.log`` of what the host computes of a batch (``of``), and so reduces too.
+
+    ``value`` is the weight of the batch.
+    """
+
+    of: BatchValueCall
+
+    def reduce(self) -> dict[int, Accumulator]:
+        """Nothing: the program has no part in it."""
+        return {}
+
+    def __call__(self, value: Any) -> None:
+        """Log it as Lightning does.
+
+        Raises:
+            ValueError: it is not one number.
+        """
+        number = self.of.latest
+        if not isinstance(number, (Tensor, Real)) or torch.as_tensor(number).numel() != 1:
+            shown = f"shape {list(number.shape)}" if isinstance(number, Tensor) else type(number)
+            raise ValueError(
+                f"self.log({self.result.meta.name!r}, ...) takes one number, and"
+                f" {type(self.of.metric).__name__} returned a value of {shown}."
+            )
+        assert self.results is not None
+        self.results.update_metrics(self.key, torch.as_tensor(number).detach().squeeze(), value)
+
+
 def begin_mean(call: object) -> Tensor | None:
     """A copy of a logged value for the processes to average, where the log asks for their mean.
 
     None for other calls. The program exchanges it together with its gradients.
     """
-    if not isinstance(call, LogCall) or not call.result.is_tensor or call.mean is not None:
+    if type(call) is not LogCall or not call.result.is_tensor or call.mean is not None:
         return None
     meta = call.result.meta
     is_wanted = meta.on_step and meta.sync.should and not meta.sync.rank_zero_only
@@ -217,7 +244,10 @@ def record_log(
     bound = _SIGNATURE.bind(module, *args, **kwargs)
     given = {key: unwrap_proxy(value) for key, value in list(bound.arguments.items())[1:]}
     value = given["value"]
-    if isinstance(value, BatchValue):
+    computed = value.call if isinstance(value, BatchValue) else None
+    if computed is not None:
+        given["value"], computed.wanted = 0.0, True
+    elif isinstance(value, BatchValue):
         value.refuse()
     pending = {call.key: call.result for call in earlier if isinstance(call, LogCall)}
     registered = _register(trainer, module, given, pending)
@@ -242,6 +272,8 @@ def record_log(
     batch_size = results._extract_batch_size(result, size, result.meta)
     hook = module._current_fx_name
     assert hook is not None
+    if computed is not None:
+        return BatchValueLog(hook, key, result, batch_size, batch_size, of=computed)
     return LogCall(hook, key, result, value, batch_size)
 
 
@@ -290,10 +322,6 @@ def _register(
                 " different arguments. This is not allowed"
             )
     return key, result
-
-
-_TORCHMETRICS = "torchmetrics 1.9"
-_NORMALIZE = "normalize_logits_if_needed"
 
 
 class HostCall(Protocol):
@@ -429,51 +457,3 @@ def record_host_calls(trainer: pl.Trainer | None, schedulers: list[Any]) -> Iter
     with applied(patches), running(note=note, calls=calls):
         yield calls
     calls += closures
-
-
-def _where_branch(tensor: Tensor, normalization: str | None) -> Tensor:
-    """torchmetrics' ``normalize_logits_if_needed`` as it is off the CPU, where it is static."""
-    if not normalization:
-        return tensor
-    normal = tensor.sigmoid() if normalization == "sigmoid" else tensor.softmax(dim=1)
-    return torch.where(((tensor < 0) | (tensor > 1)).any(), normal, tensor)
-
-
-_stock_nan_check = BaseAggregator._cast_and_nan_check_input
-
-
-def _without_nan(self: BaseAggregator, x: Any, weight: Any = None) -> tuple[Tensor, Tensor]:
-    """The aggregators' NaN handling without a look at values: NaN elements weigh nothing.
-
-    Strategy "warn" removes them without the warning; "error" has no static form.
-    """
-    if self.nan_strategy in ("error", "disable"):
-        return _stock_nan_check(self, x, weight)
-    x = torch.as_tensor(x, dtype=self.dtype)
-    weight = torch.ones_like(x) if weight is None else torch.as_tensor(weight, dtype=self.dtype)
-    nans = x.isnan() | weight.isnan()
-    if isinstance(self.nan_strategy, float):
-        return torch.where(nans, self.nan_strategy, x), torch.where(nans, 1.0, weight)
-    neutral = {MaxMetric: -torch.inf, MinMetric: torch.inf}.get(type(self), 0.0)
-    return torch.where(nans, neutral, x), torch.where(nans, 0.0, weight)
-
-
-def static_metrics(root: nn.Module) -> Iterator[Patch]:
-    """Patches by which torchmetrics takes the branches that do not look at values."""
-    why = "an aggregator would look for NaN on the host"
-    checks = {"_cast_and_nan_check_input": _without_nan}
-    yield from patches_of(BaseAggregator, checks, why=why, checked=_TORCHMETRICS)
-    for module in root.modules():
-        if isinstance(module, Metric) and "validate_args" in vars(module):
-            off, why = {"validate_args": False}, "the values of labels would be checked"
-            yield from patches_of(module, off, why=why, checked=_TORCHMETRICS)
-        if isinstance(module, Metric) and dim_zero_mean in module._reductions.values():
-            on, why = {"full_state_update": True}, "forward() would weigh by a count of Python's"
-            yield from patches_of(module, on, why=why, checked=_TORCHMETRICS)
-        if isinstance(module, MetricCollection) and not module._groups_checked:
-            off, why = {"_enable_compute_groups": False}, "the values of states would be compared"
-            yield from patches_of(module, off, why=why, checked=_TORCHMETRICS)
-    static, why = {_NORMALIZE: _where_branch}, "on CPU a Python condition recognizes logits"
-    for name, functions in list(sys.modules.items()):
-        if name.startswith("torchmetrics.functional.") and _NORMALIZE in vars(functions):
-            yield from patches_of(functions, static, why=why, checked=_TORCHMETRICS)

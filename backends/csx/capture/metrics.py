@@ -2,16 +2,17 @@
 
 ``forward`` both updates a metric and computes it for the batch alone. Where no static program can
 compute that (its shapes or branches depend on values), the program updates the metric and the step
-gets a ``BatchValue``, whose use is an error. The host computes it after the step if the step logs
-the metric with ``on_step=True``. Where no program can do the update itself, the host does it after
-the step; ``compute()`` and ``reset()`` in the step would then come too early, and are errors.
-Checked with torchmetrics 1.9.
+gets a ``BatchValue``, which ``self.log`` takes, and whose other uses are errors. The host computes
+it after the step if the step logs it, or logs the metric with ``on_step=True``. Where no program
+can do the update itself, the host does it after the step; ``compute()`` and ``reset()`` in the step
+would then come too early, and are errors. Checked with torchmetrics 1.9.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -24,7 +25,9 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensor,
 )
-from torchmetrics import Metric
+from torchmetrics import MaxMetric, Metric, MetricCollection, MinMetric
+from torchmetrics.aggregation import BaseAggregator
+from torchmetrics.utilities.data import dim_zero_mean
 from torchmetrics.wrappers import Running
 
 from fulgurite.backends.csx.contract import METRIC_REMEDY, SPECIAL_METHODS, Contract
@@ -33,6 +36,8 @@ from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.state import Snapshot
 from fulgurite.backends.patches import Patch, applied, patches_of
 
+_TORCHMETRICS = "torchmetrics 1.9"
+_NORMALIZE = "normalize_logits_if_needed"
 _NOT_STATIC = (TraceError, DynamicOutputShapeException, DataDependentOutputException)
 _stock_forward, _stock_copy = Metric.forward, Metric._copy_state_dict
 
@@ -52,11 +57,15 @@ class UpdateCall:
 
 @dataclass(slots=True)
 class BatchValueCall:
-    """The value of a metric for a batch alone, computed after every step if that is ``wanted``."""
+    """The value of a metric for a batch alone, computed after every step if that is ``wanted``.
+
+    ``latest`` is that of the step before; it may be no tensor.
+    """
 
     metric: Metric
     value: Any
     wanted: bool = False
+    latest: Any = field(default=None, init=False)
     _alone: Metric | None = field(default=None, init=False)
 
     def __call__(self, value: Any) -> None:
@@ -65,14 +74,27 @@ class BatchValueCall:
             self._alone = copy.deepcopy(self.metric)
         self._alone.reset()
         args, kwargs = value
-        vars(self.metric)["_forward_cache"] = self._alone(*args, **kwargs)
+        vars(self.metric)["_forward_cache"] = self.latest = self._alone(*args, **kwargs)
 
 
 class BatchValue:
-    """What a metric's ``forward`` returns where no program can compute it; its use is an error."""
+    """What a metric's ``forward`` returns where no program can compute it.
 
-    def __init__(self, metric: Metric, why: Exception, line: Callable[[], UserLine | None]) -> None:
-        vars(self).update(_metric=type(metric).__name__, _why=why, _line=line)  # past __setattr__
+    ``self.log`` takes it, for the host computes it in time (``call``; None: it does not); any other
+    use is an error.
+    """
+
+    call: BatchValueCall | None
+
+    def __init__(
+        self,
+        metric: Metric,
+        why: Exception,
+        line: Callable[[], UserLine | None],
+        call: BatchValueCall | None = None,
+    ) -> None:
+        # past __setattr__
+        vars(self).update(_metric=type(metric).__name__, _why=why, _line=line, call=call)
 
     def refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raise, on the user's line."""
@@ -141,15 +163,16 @@ class _Metrics:
 
     def patches(self, root: nn.Module) -> Iterator[Patch]:
         """Patches of all metrics, and of those of ``root``."""
-        checked = "torchmetrics 1.9"
 
         def forward(metric: Metric, *args: Any, **kwargs: Any) -> Any:
             return self._forward(metric, args, kwargs)
 
         why = "what is computed of a batch may depend on values"
-        yield from patches_of(Metric, {"forward": forward}, why=why, checked=checked)
+        yield from patches_of(Metric, {"forward": forward}, why=why, checked=_TORCHMETRICS)
         why = "forward() would copy all that a list holds, in every step"
-        yield from patches_of(Metric, {"_copy_state_dict": _copy_states}, why=why, checked=checked)
+        yield from patches_of(
+            Metric, {"_copy_state_dict": _copy_states}, why=why, checked=_TORCHMETRICS
+        )
         why = "an update may depend on values"
         for metric in root.modules():
             if not isinstance(metric, Metric):
@@ -158,7 +181,7 @@ class _Metrics:
             replaced["update"] = self._updating(metric)
             if isinstance(metric, Running):
                 replaced["forward"] = self._running(metric)
-            yield from patches_of(metric, replaced, why=why, checked=checked)
+            yield from patches_of(metric, replaced, why=why, checked=_TORCHMETRICS)
 
     def _forward(self, metric: Metric, args: Any, kwargs: Any) -> Any:
         if self._trying:
@@ -167,8 +190,8 @@ class _Metrics:
         if why is None:
             return value
         metric.update(*args, **kwargs)
-        self._calls.append(BatchValueCall(metric, _taken(args, kwargs)))
-        return BatchValue(metric, why, self._line)
+        self._calls.append(call := BatchValueCall(metric, _taken(args, kwargs)))
+        return BatchValue(metric, why, self._line, call)
 
     def _updating(self, metric: Metric) -> Callable[..., None]:
         stock = metric.update
@@ -280,3 +303,51 @@ def _copy_states(self: Metric) -> dict[str, Any]:
         key: state.detach().clone() if isinstance(state, Tensor) else list(state)
         for key, state in states.items()
     }
+
+
+def _where_branch(tensor: Tensor, normalization: str | None) -> Tensor:
+    """torchmetrics' ``normalize_logits_if_needed`` as it is off the CPU, where it is static."""
+    if not normalization:
+        return tensor
+    normal = tensor.sigmoid() if normalization == "sigmoid" else tensor.softmax(dim=1)
+    return torch.where(((tensor < 0) | (tensor > 1)).any(), normal, tensor)
+
+
+_stock_nan_check = BaseAggregator._cast_and_nan_check_input
+
+
+def _without_nan(self: BaseAggregator, x: Any, weight: Any = None) -> tuple[Tensor, Tensor]:
+    """The aggregators' NaN handling without a look at values: NaN elements weigh nothing.
+
+    Strategy "warn" removes them without the warning; "error" has no static form.
+    """
+    if self.nan_strategy in ("error", "disable"):
+        return _stock_nan_check(self, x, weight)
+    x = torch.as_tensor(x, dtype=self.dtype)
+    weight = torch.ones_like(x) if weight is None else torch.as_tensor(weight, dtype=self.dtype)
+    nans = x.isnan() | weight.isnan()
+    if isinstance(self.nan_strategy, float):
+        return torch.where(nans, self.nan_strategy, x), torch.where(nans, 1.0, weight)
+    neutral = {MaxMetric: -torch.inf, MinMetric: torch.inf}.get(type(self), 0.0)
+    return torch.where(nans, neutral, x), torch.where(nans, 0.0, weight)
+
+
+def static_metrics(root: nn.Module) -> Iterator[Patch]:
+    """Patches by which torchmetrics takes the branches that do not look at values."""
+    why = "an aggregator would look for NaN on the host"
+    checks = {"_cast_and_nan_check_input": _without_nan}
+    yield from patches_of(BaseAggregator, checks, why=why, checked=_TORCHMETRICS)
+    for module in root.modules():
+        if isinstance(module, Metric) and "validate_args" in vars(module):
+            off, why = {"validate_args": False}, "the values of labels would be checked"
+            yield from patches_of(module, off, why=why, checked=_TORCHMETRICS)
+        if isinstance(module, Metric) and dim_zero_mean in module._reductions.values():
+            on, why = {"full_state_update": True}, "forward() would weigh by a count of Python's"
+            yield from patches_of(module, on, why=why, checked=_TORCHMETRICS)
+        if isinstance(module, MetricCollection) and not module._groups_checked:
+            off, why = {"_enable_compute_groups": False}, "the values of states would be compared"
+            yield from patches_of(module, off, why=why, checked=_TORCHMETRICS)
+    static, why = {_NORMALIZE: _where_branch}, "on CPU a Python condition recognizes logits"
+    for name, functions in list(sys.modules.items()):
+        if name.startswith("torchmetrics.functional.") and _NORMALIZE in vars(functions):
+            yield from patches_of(functions, static, why=why, checked=_TORCHMETRICS)

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 import torch._dynamo.config
 
-from fulgurite.backends.csx.capture.host_calls import static_metrics
 from fulgurite.backends.csx.capture.lightning_scope import Answers, note_answers
+from fulgurite.backends.csx.capture.metrics import static_metrics
 from fulgurite.backends.csx.capture.scope import Scope
 from fulgurite.backends.csx.contract import (
     impure_functions,

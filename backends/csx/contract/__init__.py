@@ -23,6 +23,7 @@ from fulgurite.backends.csx.contract.constants import ConstantSource as Constant
 from fulgurite.backends.csx.contract.constants import constant_sources as constant_sources
 from fulgurite.backends.csx.contract.constants import constants_as_inputs as constants_as_inputs
 from fulgurite.backends.csx.contract.frozen_reads import PLAIN_TYPES as PLAIN_TYPES
+from fulgurite.backends.csx.contract.frozen_reads import FrozenValueNote as FrozenValueNote
 from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning as FrozenValueWarning
 from fulgurite.backends.csx.contract.frozen_reads import Reads as Reads
 from fulgurite.backends.csx.contract.frozen_reads import forget_warned_lines as forget_warned_lines
@@ -32,9 +33,9 @@ from fulgurite.backends.csx.contract.frozen_reads import (
 from fulgurite.backends.csx.contract.frozen_reads import frozen_index as frozen_index
 from fulgurite.backends.csx.contract.frozen_reads import impure_functions as impure_functions
 from fulgurite.backends.csx.contract.frozen_reads import is_replaying as is_replaying
+from fulgurite.backends.csx.contract.frozen_reads import note_of_audit as note_of_audit
 from fulgurite.backends.csx.contract.frozen_reads import reads_of_lightning as reads_of_lightning
 from fulgurite.backends.csx.contract.frozen_reads import warn as warn
-from fulgurite.backends.csx.contract.frozen_reads import warn_of_audit as warn_of_audit
 from fulgurite.backends.csx.contract.frozen_reads import (
     warn_of_frozen_reads as warn_of_frozen_reads,
 )

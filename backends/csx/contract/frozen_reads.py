@@ -163,7 +163,14 @@ class FrozenValueWarning(UserWarning):
     """A Python value that the step read is a constant of the program from then on."""
 
 
-FrozenValueWarning.__module__ = PUBLIC
+class FrozenValueNote(FrozenValueWarning):
+    """Python of the step changes a value that nothing depends on: a note, of an audit.
+
+    It happens once, and eagerly on every batch; what the program computes is the same.
+    """
+
+
+FrozenValueWarning.__module__ = FrozenValueNote.__module__ = PUBLIC
 
 
 def forget_warned_lines() -> None:
@@ -201,14 +208,17 @@ def warn_frozen(
     warn(name, text, line or user_line(), remedy or _REMEDIES[name])
 
 
-def warn_of_audit(name: str, text: str, line: UserLine) -> None:
-    """Warn of what happens once, though the step's code would do it on every batch."""
+def note_of_audit(name: str, text: str, line: UserLine) -> None:
+    """Note what happens once, though the step's code would do it on every batch."""
     # of what the first trace has warned of, nothing more
     if not any(name.startswith(shown) for shown, *_ in _SHOWN):
         _SHOWN.add((name, line.file, line.line))
-        message = f"{text} while the step was traced again; in the run it happens once, in {line}."
-        remedy = " Use a buffer; or a host hook such as on_train_batch_start."
-        warnings.warn_explicit(message + remedy, FrozenValueWarning, line.file, line.line)
+        message = (
+            f"{text} by the step's Python, in {line}; in the run it happens once, for that Python"
+            " runs once. The program computes the same with both. What is to change on every batch"
+            " changes in on_train_batch_end, which runs on the host."
+        )
+        warnings.warn_explicit(message, FrozenValueNote, line.file, line.line)
 
 
 def is_users(frame: FrameType) -> bool:
@@ -322,7 +332,10 @@ _CLOCKS = ("time", "perf_counter", "monotonic", "process_time", "thread_time")
 _TEXTS = ("ctime", "localtime", "gmtime", "strftime")
 _TIME = "on_train_batch_start and on_train_batch_end, which run on the host, to take the time"
 _ANEW = ", which draw{} anew on every step"
-_RANDOM = "torch.rand, torch.randint or torch.randperm" + _ANEW.format("")
+_RANDOM = (
+    f"torch.rand, torch.randint or torch.randperm{_ANEW.format('')}; or, for what the host does"
+    " with it (an environment, a replay buffer), on_train_batch_end, which runs on every batch"
+)
 _DRAWN = {
     "beta": "torch.distributions.Beta(a, b).sample()",
     "betavariate": "torch.distributions.Beta(a, b).sample()",

@@ -37,8 +37,8 @@ from fulgurite.backends.csx.capture import (
 from fulgurite.backends.csx.contract import (
     FrozenValueWarning,
     explaining_errors,
+    note_of_audit,
     retry_with_values,
-    warn_of_audit,
 )
 from fulgurite.backends.csx.diagnostics.line_finder import LineFinder
 from fulgurite.backends.csx.diagnostics.muted import muted
@@ -54,6 +54,9 @@ SHARE = 0.02
 
 COMPARING = 0.01
 """The part of a run's time that comparing Python values may take."""
+
+AT_EDGES = 0.1
+"""The part that it may take where epochs begin and end: they may be short, and the values many."""
 
 _NAMED = 3  # values that changed, in a message
 _NOTHING = contextlib.nullcontext()
@@ -107,7 +110,7 @@ class Audits:
         self._same_at = WeakKeyDictionary[Executable, int]()  # the step: they were last the same
         self._given_up = WeakSet[Executable]()
         self._takes_s = 0.0
-        self._compare_at = 0.0  # not before, by time.perf_counter
+        self._compare_at = self._edge_at = 0.0  # not before, by time.perf_counter
         self._changed = Counter[str]()  # how often a value was another one, by its name
         self._looked_in = -1  # epoch
         self._readable: ReadableState | None = None  # as the last audit found it
@@ -131,7 +134,7 @@ class Audits:
         """Something may have changed: look at the next step, if there is time or reason for it.
 
         Args:
-            compare: Python values, however short ago they were compared last.
+            compare: Python values, though they were compared a short while ago: at an edge.
             last_hooks: where the next step is the run's last: those that run between steps.
         """
         if all(one in self._new for one in self._same_at):  # all will be looked at anyway
@@ -146,10 +149,12 @@ class Audits:
             self.audit_all(check=False)
             return
         began = perf_counter()
-        if compare or began >= self._compare_at:
+        if last_hooks or began >= (self._edge_at if compare else self._compare_at):
             assert self._readable is not None
             changed = self._readable.changed()
-            self._compare_at = began + (perf_counter() - began) / COMPARING  # so rarely as that
+            took_s = perf_counter() - began
+            # so rarely as that
+            self._compare_at, self._edge_at = began + took_s / COMPARING, began + took_s / AT_EDGES
             self._changed.update(changed)
             self._noticed += changed
             # the 1st, 2nd, 4th, 8th change of a name: one that changes at every step, as a counter
@@ -265,14 +270,14 @@ class Audits:
         return changes
 
     def _tell(self, first: Recording, again: _Again, changes: list[Change]) -> None:
-        """Warn of each Python value that the step changes every time it runs, with its line."""
+        """Note each Python value that the step changes every time it runs, with its line."""
         # in a trace of its own, for the finder compares everything after every line
         finder = LineFinder()
         self._trace(first, again, finder)
         for change in changes:
             line = finder.found.get(change.name) or self._scope.line_of(f"{self._stage}_step")
             if line is not None:
-                warn_of_audit(change.name, str(change), line)
+                note_of_audit(change.name, str(change), line)
 
     def _give_up(self, executable: Executable, error: Exception, line: UserLine | None) -> None:
         self._given_up.add(executable)

@@ -221,7 +221,7 @@ def summarize(
     if compiled_from == 1:  # none ran operation by operation but for the comparisons
         before_s = None
     elif compiled_from is None:
-        before_s, after_s = after_s, after_s
+        before_s = after_s or None  # none were like the others
     background_s = sum(cost.compiled_s for cost in later)
     stepped_s = max(speed.in_steps_s - waited_s, 0.0)
     built = {

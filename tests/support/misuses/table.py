@@ -868,6 +868,22 @@ FROZEN = [
         jax="import numpy\nloss = loss * numpy.random.rand()",
     ),
     _row(
+        "environment",
+        "an environment, and a replay buffer that the step fills",
+        "frozen_read",
+        "self.replay.append(random.random())  # <- plays, and keeps what came of it",
+        "",
+        bad_top="import random",
+        bad_init="self.replay = []",
+        good_top="import random",
+        good_init="self.replay = []",
+        good_hooks="""
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            self.replay.append(random.random())
+        """,
+        jax="import random\nreplay = []\nreplay.append(random.random())",
+    ),
+    _row(
         "counter",
         "`self.n += 1`",
         "happens_once",

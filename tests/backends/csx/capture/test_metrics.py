@@ -12,7 +12,7 @@ from harness import assert_same_run, both, fit
 from metric_table import ENTRIES, KINDS, WAYS, epochs, noted
 from models import CLASSES, Classifier, loader, mlp
 from torch import Tensor, nn
-from torchmetrics import CatMetric, Metric, MinMaxMetric
+from torchmetrics import CatMetric, Metric, MetricCollection, MinMaxMetric
 from torchmetrics.aggregation import RunningMean
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC, MulticlassHingeLoss
 from torchmetrics.wrappers import Running
@@ -86,9 +86,8 @@ def test_the_value_of_each_batch_is_logged() -> None:
         lambda self, loss, value: loss if value > 0.5 else loss * 2,
         lambda self, loss, value: loss * value.detach(),
         lambda self, loss, value: {"loss": loss, "metric": value},
-        lambda self, loss, value: (self.log("metric", value), loss)[1],
     ],
-    ids=["added", "multiplied", "stacked", "compared", "detached", "returned", "logged"],
+    ids=["added", "multiplied", "stacked", "compared", "detached", "returned"],
 )
 def test_a_batch_value_that_is_used_is_an_error(use: Callable[..., Any]) -> None:
     class Uses(Curve):
@@ -97,6 +96,39 @@ def test_a_batch_value_that_is_used_is_an_error(use: Callable[..., Any]) -> None
 
     with pytest.raises(UnsupportedState, match=r"MulticlassAUROC returned(.|\n)*metric\.update"):
         fit(Uses, lambda: (loader(80),), static=True)
+
+
+class Logs(Curve):
+    """Logs the batch values of both stages, in each way that there is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = MetricCollection([MulticlassAUROC(CLASSES), MulticlassHingeLoss(CLASSES)])
+
+    def used(self, loss: Tensor, value: Any) -> Any:
+        self.log("step", value)
+        self.log("epoch", value, on_step=False, on_epoch=True)
+        self.log("two", value, on_step=True, on_epoch=True, prog_bar=True)
+        self.log("most", value, on_epoch=True, reduce_fx="max", batch_size=3)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log_dict(self.both(self.net(batch[0]).softmax(1), batch[1]))
+
+
+@pytest.mark.numbers
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_batch_value_is_logged() -> None:
+    ours, stock = both(Logs, lambda: (loader(40), loader(40)), max_epochs=2)  # the last one smaller
+    assert_same_run(ours, stock)
+    assert len({metrics["two_step"] for metrics in stock.metrics}) > 2
+    assert {"most_epoch", "MulticlassAUROC", "MulticlassHingeLoss"} <= stock.final.keys()
+
+
+@pytest.mark.fits
+def test_a_batch_value_that_is_no_number_is_not_logged() -> None:
+    with pytest.raises(ValueError, match=r"log\('metric', \.\.\.\) takes one number, and MinMax"):
+        fit(lambda: Measured(MinMaxMetric(accuracy()), logged), lambda: (loader(48),), static=True)
 
 
 class Middle(Metric):
@@ -242,7 +274,6 @@ def test_a_metric_that_the_step_resets_may_keep_all_batches() -> None:
         (lambda: Running(accuracy(), 3), computed, "the host does it"),
         (lambda: MulticlassAUROC(CLASSES), computed, "more in every step"),
         (lambda: MinMaxMetric(accuracy()), computed, "as a Python condition inside torchmetrics"),
-        (lambda: MinMaxMetric(accuracy()), logged, "uses what MinMaxMetric returned"),
         (lambda: Running(HINGE(), 3), logged, "uses what Running returned"),
     ],
 )
