@@ -34,6 +34,7 @@ class Loaded:
     ``threads`` is how many of the host's compute it, at most. ``kernels`` says what runs it, as
     long as ``how`` says so; ``one_by_one`` what would, operation by operation. ``check_again``,
     where it is set, lets the next run be compared with what the operations give one by one.
+    ``progress`` says how far it is while it is ``compiling``; empty: it has not begun.
     """
 
     call: Call
@@ -48,6 +49,7 @@ class Loaded:
     kernels: Callable[[], Kernels] = Kernels
     one_by_one: Callable[[], Kernels] = Kernels
     check_again: Callable[[], None] | None = None
+    progress: Callable[[], str] = str
 
     @property
     def runs(self) -> Graph | None:

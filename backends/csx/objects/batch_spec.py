@@ -436,11 +436,11 @@ def _is_same_but_for_lengths(
 
     ``ours`` and ``others`` say of each leaf what it is.
     """
-    leaf = a.is_leaf(), b.is_leaf()
-    if any(leaf):
-        sorts = [*itertools.islice(ours, a.num_leaves)], [*itertools.islice(others, b.num_leaves)]
-        is_none = (leaf[0] and sorts[0] == [_NONE]) or (leaf[1] and sorts[1] == [_NONE])
-        return is_none or (all(leaf) and sorts[0] == sorts[1])
+    if a.is_leaf() or b.is_leaf():
+        mine = [*itertools.islice(ours, a.num_leaves)]
+        theirs = [*itertools.islice(others, b.num_leaves)]
+        both_leaves = a.is_leaf() and b.is_leaf()
+        return [_NONE] in (mine, theirs) or (both_leaves and mine == theirs)
     children = a.children(), b.children()
     if a.type is b.type and all(one.is_leaf() for both in children for one in both):
         sorts = [*itertools.islice(ours, len(children[0]))]

@@ -30,6 +30,7 @@ from fulgurite.backends.csx.program.announcements import (
     building,
     recording_for_report,
     say_compiled,
+    show_progress,
     shown,
 )
 from fulgurite.backends.csx.program.description import Cost, Program, make_program
@@ -186,9 +187,14 @@ class Builder:
             cost.gain = gain if len(self.programs) == 1 else None
             say(cost.first_compiled_step, cost.gain)
 
+        compiling = [load for load in loads if load.compiling]
+        hide = show_progress(self.scope.trainer, self.stage, compiling) if compiling else None
+
         def told() -> None:
             if any(load.compiling for load in loads):
                 return
+            if hide is not None:
+                hide()
             if not all(load.compiled for load in loads):
                 cost.compiled_s, cost.first_compiled_step = 0.0, 0
                 self.speed.switch_back()
@@ -198,9 +204,8 @@ class Builder:
             if not self.speed.switch_to_compiled(gained):
                 say(cost.first_compiled_step)
 
-        for load in loads:
-            if load.compiling:
-                load.when_settled = told
+        for load in compiling:
+            load.when_settled = told
 
     def _load(
         self,

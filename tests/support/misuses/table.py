@@ -868,20 +868,17 @@ FROZEN = [
         jax="import numpy\nloss = loss * numpy.random.rand()",
     ),
     _row(
-        "environment",
-        "an environment, and a replay buffer that the step fills",
-        "frozen_read",
-        "self.replay.append(random.random())  # <- plays, and keeps what came of it",
+        "replay",
+        "`self.replay.append(...)`: a replay buffer that the step fills",
+        "happens_once",
+        "self.replay.append(len(self.replay))  # <-",
         "",
-        bad_top="import random",
         bad_init="self.replay = []",
-        good_top="import random",
         good_init="self.replay = []",
         good_hooks="""
         def on_train_batch_end(self, outputs, batch, batch_idx):
-            self.replay.append(random.random())
+            self.replay.append(len(self.replay))
         """,
-        jax="import random\nreplay = []\nreplay.append(random.random())",
     ),
     _row(
         "counter",

@@ -34,7 +34,6 @@ REFUSED: dict[str, type[TraceError]] = {
     "text.packed_lstm_classifier": HostRead,
     "text.ctc_speech": DynamicShape,
     "text.hidden_state_from_none": StateBornInStep,
-    "tabular.support_vector_machine": UnsupportedState,  # the batch value of HingeLoss
     "tabular.sparse_matrix_factorization": UnsupportedState,
     "tabular.graph_sage_boolean_mask": DynamicShape,
     "tabular.link_prediction": DynamicShape,

@@ -96,6 +96,7 @@ class Later:
     def _until(self, job: Job, loaded: Loaded, reference: Call) -> Meanwhile:
         """What runs a graph operation by operation until a job has ended."""
         job, wanted = queue.add(job), job.wanted
+        loaded.progress = functools.partial(queue.progress, job)
         if wanted.urgent:
             queue.hurry()
         settle = functools.partial(self._settle, loaded, reference)

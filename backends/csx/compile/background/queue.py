@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import gc
 import json
 import os
@@ -40,6 +41,7 @@ from fulgurite.backends.csx.compile.background.worker_pulse import (
 )
 from fulgurite.backends.csx.compile.fabric import NOW, Wanted
 from fulgurite.backends.csx.compile.programs.compiler_log import PREFIX, keep
+from fulgurite.backends.csx.compile.programs.progress import CODE, Course, listening, tell
 from fulgurite.backends.patches import fx_lock, trace_lock
 from fulgurite.backends.torch_compiler import compiler_module
 
@@ -47,6 +49,7 @@ AVAILABLE = sys.platform == "linux"  # elsewhere a forked process may not use th
 NICE = 3  # about half as much of a core as the training
 _SESSIONS_NICE = 6  # beside all processes of the training's session together
 _LOG = "log.txt"
+_TOLD = 4  # values of a line that tells how far a job is, without its number
 _STOPPED = 128 + signal.SIGTERM  # the exit status of a worker that somebody stopped
 
 
@@ -68,6 +71,7 @@ class Job:
         log: what the worker printed, where it failed.
         seconds: how long it took.
         again: whether a worker was lost with it, and another one has it.
+        course: how far it is, once it has begun.
     """
 
     name: tuple[str, ...]
@@ -80,6 +84,7 @@ class Job:
     log: Path | None = None
     seconds: float = 0.0
     again: bool = False
+    course: Course | None = None
 
     def is_worth(self) -> bool:
         """Whether compiling it may begin."""
@@ -130,12 +135,18 @@ class Queue:
             try:
                 if self._worker is not None and self._worker.has_ended():
                     self._worker = None
-                elif self._worker is not None and (why := self._worker.lost()):
+                elif self._worker is not None and (why := self._worker.pulse.lost()):
                     self._replace(self._worker, why)
                 if self._worker is None and self._waiting:
                     self._start()
             finally:
                 self._lock.release()
+
+    def progress(self, job: Job) -> str:
+        """How far a job is, in words; empty: it has not begun, or has ended."""
+        if self._worker is None or job.course is None or job.ended:
+            return ""
+        return f"{job.course}{', the machine is busy' * self._worker.pulse.starves}"
 
     def _replace(self, worker: _Worker, why: str) -> None:
         """End a worker that does nothing any more; what it was at is tried once more."""
@@ -201,7 +212,7 @@ class _Worker:
         os.close(write)
         # the lock is the open file's, which the worker has too
         os.close(log)
-        self.lost = Pulse(self._pid).lost
+        self.pulse = Pulse(self._pid)
 
     def has_ended(self) -> bool:
         """Whether all jobs ended; those that ended since are noted."""
@@ -235,8 +246,13 @@ class _Worker:
     def _note(self) -> None:
         *lines, self._read = self._read.split(b"\n")
         for line in lines:
-            number, failure, full, seconds = json.loads(line)
+            number, *told = json.loads(line)
             job = self.jobs[number]
+            if len(told) == _TOLD:
+                job.course = job.course or Course()
+                job.course.note(*told[1:])
+                continue
+            failure, full, seconds = told
             job.failure, job.full, job.seconds = failure, full, seconds
             job.ended = failure is None  # a failure is told with the log, when it is written
 
@@ -292,8 +308,8 @@ def _work(jobs: list[Job], results: int, log_file: int, folder: Path, parent: in
             try:
                 for number, job in enumerate(jobs):
                     print(f"{time.strftime('%X')} compiling {' '.join(job.name)}")
-                    line = json.dumps([number, *_outcome(job)]) + "\n"
-                    os.write(results, line.encode())
+                    with listening(functools.partial(_write, results, number, "told")):
+                        _write(results, number, *_outcome(job))
                 status = 0
             except SystemExit:
                 status = _STOPPED
@@ -304,10 +320,16 @@ def _work(jobs: list[Job], results: int, log_file: int, folder: Path, parent: in
         os._exit(status)
 
 
+def _write(results: int, number: int, *told: object) -> None:
+    """Write a line: of one job how far it is, or what came of it."""
+    os.write(results, (json.dumps([number, *told]) + "\n").encode())
+
+
 def _outcome(job: Job) -> tuple[str | None, bool, float]:
     """Compile; returns why that failed, whether for want of space, and the seconds."""
     began = time.perf_counter()
     full = False
+    tell(CODE, 0, 1)
     try:
         failure = job.run()
     except Exception as error:  # whatever it is, the parent tells it

@@ -13,6 +13,7 @@ import shutil
 import signal
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterator
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
@@ -21,6 +22,8 @@ GRACE_S = 3.0  # for the worker to end its C++ compilers and remove its files
 LOOK_S = 1.0  # how often it is looked at
 STOPPED_S = 2.0  # a batch system that stops and continues all processes is no reason
 IDLE_S = 120.0  # assumed: no compilation waits that long for a disk
+STARVING_LOOKS = 4  # a compiler may wait for a disk for a moment
+_TICKS = os.sysconf("SC_CLK_TCK")  # a second
 _PARENT_S = 0.5  # how often the worker looks whether its parent lives
 _PROC = Path("/proc")
 
@@ -30,12 +33,16 @@ class Pulse:
 
     Args:
         session: its id, and that of the session that it leads.
+
+    Attributes:
+        starves: it gets less than half of a processor, for others work too.
     """
 
     def __init__(self, session: int) -> None:
         self._session = session
         self._looked = self._worked = self._ran = time.monotonic()
-        self._ticks = -1
+        self._ticks, self.starves = -1, False
+        self._looks = deque[tuple[float, int]](maxlen=STARVING_LOOKS)
 
     def lost(self) -> str | None:
         """Why nothing is to be expected of it any more, in words (50 ns where it is too early)."""
@@ -49,6 +56,10 @@ class Pulse:
             self._ran = now
         # processor time in user and system mode, and that of children that have ended
         ticks = sum(int(row[i]) for row in rows.values() for i in (11, 12, 13, 14))
+        self._looks.append((now, ticks))
+        first_at, first = self._looks[0]
+        seconds, full = now - first_at, len(self._looks) == STARVING_LOOKS
+        self.starves = full and (ticks - first) / _TICKS < seconds / 2 and bool(rows)
         if ticks != self._ticks or _waits_for_a_lock(rows):
             self._ticks, self._worked = ticks, now
         name = f"the compiling process {self._session}"

@@ -38,6 +38,7 @@ from fulgurite.backends.csx.compile.programs.parts import (
     operations_of,
     whole,
 )
+from fulgurite.backends.csx.compile.programs.progress import CODE, tell
 from fulgurite.backends.csx.compile.programs.steps import (
     Extern,
     Generated,
@@ -211,7 +212,10 @@ class Attempt:
             # equal parts are one: what is the library's in one place is so in all
             own = (i for i, n in enumerate(call.operations) if n in self._spared)
             self._give(parts[call.part].text, own)
-        code = [self._generate(part) for part in parts]
+        code = []
+        for i, part in enumerate(parts):
+            tell(CODE, i, len(parts))
+            code.append(self._generate(part))
         generated = perf_counter()
         rows, sources = self._write(folder, parts, numbers, code, division)
         seconds = {"generate": generated - began, "compile": perf_counter() - generated}

@@ -17,6 +17,7 @@ import torch
 from fulgurite.backends.csx.compile.inductor.headers import Headers, options
 from fulgurite.backends.csx.compile.inductor.processes import compilers
 from fulgurite.backends.csx.compile.inductor.translation_unit import MODULE, divided, source_of
+from fulgurite.backends.csx.compile.programs.progress import tell
 from fulgurite.backends.csx.compile.programs.steps import KernelSource
 from fulgurite.backends.torch_compiler import CppBuilder, CppCompileError, compile_threads
 
@@ -40,6 +41,7 @@ def build(
         return []
     units = divided(kernels, compile_threads())
     names = [[kernel.name for kernel in unit] for unit in units]
+    tell(f"{len(kernels)} kernel{'s' * (len(kernels) > 1)} in C++", 0, 1)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         flags = options() if headers is None else headers.copy_into(Path(scratch))
         commands = []

@@ -7,5 +7,6 @@ linking        the programs of parts, as one
 static_memory  small intermediates of one, allocated once; liveness: what it holds, call by call
 uses           at which of its calls one works on which inputs
 kernels        what runs a graph: its kernels, who made them, and which operations each computes
+progress       how far a compilation is, and what is left, in words
 compiler_log   a compiler that failed: a line for the screen, and a file with the rest
 """

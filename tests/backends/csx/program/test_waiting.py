@@ -58,6 +58,23 @@ def until(condition: Any) -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.parametrize("bar", [TQDMProgressBar, RichProgressBar])
+def test_a_bar_shows_how_far_compiling_beside_the_steps_is(bar: Any) -> None:
+    told = ["", "code 2 of 7, 14 s, about 8 s to go"]
+    loads: Any = [SimpleNamespace(progress=lambda text=text: text) for text in told]
+    trainer: Any = SimpleNamespace(
+        progress_bar_callback=bar(), progress_bar_metrics={"loss": 0.5}, loggers=[]
+    )
+    hide = announcements.show_progress(trainer, "training", loads)
+    metrics = trainer.progress_bar_callback.get_metrics(trainer, None)
+    assert metrics == {"loss": 0.5, "compiling training": told[1]}
+    loads.clear()  # it has ended
+    assert trainer.progress_bar_callback.get_metrics(trainer, None) == {"loss": 0.5}
+    hide()
+    assert "get_metrics" not in vars(trainer.progress_bar_callback)
+    announcements.show_progress(trainer_with(None), "training", loads)()
+
+
 def test_what_is_quick_is_not_shown(logged: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(announcements, "PATIENCE_S", 60.0)
     threads = threading.active_count()

@@ -18,7 +18,10 @@ import pytest
 from fulgurite.backends.csx.compile.background import queue as background
 from fulgurite.backends.csx.compile.background import worker_pulse
 from fulgurite.backends.csx.compile.background.queue import Job, Queue
+from fulgurite.backends.csx.compile.background.worker_pulse import Pulse
 from fulgurite.backends.csx.compile.fabric import Wanted
+from fulgurite.backends.csx.compile.programs import progress
+from fulgurite.backends.csx.compile.programs.progress import CODE, tell
 from fulgurite.backends.patches import trace_lock
 
 pytestmark = pytest.mark.skipif(not background.AVAILABLE, reason="workers are forked on Linux")
@@ -123,6 +126,71 @@ def test_the_same_job_is_done_once(queue: Queue) -> None:
     assert queue.add(job("a", lambda: None)) is first
     wait(queue, first)
     assert queue.add(job("a", lambda: None)) is not first
+
+
+@pytest.mark.process
+@pytest.mark.process
+def test_how_far_a_job_is_can_be_asked(queue: Queue, tmp_path: Path) -> None:
+    def run() -> None:
+        for i in range(3):
+            tell(CODE, i, 3)
+        wait_for(tmp_path / "code")
+        tell("21 kernels in C++", 0, 1)
+        wait_for(tmp_path / "kernels")
+
+    one, other = queue.add(job("one", run)), queue.add(job("other", lambda: None))
+    assert queue.progress(one) == ""
+    said = [until_it_says(queue, one, "code 3 of 3, 0 s")]
+    (tmp_path / "code").touch()
+    said.append(until_it_says(queue, one, "21 kernels in C"))
+    assert queue.progress(other) == ""  # it waits for its turn
+    (tmp_path / "kernels").touch()
+    wait(queue, one, other)
+    assert queue.progress(one) == queue.progress(other) == ""
+
+
+def until_it_says(queue: Queue, job: Job, text: str) -> str:
+    until = time.monotonic() + 60
+    while text not in queue.progress(job):
+        assert time.monotonic() < until, queue.progress(job)
+        queue.poll()
+        time.sleep(0.01)
+    return queue.progress(job)
+
+
+def test_what_is_left_is_estimated_by_what_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    course = progress.Course()
+    now += 2
+    assert str(course) == "code, 2 s"  # nothing is known of what is left
+    course.note(CODE, 0, 4)
+    assert str(course) == "code 1 of 4, 2 s"
+    now += 2
+    course.note(CODE, 1, 4)  # 16 s in all, and the C++ compiler 0.7 of that
+    assert str(course) == "code 2 of 4, 4 s, about 23 s to go"
+    now += 16
+    course.note("9 kernels in C++", 0, 1)
+    assert str(course) == "9 kernels in C++, 20 s, about 14 s to go"
+    now += 20  # longer than usual
+    assert str(course) == "9 kernels in C++, 40 s"
+
+
+def test_a_worker_starves_where_it_gets_less_than_half_a_processor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, ticks = 0.0, 0
+    row = ["R", "1", "1", "7", *["0"] * 7, "TICKS", "0", "0", "0"]
+    rows = lambda: [(7, [str(ticks) if one == "TICKS" else one for one in row])]  # noqa: E731
+    monkeypatch.setattr(worker_pulse.time, "monotonic", lambda: now)
+    monkeypatch.setattr(worker_pulse, "_processes", rows)
+    pulse, seen = Pulse(7), []
+    for share in (1.0, 1.0, 1.0, 1.0, 0.2, 0.2, 0.2, 0.2, 1.0, 1.0, 1.0):
+        now += 1.5
+        ticks += int(150 * share)
+        assert pulse.lost() is None
+        seen.append(pulse.starves)
+    assert seen == [False] * 5 + [True] * 4 + [False] * 2
 
 
 @pytest.mark.process
