@@ -7,7 +7,7 @@ effect does not exist yet is refused where it differs from its default, never ig
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -79,7 +79,8 @@ class CSXBackend(Backend):
         artifact_dir: folder that receives a report of the programs (report.html, report.json),
             and each as text when it is built, and after each pass; None writes none.
         compile_dir: folder of compiled programs, which later runs load; None is the user's cache
-            folder (docs/backends.md).
+            folder. Of several the first takes programs, and the others are only read, as one that
+            a team shares (docs/backends.md).
         compile_only: trace and compile the programs of a run, say what they are, and stop. The
             next run loads them.
         validate_only: trace them, which is all that is checked, and stop: needs no compiler.
@@ -116,7 +117,7 @@ class CSXBackend(Backend):
     backend_type: ClassVar[str] = "CSX"
 
     artifact_dir: str | Path | None = None
-    compile_dir: str | Path | None = None
+    compile_dir: str | Path | Sequence[str | Path] | None = None
     compile_only: bool = False
     validate_only: bool = False
     retrace_every_iteration: bool = False
@@ -144,6 +145,7 @@ class CSXBackend(Backend):
             if type(item.default) is bool and type(value) is not bool:
                 raise ValueError(f"{item.name} must be True or False; got {value!r}.")
         self._check_artifact_dir()
+        self._check_compile_dir()
         most = self.max_programs
         if most != "auto" and (type(most) is not int or most < 1):
             raise ValueError(f"max_programs must be 'auto' or a positive integer; got {most!r}.")
@@ -202,6 +204,15 @@ class CSXBackend(Backend):
             raise ValueError(
                 f"artifact_dir={str(folder)!r} cannot be a folder: {there} is a file. Give a folder"
                 " that exists or can be made."
+            )
+
+    def _check_compile_dir(self) -> None:
+        given = self.compile_dir
+        folders = given if isinstance(given, (list, tuple)) else [given] * (given is not None)
+        if given in ([], ()) or not all(isinstance(one, (str, os.PathLike)) for one in folders):
+            raise TypeError(
+                "compile_dir must be a folder's path, a list of them, of which the first one takes"
+                f" programs, or None; got {type(given).__name__} {given!r}."
             )
 
     @property

@@ -12,12 +12,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from fulgurite.backends.csx.compile.background.compilation import FOR
 from fulgurite.backends.csx.compile.inductor.earlier_code import FOLDER as PARTS
 from fulgurite.backends.csx.compile.inductor.earlier_code import SHARE as PARTS_SHARE
 from fulgurite.backends.csx.compile.inductor.headers import FOLDER as HEADERS
 from fulgurite.backends.csx.compile.inductor.headers import SHARE as HEADERS_SHARE
 from fulgurite.backends.csx.compile.store.cache import REPORTS, CompileCache, limit_bytes
 from fulgurite.backends.csx.compile.store.cache_folder import users_folder
+from fulgurite.backends.csx.compile.store.fingerprint import environment_digest
 from fulgurite.backends.csx.compile.store.upkeep import Entry, begun_in, entries_in
 from fulgurite.callbacks.count_params import human
 
@@ -62,7 +64,7 @@ def contents(folder: Path) -> Contents:
 
 
 def show(given: str | None) -> int:
-    """Print a table of the programs in a folder.
+    """Print a table of the programs in a folder: with whose they are, which runs begin compiled.
 
     Args:
         given: the folder; None is the user's.
@@ -78,15 +80,27 @@ def show(given: str | None) -> int:
         return 0
     held, now, limit = contents(folder), time.time(), limit_bytes()
     print(folder)
-    rows = [("program", "size", "built", "last used")] if held.programs else []
+    rows = [("program", "size", "built", "last used", "of")] if held.programs else []
     for entry in reversed(held.programs):
         when = ago(now - entry.built), ago(now - entry.used)
-        rows.append((entry.key[:_KEY_SHOWN], human(entry.size_bytes), *when))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+        whose = _whose(folder / entry.key)
+        rows.append((entry.key[:_KEY_SHOWN], human(entry.size_bytes), *when, whose))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
+    for *row, whose in rows:
+        cells = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        print("  ".join([*cells, whose]))
     print(f"{held}; programs may take {human(limit)}")
     return 0
+
+
+def _whose(entry: Path) -> str:
+    """Whose program an entry is: that run begins compiled, unless the environment is another."""
+    try:
+        digest, whose = (entry / FOR).read_text().splitlines()
+    except (OSError, ValueError):  # damaged: it will be built again
+        return ""
+    same = digest == environment_digest()
+    return whose if same else f"{whose} (compiled in another environment)"
 
 
 def prune(given: str | None, size_bytes: int | None, days: float | None) -> int:

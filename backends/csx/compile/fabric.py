@@ -88,12 +88,14 @@ class Wanted:
             since compiled code calls the same library; asked again and again until it does.
         together: what the processes that run it at the same time tell each other with it.
         never: why it is not compiled at all; empty: it is.
+        what: whose program it is, for a list of those that are compiled.
     """
 
     urgent: bool = True
     worth: Callable[[float], bool] = lambda fixed: True
     together: Votes | None = None
     never: str = ""
+    what: str = ""
 
 
 NOW = Wanted()

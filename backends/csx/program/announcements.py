@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -85,6 +86,16 @@ def announce(
         say(trainer, f"{line}\n{summary(program)}" if backend.only_builds else line)
     if backend.artifact_dir is not None and record is not None:
         _write(trainer or backend, fabric, backend, program, loads, record, line)
+
+
+def script() -> str:
+    """What was typed to start this process: the script, and those of its arguments that are files.
+
+    No others: they may be secret.
+    """
+    command, *arguments = sys.argv or [""]
+    names = [Path(command).name.strip("-c") or "python"]
+    return " ".join(names + [Path(one).name for one in arguments if Path(one).is_file()])
 
 
 def say_compiled(

@@ -30,6 +30,7 @@ from fulgurite.backends.csx.program.announcements import (
     building,
     recording_for_report,
     say_compiled,
+    script,
     show_progress,
     shown,
 )
@@ -218,11 +219,12 @@ class Builder:
         trainer = self.scope.trainer
         # the sanity check comes first, but the training's program is the one that is waited for
         urgent = trainer is None or not trainer.sanity_checking
+        whose = f"{type(self.scope.module).__name__} of {script()}: {what}"
         return {
             name: self.fabric.load(
                 one.graph,
                 lambda doing: shown(trainer, f"{doing} {what}"),
-                Wanted(urgent, worth, votes_of(one.outputs.calls), never),
+                Wanted(urgent, worth, votes_of(one.outputs.calls), never, whose),
             )
             for name, one in captured.items()
         }

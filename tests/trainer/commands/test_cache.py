@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from fulgurite import cli
+from fulgurite.backends.csx.compile.background.compilation import FOR
 from fulgurite.backends.csx.compile.store.cache import CompileCache
+from fulgurite.backends.csx.compile.store.fingerprint import environment_digest
 from fulgurite.backends.csx.compile.store.upkeep import locked_key
 from fulgurite.commands.cached import ago
 
@@ -55,12 +57,28 @@ def test_list_shows_programs_the_one_used_last_first(
     assert cli.main(["cache", "list", "--compile-dir", str(folder)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == str(folder)
-    assert lines[1].split() == ["program", "size", "built", "last", "used"]
+    assert lines[1].split() == ["program", "size", "built", "last", "used", "of"]
     assert [line.split()[0] for line in lines[2:5]] == [key[:12] for key in reversed(KEYS[:3])]
-    assert lines[4].endswith("just now    2 days ago")
+    assert lines[4].rstrip().endswith("just now    2 days ago")
     assert lines[5].startswith("3 programs (3.")
     assert lines[5].endswith(", and the code of 1 part (1.2 KiB); programs may take 2.0 GiB")
     assert names(folder) == before
+
+
+def test_list_says_whose_programs_they_are(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = {0: environment_digest(), 1: "0" * 64}
+
+    for i, digest in written.items():
+        text = f"{digest}\nNet of train.py: the training program, {i + 50} operations\n"
+        CompileCache(folder).fetch(
+            KEYS[i], lambda part, text=text: (part / FOR).write_text(text) and None, lambda entry: 0
+        )
+    assert cli.main(["cache", "list", "--compile-dir", str(folder)]) == 0
+    lines = "\n".join(sorted(capsys.readouterr().out.splitlines()))
+    assert "  Net of train.py: the training program, 50 operations\n" in lines
+    assert "training program, 51 operations (compiled in another environment)" in lines
 
 
 def test_list_without_a_folder_is_of_the_users_and_makes_none(

@@ -26,12 +26,18 @@ from fulgurite.backends.csx.compile.store.cache import (
     NothingStored,
     UnfitEntry,
 )
-from fulgurite.backends.csx.compile.store.fingerprint import described_inputs, program_key
+from fulgurite.backends.csx.compile.store.fingerprint import (
+    described_inputs,
+    environment_digest,
+    program_key,
+)
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.streaming.residency import residency
 from fulgurite.backends.torch_compiler import options
 
 _INPUTS = "inputs.txt"
+FOR = "for.txt"
+"""In an entry: the digest of the environment that it was compiled in, and whose program it is."""
 
 
 class Compilation:
@@ -42,6 +48,7 @@ class Compilation:
         cache: where its compiled code lies.
         threads: how many compute it.
         policy, target: as of ``compile_graph``.
+        what: whose program it is, in words that are kept with it.
 
     Attributes:
         key: of its compiled code.
@@ -49,9 +56,16 @@ class Compilation:
     """
 
     def __init__(
-        self, graph: Graph, cache: CompileCache, threads: int, policy: str, target: Target
+        self,
+        graph: Graph,
+        cache: CompileCache,
+        threads: int,
+        policy: str,
+        target: Target,
+        what: str = "",
     ) -> None:
         self._graph, self._cache, self._policy, self._target = graph, cache, policy, target
+        self._what = what
         self._earlier = EarlierCode(cache, threads)
         self.key = self._key_without(frozenset())
         # what an earlier run found wrong is not looked for again
@@ -143,6 +157,7 @@ class Compilation:
                     self._graph, folder, self._earlier, self._target, self._policy, library
                 )
         (folder / _INPUTS).write_text("\n".join(described_inputs(self._graph)))
+        (folder / FOR).write_text(f"{environment_digest()}\n{self._what}\n")
 
     def _load(self, folder: Path) -> Call:
         """The program in a folder.

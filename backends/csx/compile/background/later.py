@@ -69,9 +69,9 @@ class Later:
             or torch.are_deterministic_algorithms_enabled()
         )
 
-    def compilation(self, graph: Graph, threads: int) -> Compilation:
-        """A graph and its compiled code in the cache."""
-        return Compilation(graph, self.cache, threads, self._backend.policy, self._target)
+    def compilation(self, graph: Graph, threads: int, what: str = "") -> Compilation:
+        """A graph and its compiled code in the cache, whose program is ``what``."""
+        return Compilation(graph, self.cache, threads, self._backend.policy, self._target, what)
 
     def begin(self, loaded: Loaded, compilation: Compilation, wanted: Wanted) -> Loaded:
         """Run a graph operation by operation while it is compiled."""

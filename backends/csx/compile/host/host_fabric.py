@@ -89,7 +89,7 @@ class HostFabric(Fabric):
                 raise NoToolchain(never)
             self._later.cache  # noqa: B018  # which may be an error of the user's
             with failures_reported():
-                compilation = self._later.compilation(graph, threads)
+                compilation = self._later.compilation(graph, threads, wanted.what)
                 if self._waits_for(graph, together):
                     found = compilation.fetch(shown)
                 else:

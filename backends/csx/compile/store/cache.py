@@ -24,7 +24,7 @@ import hashlib
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,9 +36,11 @@ from fulgurite.backends.csx.compile.store.cache_folder import (
     folder_of_this_process,
     given_folder,
     make,
+    read_only_folder,
     refuse_shared,
 )
 from fulgurite.backends.csx.compile.store.entries import (
+    copy_into,
     is_odd,
     is_whole,
     remove,
@@ -57,6 +59,8 @@ from fulgurite.backends.csx.compile.store.upkeep import (
     sweep,
 )
 
+Folders = str | Path | Sequence[str | Path] | None
+"""Where compiled programs lie: a folder, or one and others from which they are copied."""
 T = TypeVar("T")
 U = TypeVar("U")
 
@@ -100,19 +104,23 @@ class CompileCache:
     Args:
         folder: where; made if missing. None is ``$XDG_CACHE_HOME/fulgurite``, or
             ``~/.cache/fulgurite``; where that cannot be written, a folder that ends with the
-            process, and a warning.
+            process, and a warning. Of several the first is that one, and others are only read: an
+            entry that is in one of them alone is copied, and checked as any.
         share: it keeps within one in so many bytes of the limit.
 
     Raises:
-        PermissionError: others than the user can write the folder, or the user cannot.
+        PermissionError: others than the user can write the folder, or the user cannot; or one that
+            is only read is not there, or others than its owner can write it.
         ValueError: the limit is no number of bytes.
 
     Attributes:
         folder: where entries lie; another one once that could not be written any more.
     """
 
-    def __init__(self, folder: str | Path | None = None, share: int = 1) -> None:
-        self.folder = default_folder() if folder is None else given_folder(Path(folder))
+    def __init__(self, folder: Folders = None, share: int = 1) -> None:
+        folders = [folder] if isinstance(folder, (str, Path)) else folder or ()
+        self.folder = given_folder(Path(folders[0])) if folders else default_folder()
+        self._others = [read_only_folder(Path(other)) for other in folders[1:]]
         self._limit = limit_bytes() // share
         self._used: set[str] = set()
         self._left = False  # whether the folder is a temporary one by now
@@ -152,7 +160,11 @@ class CompileCache:
             # whoever builds it holds the lock, and steps do not wait for that
             with contextlib.suppress(BlockingIOError):
                 with self._locked(key, fcntl.LOCK_SH | fcntl.LOCK_NB):
-                    return self._find(self.folder / key, load)
+                    found = self._find(self.folder / key, load)
+                if found is None and self._others:
+                    with self._locked(key, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                        return self._copied(self.folder / key, load)
+                return found
             return None
 
         return self._kept(look)
@@ -205,7 +217,8 @@ class CompileCache:
             if found is not None:
                 return found
         with self._locked(key, fcntl.LOCK_EX, waiting):
-            found = self._find(entry, load)  # who held the lock may have built it
+            # who held the lock may have built it
+            found = self._find(entry, load) or self._copied(entry, load)
             if found is not None:
                 return found
             self._build(entry, build)
@@ -243,6 +256,25 @@ class CompileCache:
         except BaseException:
             forget(self.folder, entry.name)
             raise
+
+    def _copied(self, entry: Path, load: Callable[[Path], T]) -> Fetched[T] | None:
+        """An entry of one of the folders that are only read, copied under its exclusive lock."""
+        for other in (one / entry.name for one in self._others):
+            if not other.is_dir():
+                continue
+            sweep(self.folder, entry.name)
+            part = Path(tempfile.mkdtemp(dir=self.folder, prefix=f"{entry.name}.", suffix=PART))
+            try:
+                if copy_into(other, part):
+                    remove(entry)
+                    part.rename(entry)
+                    if (found := self._find(entry, load)) is not None:
+                        return found
+            except OSError:  # it is gone meanwhile, or damaged: as if it were not there
+                continue
+            finally:
+                remove(part)
+        return None
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:

@@ -17,7 +17,7 @@ import shutil
 import stat
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from fulgurite.backends.csx.compile.store.entries import is_ours
@@ -71,6 +71,24 @@ def given_folder(folder: Path) -> Path:
     return folder
 
 
+def read_only_folder(folder: Path) -> Path:
+    """A folder that the user gave, from which entries are copied: whoever owns it is trusted.
+
+    Raises:
+        UnusableFolder: it is not there, or cannot be read.
+        SharedFolder: others than its owner can write it.
+    """
+    folder = folder.expanduser().resolve()
+    if not (folder.is_dir() and os.access(folder, os.R_OK | os.X_OK)):
+        why = "cannot be read" if folder.exists() else "is not there"
+        raise UnusableFolder(
+            f"compile_dir={str(folder)!r}, from which compiled programs are to be read, {why}."
+            " Leave it out, or give a folder that this user may read."
+        )
+    refuse_shared(folder, owner=folder.lstat().st_uid)
+    return folder
+
+
 def make(folder: Path) -> Path:
     """The folder without links, made if missing; an OSError if it takes no files or locks."""
     folder = folder.resolve()
@@ -93,27 +111,28 @@ def locked(folder: Path, how: int) -> Iterator[None]:
         os.close(file)
 
 
-def refuse_shared(folder: Path) -> None:
-    """Raise SharedFolder unless a folder without links is this user's alone to write.
+def refuse_shared(folder: Path, owner: int | None = None) -> None:
+    """Raise SharedFolder unless a folder without links is its owner's alone to write.
 
-    Looked at from the root down, and never through a link: what lies in a folder that nobody else
-    can write is still there, and the same, when its code is loaded.
+    The owner is this user, unless another one is given. Looked at from the root down, and never
+    through a link: what lies in a folder that nobody else can write is still there, and the same,
+    when its code is loaded.
     """
     refused = f"compile_dir={str(folder)!r} holds code that will be run, and"
     # who can write a folder above can put another one in this one's place
     for parent in reversed(folder.parents):
-        _refuse_shared_parent(parent, refused)
+        _refuse_shared_parent(parent, refused, _trusted() | {owner} - {None})
     found = folder.lstat()
-    if found.st_uid != os.geteuid():
+    if owner is None and found.st_uid != os.geteuid():
         raise SharedFolder(f"{refused} belongs to another user. Give a folder of your own.")
     _refuse_link(folder, found, refused)
-    if not is_ours(folder):
+    if not is_ours(folder, owner):
         raise SharedFolder(f"{refused} others can write it. Type: chmod go-w '{folder}'")
 
 
-def _refuse_shared_parent(parent: Path, refused: str) -> None:
+def _refuse_shared_parent(parent: Path, refused: str, trusted: Collection[int | None]) -> None:
     found = parent.lstat()
-    if found.st_uid not in _trusted():
+    if found.st_uid not in trusted:
         raise SharedFolder(
             f"{refused} {str(parent)!r}, where it could be replaced, belongs to another user"
             f" ({found.st_uid}). Give a folder of your own."
@@ -137,7 +156,7 @@ def _refuse_link(path: Path, found: os.stat_result, refused: str) -> None:
         raise SharedFolder(f"{refused} {str(path)!r} became a link. Give a folder of your own.")
 
 
-def _trusted() -> set[int]:
+def _trusted() -> set[int | None]:
     """Users who could change any folder, and this one; in a container "/" may be nobody's."""
     return {0, os.geteuid(), Path("/").stat().st_uid}
 

@@ -12,6 +12,7 @@ import hashlib
 import os
 import shutil
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 MANIFEST = "manifest"
@@ -23,12 +24,36 @@ def is_whole(entry: Path) -> bool:
     A file that the manifest does not list is damage too: Python might run it.
     """
     try:
-        if not all(is_ours(path) for path in (entry, *entry.rglob("*"))):
-            return False
-        seal, _, listed = (entry / MANIFEST).read_bytes().partition(b"\n")
-        return seal == sha256(listed) and listed == _listing(entry, entry.name)
+        return all(is_ours(path) for path in _all_in(entry)) and _is_sealed(entry, entry.name)
     except OSError:
         return False
+
+
+def copy_into(entry: Path, folder: Path) -> bool:
+    """Copy an entry that another user made, who alone can write it, into an empty folder.
+
+    Returns:
+        Whether what arrived is whole, and this user's alone.
+
+    Raises:
+        OSError: it is gone meanwhile, or cannot be read, or the folder takes no files.
+    """
+    owner = entry.parent.lstat().st_uid
+    if not all(is_ours(path, owner) for path in _all_in(entry)):
+        return False
+    shutil.copytree(entry, folder, copy_function=shutil.copyfile, dirs_exist_ok=True)
+    _leave_to_owner(folder)
+    return _is_sealed(folder, entry.name)
+
+
+def _all_in(entry: Path) -> Iterator[Path]:
+    yield entry
+    yield from entry.rglob("*")
+
+
+def _is_sealed(folder: Path, key: str) -> bool:
+    seal, _, listed = (folder / MANIFEST).read_bytes().partition(b"\n")
+    return seal == sha256(listed) and listed == _listing(folder, key)
 
 
 def seal_of(entry: Path) -> bytes:
@@ -40,7 +65,11 @@ def seal(folder: Path, key: str) -> None:
     """Write the manifest, and leave everything to its owner, whatever the process's umask is."""
     listed = _listing(folder, key)
     (folder / MANIFEST).write_bytes(sha256(listed) + b"\n" + listed)
-    for path in folder.rglob("*"):
+    _leave_to_owner(folder)
+
+
+def _leave_to_owner(folder: Path) -> None:
+    for path in _all_in(folder):
         path.chmod(0o700 if path.is_dir() else 0o600)
 
 
@@ -60,12 +89,17 @@ def sha256(data: bytes) -> bytes:
     return hashlib.sha256(data).hexdigest().encode()
 
 
-def is_ours(path: Path) -> bool:
-    """Whether something is a file or folder that this user owns, and that nobody else can write."""
+def is_ours(path: Path, owner: int | None = None) -> bool:
+    """Whether something is a file or folder that nobody but its owner can write.
+
+    Args:
+        path: where.
+        owner: whose it must be; None: this user's.
+    """
     found = path.lstat()
     kind = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)
     alone = not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return kind and alone and found.st_uid == os.geteuid()
+    return kind and alone and found.st_uid == (os.geteuid() if owner is None else owner)
 
 
 def is_odd(path: Path) -> bool:

@@ -66,6 +66,11 @@ def environment() -> Iterator[str]:
     yield f"products {torch.get_float32_matmul_precision()} {torch.backends.mkldnn.enabled}"
 
 
+def environment_digest() -> str:
+    """A SHA-256 of it in hexadecimal: where it is another, nothing compiled is found again."""
+    return hashlib.sha256("\n".join(environment()).encode()).hexdigest()
+
+
 @functools.cache
 def versions() -> str:
     """What is not in a key, and might make the same code compute other numbers."""

@@ -498,6 +498,80 @@ def test_a_folder_under_one_that_a_group_may_write(
         CompileCache(folder)
 
 
+@pytest.fixture
+def team(tmp_path: Path) -> Path:
+    """A folder that others may read, with an entry."""
+    shared = tmp_path / "team"
+    CompileCache(shared).fetch(KEY, build, load)
+    for path in (shared, *shared.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    return shared
+
+
+def test_an_entry_of_a_folder_that_is_only_read_is_copied(folder: Path, team: Path) -> None:
+    before = sorted(path.name for path in team.iterdir())
+    assert CompileCache([folder, team]).fetch(KEY, never, load).value == "answer = 42\n"
+    assert is_whole(folder / KEY)
+    assert sorted(path.name for path in team.iterdir()) == before
+    shutil.rmtree(team)
+    found = CompileCache(folder).find(KEY, load)  # from now on it is this user's own
+    assert found is not None
+    assert not found.built
+
+
+def test_it_is_found_between_two_steps_too(folder: Path, team: Path) -> None:
+    assert CompileCache([folder, team]).find(KEYS[1], load) is None
+    found = CompileCache([folder, team]).find(KEY, load)
+    assert found is not None
+    assert found.value == "answer = 42\n"
+
+
+def test_what_is_only_read_is_not_written(folder: Path, team: Path) -> None:
+    assert CompileCache([folder, team]).fetch(KEYS[1], build, load).built
+    assert (folder / KEYS[1]).is_dir()
+    assert not (team / KEYS[1]).exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders away")
+def test_who_owns_a_folder_that_is_only_read_is_trusted(folder: Path, team: Path) -> None:
+    for path in (team, *team.rglob("*")):
+        os.chown(path, 12345, -1)
+    assert CompileCache([folder, team]).fetch(KEY, never, load).value == "answer = 42\n"
+    os.chown(team / KEY / "program.py", 54321, -1)  # whose is this?
+    shutil.rmtree(folder)
+    assert CompileCache([folder, team]).fetch(KEY, build, load).built
+
+
+@pytest.mark.parametrize("how", ["a byte", "a file more", "rights", "renamed"])
+def test_a_damaged_entry_of_a_folder_that_is_only_read_is_built(
+    how: str, folder: Path, team: Path
+) -> None:
+    key = KEY
+    if how == "a byte":
+        (team / KEY / "program.py").write_text("answer = 43\n")
+    elif how == "a file more":
+        (team / KEY / "other.py").write_text("")
+    elif how == "rights":
+        (team / KEY / "program.py").chmod(0o666)
+    else:
+        (team / KEY).rename(team / KEYS[2])
+        key = KEYS[2]
+    assert CompileCache([folder, team]).fetch(key, build, load).built
+    assert not list(folder.glob("*.part"))
+
+
+def test_a_folder_to_be_read_that_others_may_write_is_an_error(folder: Path, team: Path) -> None:
+    team.chmod(0o775)
+    with pytest.raises(PermissionError, match="others can write it"):
+        CompileCache([folder, team])
+
+
+def test_a_folder_to_be_read_that_is_not_there_is_an_error(folder: Path) -> None:
+    with pytest.raises(PermissionError, match="is not there"):
+        CompileCache([folder, folder.parent / "none"])
+    assert not (folder.parent / "none").exists()
+
+
 def test_another_users_folder_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.mkdir(mode=0o700)
     monkeypatch.setattr(cache.os, "geteuid", lambda: folder.stat().st_uid + 1)
