@@ -64,6 +64,7 @@ class Notebook:
 
     def __init__(self, client: Any, folder: Path) -> None:
         self._client, self._folder = client, folder
+        self.outputs: list[Any] = []  # of the cell that ran last
 
     async def run(self, source: str, interrupt_at: str = "") -> Any:
         """The output of a cell: what its last line gives, or its error.
@@ -80,7 +81,8 @@ class Notebook:
                 await asyncio.sleep(0.05)
             await self._client.km.interrupt_kernel()
         await task
-        told = [one for one in cell.outputs if one.output_type in ("execute_result", "error")]
+        self.outputs = cell.outputs
+        told = [one for one in self.outputs if one.output_type in ("execute_result", "error")]
         return told[-1] if told else None
 
     async def value(self, source: str) -> str:
@@ -183,3 +185,20 @@ def test_the_example_runs_from_top_to_bottom(tmp_path: Path) -> None:
     shown = "".join(str(cell.outputs) for cell in code)
     assert "training program" in shown
     assert "test_accuracy" in shown
+
+
+def test_what_a_fit_took_is_one_output_beside_a_bar(notebook: Any) -> None:
+    async def cells(notebook: Notebook) -> None:
+        await notebook.run(
+            "from lightning.pytorch.callbacks import RichProgressBar\n"
+            "one = Trainer(device='CSX', max_epochs=2, callbacks=[RichProgressBar()],"
+            " logger=False, enable_checkpointing=False, enable_model_summary=False)\n"
+            "one.fit(Net(), data)"
+        )
+        texts = [one.text for one in notebook.outputs if one.output_type == "stream"]
+        [table] = [text for text in texts if "CSX: 80 batches" in text]
+        assert "resident at most" in table
+        shown = [one for one in notebook.outputs if one.output_type == "display_data"]
+        assert not any("CSX" in one.data["text/plain"] for one in shown)
+
+    notebook(cells)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import rich
 from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm, TQDMProgressBar
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only
@@ -168,12 +169,16 @@ def closing(backend: CSXBackend, programs: list[Program]) -> str:
 
 
 def say(trainer: pl.Trainer | None, line: str) -> None:
-    """Print lines above the progress bar, or, where there is none, to the log."""
+    """Print lines above the progress bar, or, where there is none, to the log.
+
+    In a notebook what Rich prints is a display of its own for each line: there it is the log.
+    """
     bar = None if trainer is None else trainer.progress_bar_callback
-    if bar is not None and getattr(bar, "is_enabled", False):
+    in_notebook = isinstance(bar, RichProgressBar) and rich.get_console().is_jupyter
+    if bar is not None and getattr(bar, "is_enabled", False) and not in_notebook:
         # a bar of tqdm's that is closed, as after a training, prints nothing by itself
         show = Tqdm.write if isinstance(bar, TQDMProgressBar) else bar.print
-        for one in line.splitlines():  # rich 14.1 below a bar in a notebook: several never end
+        for one in line.splitlines():
             show(one)
     else:
         rank_zero_info(line)
