@@ -31,6 +31,7 @@ from fulgurite.backends.csx.compile.inductor.toolchain import CompilerFailed, to
 from fulgurite.backends.csx.compile.store.cache_folder import users_folder
 from fulgurite.backends.csx.graph.passes import observing_passes
 from fulgurite.backends.csx.graph.verify import verify
+from fulgurite.backends.csx.program import announcements
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
@@ -90,8 +91,10 @@ def _read_header(folder: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def fresh_process() -> Iterator[None]:
-    """No backend lives, one seed, warnings are errors but for those of others."""
+    """No backend lives, nothing was said, one seed, warnings are errors but for those of others."""
     reset_backend()
+    announcements._said.clear()
+    announcements._kinds.clear()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # Lightning ignores it after a Ctrl-C
     torch.manual_seed(0)
     with warnings.catch_warnings():

@@ -100,14 +100,8 @@ def test_a_patch_may_add_to_what_is_no_package_of_others_and_stand_before_python
     assert not hasattr(module, "x")
 
 
-@pytest.fixture
-def _nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(announcements, "_said", set())
-
-
 @pytest.mark.fits
 @pytest.mark.parametrize("version", ["2.16.0", "2.16.0a0+git1234", "2.20.1", "3.0.0"])
-@pytest.mark.usefixtures("_nothing_told")
 def test_a_newer_torch_is_told_once_at_the_first_program(
     version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,7 +29,6 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was said, in a process that has said nothing before."""
     said: list[str] = []
     monkeypatch.setattr(announcements, "rank_zero_info", said.append)
-    monkeypatch.setattr(announcements, "_said", set())
     return said
 
 

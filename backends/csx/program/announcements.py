@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import re
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, fields
@@ -33,6 +35,7 @@ from fulgurite.backends.csx.program.speed import Gain, Speed
 from fulgurite.backends.supported import newer_than_tested
 
 _said: set[str] = set()  # what is said once in a process
+_kinds: dict[str, weakref.ref[pl.Trainer]] = {}  # kinds of lines, and who has said them first
 _TABLE = "the table of a fit"
 _MANY = ". A wafer would refuse it (max_programs=1)"
 
@@ -83,8 +86,10 @@ def announce(
     if program.reason and _MANY not in _said:
         _said.add(_MANY)
         line += _MANY
-    if not told_before or is_new:
-        say(trainer, f"{line}\n{summary(program)}" if backend.only_builds else line)
+    if backend.only_builds:
+        say(trainer, f"{line}\n{summary(program)}")
+    elif (not told_before or is_new) and _is_new_kind(trainer, line):
+        say(trainer, line)
     if backend.artifact_dir is not None and record is not None:
         _write(trainer or backend, fabric, backend, program, loads, record, line)
 
@@ -145,9 +150,24 @@ def show_progress(
 
 
 def say_fit(trainer: pl.Trainer | None, fit: FitSummary) -> None:
-    """Say what a fit took: the first of a process in a table, others in a line."""
-    say(trainer, fit.brief() if _TABLE in _said else str(fit))
+    """Say what a fit took: the first of a process in a table, others in a line of each kind."""
+    if _TABLE not in _said:
+        say(trainer, str(fit))
+        _is_new_kind(trainer, fit.brief())
+    elif _is_new_kind(trainer, fit.brief()):
+        say(trainer, fit.brief())
     _said.add(_TABLE)
+
+
+def _is_new_kind(trainer: pl.Trainer | None, line: str) -> bool:
+    """Whether no other Trainer of this process has said the same of its module, but for numbers.
+
+    A sweep says each kind of line once.
+    """
+    if trainer is None:
+        return True
+    kind = f"{type(trainer.lightning_module).__name__}: {re.sub(r'[0-9][0-9.,]*', '0', line)}"
+    return _kinds.setdefault(kind, weakref.ref(trainer))() is trainer
 
 
 def summary(program: Program) -> str:

@@ -84,7 +84,6 @@ def test_all_lengths_train_as_in_lightning(options: dict[str, Any]) -> None:
 def test_one_line_and_a_row_of_the_table_tell_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(announcements, "rank_zero_info", said.append)
-    monkeypatch.setattr(announcements, "_said", set())  # of other fits in this process
     make_trainer(True, max_epochs=2).fit(Texts(), Batches(LENGTHS))
     told = [line for line in said if "more than 4 shapes" in line]
     assert len(told) == 1
