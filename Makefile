@@ -6,18 +6,20 @@
 # make lint       ruff and mypy
 # make bench      the step benchmark, ten minutes
 # make docs       the site of docs/, in site/
+# make zoo        examples/zoo beside stock Lightning, and compiled, in an environment with its packages
 # make smoke      the package in empty environments, with the lowest and the newest dependencies
 # TORCH=2.15.0 with any of them: with that torch, in an environment of its own (5 GB, with CUDA)
 PYTHON ?= python3.11
 VENV := .venv$(addprefix -,$(TORCH))
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
+ZOO := .venv-zoo
 CONSTRAINTS := $(if $(TORCH),$(VENV),.ci)/constraints.txt
 WORKERS ?= 2
 DAY ?= $(shell date +%F)
 ONE_IN ?= 40
 
-.PHONY: setup fit test test-all compiled lint bench docs smoke clean
+.PHONY: setup fit test test-all compiled lint bench docs smoke zoo clean
 
 setup: $(READY)
 
@@ -32,6 +34,10 @@ test-all: $(READY)
 
 compiled: $(READY)
 	$(BIN)/python tests/tools/compiled.py --workers $(WORKERS) $(ARGS)
+
+zoo: $(ZOO)/.installed
+	PYTHONPATH=tests/support $(ZOO)/bin/python -m pytest -p torchvision_operators -n $(WORKERS) -k trains $(ARGS) tests/test_zoo.py
+	PYTHONPATH=tests/support $(ZOO)/bin/python -m pytest -p torchvision_operators -n $(WORKERS) --compiled -k trains $(ARGS) tests/test_zoo.py
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -60,3 +66,9 @@ $(READY): pyproject.toml .ci/constraints.txt
 
 clean:
 	rm -rf .venv .venv-* build dist runs site *.egg-info
+
+$(ZOO)/.installed: pyproject.toml $(CONSTRAINTS)
+	$(PYTHON) -m venv $(ZOO)
+	$(ZOO)/bin/python -m pip install -q -c $(CONSTRAINTS) torch
+	$(ZOO)/bin/python -m pip install -q -c $(CONSTRAINTS) -e ".[dev,zoo]"
+	touch $@

@@ -1,4 +1,5 @@
-"""Every test, then the tests of numbers again, compiled: `make test-all`. A night on two cores.
+"""Every test, those of the zoo with its packages, then the tests of numbers again, compiled:
+`make test-all`. A night on two cores.
 
     python tests/tools/everything.py               go on where the last run at this commit ended
     python tests/tools/everything.py --fresh       all of it again
@@ -36,6 +37,7 @@ def main() -> int:
     kept = (f"--passed={given.passed}", *options)  # with "=": a path by itself is one of tests
     runs = {
         "as written": (sys.executable, "-m", "pytest", "-n", given.workers, *kept),
+        "zoo": ("make", "zoo"),
         "compiled": (sys.executable, TOOLS / "compiled.py", "--workers", given.workers, *kept),
     }
     failed = []

@@ -332,6 +332,10 @@ def _without_nan(self: BaseAggregator, x: Any, weight: Any = None) -> tuple[Tens
     return torch.where(nans, neutral, x), torch.where(nans, 0.0, weight)
 
 
+def _unchecked(*args: Any, **kwargs: Any) -> None:
+    """In place of a check."""
+
+
 def static_metrics(root: nn.Module) -> Iterator[Patch]:
     """Patches by which torchmetrics takes the branches that do not look at values."""
     why = "an aggregator would look for NaN on the host"
@@ -347,7 +351,12 @@ def static_metrics(root: nn.Module) -> Iterator[Patch]:
         if isinstance(module, MetricCollection) and not module._groups_checked:
             off, why = {"_enable_compute_groups": False}, "the values of states would be compared"
             yield from patches_of(module, off, why=why, checked=_TORCHMETRICS)
-    static, why = {_NORMALIZE: _where_branch}, "on CPU a Python condition recognizes logits"
     for name, functions in list(sys.modules.items()):
-        if name.startswith("torchmetrics.functional.") and _NORMALIZE in vars(functions):
+        if not name.startswith("torchmetrics.functional."):
+            continue
+        if _NORMALIZE in vars(functions):
+            static, why = {_NORMALIZE: _where_branch}, "a Python condition recognizes logits"
             yield from patches_of(functions, static, why=why, checked=_TORCHMETRICS)
+        checks = [one for one in vars(functions) if one.endswith("_tensor_validation")]
+        off, why = dict.fromkeys(checks, _unchecked), "the values of labels would be checked"
+        yield from patches_of(functions, off, why=why, checked=_TORCHMETRICS)

@@ -439,7 +439,9 @@ def _warn_of_change(write: Access, was_read: bool) -> None:
     remedy = f"a buffer; or {_HOST_HOOK}"
     if {type(before), type(now)} <= {int, float}:
         update = _update(write.line, before, now)
-        remedy = f"{buffer_code(write.name, before)}, and self.{write.name}.{update} in the step"
+        remedy = (
+            f"{buffer_code(write.name, before, now)}, and self.{write.name}.{update} in the step"
+        )
         remedy = f"a buffer: {remedy}"
     shown = "nothing" if before is MISSING else repr(before)
     text = f"{write.where} was changed from {shown} to {now!r} while the step was traced"

@@ -147,9 +147,11 @@ class FrozenScalars:
 def _changed(read: Access, was: Any, value: Any) -> TraceError:
     name, remedy = read.name, ""
     if type(was) in (bool, int, float) and not owner_of(type(read.module)).is_library:
-        remedy = f"{buffer_code(name, was)}, and self.{name}.fill_(value) on the host"
+        remedy = f"{buffer_code(name, was, value)}, and self.{name}.fill_(value) on the host"
         if type(was) is bool:
             remedy += f"; torch.where(self.{name}, a, b) in the step"
+        if read.line is not None and ".log" in read.line.source:
+            remedy += f". To log it: self.log(..., self.{name}) in on_train_batch_end"
     elif isinstance(was, Tensor):
         asked = (
             "torch.where(condition, a, b) where Python asks"
@@ -176,9 +178,10 @@ def _shown(value: Any) -> str:
     return "gone" if value is MISSING else repr(value) if is_scalar(value) else brief(value)
 
 
-def buffer_code(name: str, value: Any) -> str:
-    """Code that makes a buffer of what is a Python number now."""
-    made = f'self.register_buffer("{name}", torch.tensor({value!r}))'
+def buffer_code(name: str, value: Any, later: Any = None) -> str:
+    """Code that makes a buffer of what is a Python number now; ``later`` is one that it gets."""
+    held = float(value) if type(later) is float else value  # an int64 buffer would cut it off
+    made = f'self.register_buffer("{name}", torch.tensor({held!r}))'
     return f"{made} in __init__ instead of self.{name} = {value!r}"
 
 

@@ -19,6 +19,7 @@ import linecache
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType, FunctionType, TracebackType
 from typing import Any, NamedTuple
@@ -39,6 +40,7 @@ from fulgurite.backends.csx.contract.rules import (
     RULES,
     SIZED,
     choice,
+    in_package,
     misuse,
 )
 from fulgurite.backends.csx.diagnostics.trace_errors import (
@@ -465,3 +467,6 @@ def _note_line(error: Exception) -> None:
     line = raised_at(error)
     if line is not None:
         error.add_note(f"  while the step was traced, at {line}\n      {line.source}")
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if frames and (remedy := in_package(frames[-1])):
+        error.add_note(f"  Remedy: {remedy}")

@@ -13,8 +13,9 @@ the tensor that should be a number ``t``.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -135,6 +136,26 @@ SIZED = {
     " docs/ctc.md; torch's own sizes its table by the longest target",
 }
 """Functions, or arguments of them, that make a shape: what to give them or to write instead."""
+
+
+_POOLED = "the number of graphs in a batch, which is known: global_mean_pool(x, batch, size=8)"
+_LOOPS = (
+    "self loops in the dataset: transform=torch_geometric.transforms.AddRemainingSelfLoops(), and\n"
+    "      add_self_loops=False in the layer"
+)
+_EXPERTS = "experts whose rows are as many for each: model.set_experts_implementation('batched_mm')"
+IN_PACKAGES = {
+    ("torch_geometric", "global_(add|mean|max)_pool"): _POOLED,
+    ("torch_geometric", "(add|remove|add_remaining)_self_loops|gcn_norm"): _LOOPS,
+    (
+        "torch_geometric",
+        "to_dense_batch",
+    ): "to_dense_batch(x, batch, batch_size=8, max_num_nodes=20)",
+    ("torch_geometric", "softmax"): "softmax(src, index, num_nodes=x.size(0))",
+    ("torch_geometric", "scatter"): "scatter(src, index, dim_size=x.size(0))",
+    ("transformers", r"grouped_mm_\w+|\w*(Experts|SparseMoe\w*)\.forward"): _EXPERTS,
+}
+"""What to write where a function of a package, by its qualified name, is in the way."""
 
 
 class Rule(NamedTuple):
@@ -430,8 +451,21 @@ def misuse(rule: str, line: UserLine | None, *, remedy: str = "", **found: str) 
         found: what the rule has in braces.
     """
     row = RULES[rule]
-    remedy = remedy or row.remedy.format(**found)
+    remedy = in_package(sys._getframe(1)) or remedy or row.remedy.format(**found)
     return row.error(row.text.format(**found), line=line, remedy=remedy)
+
+
+def in_package(frame: FrameType | None) -> str:
+    """What helps with a function of a package in ``IN_PACKAGES`` that led to this frame, if any."""
+    packages, found = {package for package, _ in IN_PACKAGES}, ""
+    while frame is not None:
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        if package in packages:
+            for (its, name), remedy in IN_PACKAGES.items():
+                if its == package and re.fullmatch(name, frame.f_code.co_qualname):
+                    found = remedy  # of the outermost: the user calls it, or may
+        frame = frame.f_back
+    return found
 
 
 def choice(source: str, *torchs: str) -> str:

@@ -190,7 +190,8 @@ class TracedGroup(dict[str, Any]):
                 " go on with the rate from before it.",
                 line=user_line(),
                 remedy="scheduler.step() as the last thing of training_step, after every"
-                " optimizer.step() and whatever else reads the rate",
+                " optimizer.step() and whatever else reads the rate; under automatic optimization,"
+                " in on_train_batch_start, which runs on the host before each step",
             )
         return super().__getitem__(key)
 

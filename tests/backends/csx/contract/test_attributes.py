@@ -98,6 +98,7 @@ def weighted(module: Any, loss: Tensor) -> Tensor:
         (True, False, 'self.register_buffer("weight", torch.tensor(True))'),
         (None, 0.5, "set it before fit, and leave it"),
         (2, None, 'self.register_buffer("weight", torch.tensor(2))'),
+        (2, 0.5, 'self.register_buffer("weight", torch.tensor(2.0))'),  # of int64 it would be 0
     ],
 )
 @pytest.mark.parametrize("hook", ["on_train_batch_end", "on_train_batch_start"])

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 from harness import assert_close, both, fit
-from models import Classifier, loader, mlp
+from models import CLASSES, Classifier, loader, mlp
 from torch import Tensor, nn
+from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader
+from torchmetrics.functional import accuracy
 
 from fulgurite.backends.csx.diagnostics.trace_errors import (
     ConditionalOnTensor,
@@ -207,3 +209,105 @@ def test_a_constant_that_every_step_puts_into_a_global_ends_the_tracing() -> Non
     assert_close(ours.losses, stock.losses, 1e-5)
     assert TABLE is not None
     assert TABLE.tolist() == [0, 1, 2, 3]
+
+
+class Steps(Classifier):
+    """Steps a scheduler of torch's that Lightning was not given."""
+
+    def __init__(self, where: str, make: Any) -> None:
+        super().__init__(mlp())
+        self.where, self.make = where, make
+        self.automatic_optimization = where != "manual"
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), 0.1)
+        self.own = self.make(optimizer)
+        return optimizer
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        if self.where == "manual":
+            optimizer: Any = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+            self.own.step()
+        elif self.where == "training_step":
+            self.own.step()  # here
+        return loss
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        super().optimizer_step(*args, **kwargs)
+        if self.where == "optimizer_step":
+            self.own.step()
+
+
+SCHEDULERS = {
+    "StepLR": lambda o: lr_scheduler.StepLR(o, 4, 0.5),
+    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda n: 1 / (n + 1)),
+    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 10),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.2, total_steps=30),
+    "SequentialLR": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.ConstantLR(o), lr_scheduler.ExponentialLR(o, 0.9)], [5]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize("where", ["manual", "optimizer_step"])
+def test_a_scheduler_that_was_not_returned_steps_too(where: str, name: str) -> None:
+    ours, stock = both(lambda: Steps(where, SCHEDULERS[name]), lambda: (loader(96),), fresh=True)
+    assert_close(ours.losses, stock.losses, 1e-5, "losses")
+    rates = [run.module.own.get_last_lr() for run in (ours, stock)]
+    assert_close(rates[0], rates[1], 1e-6, "rates")
+    assert ours.module.own.last_epoch == stock.module.own.last_epoch == 6
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+def test_one_that_steps_before_the_optimizer_names_the_hook_to_step_it_in() -> None:
+    error = refused(lambda: Steps("training_step", SCHEDULERS["StepLR"]))
+    assert "after scheduler.step()" in error.what
+    assert "in on_train_batch_start" in str(error)
+
+    class InHook(Steps):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            self.own.step()
+
+    [ours] = [fit(lambda: InHook("", SCHEDULERS["StepLR"]), lambda: (loader(96),), static=True)]
+    stock = fit(
+        lambda: Steps("training_step", SCHEDULERS["StepLR"]), lambda: (loader(96),), static=False
+    )
+    assert_close(ours.losses, stock.losses, 1e-5, "losses")
+
+
+class Predicts(Classifier):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        classes = self.net(batch[0]).argmax(1)
+        self.log("acc", accuracy(classes, batch[1], task="multiclass", num_classes=CLASSES))
+
+
+def test_functional_metrics_of_predicted_classes_are_not_checked_for_their_values() -> None:
+    ours, stock = both(lambda: Predicts(mlp()), lambda: (loader(96), loader(40)))
+    assert_close(ours.final["acc"], stock.final["acc"], 1e-5, "accuracy")
+
+
+@pytest.mark.parametrize(
+    ("package", "function", "remedy"),
+    [
+        ("torch_geometric.nn.pool", "global_mean_pool", "global_mean_pool(x, batch, size=8)"),
+        ("torch_geometric.utils", "add_remaining_self_loops", "add_self_loops=False in the layer"),
+        ("transformers.moe", "grouped_mm_experts_forward", "experts_implementation('batched_mm')"),
+    ],
+)
+def test_what_to_give_a_function_of_a_package_is_said(
+    package: str, function: str, remedy: str
+) -> None:
+    names: dict[str, Any] = {"__name__": package}
+    source = f"def scatter(x): return int(x.sum())\ndef {function}(x): return scatter(x)"
+    exec(compile(source, f"/x/site-packages/{package}.py", "exec"), names)
+
+    class Pools(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step(batch, batch_idx) * names[function](batch[1])
+
+    assert remedy in str(refused(lambda: Pools(mlp())))
