@@ -23,6 +23,7 @@ _ATEN = "torch.ops.aten"
 _OVERLOAD, _METRIC = "torch._ops.OpOverload", "torchmetrics.Metric"
 
 OWNERS: dict[str, tuple[str, ...]] = {
+    "_skip_backward": (_AUTOMATIC,),
     "_C": ("torch",),
     "_get_layout": ("torch.serialization",),
     "_VariableFunctions": ("torch._C",),
@@ -188,10 +189,13 @@ _STRATEGY = f"{_L}.strategies.Strategy"
 _RATES = "torch.optim.lr_scheduler.LRScheduler"
 
 STANDS_FOR: dict[tuple[str, str], tuple[str, ...]] = {
-    (f"{_CSX}/capture/host_calls.py", "functions"): (
+    (f"{_CSX}/capture/metrics.py", "functions"): (
         "torchmetrics.utilities.compute.normalize_logits_if_needed",
+        "torchmetrics.functional.classification.stat_scores"
+        "._multiclass_stat_scores_tensor_validation",  # and its kin
     ),
-    (f"{_CSX}/capture/host_calls.py", "module"): (
+    (f"{_CSX}/capture/host_calls.py", "kind"): (f"{_RATES}.step",),
+    (f"{_CSX}/capture/metrics.py", "module"): (
         f"{_METRIC}.full_state_update",
         "torchmetrics.MetricCollection._enable_compute_groups",
     ),
