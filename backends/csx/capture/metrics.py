@@ -357,6 +357,6 @@ def static_metrics(root: nn.Module) -> Iterator[Patch]:
         if _NORMALIZE in vars(functions):
             static, why = {_NORMALIZE: _where_branch}, "a Python condition recognizes logits"
             yield from patches_of(functions, static, why=why, checked=_TORCHMETRICS)
-        checks = [one for one in vars(functions) if one.endswith("tensor_validation")]
-        off, why = dict.fromkeys(checks, _unchecked), "the values of labels would be checked"
-        yield from patches_of(functions, off, why=why, checked=_TORCHMETRICS)
+        names = [one for one in vars(functions) if one.endswith("tensor_validation")]
+        unchecked, why = dict.fromkeys(names, _unchecked), "labels would be looked at"
+        yield from patches_of(functions, unchecked, why=why, checked=_TORCHMETRICS)
