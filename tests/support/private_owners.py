@@ -191,8 +191,8 @@ _RATES = "torch.optim.lr_scheduler.LRScheduler"
 STANDS_FOR: dict[tuple[str, str], tuple[str, ...]] = {
     (f"{_CSX}/capture/metrics.py", "functions"): (
         "torchmetrics.utilities.compute.normalize_logits_if_needed",
-        "torchmetrics.functional.classification.stat_scores"
-        "._multiclass_stat_scores_tensor_validation",  # and its kin
+        "torchmetrics.functional.classification.hinge"
+        "._multiclass_hinge_loss_tensor_validation",  # and its kin
     ),
     (f"{_CSX}/capture/host_calls.py", "kind"): (f"{_RATES}.step",),
     (f"{_CSX}/capture/metrics.py", "module"): (
