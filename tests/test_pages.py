@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import runpy
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -153,3 +157,58 @@ def test_a_run_that_goes_on_after_an_unfreezing_trains_what_was_trained(
     fits, left = run(code, tmp_path, monkeypatch, static=static)
     assert fits[-1]["losses"] == fits[-2]["losses"][20:]
     assert_close(left["again"], left["whole"], 0.0, "again")
+
+
+TEN_MINUTES = DOCS / "first_ten_minutes.md"
+
+
+def changed(program: str, steps: int) -> str:
+    """The program of the newcomer's page after its first steps."""
+    blocks = re.findall(r"```python\n(.*?)```", TEN_MINUTES.read_text(encoding="utf-8"), re.DOTALL)
+    buffer, minimum = blocks[1].splitlines()
+    wrong = blocks[2].strip()
+    weight, hook, penalty = blocks[3].splitlines()
+    edits = [
+        [
+            ('self.best = float("inf")', buffer),
+            ("if loss < self.best:\n            self.best = loss.item()", minimum),
+        ],
+        [
+            (
+                'wrong = x[logits.argmax(1) != y]\n        self.log("wrong", float(len(wrong)))',
+                wrong,
+            )
+        ],
+        [
+            ("    def training_step", f"    {hook}\n\n    def training_step"),
+            (buffer, f"{buffer}\n        {weight}"),
+            (
+                "if self.current_epoch > 0:\n"
+                "            loss = loss + 1e-4 * self.net[0].weight.abs().sum()",
+                penalty,
+            ),
+        ],
+    ]
+    for old, new in itertools.chain(*edits[:steps]):
+        assert old in program
+        program = program.replace(old, new)
+    return program
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("steps", range(4))
+def test_the_newcomers_page_says_what_the_screen_shows(steps: int, tmp_path: Path) -> None:
+    """Each step of it is typed, and run in a process of its own."""
+    [program, *_] = re.findall(r"```python\n(.*?)```", TEN_MINUTES.read_text(), re.DOTALL)
+    text = changed(program, steps).replace("max_epochs=60", "max_epochs=2")
+    (tmp_path / "digits.py").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "digits.py"], cwd=tmp_path, capture_output=True, text=True
+    )
+    said = done.stdout + done.stderr
+    assert ("ConditionalOnTensor" in said) is (steps == 0)
+    assert ("DynamicShape" in said) is (steps == 1)
+    assert ("FrozenValueWarning" in said) is (steps < 3)
+    assert (done.returncode == 0) is (steps >= 2)
+    shown = re.findall(r"^    (fulgurite\.errors.*|FrozenValue.*)$", TEN_MINUTES.read_text(), re.M)
+    assert steps == 3 or shown[steps] in said

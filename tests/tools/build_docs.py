@@ -27,6 +27,7 @@ ERRORS = "trainer/explanations"
 """A page for each error: part of the package, and linked from ``errors.md`` alone."""
 
 NAV = {
+    "Begin": ("first_ten_minutes",),
     "How to": (
         *(
             "finetuning",
