@@ -54,6 +54,9 @@ def on_train_batch_end(self, outputs, batch, batch_idx):
     self.log("running", self.running.compute())  # and compute after it
 ```
 
+Functions of `torchmetrics.functional` work where they are static: their checks of values are off,
+as `validate_args` is.
+
 `torchmetrics.wrappers.Running` counts batches in Python, so the host updates it. `task="binary"`
 and its kin (`Accuracy(task=...)`) pick one of these classes. Other metrics (text, image, retrieval,
 one's own) go by the same rules, and are not in this table.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import io
+import operator
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,8 @@ from harness import assert_close, make_trainer
 from models import CLASSES, loader
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
+
+from fulgurite.errors import GradientNotKept
 
 pytestmark = pytest.mark.numbers
 
@@ -120,8 +123,24 @@ def trained_on(module: Net, folder: Path) -> Any:
     return other.eval()(X), [name for name, p in other.named_parameters() if p.grad is not None]
 
 
+def described(module: Net, folder: Path) -> Any:
+    hooks = [name for name in vars(module.net[0]) if name.endswith("_hooks")]
+    told = [
+        [(name, p.requires_grad, p.is_leaf) for name, p in module.named_parameters()],
+        [(name, one.training) for name, one in module.named_modules()],
+        [name for name, _ in module.named_buffers()],
+        sorted(module.state_dict()),
+        [(name, len(getattr(module.net[0], name))) for name in hooks],
+    ]
+    return module(X), told
+
+
+def by_compiler(module: Net, folder: Path) -> Any:
+    return torch.compile(module, backend="aot_eager")(X), None
+
+
 WAYS: list[Callable[[Net, Path], Any]] = [
-    *(exported, scripted, traced, onnx, copied, pickled, trained_on)
+    *(exported, scripted, traced, onnx, copied, pickled, trained_on, described, by_compiler)
 ]
 
 
@@ -141,6 +160,17 @@ def test_a_fitted_module_gives_what_it_gives_after_stock(
     assert what == wanted
     if way is not trained_on:
         assert_close(mine.detach(), ours(X).detach(), 1e-6)
+
+
+def test_gradients_after_a_fit() -> None:
+    """After a validation there are none; else those of the last step, which CSX keeps if asked."""
+    gradient = operator.attrgetter("grad")  # code that calls fit and names it keeps them
+    for static in (True, False):
+        assert all(gradient(p) is None for p in fitted(static, True)[0].parameters())
+    ours, stock = fitted(True, False)[0], fitted(False, False)[0]
+    assert all(gradient(p) is not None for p in stock.parameters())
+    with pytest.raises(GradientNotKept, match="grad"):
+        float(gradient(next(ours.parameters())).sum())
 
 
 def test_load_from_checkpoint_gives_module_and_hyperparameters_of_stock(tmp_path: Path) -> None:
