@@ -144,6 +144,13 @@ _LOOPS = (
     "      add_self_loops=False in the layer"
 )
 _EXPERTS = "experts whose rows are as many for each: model.set_experts_implementation('batched_mm')"
+_MOLECULES = (
+    "an aggregation of N molecules, as many as are in a batch:\n"
+    "      class Mean(MeanAggregation):\n"
+    "          def forward(self, H, batch):\n"
+    "              index, zeros = batch[:, None].expand_as(H), H.new_zeros(N, H.shape[1])\n"
+    "              return zeros.scatter_reduce(0, index, H, 'mean', include_self=False)"
+)
 IN_PACKAGES = {
     ("torch_geometric", "global_(add|mean|max)_pool"): _POOLED,
     ("torch_geometric", "(add|remove|add_remaining)_self_loops|gcn_norm"): _LOOPS,
@@ -153,6 +160,7 @@ IN_PACKAGES = {
     ): "to_dense_batch(x, batch, batch_size=8, max_num_nodes=20)",
     ("torch_geometric", "softmax"): "softmax(src, index, num_nodes=x.size(0))",
     ("torch_geometric", "scatter"): "scatter(src, index, dim_size=x.size(0))",
+    ("chemprop", r"\w*Aggregation\.forward"): _MOLECULES,
     ("transformers", r"grouped_mm_\w+|\w*(Experts|SparseMoe\w*)\.forward"): _EXPERTS,
 }
 """What to write where a function of a package, by its qualified name, is in the way."""

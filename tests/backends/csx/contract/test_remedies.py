@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader
 from torchmetrics.functional import accuracy
 
+from fulgurite.backends.csx.contract.rules import IN_PACKAGES
 from fulgurite.backends.csx.diagnostics.trace_errors import (
     ConditionalOnTensor,
     GraphChanged,
@@ -311,3 +313,19 @@ def test_what_to_give_a_function_of_a_package_is_said(
             return super().training_step(batch, batch_idx) * names[function](batch[1])
 
     assert remedy in str(refused(lambda: Pools(mlp())))
+
+
+class MeanAggregation(nn.Module):
+    """A mean of the rows of each molecule, as a package has it: it looks how many there are."""
+
+    def forward(self, H: Tensor, batch: Tensor) -> Tensor:
+        index, zeros = batch[:, None].expand_as(H), H.new_zeros(int(batch.max()) + 1, H.shape[1])
+        return zeros.scatter_reduce(0, index, H, "mean", include_self=False)
+
+
+def test_what_is_said_of_molecules_gives_the_same_means() -> None:
+    [code] = {one for (package, _), one in IN_PACKAGES.items() if package == "chemprop"}
+    names: dict[str, Any] = {"MeanAggregation": MeanAggregation, "N": 4}
+    exec(textwrap.dedent(code.partition("\n")[2]), names)
+    rows, batch = torch.randn(9, 3), torch.tensor([0, 0, 1, 1, 1, 3, 3, 2, 2])
+    assert_close(names["Mean"]()(rows, batch), MeanAggregation()(rows, batch), 1e-6)
