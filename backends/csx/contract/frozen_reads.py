@@ -137,7 +137,8 @@ _METRICS = "a host hook such as on_train_batch_end; or a buffer that on_train_ep
 _LOGGER = 'self.log("name", value); or fulgurite.step_closure, which runs on the host every step'
 _REMEDIES = {
     "global_step": _COUNT,
-    "current_epoch": "a buffer that on_train_epoch_start sets (self.beta.fill_(...))",
+    "current_epoch": "a buffer that on_train_epoch_start sets (self.beta.fill_(...)); for a branch,"
+    " torch.where on it",
     "is_last_batch": "on_train_batch_end, which runs on the host",
     "callback_metrics": _METRICS,
     "logged_metrics": _METRICS,

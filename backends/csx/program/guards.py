@@ -85,7 +85,8 @@ class Conditions(NamedTuple):
             )
         if self.options != now.options:
             return f"the param groups' options were {self.options}, and now are {now.options}"
-        settings = zip(_SETTINGS, self.settings, now.settings, strict=True)
+        names = [name.rpartition(".")[2].lstrip("_") for name in _SETTINGS]
+        settings = zip(names, self.settings, now.settings, strict=True)
         return "; ".join(f"{name} was {a!r}, and now is {b!r}" for name, a, b in settings if a != b)
 
     def in_other_modes(self, before: Conditions, modules: list[nn.Module]) -> list[nn.Module]:
