@@ -286,8 +286,8 @@ def _why_not(training: Sequence[Cost], why_not: Sequence[str]) -> str:
     asked = [cost.payback for cost in training if cost.payback is not None]
     if any(one.pays for one in asked):
         return (
-            "the fit was over before it was done. backend('CSX', compile_only=True) does it"
-            " beforehand, for all runs"
+            "the fit was over before it was done. `fulgurite compile`, of a script or a parameter"
+            " file, does it beforehand, for all runs"
         )
     most = max(asked, key=lambda one: one.fixed)
     if not most.can_gain:
