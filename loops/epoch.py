@@ -47,6 +47,9 @@ class TrainingEpochLoop(_TrainingEpochLoop):
         try:
             super().run(data_fetcher)
             self.stopped = resuming.stopped(self.trainer)
+            training = strategy_of(self.trainer).training
+            if self.stopped is not None and training is not None:
+                training.warn_of_unseen()
         finally:
             # those of the last steps are kept where reading one waits for the device
             self.losses.check()

@@ -33,7 +33,7 @@ Save = Callable[[Any, IO[bytes]], None]
 def write(
     checkpoint: Any,
     path: str | Path,
-    save: Save = torch.save,
+    save: Save | None = None,
     when_written: Callable[[], None] | None = None,
 ) -> None:
     """Write what ``torch.save`` writes; the file appears, or is replaced, when it is complete.
@@ -41,7 +41,7 @@ def write(
     Args:
         checkpoint: what to write.
         path: of the file.
-        save: writes it to a stream.
+        save: writes it to a stream; None is ``torch.save``, as it is now.
         when_written: called whenever a part of it was written.
 
     Raises:
@@ -52,7 +52,7 @@ def write(
     with named(path), part(path.parent) as file:
         # what the file raises comes as it is, and not as torch's RuntimeError
         with Sink(file, when_written).raising() as stream:
-            save(checkpoint, stream)
+            (save or torch.save)(checkpoint, stream)
         # before it has its name: else that may lead to nothing that was written, if the power fails
         os.fsync(file.fileno())
         os.replace(str(file.name), path)

@@ -108,7 +108,7 @@ def test_what_was_compiled_meanwhile_is_in_no_sum_and_paid_after_some_batches() 
     assert fit.lightning_s == pytest.approx(300 * 0.05 + 20 - 1 - 5 - 1 - 199 * 0.005)
     text = " ".join(str(fit).split())
     assert "from batch 101 on, 10.0 times as fast: 5.0 ms a batch, 50 before" in text
-    assert "about 27.0 s or more without Fulgurite (an estimate: as long as the first of" in text
+    assert "about 27.0 s without Fulgurite (an estimate: as long as the first of these" in text
     assert "from batch 123 on: tracing, and what it waited for compiling, is made up for" in text
 
 

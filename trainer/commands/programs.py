@@ -18,7 +18,7 @@ from fulgurite.backends.report.report_file import NoReport, read
 
 
 def compile_script(script: str, arguments: Sequence[str]) -> int:
-    """Run a script as Python does; returns 0.
+    """Run a script as Python does, and say that it trained nothing; returns 0.
 
     Args:
         script: its file.
@@ -40,6 +40,7 @@ def compile_script(script: str, arguments: Sequence[str]) -> int:
             "Fits of this script trained nothing, and it went on. What is compiled stays."
         )
         raise
+    print(f"Fits of {script} trained nothing; what it did after them was with untrained weights.")
     return 0
 
 

@@ -459,6 +459,8 @@ def misuse(rule: str, line: UserLine | None, *, remedy: str = "", **found: str) 
         found: what the rule has in braces.
     """
     row = RULES[rule]
+    if line is not None and "pack_padded_sequence(" in line.source:
+        remedy = SIZED["pack_padded_sequence"]
     remedy = in_package(sys._getframe(1)) or remedy or row.remedy.format(**found)
     return row.error(row.text.format(**found), line=line, remedy=remedy)
 

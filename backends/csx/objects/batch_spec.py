@@ -159,7 +159,7 @@ class VaryingDimension(NamedTuple):
         dim = "" if self.dimension == 1 else f", dim={self.dimension}"
         return (
             "fulgurite.utils.data.PadToBuckets(collate_fn,"
-            f" sizes=({', '.join(map(str, sizes))}){dim}) as collate_fn"
+            f" sizes={tuple(sizes)}{dim}) as collate_fn"
         )
 
     def remedy(self) -> str:

@@ -163,6 +163,26 @@ class Audits:
             if names_new and (last_hooks or not self._scope.ask_for_audit()):
                 self.audit_all(check=False)
 
+    def warn_of_unseen(self) -> None:
+        """A run ended where nobody expected it: warn of values that no step was looked at for.
+
+        Of those that changed before, and left the program as it is, nothing is said.
+        """
+        if self._readable is None or self._new:
+            return
+        names = [name for name in self._readable.changed() if not self._changed[name]]
+        if names:
+            more = f", and {len(names) - _NAMED} others" if len(names) > _NAMED else ""
+            warnings.warn(
+                f"{', '.join(names[:_NAMED])}{more} changed on the host since the"
+                f" {self._stage} step was looked at last, as step"
+                f" {max(self._same_at.values())} began, and the run ended"
+                " before it was again: where the step reads that, steps since kept the earlier"
+                " value. Use a buffer that a host hook sets, or a tensor of the batch.",
+                FrozenValueWarning,
+                stacklevel=2,
+            )
+
     def audit_all(self, check: bool = True) -> None:
         """Have every entry point looked at the next time that it runs, whatever that takes.
 

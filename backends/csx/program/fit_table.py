@@ -42,8 +42,8 @@ class FitSummary:
         pays_after: from how many batches on a program pays for this module: compiled, it has gained
             the seconds that the fit waited for it by then; not compiled, fits of so many batches
             or more are. None: not known, or never.
-        lightning_s: an estimate of the least that stock Lightning takes for this fit: all batches
-            as those that ran operation by operation, and the rest as it was; None: no batch did.
+        lightning_s: an estimate of what stock Lightning takes for this fit: all batches as those
+            that ran operation by operation, and the rest as it was; None: no batch did.
         other_shapes: how many shapes of training batches are not compiled, for there are too many.
         other_shapes_batches: how many batches had one of them.
         peak_memory_bytes: the most that this process has had resident since it began.
@@ -126,7 +126,9 @@ def _compiled(fit: FitSummary) -> str:
         times = before_s / max(fit.batch_s, 1e-9)
         told += f", {times:.1f} times as fast: {in_ms(fit.batch_s)} ms a batch, {in_ms(before_s)}"
         told += " before"
-    return told + (f"; not all of it: {fit.not_compiled}" if fit.not_compiled else "")
+    return told + (
+        f"; batches of another shape not: {fit.not_compiled}" if fit.not_compiled else ""
+    )
 
 
 def _lightning(fit: FitSummary) -> str:
@@ -134,8 +136,8 @@ def _lightning(fit: FitSummary) -> str:
         return ""
     which = "all of" if fit.compiled_from is None else "the first of"
     return (
-        f"about {_in_s(fit.lightning_s)} or more without Fulgurite (an estimate: as long as {which}"
-        " these batches took operation by operation)"
+        f"about {_in_s(fit.lightning_s)} without Fulgurite (an estimate: as long as {which} these"
+        " batches took operation by operation, and the rest as here)"
     )
 
 
@@ -283,6 +285,8 @@ def _why_not(training: Sequence[Cost], why_not: Sequence[str]) -> str:
     """Why programs that train are not compiled, in words."""
     if not why_not or any(why_not):
         return next((one for one in why_not if one), "")
+    if _first(training) is not None:
+        return "compiling takes longer than they did"
     asked = [cost.payback for cost in training if cost.payback is not None]
     if any(one.pays for one in asked):
         return (

@@ -166,6 +166,10 @@ class Guards:
         answer = self._groups.update(self.numbers)
         return tensors if answer is None else Misfit(StateChanged, *answer)
 
+    def is_of_another_phase(self) -> bool:
+        """Whether a number of a param group, too, is another one, by which another phase began."""
+        return self._groups.begins_phase(self.numbers)
+
     def check(self, conditions: Callable[[], Conditions]) -> None:
         """Verify what only code on the host changes, if the program is for ``conditions()``.
 
@@ -240,6 +244,11 @@ class ParamGroups:
             self.options = tuple(group_options(self._scope.optimizers))
             self._numbers_are_read = False
         return groups
+
+    def begins_phase(self, program: NumberGuards) -> bool:
+        """Whether a guard of a program does not hold whose number begins another phase."""
+        now = read_numbers(program.slots, self._scope.optimizers)
+        return any(guard.is_of_phase and guard.broken(now) for guard in program.guards)
 
     def update(self, program: NumberGuards) -> tuple[str, bool] | None:
         """Bring ``vector`` up to date for a program.

@@ -86,6 +86,7 @@ class StepFunction:
         )
         chosen = self._selection = Selection(stage, scope, backend.max_programs, builder.gradients)
         self.programs, self.executables = builder.programs, chosen.executables
+        self.warn_of_unseen = self._audits.warn_of_unseen
         self.why_not_compiled, self.audit_all = chosen.why_not_compiled, self._audits.audit_all
         self.uncompiled = chosen.uncompiled  # (shapes, steps) that are too many to be compiled
         self.forget_pruned, self.begin_run = chosen.forget_pruned, chosen.begin_run

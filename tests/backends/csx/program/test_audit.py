@@ -737,3 +737,39 @@ class Uses(Grows):
 @pytest.mark.numbers
 def test_a_module_that_a_hook_adds_is_used_from_then_on() -> None:
     assert_same_run(*both(Uses, lambda: (batches(),)))
+
+
+class Ends(Changing):
+    """Ends the run in the middle of an epoch, some steps after what the step reads has changed."""
+
+    def prepare(self) -> None:
+        self.box = types.SimpleNamespace(scale=1.0)
+
+    def change(self) -> None:
+        self.box.scale = 2.0
+
+    def weigh(self, loss: Tensor) -> Any:
+        return loss * self.box.scale
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.trainer.should_stop = batch_idx == CHANGES_AT + 2
+
+
+class EndsUnchanged(Ends):
+    def change(self) -> None:
+        self.unread = 2.0
+
+
+@pytest.mark.parametrize("kind", [Ends, EndsUnchanged])
+def test_what_changed_before_a_run_ends_early_is_told(
+    kind: type[Ends], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "SHARE", 0.0)  # there is no time to look again
+    monkeypatch.setattr(audit, "COMPARING", 1e-9)
+    forget_warned_lines()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        run = fit(kind, lambda: (batches(40),), static=True)
+    assert len(run.losses) == CHANGES_AT + 3
+    told = [str(one.message) for one in seen if one.category is FrozenValueWarning]
+    assert [text.split(" changed")[0] for text in told] == ["self.box.scale"] * (kind is Ends)

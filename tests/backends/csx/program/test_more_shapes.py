@@ -12,9 +12,11 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from harness import both, make_trainer
+from lightning.pytorch.callbacks import StochasticWeightAveraging
 from torch import Tensor, nn
 
 from fulgurite.backends.csx.diagnostics.trace_errors import InputChanged
+from fulgurite.backends.csx.objects import varying_dimensions
 from fulgurite.backends.csx.program import announcements, selection
 from fulgurite.backends.csx.program.executable import Executable
 
@@ -118,3 +120,27 @@ def test_a_limit_that_was_given_holds() -> None:
     trainer = make_trainer(True, max_epochs=1, backend={"max_programs": 3})
     with pytest.raises(InputChanged, match=r"5, 7, 9 and 11 seen. Each .* and 3 may be built"):
         trainer.fit(Texts(), Batches(LENGTHS))
+
+
+class Averaged(Texts):
+    """Its rates and betas are scheduled: averaging takes another scheduler, which keeps both."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-3)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=200)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+@pytest.mark.fits
+@pytest.mark.filterwarnings("ignore:SWA is currently only supported every epoch")
+def test_shapes_are_counted_in_each_phase_anew() -> None:
+    averaging = StochasticWeightAveraging(1e-3, swa_epoch_start=2)
+    trainer = make_trainer(True, callbacks=[averaging], max_epochs=4)
+    trainer.fit(Averaged(), Batches([5, 7, 9] * 3))
+    assert trainer.strategy.fit_summary.other_shapes == 0
+    assert 6 <= len(trainer.strategy.training.programs) <= 9
+
+
+def test_the_sizes_of_one_bucket_are_a_tuple() -> None:
+    [found] = varying_dimensions([{"x": torch.Size([4, 5])}, {"x": torch.Size([4, 7])}])
+    assert "sizes=(8,)" in found.buckets()
