@@ -21,7 +21,7 @@ class Asking(torch.optim.Adam):
 
     def step(self, closure: Any = None) -> Any:
         now = step_context.get()
-        stepped_by.add((now.trace is not None, now.initializes))
+        stepped_by.add((now.trace is not None, now.steps_optimizer))
         return super().step(closure)
 
 
@@ -43,8 +43,8 @@ class Module(Classifier):
 
 def test_a_field_is_inherited_until_somebody_sets_it_and_is_put_back() -> None:
     def inside() -> None:
-        with running(initializes=True):
-            assert step_context.get() == StepContext(norms=[], initializes=True)
+        with running(steps_optimizer=True):
+            assert step_context.get() == StepContext(norms=[], steps_optimizer=True)
             raise ValueError("stop")
 
     with running(norms=[]):

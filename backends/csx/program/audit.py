@@ -56,7 +56,10 @@ COMPARING = 0.01
 """The part of a run's time that comparing Python values may take."""
 
 AT_EDGES = 0.1
-"""The part that it may take where epochs begin and end: they may be short, and the values many."""
+"""The part where epochs begin and end, if it takes ``MUCH_S`` or more each time."""
+
+MUCH_S = 0.02
+"""Seconds: of a replay buffer, say; else it takes less than a millisecond (measured)."""
 
 _NAMED = 3  # values that changed, in a message
 _NOTHING = contextlib.nullcontext()
@@ -153,8 +156,8 @@ class Audits:
             assert self._readable is not None
             changed = self._readable.changed()
             took_s = perf_counter() - began
-            # so rarely as that
-            self._compare_at, self._edge_at = began + took_s / COMPARING, began + took_s / AT_EDGES
+            self._compare_at = began + took_s / COMPARING  # so rarely as that
+            self._edge_at = began + (took_s / AT_EDGES if took_s >= MUCH_S else 0.0)
             self._changed.update(changed)
             self._noticed += changed
             # the 1st, 2nd, 4th, 8th change of a name: one that changes at every step, as a counter
@@ -164,24 +167,12 @@ class Audits:
                 self.audit_all(check=False)
 
     def warn_of_unseen(self) -> None:
-        """A run ended where nobody expected it: warn of values that no step was looked at for.
-
-        Of those that changed before, and left the program as it is, nothing is said.
-        """
-        if self._readable is None or self._new:
-            return
-        names = [name for name in self._readable.changed() if not self._changed[name]]
-        if names:
-            more = f", and {len(names) - _NAMED} others" if len(names) > _NAMED else ""
-            warnings.warn(
-                f"{', '.join(names[:_NAMED])}{more} changed on the host since the"
-                f" {self._stage} step was looked at last, as step"
-                f" {max(self._same_at.values())} began, and the run ended"
-                " before it was again: where the step reads that, steps since kept the earlier"
-                " value. Use a buffer that a host hook sets, or a tensor of the batch.",
-                FrozenValueWarning,
-                stacklevel=2,
-            )
+        """Where a run ends early: warn of values that changed, for the first time, unseen."""
+        if self._readable is not None and not self._new:
+            names = [name for name in self._readable.changed() if not self._changed[name]]
+            if names:
+                step = max(self._same_at.values())
+                _warn(_UNSEEN.format(names=_some(names), stage=self._stage, step=step))
 
     def audit_all(self, check: bool = True) -> None:
         """Have every entry point looked at the next time that it runs, whatever that takes.
@@ -252,10 +243,8 @@ class Audits:
         """An error of an audit, which says when, and what changed on the host."""
         text = f"{error.what}\n  changed: {when}; the steps before it ran as the first one"
         found = [*self._noticed, *(self._readable.changed() if self._readable else ())]
-        names = list(dict.fromkeys(found))
-        if names:
-            more = f", and {len(names) - _NAMED} others" if len(names) > _NAMED else ""
-            text += f"\n  on the host: {', '.join(names[:_NAMED])}{more}"
+        if found:
+            text += f"\n  on the host: {_some(list(dict.fromkeys(found)))}"
         return error.replaced(what=text, line=error.line)
 
     def _changes(self, first: Recording, again: _Again) -> list[Change]:
@@ -303,13 +292,29 @@ class Audits:
         self._given_up.add(executable)
         where = "" if line is None else f" (at {line})"
         text = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-        warnings.warn(
-            f"The {self._stage} step could not be traced again to see that it still is the program"
-            f" that was built: {text}{where}. The run goes on with the program; what changes in the"
-            " step's Python from here on is not seen. backend('CSX', audit=False) does not look.",
-            FrozenValueWarning,
-            stacklevel=2,
-        )
+        _warn(_GIVEN_UP.format(stage=self._stage, text=f"{text}{where}"))
+
+
+_GIVEN_UP = (
+    "The {stage} step could not be traced again to see that it still is the program that was built:"
+    " {text}. The run goes on with the program; what changes in the step's Python from here on is"
+    " not seen. backend('CSX', audit=False) does not look."
+)
+_UNSEEN = (
+    "{names} changed on the host since the {stage} step was looked at last, as step {step} began,"
+    " and the run ended before it was again: where the step reads that, steps since kept the"
+    " earlier value. Use a buffer that a host hook sets, or a tensor of the batch."
+)
+
+
+def _some(names: list[str]) -> str:
+    """The first of some names, and how many others there are."""
+    more = f", and {len(names) - _NAMED} others" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more}"
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, FrozenValueWarning, stacklevel=3)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ it runs, so every step asks; what it asks first is whether there still are the s
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, is_
@@ -111,6 +112,8 @@ class Misfit(NamedTuple):
     error: type[InputChanged | StateChanged]
     why: str
     is_phase: bool = False
+    # a batch is compared before the numbers, by which another phase may have begun since
+    is_of_earlier_phase: Callable[[], bool] = lambda: False
 
 
 class Guards:
@@ -159,16 +162,13 @@ class Guards:
             return Misfit(StateChanged, why, is_phase=True)
         tensors = self.batch.accept(batch)
         if tensors is None:
-            return Misfit(InputChanged, self.batch.difference(batch))
+            earlier = functools.partial(self._groups.begins_phase, self.numbers)
+            return Misfit(InputChanged, self.batch.difference(batch), is_of_earlier_phase=earlier)
         broken = self._gradients and gradient_mismatch(self._gradients)
         if broken:
             return Misfit(StateChanged, broken)
         answer = self._groups.update(self.numbers)
         return tensors if answer is None else Misfit(StateChanged, *answer)
-
-    def is_of_another_phase(self) -> bool:
-        """Whether a number of a param group, too, is another one, by which another phase began."""
-        return self._groups.begins_phase(self.numbers)
 
     def check(self, conditions: Callable[[], Conditions]) -> None:
         """Verify what only code on the host changes, if the program is for ``conditions()``.

@@ -139,7 +139,7 @@ class Selection:
         Raises:
             TraceError: no program may be built for this.
         """
-        misfits, others = list[Misfit](), list[BoundProgram]()
+        misfits: list[Misfit] = []
         now = self.conditions()
         for program in self.programs:
             found = program.guards.accept(now, batch)
@@ -150,12 +150,6 @@ class Selection:
                 return program, found
             if found is not None:
                 misfits.append(found)
-                others.append(program)
-        # a batch is compared before the numbers: those of another shape may be of an earlier phase
-        misfits = [
-            misfit._replace(is_phase=misfit.is_phase or one.guards.is_of_another_phase())
-            for misfit, one in zip(misfits, others, strict=True)
-        ]
         # programs of a tuner's earlier runs make room, and only then: with the sizes that it tries
         # there may be none that fits, or one from before
         limit, counted = self._counted(misfits)
@@ -172,7 +166,7 @@ class Selection:
             return self._limit, misfits
         # what the user asked for (to unfreeze layers, to end weight decay) comes to an end, and so
         # needs no limit; shapes and numbers read in Python may change at every step
-        counted = [one for one in misfits if not one.is_phase]
+        counted = [one for one in misfits if not (one.is_phase or one.is_of_earlier_phase())]
         numbers = [one for one in counted if one.error is StateChanged]
         return (1, numbers) if numbers else (SHAPES, counted)
 

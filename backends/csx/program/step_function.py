@@ -80,15 +80,14 @@ class StepFunction:
         self.stage, self.runs, self.speed = stage, 0, (speed := Speed())
         self._host_code, self._compared_at = host_code or HostCode(), -1  # runs when compared last
         self._scope, self._backend = scope, backend
-        self._audits = Audits(stage, scope, budget or Budget())
+        audits = self._audits = Audits(stage, scope, budget or Budget())
         builder = self._builder = Builder(
             stage=stage, scope=scope, backend=backend, fabric=fabric, speed=speed
         )
         chosen = self._selection = Selection(stage, scope, backend.max_programs, builder.gradients)
         self.programs, self.executables = builder.programs, chosen.executables
-        self.warn_of_unseen = self._audits.warn_of_unseen
-        self.why_not_compiled, self.audit_all = chosen.why_not_compiled, self._audits.audit_all
-        self.uncompiled = chosen.uncompiled  # (shapes, steps) that are too many to be compiled
+        self.audit_all, self.warn_of_unseen = audits.audit_all, audits.warn_of_unseen
+        self.why_not_compiled, self.uncompiled = chosen.why_not_compiled, chosen.uncompiled
         self.forget_pruned, self.begin_run = chosen.forget_pruned, chosen.begin_run
         self._latest: BoundProgram | None = None  # the one that ran last
         self._added: list[tuple[Path, Any]] = []  # keys of the batch that programs add

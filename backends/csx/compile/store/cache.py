@@ -259,22 +259,8 @@ class CompileCache:
 
     def _copied(self, entry: Path, load: Callable[[Path], T]) -> Fetched[T] | None:
         """An entry of one of the folders that are only read, copied under its exclusive lock."""
-        for other in (one / entry.name for one in self._others):
-            if not other.is_dir():
-                continue
-            sweep(self.folder, entry.name)
-            part = Path(tempfile.mkdtemp(dir=self.folder, prefix=f"{entry.name}.", suffix=PART))
-            try:
-                if copy_into(other, part):
-                    remove(entry)
-                    part.rename(entry)
-                    if (found := self._find(entry, load)) is not None:
-                        return found
-            except OSError:  # it is gone meanwhile, or damaged: as if it were not there
-                continue
-            finally:
-                remove(part)
-        return None
+        copies = (one for one in self._others if _was_copied(one / entry.name, entry))
+        return next((found for _ in copies if (found := self._find(entry, load))), None)
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
@@ -305,6 +291,24 @@ class CompileCache:
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> AbstractContextManager[None]:
         return locked_key(self.folder, key, how, waiting)
+
+
+def _was_copied(other: Path, entry: Path) -> bool:
+    """Copy an entry to its place in another folder, under its exclusive lock, if it is whole."""
+    if not other.is_dir():
+        return False
+    sweep(entry.parent, entry.name)
+    part = Path(tempfile.mkdtemp(dir=entry.parent, prefix=f"{entry.name}.", suffix=PART))
+    try:
+        whole = copy_into(other, part)
+        if whole:
+            remove(entry)
+            part.rename(entry)
+        return whole
+    except OSError:  # it is gone meanwhile, or damaged: as if it were not there
+        return False
+    finally:
+        remove(part)
 
 
 def _mark_of(mark: Path, sealed: bytes) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -157,8 +158,7 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         def has_ended(self) -> bool:
             return False
 
-        def lost(self) -> str | None:
-            return None
+        pulse = SimpleNamespace(lost=lambda: None, starves=False)
 
         def end(self) -> None: ...
 
