@@ -191,8 +191,6 @@ _RATES = "torch.optim.lr_scheduler.LRScheduler"
 STANDS_FOR: dict[tuple[str, str], tuple[str, ...]] = {
     (f"{_CSX}/capture/metrics.py", "functions"): (
         "torchmetrics.utilities.compute.normalize_logits_if_needed",
-    ),
-    (f"{_CSX}/capture/metrics.py", "check"): (
         "torchmetrics.functional.classification.hinge"
         "._multiclass_hinge_loss_tensor_validation",  # and its kin
     ),

@@ -38,7 +38,6 @@ from fulgurite.backends.patches import Patch, applied, patches_of
 
 _TORCHMETRICS = "torchmetrics 1.9"
 _NORMALIZE = "normalize_logits_if_needed"
-_CHECKS = "tensor_validation"
 _NOT_STATIC = (TraceError, DynamicOutputShapeException, DataDependentOutputException)
 _stock_forward, _stock_copy = Metric.forward, Metric._copy_state_dict
 
@@ -358,8 +357,6 @@ def static_metrics(root: nn.Module) -> Iterator[Patch]:
         if _NORMALIZE in vars(functions):
             static, why = {_NORMALIZE: _where_branch}, "a Python condition recognizes logits"
             yield from patches_of(functions, static, why=why, checked=_TORCHMETRICS)
-        for key, check in list(vars(functions).items()):
-            # other files import it by name: all of them call this object
-            if key.endswith(_CHECKS) and check.__module__ == name:
-                code, why = {"__code__": _unchecked.__code__}, "labels would be looked at"
-                yield from patches_of(check, code, why=why, checked=_TORCHMETRICS)
+        names = [one for one in vars(functions) if one.endswith("tensor_validation")]
+        unchecked, why = dict.fromkeys(names, _unchecked), "labels would be looked at"
+        yield from patches_of(functions, unchecked, why=why, checked=_TORCHMETRICS)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from math import sqrt
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -70,8 +70,6 @@ def package_of(owner: Any) -> str:
     """The first part of the name of the module where an owner is from."""
     if isinstance(owner, patches._Namespace):
         return str(vars(owner)["__name__"]).partition(".")[0]
-    if isinstance(owner, FunctionType):
-        return owner.__module__.partition(".")[0]
     module = owner if isinstance(owner, ModuleType) else sys.modules[type(owner).__module__]
     if isinstance(owner, type):
         module = sys.modules[owner.__module__]
@@ -196,7 +194,8 @@ def test_only_modules_of_the_users_own_are_touched(replaced: list[tuple[Any, str
     users = {__name__.partition(".")[0], "optimizers", "models"}
     assert packages >= {__name__.partition(".")[0], "math"}
     assert packages - OURS - users == set()
-    assert len(replaced) < 280  # 295 names once, 72 of them in sympy, scipy and networkx
+    # 295 names once, 72 of them in sympy, scipy and networkx; 69 are torchmetrics' checks of labels
+    assert len(replaced) < 340
 
 
 OPTIMIZER = """
