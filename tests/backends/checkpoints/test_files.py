@@ -194,3 +194,10 @@ def test_a_folder_that_cannot_be_flushed_has_the_new_file(
         write({"a": 2}, path)
     assert told.value.filename == str(path)
     assert torch.load(path) == {"a": 2}
+
+
+def test_who_replaces_torchs_save_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As tests of other projects do, to count checkpoints."""
+    monkeypatch.setattr(torch, "save", lambda what, stream: stream.write(b"replaced"))
+    write({}, tmp_path / "one.ckpt")
+    assert (tmp_path / "one.ckpt").read_bytes() == b"replaced"
