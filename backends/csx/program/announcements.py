@@ -100,8 +100,8 @@ def script() -> str:
     No others: they may be secret.
     """
     command, *arguments = sys.argv or [""]
-    names = [Path(command).name.strip("-c") or "python"]
-    return " ".join(names + [Path(one).name for one in arguments if Path(one).is_file()])
+    name = "python" if command in ("", "-c") else Path(command).name
+    return " ".join([name, *(Path(one).name for one in arguments if Path(one).is_file())])
 
 
 def say_compiled(

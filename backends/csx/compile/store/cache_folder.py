@@ -118,19 +118,20 @@ def refuse_shared(folder: Path, owner: int | None = None) -> None:
     through a link: what lies in a folder that nobody else can write is still there, and the same,
     when its code is loaded.
     """
+    owner = os.geteuid() if owner is None else owner
     refused = f"compile_dir={str(folder)!r} holds code that will be run, and"
     # who can write a folder above can put another one in this one's place
     for parent in reversed(folder.parents):
-        _refuse_shared_parent(parent, refused, _trusted() | {owner} - {None})
+        _refuse_shared_parent(parent, refused, _trusted() | {owner})
     found = folder.lstat()
-    if owner is None and found.st_uid != os.geteuid():
+    if found.st_uid != owner:
         raise SharedFolder(f"{refused} belongs to another user. Give a folder of your own.")
     _refuse_link(folder, found, refused)
     if not is_ours(folder, owner):
         raise SharedFolder(f"{refused} others can write it. Type: chmod go-w '{folder}'")
 
 
-def _refuse_shared_parent(parent: Path, refused: str, trusted: Collection[int | None]) -> None:
+def _refuse_shared_parent(parent: Path, refused: str, trusted: Collection[int]) -> None:
     found = parent.lstat()
     if found.st_uid not in trusted:
         raise SharedFolder(
@@ -156,7 +157,7 @@ def _refuse_link(path: Path, found: os.stat_result, refused: str) -> None:
         raise SharedFolder(f"{refused} {str(path)!r} became a link. Give a folder of your own.")
 
 
-def _trusted() -> set[int | None]:
+def _trusted() -> set[int]:
     """Users who could change any folder, and this one; in a container "/" may be nobody's."""
     return {0, os.geteuid(), Path("/").stat().st_uid}
 

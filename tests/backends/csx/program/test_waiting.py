@@ -58,6 +58,19 @@ def until(condition: Any) -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [(["/x/cc.py", "-c"], "cc.py"), (["-c"], "python"), ([""], "python"), ([], "python")],
+)
+def test_a_script_has_its_own_name(
+    typed: list[str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", typed)
+    assert announcements.script() == name
+    monkeypatch.setattr(sys, "argv", [*typed, __file__, "--password=secret"])
+    assert announcements.script().endswith("test_waiting.py")
+
+
 @pytest.mark.parametrize("bar", [TQDMProgressBar, RichProgressBar])
 def test_a_bar_shows_how_far_compiling_beside_the_steps_is(bar: Any) -> None:
     told = ["", "code 2 of 7, 14 s, about 8 s to go"]
