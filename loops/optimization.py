@@ -150,7 +150,7 @@ class ManualOptimization(_ManualOptimization):
             # the step's own optimizers count while they are traced: each run then counts as many
             before = self.optim_step_progress.total.completed
             with uncounted(self.optim_step_progress), self._backwards() as losses:
-                arguments = strategy.traced_arguments({**kwargs, "batch": batch}, by_hand=True)
+                arguments = strategy.traced_arguments({**kwargs, "batch": batch})
                 with strategy.stepping():
                     output = super(ManualOptimization, self).run(arguments)
                 steps = self.optim_step_progress.total.completed - before

@@ -256,7 +256,7 @@ def test_lightnings_command_line_takes_device_and_devices(given: str, tmp_path: 
         ended(processes, [tmp_path])
     printed = (tmp_path / "log.txt").read_text()
     assert "Starting with 2 processes" in printed
-    assert printed.count("CSX: 5 steps in") == 1
+    assert printed.count("CSX: 5 batches in") == 1
 
 
 CELLS = [

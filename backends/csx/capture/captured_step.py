@@ -42,8 +42,6 @@ from fulgurite.backends.csx.capture.scope import (
 from fulgurite.backends.csx.capture.side_effects import refuse_other_effects, release_rebound
 from fulgurite.backends.csx.capture.trace import Trace
 from fulgurite.backends.csx.contract import (
-    EPOCH,
-    INDEX,
     Access,
     ConstantSource,
     constant_sources,
@@ -97,8 +95,10 @@ class Assumptions:
     """What the traced Python read on the host: the graph is right while it would read the same."""
 
     numbers: tuple[NumberGuard, ...]  # of param groups
+    idle: frozenset[int]  # optimizers that it neither steps nor asks for a number
     scalars: tuple[Access, ...]  # of modules
     answers: Answers  # of the trainer, about its state
+    run: tuple[NumberGuard, ...]  # of counters of the run
     tables: ConstantTables  # that the step made
 
 
@@ -145,7 +145,11 @@ class FinishedTrace:
         Those that its optimizers need and this trace hid from them are added to
         ``scope.carried``; the caller then traces the step again.
         """
-        inputs = self.trace.inputs
+        inputs, scope = self.trace.inputs, self.trace.scope
+        by_hand = scope.trains and not scope.backward_is_lightnings
+        if self.trace.run_guards and by_hand and not scope.takes_turns:
+            scope.takes_turns = True
+            return True
         for name in sorted(inputs.gradients.missed):
             there = inputs.parameters[name].grad is not None
             self.trace.scope.carried[name] = GradientFlag(name, there)
@@ -156,7 +160,7 @@ class FinishedTrace:
         nodes = pytree.tree_leaves(self.module.graph.output_node().args[0])
         examples = [node.meta["val"] for node in nodes]
         recording, batch = self.make_recording(), self.trace.step.batch
-        passed = pass_through_values(recording.outputs.passed, batch, batch, {INDEX: 0, EPOCH: 0})
+        passed = pass_through_values(recording.outputs.passed, batch, batch, lambda name: 0)
         return CreatedState(self.trace.result.collected.new_places, recording, examples, passed)
 
     def refuse_other_effects(self) -> None:
@@ -226,6 +230,8 @@ class FinishedTrace:
             graph = lower(traced, (*PASSES, sharding(sharded)))
         else:
             graph = lower(traced, CBFLOAT16_PASSES) if narrow else lowered(traced)
+        with warn_of_frozen_reads():
+            trace.note_unseen_reads(graph)
         return CapturedStep(
             graph=graph,
             sources=InputSources(
@@ -238,6 +244,7 @@ class FinishedTrace:
             outputs=trace.result.collected.outputs,
             assumptions=Assumptions(
                 numbers=tuple(inputs.guards),
+                idle=frozenset(inputs.idle_optimizers()),
                 scalars=(
                     *trace.observers.attributes.reads(),
                     *trace.observers.frozen_buffers.accesses(),
@@ -245,6 +252,7 @@ class FinishedTrace:
                 if scope.python_runs_once
                 else (),
                 answers=trace.answers,
+                run=tuple(trace.run_guards),
                 tables=ConstantTables(trace.result.collected.tables),
             ),
             changes=trace.observers.attributes.changes(),
@@ -294,12 +302,13 @@ def capture(
 def _trace_until_final(scope: Scope, trace: Callable[[], FinishedTrace]) -> CapturedStep:
     """Trace until the trace is what every later step will be.
 
-    The first one may not be, for five reasons; each is dealt with, and the step is traced again:
+    The first one may not be, for six reasons; each is dealt with, and the step is traced again:
 
     - It puts several tensors into places that hold one: each place gets memory of its own.
     - It caches a table (in ``functools.lru_cache``), which later steps find: now this one does.
     - It leaves a gradient for an optimizer of the next step, which this step hid from it.
     - It began with a zero where every step begins with None, and its code may ask for that.
+    - It asked which batch this is: other batches' programs may need all gradients of this one.
     - It leaves tensors where none were, and later steps may read them: they are put there.
     """
     before = BeforeTrace(scope)

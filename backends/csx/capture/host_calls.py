@@ -38,7 +38,7 @@ from torchmetrics import Metric
 
 from fulgurite.backends.closures import Closure
 from fulgurite.backends.csx.capture.metrics import BatchValue, BatchValueCall
-from fulgurite.backends.csx.contract import is_replaying, unwrap_proxy
+from fulgurite.backends.csx.contract import is_replaying, operand
 from fulgurite.backends.csx.diagnostics.user_lines import user_line
 from fulgurite.backends.csx.graph import collectives
 from fulgurite.backends.csx.hyperparams.slots import TracedGroup
@@ -245,7 +245,7 @@ def record_log(
         kwargs: those of ``log``.
     """
     bound = _SIGNATURE.bind(module, *args, **kwargs)
-    given = {key: unwrap_proxy(value) for key, value in list(bound.arguments.items())[1:]}
+    given = {key: operand(value) for key, value in list(bound.arguments.items())[1:]}
     value = given["value"]
     computed = value.call if isinstance(value, BatchValue) else None
     if computed is not None:

@@ -42,6 +42,7 @@ from fulgurite.backends.csx.diagnostics.user_lines import (
     line_naming,
     top_package,
 )
+from fulgurite.backends.csx.hyperparams.run_numbers import only_follow
 from fulgurite.backends.csx.objects import ReadableState, attributes_read, codes_reached, discover
 from fulgurite.backends.csx.state import NewState, Place, Snapshot, owner_of
 from fulgurite.backends.patches import MISSING, Patch, caller, patches_of
@@ -184,9 +185,12 @@ def check_trainer(trainer: Any, before: dict[str, Any], hooks: Iterable[Any]) ->
                 " traced: the program never sets it"
             )
             callers = [one for one in codes if code.co_name in one.co_names]
-            if any(map(warned_in, (code, *callers))):
+            around = (code, *callers)
+            if any(warned_in(one, without="trainer.should_stop") for one in around):
                 raise UnsupportedState(f"{what}.", line=line, remedy=_REMEDY)
-            warn("trainer.should_stop", what, line, _REMEDY)
+            # a counter's condition is a guard: when it holds, another program sets it
+            if not only_follow((one.co_filename, one.co_name) for one in around):
+                warn("trainer.should_stop", what, line, _REMEDY)
         elif name in changed - {_STOP}:
             text = f"trainer.{name} was changed while the step was traced; that happens once"
             warn(f"trainer.{name}", text, line, "a host hook such as on_train_batch_end")
@@ -234,8 +238,8 @@ class LightningScope(Scope):
 
     @property
     def keeps_gradients(self) -> bool:
-        """Whether host code that reads ``.grad`` was found when the run began."""
-        return self.trains and self.gradients_read
+        """Whether host code that reads ``.grad`` was found when the run began, or programs do."""
+        return self.trains and (self.gradients_read or self.takes_turns)
 
     @property
     def fp16_type(self) -> str | None:

@@ -178,7 +178,7 @@ def output_writer(outputs: Outputs) -> Callable[[Sequence[Tensor]], tuple[Any, A
 
 
 def pass_through_values(
-    sources: Sequence[PassThrough], batch: Any, given: Any, arguments: dict[str, Any]
+    sources: Sequence[PassThrough], batch: Any, given: Any, asked: Callable[[str], Any]
 ) -> list[Any]:
     """What this call has for the sources of ``Outputs.passed``.
 
@@ -186,14 +186,14 @@ def pass_through_values(
         sources: these.
         batch: of the structure that the program was traced with.
         given: the batch as it came, whose containers the step may change.
-        arguments: the others, by name.
+        asked: gives the others, by name.
     """
     leaves = pytree.tree_leaves(batch)
 
     def value(source: PassThrough) -> Any:
         if isinstance(source, tuple):
             return container_at(given, source)
-        return leaves[source] if isinstance(source, int) else arguments[source]
+        return leaves[source] if isinstance(source, int) else asked(source)
 
     return [value(source) for source in sources]
 

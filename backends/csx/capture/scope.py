@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fulgurite.backends.csx.capture.recording import Recording
-from fulgurite.backends.csx.contract import EPOCH, INDEX, ConstantSource, Reads
+from fulgurite.backends.csx.contract import ConstantSource, Reads
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.graph import rng
+from fulgurite.backends.csx.hyperparams.run_numbers import COUNTERS, INDEX, STEPS
 from fulgurite.backends.csx.objects import (
     PythonState,
     ReadableState,
@@ -46,9 +47,9 @@ from fulgurite.backends.program_scheduler import program_schedulers
 from fulgurite.backends.runtime import shielded
 
 
-def _counter() -> Tensor:
-    with torch.inference_mode(False):  # it is written in other modes too
-        return torch.zeros((), dtype=torch.int64)
+def _counters() -> dict[str, Tensor]:
+    with torch.inference_mode(False):  # they are written in other modes too
+        return {name: torch.zeros((), dtype=torch.int64) for name in COUNTERS}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,33 +66,40 @@ class Scope(ABC):
     trains: bool = False  # whether the step computes gradients
     deferred: list[DeferredState] = field(default_factory=list)
     carried: dict[str, GradientFlag] = field(default_factory=dict)  # gradients for the next step
+    takes_turns: bool = False  # its programs do, by counters of the run: each needs all gradients
     stage_gradients: StageGradients = field(default_factory=StageGradients)
     python_runs_once: bool = True  # not with retrace_every_iteration; what it reads is frozen
     compares_traces: bool = False  # each is recorded, for later ones to be compared with it
     gradients_on_host: ClassVar[bool] = False  # whether the host sees them between steps
 
-    _steps: Tensor = field(default_factory=_counter)
+    batch_idx: int | None = None  # of the batch that the step is called with
 
-    def gradients_known(self) -> tuple[frozenset[str], frozenset[str]]:
-        """What traces found out of gradients: those that are carried, and those that are None."""
-        return frozenset(self.carried), frozenset(self.stage_gradients.none)
+    _counters: dict[str, Tensor] = field(default_factory=_counters)
 
-    def global_step(self) -> Tensor:
-        """How many steps were done, as a program's input: int64, without dimensions.
+    def gradients_known(self) -> tuple[frozenset[str], frozenset[str], bool]:
+        """What traces found out of gradients: those that are carried, that are None, or if all."""
+        return frozenset(self.carried), frozenset(self.stage_gradients.none), self.takes_turns
+
+    def asked(self, name: str) -> Any:
+        """What a step finds now that asks for one of ``COUNTERS``, or for ``LAST``."""
+        if name == STEPS:
+            return self.steps_done()
+        if name == INDEX:
+            return self.batch_idx
+        trainer = self.trainer
+        return 0 if trainer is None else getattr(trainer, name)
+
+    def counter(self, name: str) -> Tensor:
+        """One of ``COUNTERS``, as a program's input: int64, without dimensions.
 
         Always the same tensor: making one takes 5 µs, filling it 1 (measured).
         """
-        return self._steps.fill_(self.steps_done())
+        return self._counters[name].fill_(self.asked(name))
 
     @property
     def trainer(self) -> pl.Trainer | None:
         """The Trainer that runs the step, where Lightning does."""
         return None
-
-    def arguments(self, batch_idx: int | None) -> dict[str, Any]:
-        """The arguments of hooks in the step that it may pass on."""
-        trainer = self.trainer
-        return {INDEX: batch_idx, EPOCH: None if trainer is None else trainer.current_epoch}
 
     @property
     def backward_is_lightnings(self) -> bool:

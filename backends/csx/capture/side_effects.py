@@ -106,7 +106,8 @@ def collect(
     scope, module, state = host.scope, host.scope.module, inputs.state
     effects, accumulators = SideEffects(), dict[int, Accumulator]()
     observers.frozen_buffers.check()
-    numbers = [*set_numbers(inputs.groups, scope.line_of("training_step"))]
+    with observers.mode.in_double():
+        numbers = [*set_numbers(inputs.groups, scope.line_of("training_step"))]
     inputs.gradients.keep(cleared=clears_gradients)
     observers.attributes.settle(effects, observers.is_constant)
     if host.first is None:  # a second trace finds them untied

@@ -20,6 +20,7 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from fulgurite.backends.csx.capture.recording import Recording
 from fulgurite.backends.csx.capture.scope import Scope
 from fulgurite.backends.csx.graph.graph import Input, Kind, Placement, Role, like, storage_of
+from fulgurite.backends.csx.hyperparams.run_numbers import COUNTERS
 from fulgurite.backends.csx.hyperparams.scheduled_numbers import TracedSchedulers, scheduler_places
 from fulgurite.backends.csx.hyperparams.slots import (
     TracedGroup,
@@ -146,8 +147,9 @@ class StepInputs:
         if self.number_slots:
             vector = as_vector(read_numbers(self.number_slots, self._scope.optimizers))
             yield Input(kind=Kind.NUMBERS, index=0, name="numbers", example=fake(vector))
-        steps = fake(torch.zeros((), dtype=torch.int64))
-        yield Input(kind=Kind.STEPS, index=0, name="global_step", example=steps)
+        for i, name in enumerate(COUNTERS):
+            count = fake(torch.zeros((), dtype=torch.int64))
+            yield Input(kind=Kind.COUNTER, index=i, name=name, example=count)
         for i, leaf in enumerate(self.batch.tensor_leaves()):
             assert leaf.shape is not None
             laid_out = torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype)
@@ -221,6 +223,14 @@ class StepInputs:
                 self.gradients.watch(held.tensor, fake)
                 fakes.append((held.tensor, fake))
         return fakes
+
+    def idle_optimizers(self) -> Iterator[int]:
+        """The places of optimizers that a step by hand neither steps nor asks for a number."""
+        if not self._scope.trains or self._scope.backward_is_lightnings:
+            return
+        busy = {id(group.optimizer) for group in self.groups if group.is_read}
+        busy.update(map(id, self.gradients.stepped))
+        yield from (i for i, one in enumerate(self._scope.optimizers) if id(one) not in busy)
 
     def drop_batch(self) -> None:
         """Put other fakes in place of the batch that the step saw: the user may have kept it."""

@@ -27,8 +27,10 @@ from fulgurite.backends.csx.capture.scope import HostState, Scope, keep_flat_wei
 from fulgurite.backends.csx.capture.side_effects import CollectedEffects, collect
 from fulgurite.backends.csx.capture.step_inputs import StepInputs
 from fulgurite.backends.csx.contract import Observers
-from fulgurite.backends.csx.diagnostics.user_lines import record_lines
-from fulgurite.backends.csx.graph.graph import Kind
+from fulgurite.backends.csx.diagnostics.user_lines import UserLine, record_lines
+from fulgurite.backends.csx.graph.graph import Graph, Kind
+from fulgurite.backends.csx.hyperparams.run_numbers import COUNTERS, FOLLOWED, STEPS, RunNumber
+from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard
 from fulgurite.backends.csx.objects import BatchChanges, copy_containers
 from fulgurite.backends.csx.state import first_updates
 from fulgurite.backends.step_context import running
@@ -74,6 +76,8 @@ class Trace:
         observers: what looks at the step's code.
         updates: those of optimizers.
         answers: what the step read of the trainer's state.
+        run_guards: what its Python saw of counters of the run.
+        run_numbers: the counters that it computed with, and the lines that did.
         result: what is known when it has run.
     """
 
@@ -100,6 +104,47 @@ class Trace:
             move=self.inputs.set_data,
         )
         self.answers: dict[tuple[str, str], Any] = {}
+        self.run_guards: list[NumberGuard] = []
+        self.run_numbers: list[tuple[RunNumber, UserLine | None]] = []
+
+    def run_number(self, name: str, now: int, value: int, note: Callable[..., object]) -> RunNumber:
+        """A counter of the run, as the step computes with it.
+
+        Args:
+            name: one of ``COUNTERS``.
+            now: what it is; steps that this step has done by hand are among them.
+            value: what Python is to see.
+            note: is called where Python takes the value.
+        """
+        begun = self._begun[name]
+        more = 0 if begun is None else now - begun
+        with self.observers.mode.in_double():
+            tensor = self._counters[name].to(torch.float64)
+            tensor = tensor + more if more else tensor
+        number = RunNumber(value, tensor, self.run_guards, self._asked(name, more), name, note)
+        if (line := self.observers.line()) is not None:
+            FOLLOWED.add((line.file, line.function))
+        self.run_numbers.append((number, line))
+        return number
+
+    def note_unseen_reads(self, graph: Graph) -> None:
+        """Warn of counters that the step took, of which neither graph nor guards have anything.
+
+        Code written in C reads a float's value unseen.
+        """
+        taken = {item.name for item in graph.inputs if item.kind is Kind.COUNTER}
+        asked = " ".join(guard.text for guard in self.run_guards)
+        for number, line in self.run_numbers:
+            if number.text not in taken and number.text not in asked:
+                number.note(line)
+
+    def note_answer(self, name: str, value: bool) -> None:
+        """The step asked the run something, and got this answer."""
+        self.run_guards.append(NumberGuard(name, self._asked(name), value))
+
+    def _asked(self, name: str, more: int = 0) -> Callable[[Any], Any]:
+        scope = self.scope
+        return lambda numbers: scope.asked(name) + more if more else scope.asked(name)
 
     def trace(self) -> fx.GraphModule:
         """The step as it was traced, before any pass."""
@@ -153,7 +198,8 @@ class Trace:
         given = inputs.of_kind(Kind.BATCH, flat)
         names = (leaf.name for leaf in inputs.batch.tensor_leaves())
         observers.begin(tracer.tensor_tracker, zip(given, names, strict=True))
-        [steps] = inputs.of_kind(Kind.STEPS, flat)
+        self._counters = dict(zip(COUNTERS, inputs.of_kind(Kind.COUNTER, flat), strict=True))
+        self._begun, steps = {name: scope.asked(name) for name in COUNTERS}, self._counters[STEPS]
         in_place = inputs.in_place(flat, observers.names.tracker, observers.mode.in_double)
         with in_place, running(global_step=steps.clone, norms=[]):
             observers.find_buffers(scope.root, inputs.values)

@@ -48,8 +48,6 @@ from fulgurite.backends.csx.contract.leaks import ValuelessTensor as ValuelessTe
 from fulgurite.backends.csx.contract.leaks import report_leaks as report_leaks
 from fulgurite.backends.csx.contract.leaks import valueless as valueless
 from fulgurite.backends.csx.contract.observers import Observers as Observers
-from fulgurite.backends.csx.contract.proxies import EPOCH as EPOCH
-from fulgurite.backends.csx.contract.proxies import INDEX as INDEX
 from fulgurite.backends.csx.contract.proxies import SPECIAL_METHODS as SPECIAL_METHODS
 from fulgurite.backends.csx.contract.proxies import PassThrough as PassThrough
 from fulgurite.backends.csx.contract.proxies import holds_traced as holds_traced
@@ -57,6 +55,7 @@ from fulgurite.backends.csx.contract.proxies import is_proxy as is_proxy
 from fulgurite.backends.csx.contract.proxies import make_container_proxy as make_container_proxy
 from fulgurite.backends.csx.contract.proxies import make_object_proxy as make_object_proxy
 from fulgurite.backends.csx.contract.proxies import make_proxy as make_proxy
+from fulgurite.backends.csx.contract.proxies import operand as operand
 from fulgurite.backends.csx.contract.proxies import retry_with_values as retry_with_values
 from fulgurite.backends.csx.contract.proxies import source_of as source_of
 from fulgurite.backends.csx.contract.proxies import unwrap_proxy as unwrap_proxy

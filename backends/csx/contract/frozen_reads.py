@@ -30,7 +30,7 @@ import numpy as np
 from lightning.pytorch.loggers.logger import DummyLogger
 from torch.optim.lr_scheduler import LRScheduler
 
-from fulgurite.backends.csx.contract.proxies import EPOCH, INDEX, make_proxy, refused_at
+from fulgurite.backends.csx.contract.proxies import make_counter, make_proxy, refused_at
 from fulgurite.backends.csx.diagnostics.trace_errors import PUBLIC
 from fulgurite.backends.csx.diagnostics.user_lines import (
     UserLine,
@@ -39,6 +39,14 @@ from fulgurite.backends.csx.diagnostics.user_lines import (
     user_line,
 )
 from fulgurite.backends.csx.graph.rng import note_draw
+from fulgurite.backends.csx.hyperparams.run_numbers import (
+    COUNTERS,
+    EPOCH,
+    FOLLOWED,
+    INDEX,
+    KEPT,
+    LAST,
+)
 from fulgurite.backends.patches import Patch, caller, patched, patches_of
 from fulgurite.backends.step_context import step_context
 from fulgurite.backends.torch_versions import CHECKED
@@ -120,12 +128,9 @@ def frozen_call(name: str, function: Callable[..., Any], args: Any, kwargs: Any)
 
 
 _COUNT = (
-    "fulgurite.global_step(), a tensor that counts optimizer steps, with torch.where; or a host"
-    " hook (on_train_batch_start, on_train_batch_end), which runs on every batch"
-)
-_BY_HAND = (
-    f"{_COUNT}; to step every n batches, automatic optimization with"
-    " Trainer(accumulate_grad_batches=n)"
+    "it in arithmetic and comparisons alone, which the program follows, without float(), int(), an"
+    " index or an f-string; or a host hook (on_train_batch_start, on_train_batch_end), which runs"
+    " on every batch"
 )
 _EVALUATED = (
     "on_{stage}_batch_end(self, outputs, batch, batch_idx), which runs on the host after every"
@@ -137,9 +142,9 @@ _METRICS = "a host hook such as on_train_batch_end; or a buffer that on_train_ep
 _LOGGER = 'self.log("name", value); or fulgurite.step_closure, which runs on the host every step'
 _REMEDIES = {
     "global_step": _COUNT,
-    "current_epoch": "a buffer that on_train_epoch_start sets (self.beta.fill_(...)); for a branch,"
-    " torch.where on it",
-    "is_last_batch": "on_train_batch_end, which runs on the host",
+    "current_epoch": "it in arithmetic and comparisons alone, which the program follows, without"
+    " float(), int(), an index or an f-string; or a buffer that on_train_epoch_start sets"
+    " (self.beta.fill_(...))",
     "callback_metrics": _METRICS,
     "logged_metrics": _METRICS,
     "progress_bar_metrics": _METRICS,
@@ -177,12 +182,17 @@ FrozenValueWarning.__module__ = FrozenValueNote.__module__ = PUBLIC
 def forget_warned_lines() -> None:
     """Let every line warn again: a run begins."""
     _SHOWN.clear()
+    FOLLOWED.clear()
+    KEPT.clear()
 
 
-def warned_in(code: CodeType) -> bool:
-    """Whether a line of a function warned in this run."""
+def warned_in(code: CodeType, without: str = "") -> bool:
+    """Whether a line of a function warned in this run, of something else than ``without``."""
     lines = {line for *_, line in code.co_lines() if line is not None}
-    return any(file == code.co_filename and line in lines for _, file, line in _SHOWN)
+    return any(
+        file == code.co_filename and line in lines and name != without
+        for name, file, line in _SHOWN
+    )
 
 
 def warn(name: str, text: str, line: UserLine | None, remedy: str) -> None:
@@ -246,21 +256,30 @@ def _reader(frame: FrameType) -> FrameType:
     return frame
 
 
-def frozen_index(batch_idx: int, stage: str = "", by_hand: bool = False) -> Any:
+def frozen_index(batch_idx: int, stage: str = "") -> Any:
     """``batch_idx`` for a step that is traced: a stand-in that warns when it is read.
 
     Args:
         batch_idx: of the first batch.
         stage: which hooks to advise where it is not training's.
-        by_hand: the step is that of manual optimization.
     """
-    seen = frozen_value("batch_idx", batch_idx)
-    remedy = _EVALUATED.format(stage=stage) if stage else _BY_HAND if by_hand else _COUNT
+    remedy = _EVALUATED.format(stage=stage) if stage else _COUNT
+    return _counter(INDEX, batch_idx, remedy)
 
-    def note() -> None:
-        warn_frozen("batch_idx", seen, remedy, line=refused_at(INDEX))
 
-    return make_proxy(seen, note, INDEX)
+def _counter(name: str, value: int, remedy: str = "") -> Any:
+    """What a step gets that asks for a counter of the run."""
+    seen, trace = frozen_value(name, value), step_context.get().trace
+
+    def note(line: UserLine | None = None) -> None:
+        found = line or refused_at(name) or user_line()
+        if found is not None:
+            KEPT.add((found.file, found.function))
+        warn_frozen(name, seen, remedy, line=found)
+
+    if step_context.get().reads is None:  # Python runs on every batch, and has its values
+        return make_proxy(value, note, name)
+    return make_counter(seen, note, name, lambda: trace.run_number(name, value, seen, note))
 
 
 @contextlib.contextmanager
@@ -269,13 +288,7 @@ def frozen_hook_arguments(module: pl.LightningModule) -> Iterator[None]:
 
     def with_proxies(hook: Callable[..., Any]) -> Callable[..., Any]:
         def call(epoch: int, batch_idx: int, *rest: Any, **named: Any) -> Any:
-            now = frozen_value("epoch", epoch)
-
-            def note() -> None:
-                warn_frozen("current_epoch", now, line=refused_at(EPOCH))
-
-            seen = make_proxy(now, note, EPOCH)
-            return hook(seen, frozen_index(batch_idx), *rest, **named)
+            return hook(_counter(EPOCH, epoch), frozen_index(batch_idx), *rest, **named)
 
         return call
 
@@ -309,13 +322,23 @@ def _property(original: property, name: str) -> property:
     def read(self: Any) -> Any:
         assert original.fget is not None
         value = original.fget(self)
-        if is_models(frame := sys._getframe(1)):
+        if step_context.get().reads is not None and is_models(frame := sys._getframe(1)):
+            if name == LAST:
+                return _answer(name, value)
+            if name in COUNTERS:
+                return _counter(name, value)
             warn_frozen(name, value)
             if is_users(frame):  # a package's value may not change: an audit would see it
                 return frozen_value(name, value)
         return value
 
     return property(read, original.fset)
+
+
+def _answer(name: str, value: bool) -> bool:
+    seen = frozen_value(name, value)
+    step_context.get().trace.note_answer(name, seen)
+    return bool(seen)
 
 
 def _last_lr(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -35,7 +35,7 @@ from fulgurite.backends.csx.contract.overrides import (
     without_known_masks,
     without_scalars,
 )
-from fulgurite.backends.csx.contract.proxies import unwrap_proxies
+from fulgurite.backends.csx.contract.proxies import operands
 from fulgurite.backends.csx.contract.refusals import (
     Refusals,
     called_by_library,
@@ -108,7 +108,7 @@ class Contract(TorchFunctionMode):
             return func(*args)
         busy, self._busy = self._busy, True
         try:
-            return self._call(func, unwrap_proxies(args), unwrap_proxies(kwargs or {}))
+            return self._call(func, operands(args), operands(kwargs or {}))
         except TraceError as error:
             self.refused = self.refused or error
             raise

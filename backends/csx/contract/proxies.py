@@ -7,7 +7,9 @@ and another one is an error, or the user was warned. Objects can only be passed 
 refuses a proxy makes the step be traced once more, with the values themselves, which then count as
 read (``retry_with_values``).
 
-Every operation on a proxy notes that the value was read, and works on the value. A proxy is no int,
+Every operation on a proxy notes that the value was read, and works on the value; but arithmetic,
+comparisons and torch's functions work on what stands for a counter of the run in the program
+(``hyperparams/run_numbers``). A proxy is no int,
 float or str: one that was could be read unseen by code written in C, and the value be frozen in
 silence. To torch's own functions it is a ``SymInt`` or ``SymFloat``, which they take for numbers,
 and show to the function mode of the trace. Checked against torch 2.13.
@@ -36,6 +38,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from fulgurite.backends.csx.contract.leaks import ValuelessTensor, holder_of
 from fulgurite.backends.csx.diagnostics.trace_errors import TraceError
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, raised_at
+from fulgurite.backends.csx.hyperparams.run_numbers import RunNumber
 from fulgurite.backends.csx.hyperparams.traced_float import TracedNumber
 
 PassThrough = int | str | tuple[Any, ...]
@@ -50,12 +53,21 @@ class ValueProxy:
 
 
 class ProxyTarget:
-    """What a proxy stands for, whom to tell that it was read, and where each call finds it."""
+    """What a proxy stands for, whom to tell that it was read, and where each call finds it.
 
-    __slots__ = ("note", "source", "value")
+    ``number`` makes what stands for a counter of the run; of other proxies it is None.
+    """
 
-    def __init__(self, value: Any, note: Callable[[], object], source: PassThrough) -> None:
-        self.value, self.note, self.source = value, note, source
+    __slots__ = ("note", "number", "source", "value")
+
+    def __init__(
+        self,
+        value: Any,
+        note: Callable[[], object],
+        source: PassThrough,
+        number: Callable[[], RunNumber] | None = None,
+    ) -> None:
+        self.value, self.note, self.source, self.number = value, note, source, number
 
 
 def target_of_proxy(value: Any) -> ProxyTarget:
@@ -172,9 +184,43 @@ PROXIES[str].__int__ = _forward(int)
 PROXIES[str].__float__ = _forward(float)
 
 
+def operand(value: Any) -> Any:
+    """What stands for a proxy where a number is computed with; any other value itself."""
+    number = target_of_proxy(value).number if is_proxy(value) else None
+    return unwrap_proxy(value) if number is None else number()
+
+
+def _on_number(function: Callable[..., Any], swapped: bool = False) -> Callable[..., Any]:
+    def method(self: Any, *others: Any) -> Any:
+        values = [operand(self), *map(operand, others)]
+        return function(*(reversed(values) if swapped else values))
+
+    return method
+
+
+def _hash(self: Any) -> int:
+    # a key of a dict, where each value would be another answer: kept
+    target_of_proxy(self).number = None
+    return hash(unwrap_proxy(self))
+
+
+def _counter_proxy() -> type[Any]:
+    """The class of proxies for counters of the run."""
+    body: dict[str, Any] = {"__hash__": _hash}
+    for function in (*_ARITHMETIC, *_INTEGER):
+        body[f"__{function.__name__}__"] = _on_number(function)
+        body[f"__r{function.__name__}__"] = _on_number(function, swapped=True)
+    for alone in (*_COMPARISON, bool, operator.neg, operator.abs):
+        body[f"__{alone.__name__}__"] = _on_number(alone)
+    return type("_ValueProxyInt", (PROXIES[int],), body)
+
+
+_COUNTER: Any = _counter_proxy()
+
+
 T = TypeVar("T")
-BATCH, INDEX, EPOCH = "batch", "batch_idx", "epoch"
-"""Kinds of proxies: for what a batch holds, and for arguments of these names."""
+BATCH = "batch"
+"""The kind of the proxies for what a batch holds; of others it is what the step asked for."""
 
 _living: list[weakref.ref[ValueProxy]] = []  # proxies of the trace that runs
 _kinds_without_proxy: frozenset[str] = frozenset()  # kinds of proxies that this trace does without
@@ -191,6 +237,16 @@ def make_proxy(value: Any, note: Callable[[], object], source: PassThrough) -> A
         note()
         return value
     return _new_proxy(_of_kind(made, _kind_of(held)), held)
+
+
+def make_counter(
+    value: int, note: Callable[..., object], source: str, number: Callable[[], RunNumber]
+) -> Any:
+    """A proxy for a counter of the run: as ``make_proxy``, with what it is in the program."""
+    if source in _kinds_without_proxy:
+        note()
+        return value
+    return _new_proxy(_of_kind(_COUNTER, source), ProxyTarget(value, note, source, number))
 
 
 def make_object_proxy(
@@ -225,19 +281,19 @@ def _new_proxy(kind: type[Any], held: ProxyTarget) -> Any:
     return made
 
 
-def unwrap_proxies(value: Any) -> Any:
-    """``unwrap_proxy`` for what a list, tuple, dict or slice holds: a copy if it holds proxies."""
+def operands(value: Any) -> Any:
+    """``operand`` for what a list, tuple, dict or slice holds: a copy if it holds proxies."""
     kind = type(value)
     if kind is list or kind is tuple or kind is torch.Size:
-        items = [unwrap_proxies(item) for item in value]
+        items = [operands(item) for item in value]
         return value if all(map(is_, items, value)) else kind(items)
     if kind is dict:
-        items = [unwrap_proxies(item) for item in value.values()]
+        items = [operands(item) for item in value.values()]
         same = all(map(is_, items, value.values()))
         return value if same else dict(zip(value, items, strict=True))
     if kind is slice:
-        return slice(*map(unwrap_proxy, (value.start, value.stop, value.step)))
-    return unwrap_proxy(value)
+        return slice(*map(operand, (value.start, value.stop, value.step)))
+    return operand(value)
 
 
 # -- when the trace is over ------------------------------------------------------------------------

@@ -23,7 +23,7 @@ class Kind(Enum):
     STATE = "state"  # updated in place: parameters, buffers, optimizer state, metric states
     GRADIENT = "gradient"  # p.grad between steps: state that exists only where a step reads it
     NUMBERS = "numbers"  # the float64 vector of param-group numbers
-    STEPS = "steps"  # the number of optimizer steps done, int64
+    COUNTER = "counter"  # of the run, int64: steps done, epochs, batches
     CONSTANT = "constant"  # a tensor that no module holds, by alias; only read
     BATCH = "batch"
 

@@ -29,6 +29,7 @@ from fulgurite.backends.csx.hyperparams.traced_float import (
     TracedNumber,
     as_number,
     is_traced,
+    is_whole,
     plain,
     tensor_or_value,
 )
@@ -82,7 +83,8 @@ def _scales(value: object) -> bool:
 
 def _with_operands(func: Any, args: Any, kwargs: Any) -> Any:
     """Call ``func`` with numbers as tensors; where it takes only Python's own, by value."""
-    dtype = _dtype_of_scalars(pytree.tree_leaves((args, kwargs)))
+    leaves = pytree.tree_leaves((args, kwargs))
+    dtype = _dtype_of_scalars(leaves)
 
     def operand(leaf: Any) -> Any:
         if not is_traced(leaf):
@@ -115,16 +117,17 @@ def forget_failed_reads(graph: fx.Graph) -> None:
 
 
 def _dtype_of_scalars(leaves: list[Any]) -> torch.dtype | None:
-    """What a Python float beside these arguments is computed in; None where float64 widens nothing.
+    """What Python's numbers beside these arguments are computed in; None where float64 is right.
 
     A float64 scalar does not widen a tensor of floats that has dimensions.
     """
     others = [leaf for leaf in leaves if isinstance(leaf, Tensor) and not is_traced(leaf)]
     if not others or any(t.ndim and t.is_floating_point() for t in others):
         return None
-    dtype = torch.result_type(others[0], 1.0)
+    scalar = 1 if all(is_whole(leaf) for leaf in leaves if is_traced(leaf)) else 1.0
+    dtype = torch.result_type(others[0], scalar)
     for other in others[1:]:
-        dtype = torch.promote_types(dtype, torch.result_type(other, 1.0))
+        dtype = torch.promote_types(dtype, torch.result_type(other, scalar))
     return dtype
 
 
@@ -222,8 +225,7 @@ def _filled(name: str, *args: Any, dtype: Any = None, **options: Any) -> Any:
 
 def _natural_dtype(number: Any) -> torch.dtype:
     """What ``torch.tensor(number)`` has eagerly."""
-    whole = isinstance(number, TracedNumber) and isinstance(number.value, int)
-    return torch.int64 if whole else torch.get_default_dtype()
+    return torch.int64 if is_whole(number) else torch.get_default_dtype()
 
 
 def _tensor(name: str, *args: Any, dtype: Any = None, **options: Any) -> Any:

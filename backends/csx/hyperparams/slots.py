@@ -24,6 +24,7 @@ from fulgurite.backends.csx.diagnostics.trace_errors import (
     UnsupportedState,
 )
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, user_line
+from fulgurite.backends.csx.hyperparams.run_numbers import only_follow
 from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard, Numbers, TracedNumber
 from fulgurite.backends.program_scheduler import ProgramScheduler
 
@@ -181,8 +182,10 @@ class TracedGroup(dict[str, Any]):
         self.installed, self._computed = dict(group), set[str]()
         self.lines: dict[str, UserLine | None] = {}
         self.scheduled_at: UserLine | None = None  # where the step called a scheduler of the host
+        self.is_read = False  # but for its parameters, which zero_grad() asks for
 
     def __getitem__(self, key: str) -> Any:
+        self.is_read = self.is_read or key != "params"
         if key == "lr" and self.scheduled_at is not None:
             raise FrozenNumber(
                 "The step read a learning rate after scheduler.step(), at"
@@ -245,11 +248,18 @@ def set_numbers(
             if group.follows(key):
                 yield group, key, group[key]
                 continue
+            line, value = group.lines.get(key) or line, group[key]
+            # one branch of a schedule by the step count, which other programs go on with
+            follows = line is not None and only_follow([(line.file, line.function)])
+            if type(value) in (int, float) and follows:
+                constant = torch.full((), value, dtype=torch.float64)
+                yield group, key, TracedNumber(value, constant, [], lambda _: 0.0, repr(value))
+                continue
             new = key not in group.installed
             raise FrozenNumber(
                 f"The step set param_groups['{key}'], which the host sets between steps: the"
                 " program would keep what it was set to.",
-                line=group.lines.get(key) or line,
+                line=line,
                 remedy=f"a number from the start, in the defaults: dict(lr=lr, {key}=0)"
                 if new
                 else "a learning-rate scheduler, or the host between steps:\n"
@@ -308,18 +318,21 @@ def unused_guards(
     now: Numbers,
     optimizers: list[Optimizer],
     set_by_step: Collection[tuple[Optimizer, int, str]],
+    idle: Collection[int],
 ) -> list[NumberGuard]:
     """Guards for numbers that no operation uses: they may have been read where nothing sees it.
 
     A C function that takes a float takes its value without asking it. (Rprop reads ``lr`` only for
     the making of its state.) None for groups of frozen parameters, which torch's and this package's
-    optimizers pass by, and for what the step sets each time (an optimizer, a group, a key): those
-    are for others to read, as ``group["scheduled_lr"]`` of ScheduleFree.
+    optimizers pass by, for what the step sets each time (an optimizer, a group, a key): those
+    are for others to read, as ``group["scheduled_lr"]`` of ScheduleFree; and for optimizers that
+    it leaves ``idle``.
     """
     return [
         NumberGuard(str(slot), operator.itemgetter(i), now[i], slot.key in _OF_SCHEDULERS)
         for i, slot in enumerate(slots)
         if i not in used
+        and slot.optimizer not in idle
         and not (slot.key == "lr" and isinstance(optimizers[slot.optimizer], Rprop))
         and not _is_frozen(optimizers[slot.optimizer], slot.group)
         and (optimizers[slot.optimizer], slot.group, slot.key) not in set_by_step

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -62,6 +62,7 @@ class TracedNumber(float):
     guards: list[NumberGuard]
     compute: Callable[[Numbers], float]
     text: str
+    is_of_run: ClassVar[bool] = False  # a counter of the run: what Python sees is asked every step
 
     def __new__(
         cls,
@@ -73,7 +74,8 @@ class TracedNumber(float):
     ) -> TracedNumber:
         """Make one."""
         self = super().__new__(cls, value)
-        self.value, self.tensor, self.guards = value, as_number(tensor), guards
+        whole = isinstance(value, int)
+        self.value, self.tensor, self.guards = value, as_number(tensor, whole), guards
         self.compute, self.text = compute, text
         return self
 
@@ -99,13 +101,18 @@ class TracedNumber(float):
     ) -> TracedNumber:
         """A function of this number."""
         compute = self.compute
-        return TracedNumber(
+        return self.derived(
             on_value(self.value),
             on_tensor(self.tensor),
-            self.guards,
             lambda numbers: on_value(compute(numbers)),
             text.format(self.text),
         )
+
+    def derived(
+        self, value: float, tensor: Any, compute: Callable[[Numbers], float], text: str
+    ) -> TracedNumber:
+        """What follows from this number."""
+        return TracedNumber(value, tensor, self.guards, compute, text)
 
     def __index__(self) -> int:
         if self.value != int(self.value):
@@ -185,10 +192,16 @@ class TracedNumber(float):
         return self.value
 
 
-def as_number(tensor: Tensor) -> Tensor:
-    """Mark a float64 scalar of a trace as what eagerly is a Python float."""
-    tensor.is_number = True  # type: ignore[attr-defined]
+def as_number(tensor: Tensor, whole: bool = False) -> Tensor:
+    """Mark a float64 scalar of a trace as what eagerly is a Python float, or an int."""
+    tensor.is_number, tensor.is_whole = True, whole  # type: ignore[attr-defined]
     return tensor
+
+
+def is_whole(number: Any) -> bool:
+    """Whether a traced number, or a scalar computed from one, eagerly is an int."""
+    found: bool = tensor_or_value(number).is_whole
+    return found
 
 
 def is_traced(value: object) -> bool:
@@ -208,14 +221,13 @@ def _arithmetic(name: str, sign: str, operation: Callable[[Any, Any], Any]) -> N
         if isinstance(other, Tensor):
             pair = (other, self.tensor) if swapped else (self.tensor, other)
             return operation(*pair)
-        if not isinstance(other, Real):
+        if _is_foreign(other):
             return NotImplemented
         left, right = (other, self) if swapped else (self, other)
         left_compute, right_compute = computation(left), computation(right)
-        return TracedNumber(
+        return _first_of_run(self, other).derived(
             operation(_value(left), _value(right)),
             operation(tensor_or_value(left), tensor_or_value(right)),
-            self.guards,
             lambda numbers: operation(left_compute(numbers), right_compute(numbers)),
             f"({_text(left)} {sign} {_text(right)})",
         )
@@ -229,11 +241,11 @@ def _comparison(name: str, sign: str, operation: Callable[[Any, Any], Any]) -> N
         if isinstance(other, Tensor):
             # with a tensor it is an operation of the program, and Python sees nothing
             return operation(self.tensor, other)
-        if not isinstance(other, Real):
+        if _is_foreign(other):
             return NotImplemented
         other_compute = computation(other)
         compute, result = self.compute, operation(self.value, _value(other))
-        self.guards.append(
+        _first_of_run(self, other).guards.append(
             NumberGuard(
                 f"{self.text} {sign} {_text(other)}",
                 lambda numbers: operation(compute(numbers), other_compute(numbers)),
@@ -243,6 +255,16 @@ def _comparison(name: str, sign: str, operation: Callable[[Any, Any], Any]) -> N
         return result
 
     setattr(TracedNumber, f"__{name}__", compare)
+
+
+def _is_foreign(value: Any) -> bool:
+    """Whether a value is no number, or a stand-in, which says itself what it is with a number."""
+    return not isinstance(value, Real) or isinstance(value, (torch.SymInt, torch.SymFloat))
+
+
+def _first_of_run(number: TracedNumber, other: Any) -> TracedNumber:
+    """What comes of both is a counter of the run where one of them is."""
+    return other if isinstance(other, TracedNumber) and other.is_of_run else number
 
 
 def computation(value: Any) -> Callable[[Numbers], float]:

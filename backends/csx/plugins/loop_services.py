@@ -121,13 +121,11 @@ class LoopServices(Strategy):
         """Refuse hooks around ``zero_grad`` where gradients accumulate."""
         refuse_zero_grad_hooks(self._trainer, self._module)
 
-    def traced_arguments(
-        self, kwargs: dict[str, Any], by_hand: bool = False
-    ) -> OrderedDict[str, Any]:
-        """The arguments of ``training_step`` for a trace: reading ``batch_idx`` warns."""
+    def traced_arguments(self, kwargs: dict[str, Any]) -> OrderedDict[str, Any]:
+        """The arguments of ``training_step`` for a trace, which follows ``batch_idx``."""
         arguments = OrderedDict(kwargs)
         if "batch_idx" in arguments:
-            arguments["batch_idx"] = frozen_index(arguments["batch_idx"], by_hand=by_hand)
+            arguments["batch_idx"] = frozen_index(arguments["batch_idx"])
         return arguments
 
     def traced_hooks(self) -> contextlib.AbstractContextManager[None]:

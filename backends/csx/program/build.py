@@ -21,7 +21,7 @@ from fulgurite.backends.csx.capture import (
 )
 from fulgurite.backends.csx.compile.fabric import Fabric, Loaded, Wanted
 from fulgurite.backends.csx.config import CSXBackend
-from fulgurite.backends.csx.contract import EPOCH, INDEX, valueless
+from fulgurite.backends.csx.contract import valueless
 from fulgurite.backends.csx.costs.build_record import BuildRecord
 from fulgurite.backends.csx.diagnostics.trace_errors import StateChanged
 from fulgurite.backends.csx.graph.votes import votes_of
@@ -248,5 +248,5 @@ def _without_values(captured: dict[str, CapturedStep], batch: Any) -> Any:
     """The result of a step that is not run."""
     [*_, last] = captured.values()
     nodes = pytree.tree_leaves(last.graph.runs.module.graph.output_node().args[0])
-    passed = pass_through_values(last.outputs.passed, batch, batch, {INDEX: 0, EPOCH: 0})
+    passed = pass_through_values(last.outputs.passed, batch, batch, lambda name: 0)
     return result_of(last.outputs)([*[valueless(node.meta["val"]) for node in nodes], *passed])

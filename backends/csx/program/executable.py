@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence, Set
 from typing import Any
 
@@ -74,8 +75,11 @@ class Executable:
         self._unkept = DroppedGradients(graph, sources.gradients)
         self.tells_unkept = True  # after the next run
         self._takes_numbers = any(item.kind is Kind.NUMBERS for item in graph.inputs)
-        takes_steps = any(item.kind is Kind.STEPS for item in graph.inputs)
-        self._global_step = scope.global_step if takes_steps else None
+        self._counters = [
+            functools.partial(scope.counter, item.name)
+            for item in graph.inputs
+            if item.kind is Kind.COUNTER
+        ]
         self._constants_read = [i.index for i in graph.inputs if i.kind is Kind.CONSTANT]
         self._batch = [item.index for item in graph.inputs if item.kind is Kind.BATCH]
         offset, written = len(graph.inputs) - len(self._batch), graph.written()
@@ -140,8 +144,8 @@ class Executable:
         if self._takes_numbers:
             assert vector is not None
             inputs.append(vector)
-        if self._global_step is not None:
-            inputs.append(self._global_step())
+        if self._counters:
+            inputs += [count() for count in self._counters]
         if self._constants:
             inputs += [source.now() for source in self._constants]
         return inputs

@@ -112,6 +112,7 @@ class Misfit(NamedTuple):
     error: type[InputChanged | StateChanged]
     why: str
     is_phase: bool = False
+    is_of_run: bool = False  # a phase of which a counter of the run decides
     # a batch is compared before the numbers, by which another phase may have begun since
     is_of_earlier_phase: Callable[[], bool] = lambda: False
 
@@ -145,6 +146,7 @@ class Guards:
         handovers = [one.sources.gradients for one in captured]
         self._gradients = [one for one in handovers if one.none_matters]
         self.numbers = _number_guards(captured, scope)
+        self._run = [guard for one in read for guard in one.run]
 
     def accept(self, now: Conditions, batch: Any) -> list[Tensor] | Misfit | None:
         """The tensors of a batch as the program takes them, or why it does not fit.
@@ -160,6 +162,8 @@ class Guards:
             names = [name for name, _ in self._scope.module.named_parameters()]
             why = self._conditions.difference(now, self._modules, names)
             return Misfit(StateChanged, why, is_phase=True)
+        if self._run and (other := self._answered_otherwise()):
+            return Misfit(StateChanged, other, is_phase=True, is_of_run=True)
         tensors = self.batch.accept(batch)
         if tensors is None:
             earlier = functools.partial(self._groups.begins_phase, self.numbers)
@@ -169,6 +173,11 @@ class Guards:
             return Misfit(StateChanged, broken)
         answer = self._groups.update(self.numbers)
         return tensors if answer is None else Misfit(StateChanged, *answer)
+
+    def _answered_otherwise(self) -> str | None:
+        """What Python saw of counters of the run and would not see now; None: nothing."""
+        now = read_numbers(self.numbers.slots, self._scope.optimizers)
+        return next((why for guard in self._run if (why := guard.broken(now))), None)
 
     def check(self, conditions: Callable[[], Conditions]) -> None:
         """Verify what only code on the host changes, if the program is for ``conditions()``.
@@ -193,9 +202,11 @@ def _number_guards(captured: Sequence[CapturedStep], scope: Scope) -> NumberGuar
     guards = [guard for one in captured for guard in one.assumptions.numbers]
     calls = [call for one in captured for call in one.outputs.calls]
     by_step = [call.sets for call in calls if isinstance(call, NumberCall)]
+    idle = frozenset.intersection(*(one.assumptions.idle for one in captured))
+    unused = unused_guards(slots, used, now, scope.optimizers, by_step, idle)
     return NumberGuards(
         slots=slots,
-        guards=(*guards, *unused_guards(slots, used, now, scope.optimizers, by_step)),
+        guards=(*guards, *unused),
         computed=tuple(guard for guard in guards if depends_on_computed(guard, now)),
     )
 

@@ -33,6 +33,10 @@ from fulgurite.backends.csx.state import OptimizerStates, dotted_name
 MORE_SHAPES = 64
 """How many programs that are not compiled are kept, for more shapes of batches than ``SHAPES``."""
 
+ANSWERS = 16
+"""How many programs there may be for what a step asks of ``batch_idx`` and its kin: a branch has
+two, and one for each value would be one for each epoch or batch."""
+
 _requires_grad, _training = attrgetter("requires_grad"), attrgetter("training")
 _tracking = attrgetter("track_running_stats")
 
@@ -45,7 +49,8 @@ class ModuleTree:
         self.modules = list(scope.module.modules())
         self.parameters = list(scope.module.parameters()) if scope.trains else []
         self.norms = [module for module in self.modules if isinstance(module, _NormBase)]
-        self._all = [module._modules for module in self.modules]
+        held = [module._modules for module in self.modules]
+        self._all = [one for one in held if isinstance(one, dict)]  # a scripted module's is none
         self._children = [held for held in self._all if held]
         places = [(held, *item) for held in self._children for item in held.items()]
         self._owners = [owner for owner, _, _ in places]
@@ -164,6 +169,8 @@ class Selection:
         """How many programs there may be, and which of those that do not fit count among them."""
         if not isinstance(self._limit, str):
             return self._limit, misfits
+        if len(of_run := [one for one in misfits if one.is_of_run]) >= ANSWERS:
+            return ANSWERS, of_run
         # what the user asked for (to unfreeze layers, to end weight decay) comes to an end, and so
         # needs no limit; shapes and numbers read in Python may change at every step
         counted = [one for one in misfits if not (one.is_phase or one.is_of_earlier_phase())]

@@ -111,7 +111,7 @@ class StepFunction:
             given: the batch.
             entries: makes Lightning's own code for each entry point; asked when it is traced.
             entry: which of them to run.
-            batch_idx: the batch's number, where the step passes that on.
+            batch_idx: the batch's number, where the step takes it.
 
         Raises:
             TraceError: the step is not static, or batch or model changed.
@@ -120,6 +120,7 @@ class StepFunction:
         began = perf_counter()
         try:
             # select
+            self._scope.batch_idx = batch_idx
             if not self._selection.programs:
                 self._scope.refresh()
             if self._host_code.runs != self._compared_at:
@@ -144,7 +145,7 @@ class StepFunction:
             if results.logs and self._scope.trainer is not None:
                 begin_step(self._scope.trainer, results.logs)
             if results.passed:
-                passed = _passed_values(results, batch, given, self._scope, batch_idx, opened)
+                passed = _passed_values(results, batch, given, self._scope, opened)
             as_given = program.guards.batch.tensors(batch) if executable.written else tensors
             run, groups = profiled(self._rows, PROGRAM, executable.run), self._selection.groups
             result, calls, values = run(groups.vector, tensors, as_given, passed)
@@ -252,11 +253,9 @@ class StepFunction:
         self.check_scalars()
 
 
-def _passed_values(
-    results: Results, batch: Any, given: Any, scope: Scope, batch_idx: int | None, opened: Any
-) -> Any:
+def _passed_values(results: Results, batch: Any, given: Any, scope: Scope, opened: Any) -> Any:
     """What a step only passes on, of this batch; of a batch that is an object, the user's own."""
-    values = pass_through_values(results.passed, batch, given, scope.arguments(batch_idx))
+    values = pass_through_values(results.passed, batch, given, scope.asked)
     return values if opened is None else opened.with_users_objects(results.passed, values)
 
 

@@ -156,6 +156,7 @@ class Gradients:
         self._reached: set[str] = set()
         self._hidden: set[str] = set()  # from the step of an optimizer
         self._as_found: set[str] = set()  # those of an optimizer, when its step begins
+        self.stepped: list[Optimizer] = []  # by hand
 
     def watch(self, parameter: Tensor, fake: Tensor) -> None:
         """Note when a backward pass reaches a parameter, by the fake in its place."""
@@ -215,6 +216,7 @@ class Gradients:
         carried = self.handover.carried
 
         def hide(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            self.stepped.append(optimizer)
             own = [p for group in optimizer.param_groups for p in group["params"]]
             names = {self._names.get(id(p), "") for p in own}
             found = {name for name in names if self._is_as_found(name)}

@@ -798,42 +798,17 @@ LOSSES = [
 FROZEN = [
     _row(
         "batch_idx",
-        "`batch_idx` read",
+        "the value of `batch_idx` taken",
         "frozen_read",
-        """
-        if batch_idx % 2 == 0:  # <-
-            loss = loss * 2
-        """,
-        "loss = torch.where(fulgurite.global_step() % 2 == 0, loss * 2, loss)",
-        same=False,
+        "loss = loss * float(1 + batch_idx)  # <-",
+        "loss = loss * (1 + batch_idx)",
     ),
     _row(
         "epoch",
-        "`self.current_epoch`, `self.global_step` read",
+        "the value of `self.current_epoch`, `self.global_step` taken",
         "frozen_read",
-        "loss = loss * (1 + self.current_epoch)  # <-",
-        "loss = loss * (1 + self.epoch)",
-        good_init='self.register_buffer("epoch", torch.zeros(()))',
-        good_hooks="""
-        def on_train_epoch_start(self):
-            self.epoch.fill_(self.current_epoch)
-        """,
-    ),
-    _row(
-        "is_last_batch",
-        "`trainer.is_last_batch` read",
-        "frozen_read",
-        """
-        if self.trainer.is_last_batch:  # <-
-            self.epochs = 1
-        """,
-        "",
-        bad_init="self.epochs = 1",
-        good_init="self.epochs = 0",
-        good_hooks="""
-        def on_train_epoch_end(self):
-            self.epochs += 1
-        """,
+        "loss = loss * (1 + int(self.current_epoch / 2))  # <-",
+        "loss = loss * (1 + self.current_epoch // 2)",
     ),
     _row(
         "time",

@@ -36,7 +36,6 @@ REFUSED: dict[str, type[TraceError]] = {
     "text.hidden_state_from_none": StateBornInStep,
     "tabular.sparse_matrix_factorization": UnsupportedState,
     "tabular.graph_sage_boolean_mask": DynamicShape,
-    "tabular.link_prediction": DynamicShape,
     "tabular.logged_item": HostRead,
     "tabular.skipped_nan_batches": ConditionalOnTensor,
 }
@@ -44,12 +43,8 @@ REFUSED: dict[str, type[TraceError]] = {
 
 WARNED = frozenset(
     (
-        "generative.vae_beta_by_current_epoch",
-        "generative.wgan_generator_every_fourth_batch",
         "rl.td3_delayed_by_a_counter",
         "text.coin_flip_teacher_forcing",
-        "text.sentence_vae_epoch_annealing",
-        "tabular.collaborative_vae_step_annealing",
     )
 )
 """Programs that keep a Python number of the first step: other numbers, and a warning of it."""

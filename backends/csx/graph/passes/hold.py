@@ -61,6 +61,16 @@ def hold_state(graph: Graph) -> Graph:
     return graph.with_operations(fresh)
 
 
+def holds(graph: Graph, fresh: fx.Graph) -> list[fx.Node]:
+    """Where the operations of a graph ask whether its guard is negative."""
+    pairs = zip(_names(graph), fresh.find_nodes(op="placeholder"), strict=True)
+    guards = [node for name, node in pairs if name == _GUARD]
+    copies = fresh.find_nodes(op="call_function", target=_COPY)
+    now = {node.args[1] for node in copies if node.args[0] in guards}
+    asked = fresh.find_nodes(op="call_function", target=torch.ops.aten.lt.Scalar)
+    return [node for node in asked if node.args[0] in now]
+
+
 def held_inputs(graph: Graph) -> tuple[int, list[int]] | None:
     """The input that is the guard, and those that it holds; None where there is none."""
     names = _names(graph)

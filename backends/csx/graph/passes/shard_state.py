@@ -35,6 +35,7 @@ from fulgurite.backends.csx.graph.collectives import (
 from fulgurite.backends.csx.graph.graph import Graph, Input, Kind, Placement, Role
 from fulgurite.backends.csx.graph.op_schema import is_random
 from fulgurite.backends.csx.graph.passes.gathers import Gathers, Whole, small_bytes
+from fulgurite.backends.csx.graph.passes.hold import holds
 from fulgurite.backends.csx.graph.passes.overlap import (
     Message,
     Operations,
@@ -54,7 +55,7 @@ _COPY, _COPY_INTO = _ATEN.copy.default, _ATEN.copy_.default
 _CONVERT: Any = torch.ops.prims.convert_element_type.default
 _ALL_REDUCE: Any = functional.all_reduce.default
 _FOR_ALL = {_ALL_REDUCE, functional.broadcast.default}
-_COMMON_KINDS = {Kind.NUMBERS, Kind.STEPS}
+_COMMON_KINDS = {Kind.NUMBERS, Kind.COUNTER}
 _COMMON_ROLES = {Role.PARAMETER, Role.OPTIMIZER}
 
 
@@ -94,6 +95,8 @@ class _Sharding(Operations):
         copies = fresh.find_nodes(op="call_function", target=_COPY_INTO)
         writes = {node.args[0]: node for node in copies}
         wholes = self._stand_ins(writes)
+        for node in holds(self.graph, fresh):
+            self._agree(node)
         self.common = _common(self.fresh, self._inputs, wholes.values(), self.processes.group)
         for node in fresh.nodes:
             if node.op == "call_function" and node not in self.in_parts and self._is_in_parts(node):
@@ -162,6 +165,20 @@ class _Sharding(Operations):
             self.in_parts.add(whole)
             self.parts[whole], wholes[node] = node, whole
         return wholes
+
+    def _agree(self, held: fx.Node) -> None:
+        """Where one process's step went wrong, all keep their parts as they were."""
+        users = list(held.users)
+        with self.fresh.inserting_after(held):
+            own = self.call(held, _CONVERT, held, torch.int32)
+        with self.fresh.inserting_after(own):
+            begun = self.call(held, _ALL_REDUCE, own, "sum", self.processes.group)
+        with self.fresh.inserting_after(begun):
+            count = self.call(held, functional.wait_tensor.default, begun)
+        with self.fresh.inserting_after(count):
+            any_held = self.call(held, _ATEN.gt.Scalar, count, 0)
+        for user in users:
+            user.replace_input_with(held, any_held)
 
     # -- what is computed in parts
 

@@ -422,20 +422,6 @@ def test_a_callbacks_counter_in_a_traced_hook_warns_once() -> None:
     assert counting.n == 1
 
 
-@pytest.mark.filterwarnings("ignore:current_epoch was read")
-def test_a_change_in_a_library_that_reads_the_epoch_is_told() -> None:
-    code = compile("def weight(m): return 1.0 + m.current_epoch", "/x/site-packages/w.py", "exec")
-    names: dict[str, Any] = {"__name__": "w"}
-    exec(code, names)
-
-    class Reads(Changing):
-        def weigh(self, loss: Tensor) -> Any:
-            return loss * names["weight"](self)
-
-    with pytest.raises(GraphChanged, match=r"mul\(.*, 1.0\)(.|\n)*mul\(.*, 2.0\)"):
-        fit(Reads, lambda: (batches(3),), static=True, max_epochs=2)
-
-
 # -- when, and what it leaves ----------------------------------------------------------------------
 
 
