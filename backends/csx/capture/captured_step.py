@@ -40,6 +40,7 @@ from fulgurite.backends.csx.capture.scope import (
     undo_on_failure,
 )
 from fulgurite.backends.csx.capture.side_effects import refuse_other_effects, release_rebound
+from fulgurite.backends.csx.capture.step_inputs import idle_optimizers
 from fulgurite.backends.csx.capture.trace import Trace
 from fulgurite.backends.csx.contract import (
     Access,
@@ -244,7 +245,7 @@ class FinishedTrace:
             outputs=trace.result.collected.outputs,
             assumptions=Assumptions(
                 numbers=tuple(inputs.guards),
-                idle=frozenset(inputs.idle_optimizers()),
+                idle=frozenset(idle_optimizers(inputs, scope)),
                 scalars=(
                     *trace.observers.attributes.reads(),
                     *trace.observers.frozen_buffers.accesses(),

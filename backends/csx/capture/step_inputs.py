@@ -224,14 +224,6 @@ class StepInputs:
                 fakes.append((held.tensor, fake))
         return fakes
 
-    def idle_optimizers(self) -> Iterator[int]:
-        """The places of optimizers that a step by hand neither steps nor asks for a number."""
-        if not self._scope.trains or self._scope.backward_is_lightnings:
-            return
-        busy = {id(group.optimizer) for group in self.groups if group.is_read}
-        busy.update(map(id, self.gradients.stepped))
-        yield from (i for i, one in enumerate(self._scope.optimizers) if id(one) not in busy)
-
     def drop_batch(self) -> None:
         """Put other fakes in place of the batch that the step saw: the user may have kept it."""
         self.items = [
@@ -256,6 +248,15 @@ class StepInputs:
             Input(kind=Kind.CONSTANT, index=i, name=f"constant {i}", example=self._fake(constant))
             for i, constant in enumerate(constants)
         ]
+
+
+def idle_optimizers(inputs: StepInputs, scope: Scope) -> Iterator[int]:
+    """The places of optimizers that a step by hand neither steps nor asks for a number."""
+    if not scope.trains or scope.backward_is_lightnings:
+        return
+    busy = {id(group.optimizer) for group in inputs.groups if group.is_read}
+    busy.update(map(id, inputs.gradients.stepped))
+    yield from (i for i, one in enumerate(scope.optimizers) if id(one) not in busy)
 
 
 def _empty_like(tensor: Tensor) -> Tensor:

@@ -118,8 +118,7 @@ class Selection:
     def __init__(
         self, stage: str, scope: Scope, limit: int | str, gradients: dict[str, Tensor]
     ) -> None:
-        self._stage, self._scope, self._limit = stage, scope, limit
-        self._gradients = gradients
+        self._stage, self._scope, self._limit, self._gradients = stage, scope, limit, gradients
         self._trainer = scope.trainer if scope.trains else None
         self.programs: list[BoundProgram] = []
         self.why, self._since = ("", ""), ""

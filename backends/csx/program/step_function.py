@@ -117,10 +117,9 @@ class StepFunction:
             TraceError: the step is not static, or batch or model changed.
             BuiltOnly: the program is built, and the backend asks for no more; nothing has changed.
         """
-        began = perf_counter()
+        began, self._scope.batch_idx = perf_counter(), batch_idx
         try:
             # select
-            self._scope.batch_idx = batch_idx
             if not self._selection.programs:
                 self._scope.refresh()
             if self._host_code.runs != self._compared_at:

@@ -96,7 +96,7 @@ class _Sharding(Operations):
         writes = {node.args[0]: node for node in copies}
         wholes = self._stand_ins(writes)
         for node in holds(self.graph, fresh):
-            self._agree(node)
+            _agree(self, node)
         self.common = _common(self.fresh, self._inputs, wholes.values(), self.processes.group)
         for node in fresh.nodes:
             if node.op == "call_function" and node not in self.in_parts and self._is_in_parts(node):
@@ -165,20 +165,6 @@ class _Sharding(Operations):
             self.in_parts.add(whole)
             self.parts[whole], wholes[node] = node, whole
         return wholes
-
-    def _agree(self, held: fx.Node) -> None:
-        """Where one process's step went wrong, all keep their parts as they were."""
-        users = list(held.users)
-        with self.fresh.inserting_after(held):
-            own = self.call(held, _CONVERT, held, torch.int32)
-        with self.fresh.inserting_after(own):
-            begun = self.call(held, _ALL_REDUCE, own, "sum", self.processes.group)
-        with self.fresh.inserting_after(begun):
-            count = self.call(held, functional.wait_tensor.default, begun)
-        with self.fresh.inserting_after(count):
-            any_held = self.call(held, _ATEN.gt.Scalar, count, 0)
-        for user in users:
-            user.replace_input_with(held, any_held)
 
     # -- what is computed in parts
 
@@ -274,6 +260,18 @@ class _Sharding(Operations):
             self._sums.append(Message(begun, total))
             total = self.call(node, _ATEN.reshape.default, total, list(value_of(node).shape))
         node.replace_all_uses_with(total)
+
+
+def _agree(operations: _Sharding, held: fx.Node) -> None:
+    """Where one process's step went wrong, all keep their parts as they were."""
+    fresh, group, users = operations.fresh, operations.processes.group, list(held.users)
+    with fresh.inserting_before(held.next):
+        own = operations.call(held, _CONVERT, held, torch.int32)
+        begun = operations.call(held, _ALL_REDUCE, own, "sum", group)
+        count = operations.call(held, functional.wait_tensor.default, begun)
+        any_held = operations.call(held, _ATEN.gt.Scalar, count, 0)
+    for user in users:
+        user.replace_input_with(held, any_held)
 
 
 def _common(
