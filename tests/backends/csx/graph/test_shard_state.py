@@ -24,6 +24,7 @@ from fulgurite.backends.csx.graph.collectives import (
 )
 from fulgurite.backends.csx.graph.graph import Graph, Kind, Placement
 from fulgurite.backends.csx.graph.passes.gathers import HELD_BYTES, small_bytes
+from fulgurite.backends.csx.graph.passes.hold import GUARD, hold_state
 from fulgurite.backends.csx.graph.passes.shard_state import sharding
 
 aten: Any = torch.ops.aten
@@ -171,6 +172,39 @@ def test_what_follows_from_one_s_own_batch_is_not_written_into_a_part() -> None:
     with pytest.raises(UnsupportedState, match="follows from this process's own batch") as caught:
         check(renormed, [(8, 7), (7, 3)])
     assert "execution='pipeline'" in str(caught.value)
+
+
+def test_where_one_process_s_step_goes_wrong_all_keep_their_parts() -> None:
+    def step(w: Tensor, v: Tensor, count: Tensor, x: Tensor) -> list[Tensor]:
+        loss, *new = sgd([w, v], x.nan_to_num(), Processes(group="0", count=2))
+        count.copy_(torch.where((loss + x.sum()).isfinite(), count + 1, -1 - count))
+        for old, value in zip((w, v), new, strict=True):
+            old.copy_(value)
+        return [loss]
+
+    torch.manual_seed(0)
+    state, count = [torch.randn(8, 7), torch.randn(7, 3)], torch.zeros((), dtype=torch.int64)
+    graph = graph_of(step, *state, count, torch.randn(6, 8))
+    w, v, guard, batch = graph.inputs
+    sharded = [replace(one, placement=Placement.SHARDED) for one in (w, v)]
+    named = replace(guard, name=f"self.{GUARD}"), replace(batch, kind=Kind.BATCH)
+    graph = hold_state(replace(graph, inputs=(*sharded, *named)))
+    on_parts = sharding(Processes(group="0", count=2))(graph)
+    for wrong in (False, True):
+        batches = [torch.randn(6, 8), torch.randn(6, 8)]
+        batches[1][0, 0] = torch.inf if wrong else 1.0
+        cut = [list(own) for own in zip(*(parts(one, 2) for one in state), strict=True)]
+        before = [[one.clone() for one in own] for own in cut]
+        run(
+            on_parts,
+            [[*own, count.clone(), one] for own, one in zip(cut, batches, strict=True)],
+        )
+        kept = [
+            torch.equal(a, b)
+            for own, was in zip(cut, before, strict=True)
+            for a, b in zip(own, was, strict=True)
+        ]
+        assert kept == [wrong] * 4
 
 
 def test_what_fills_up_the_last_part_is_no_summand() -> None:
