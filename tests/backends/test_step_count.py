@@ -97,8 +97,8 @@ def test_it_is_an_input_only_of_programs_that_read_it() -> None:
 
     programs = run("CSX", lambda: Half(mlp())).trainer.strategy.programs
     kinds = {p.stage: {item.kind.value for item in p.entries[0].graph.inputs} for p in programs}
-    assert "steps" in kinds["training"]
-    assert "steps" not in kinds["validation"]
+    assert "counter" in kinds["training"]
+    assert "counter" not in kinds["validation"]
 
 
 def test_changing_the_tensor_changes_nothing_else() -> None:

@@ -219,7 +219,7 @@ BROKEN: dict[str, Wrong] = {
     "a variance that begins at one is taken for one": reading(lambda x: x.fill_(1), "running_var"),
     "a weight that begins at one is taken for one": reading(lambda x: x.fill_(1), "norm.weight"),
     "the numbers of the groups are constants": remembering(Kind.NUMBERS),
-    "the number of steps is a constant": remembering(Kind.STEPS),
+    "the number of steps is a constant": remembering(Kind.COUNTER),
     "a tensor that nobody holds is a constant": remembering(Kind.CONSTANT),
     "the batch is a constant": remembering(Kind.BATCH),
     "results are the first step's": remembering(None, FLOAT),

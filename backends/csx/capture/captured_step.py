@@ -54,7 +54,8 @@ from fulgurite.backends.csx.contract import (
     warn_of_frozen_reads,
 )
 from fulgurite.backends.csx.diagnostics.muted import muted
-from fulgurite.backends.csx.graph.graph import Graph, Kind
+from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
+from fulgurite.backends.csx.graph.graph import Graph, Kind, Placement
 from fulgurite.backends.csx.graph.passes import CBFLOAT16_PASSES, PASSES, lower
 from fulgurite.backends.csx.graph.passes.as_traced import let_views_copy, lowered
 from fulgurite.backends.csx.graph.passes.shard_state import sharding
@@ -148,7 +149,8 @@ class FinishedTrace:
         """
         inputs, scope = self.trace.inputs, self.trace.scope
         by_hand = scope.trains and not scope.backward_is_lightnings
-        if self.trace.run_guards and by_hand and not scope.takes_turns:
+        in_parts = any(item.processes for item in inputs.state)  # where no gradient is in p.grad
+        if self.trace.run_guards and by_hand and not (scope.takes_turns or in_parts):
             scope.takes_turns = True
             return True
         for name in sorted(inputs.gradients.missed):
@@ -233,6 +235,8 @@ class FinishedTrace:
             graph = lower(traced, CBFLOAT16_PASSES) if narrow else lowered(traced)
         with warn_of_frozen_reads():
             trace.note_unseen_reads(graph)
+        if sharded is not None:
+            _refuse_left(graph, scope)
         return CapturedStep(
             graph=graph,
             sources=InputSources(
@@ -269,6 +273,26 @@ class FinishedTrace:
             known.setdefault(id(source.tensor), source)  # the shortest way to it
         known |= self.trace.result.collected.accumulators
         return constant_sources(self.trace.scope.module, self.trace.scope.root, constants, known)
+
+
+def _refuse_left(graph: Graph, scope: Scope) -> None:
+    """Gradients that a step by hand leaves in ``p.grad`` are whole: where weights are in parts, no.
+
+    Raises:
+        UnsupportedState: it leaves some to the next step.
+    """
+    left = [
+        item.name
+        for item in graph.inputs
+        if item.kind is Kind.GRADIENT and item.placement is Placement.SHARDED
+    ]
+    if left and not scope.backward_is_lightnings:
+        raise UnsupportedState(
+            f"The step leaves {left[0]} to the next one, under manual optimization: it would be"
+            " whole in each process, of which each holds a part of the weights.",
+            remedy="automatic optimization with Trainer(accumulate_grad_batches=n);"
+            " optimizer.zero_grad() before each backward pass; or execution='pipeline'",
+        )
 
 
 _TABLES = 3

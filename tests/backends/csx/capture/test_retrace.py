@@ -414,10 +414,10 @@ def test_nothing_has_changed_when_the_error_is_raised() -> None:
     assert not any(isinstance(p.grad, FakeTensor) for p in module.parameters())
 
 
-def test_without_the_option_the_same_step_keeps_its_first_graph() -> None:
-    with pytest.warns(UserWarning, match="batch_idx was read"):
-        run = fit(lambda: Changing(another_operation), lambda: (batches(),), static=True)
+def test_without_the_option_each_branch_is_a_program() -> None:
+    run = fit(lambda: Changing(another_operation), lambda: (batches(),), static=True)
     assert len(run.losses) == BATCHES
+    assert len(run.trainer.strategy.programs) == 2  # type: ignore[attr-defined]
 
 
 def test_validation_may_not_change_its_graph_either() -> None:

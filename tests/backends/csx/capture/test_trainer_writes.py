@@ -61,8 +61,22 @@ def test_a_step_that_always_stops_the_run_stops_it_as_in_stock(options: dict[str
     assert ours.trainer.global_step == stock.trainer.global_step
 
 
-@pytest.mark.filterwarnings("ignore:global_step was read")
+@pytest.mark.numbers
 @pytest.mark.parametrize("make", [Later, LaterElsewhere])
+def test_one_that_stops_it_later_stops_it_as_in_stock(make: Any) -> None:
+    ours, stock = both(make, lambda: (loader(96),))
+    assert ours.trainer.global_step == stock.trainer.global_step == 3
+
+
+class LaterByValue(Example):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if int(self.trainer.global_step) >= 2:
+            self.trainer.should_stop = True
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.filterwarnings("ignore:global_step was read")
+@pytest.mark.parametrize("make", [LaterByValue])
 def test_one_that_would_stop_it_later_is_an_error_on_its_line(make: Any) -> None:
     with pytest.raises(UnsupportedState, match="the program never sets it") as caught:
         fit(make, lambda: (loader(96),), static=True)

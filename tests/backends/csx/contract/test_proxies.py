@@ -288,11 +288,7 @@ def predicted(use: Any) -> tuple[list[Any], list[warnings.WarningMessage]]:
 
 
 INDEX = [
-    ("tensor", lambda i: torch.tensor(i)),
-    ("full", lambda i: torch.full((3,), i)),
     ("arange", lambda i: torch.arange(i + 2)),
-    ("clamp", lambda i: X.clamp(i)),
-    ("where", lambda i: torch.where(X > 1, i, X)),
     ("one_hot", lambda i: F.one_hot(torch.zeros(2).long() * X[0, 0].long(), num_classes=i + 3)),
     ("roll", lambda i: X.roll(i)),
     ("index", lambda i: X[i]),
@@ -305,6 +301,21 @@ INDEX = [
     ("numpy seed", lambda i: np.random.SeedSequence(i).entropy is not None),
     ("generator", lambda i: torch.Generator().manual_seed(i) is not None),
 ]
+
+
+FOLLOWED = {
+    "tensor": lambda i: torch.tensor(i),
+    "full": lambda i: torch.full((3,), i),
+    "clamp": lambda i: X.clamp(i),
+    "where": lambda i: torch.where(X > 1, i, X),
+}
+
+
+@pytest.mark.parametrize("use", FOLLOWED.values(), ids=FOLLOWED)
+def test_torch_s_functions_follow_the_index_of_the_batch(use: Any) -> None:
+    results, seen = predicted(use)
+    assert_equal(results, [use(0), use(1)])
+    assert seen == []
 
 
 @pytest.mark.parametrize("use", [use for _, use in INDEX], ids=[name for name, _ in INDEX])
@@ -344,7 +355,7 @@ def test_an_error_of_the_users_own_is_that_error() -> None:
 
 def test_the_remedy_of_an_index_in_evaluation_names_its_hooks() -> None:
     def first(index: Any) -> Any:
-        return 1 if index == 0 else 2
+        return 1 if int(index) == 0 else 2
 
     _, [warning] = predicted(first)
     text = str(warning.message)

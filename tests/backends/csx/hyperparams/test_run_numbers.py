@@ -228,7 +228,9 @@ def test_there_are_limits_to_programs(monkeypatch: pytest.MonkeyPatch) -> None:
         return float(sum(1.0 for k in range(40) if k == batch_idx))
 
     monkeypatch.setattr(selection, "ANSWERS", 2)
-    with pytest.raises(StateChanged, match=r"== 2 was False when traced, and now is True"):
+    with pytest.raises(
+        StateChanged, match=r"batch_idx == 1 was True when traced, and now is False"
+    ):
         fit(lambda: Counts(each), lambda: (loader(64),), static=True, limit_train_batches=3)
     with pytest.raises(StateChanged, match="allows 1 per stage"):
         fit(

@@ -128,7 +128,7 @@ def test_an_array_in_an_attribute_is_no_scalar_to_compare_and_a_numpy_number_is_
 def test_arguments_of_traced_hooks_warn_when_they_are_read() -> None:
     class Skips(Classifier):
         def optimizer_step(self, epoch: int, batch_idx: int, *args: Any) -> None:
-            if batch_idx % 2 == 0 or epoch < 1:
+            if int(batch_idx) % 2 == 0 or epoch < 1:
                 super().optimizer_step(epoch, batch_idx, *args)
 
     frozen.forget_warned_lines()

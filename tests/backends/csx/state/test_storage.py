@@ -484,7 +484,7 @@ def test_lightning_s_finetuning_works() -> None:
 def test_a_group_that_the_step_sets_from_python_is_an_error() -> None:
     class WarmUp(Classifier):
         def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-            self.trainer.optimizers[0].param_groups[0]["lr"] = 0.1 * (self.global_step + 1)
+            self.trainer.optimizers[0].param_groups[0]["lr"] = 0.1 * int(self.global_step + 1)
             super().optimizer_step(*args, **kwargs)
 
     match = r"set param_groups\['lr'\], which the host sets"
