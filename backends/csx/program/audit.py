@@ -142,7 +142,7 @@ class Audits:
         """
         if all(one in self._new for one in self._same_at):  # all will be looked at anyway
             return
-        if self._budget.allows(self._takes_s):
+        if self._readable is None or self._budget.allows(self._takes_s):
             if last_hooks or not self._scope.ask_for_audit():
                 self.due = True
             return
@@ -153,7 +153,6 @@ class Audits:
             return
         began = perf_counter()
         if last_hooks or began >= (self._edge_at if compare else self._compare_at):
-            assert self._readable is not None
             changed = self._readable.changed()
             took_s = perf_counter() - began
             self._compare_at = began + took_s / COMPARING  # so rarely as that
