@@ -121,7 +121,8 @@ class Trace:
         with self.observers.mode.in_double():
             tensor = self._counters[name].to(torch.float64)
             tensor = tensor + more if more else tensor
-        number = RunNumber(value, tensor, self.run_guards, self._asked(name, more), name, note)
+        number = RunNumber(value, tensor, self.run_guards, self._asked(name, more), name)
+        number.note = note
         if (line := self.observers.line()) is not None:
             FOLLOWED.add((line.file, line.function))
         self.run_numbers.append((number, line))

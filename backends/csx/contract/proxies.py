@@ -122,9 +122,11 @@ for _use in SPECIAL_METHODS.split():
     setattr(ValueProxyObject, f"__{_use}__", refuse)
 
 
-def _forward(function: Callable[..., Any], swapped: bool = False) -> Callable[..., Any]:
+def _forward(
+    function: Callable[..., Any], swapped: bool = False, take: Callable[[Any], Any] = unwrap_proxy
+) -> Callable[..., Any]:
     def method(self: Any, *others: Any) -> Any:
-        values = [unwrap_proxy(self), *map(unwrap_proxy, others)]
+        values = [take(self), *map(take, others)]
         return function(*(reversed(values) if swapped else values))
 
     return method
@@ -190,14 +192,6 @@ def operand(value: Any) -> Any:
     return unwrap_proxy(value) if number is None else number()
 
 
-def _on_number(function: Callable[..., Any], swapped: bool = False) -> Callable[..., Any]:
-    def method(self: Any, *others: Any) -> Any:
-        values = [operand(self), *map(operand, others)]
-        return function(*(reversed(values) if swapped else values))
-
-    return method
-
-
 def _hash(self: Any) -> int:
     # a key of a dict, where each value would be another answer: kept
     target_of_proxy(self).number = None
@@ -208,10 +202,10 @@ def _counter_proxy() -> type[Any]:
     """The class of proxies for counters of the run."""
     body: dict[str, Any] = {"__hash__": _hash}
     for function in (*_ARITHMETIC, *_INTEGER):
-        body[f"__{function.__name__}__"] = _on_number(function)
-        body[f"__r{function.__name__}__"] = _on_number(function, swapped=True)
+        body[f"__{function.__name__}__"] = _forward(function, take=operand)
+        body[f"__r{function.__name__}__"] = _forward(function, swapped=True, take=operand)
     for alone in (*_COMPARISON, bool, operator.neg, operator.abs):
-        body[f"__{alone.__name__}__"] = _on_number(alone)
+        body[f"__{alone.__name__}__"] = _forward(alone, take=operand)
     return type("_ValueProxyInt", (PROXIES[int],), body)
 
 

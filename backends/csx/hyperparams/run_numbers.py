@@ -11,9 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
-from torch import Tensor
-
-from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard, Numbers, TracedNumber
+from fulgurite.backends.csx.hyperparams.traced_float import Numbers, TracedNumber
 
 STEPS, EPOCH, INDEX, LAST = "global_step", "current_epoch", "batch_idx", "is_last_batch"
 """What a step may ask of the run, by Lightning's names."""
@@ -34,33 +32,20 @@ def only_follow(functions: Iterable[tuple[str, str]]) -> bool:
 class RunNumber(TracedNumber):
     """A counter, or what follows from counters: Python's reads of its value are no guards.
 
-    Args:
+    Attributes:
         note: is called where Python takes the value.
     """
 
     note: Callable[..., object]
     is_of_run: ClassVar[bool] = True
 
-    def __new__(
-        cls,
-        value: float,
-        tensor: Tensor,
-        guards: list[NumberGuard],
-        compute: Callable[[Numbers], float],
-        text: str,
-        note: Callable[..., object] = lambda: None,
-    ) -> RunNumber:
-        """Make one."""
-        made = super().__new__(cls, value, tensor, guards, compute, text)
-        assert isinstance(made, RunNumber)
-        made.note = note
-        return made
-
     def derived(
         self, value: float, tensor: Any, compute: Callable[[Numbers], float], text: str
     ) -> RunNumber:
         """What follows from it is one too."""
-        return RunNumber(value, tensor, self.guards, compute, text, self.note)
+        made = RunNumber(value, tensor, self.guards, compute, text)
+        made.note = self.note
+        return made
 
     def observe(self, text: str, look: Callable[[float], Any]) -> Any:
         """What ``look`` sees: an answer is a guard, a value is kept."""

@@ -248,7 +248,8 @@ def set_numbers(
             if group.follows(key):
                 yield group, key, group[key]
                 continue
-            line, value = group.lines.get(key) or line, group[key]
+            line = group.lines.get(key) or line
+            value: Any = group.get(key)  # None: the step took it away
             # one branch of a schedule by the step count, which other programs go on with
             follows = line is not None and only_follow([(line.file, line.function)])
             if type(value) in (int, float) and follows:

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -71,7 +71,7 @@ class TracedNumber(float):
         guards: list[NumberGuard],
         compute: Callable[[Numbers], float],
         text: str,
-    ) -> TracedNumber:
+    ) -> Self:
         """Make one."""
         self = super().__new__(cls, value)
         whole = isinstance(value, int)
