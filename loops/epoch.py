@@ -46,6 +46,7 @@ class TrainingEpochLoop(_TrainingEpochLoop):
         self.stopped = None
         try:
             super().run(data_fetcher)
+            self.hooks.tell_bars()
             self.stopped = resuming.stopped(self.trainer)
             training = strategy_of(self.trainer).training
             if self.stopped is not None and training is not None:
@@ -246,6 +247,8 @@ class TrainingEpochLoop(_TrainingEpochLoop):
             strategy_of(trainer).requeue_if_asked()
         steps = trainer.accumulate_grad_batches == 1
         # Lightning's own asks of each part whether it is due: here that is known
+        if validates:
+            self.hooks.tell_bars()
         if validates or self._schedulers.on_host or trainer.should_stop or not steps:
             try:
                 super().on_advance_end(data_fetcher)

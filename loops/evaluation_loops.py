@@ -98,6 +98,7 @@ class EvaluationLoop(_EvaluationLoop):
     def on_run_end(self) -> list[_OUT_DICT]:
         """Call the hooks of the end, and return what was logged; nothing of it where none was."""
         if not strategy_of(self.trainer).only_builds:
+            self._hooks.tell_bars()
             logged: list[_OUT_DICT] = super().on_run_end()
             return logged
         self._logged_outputs = []

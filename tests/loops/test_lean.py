@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import lightning.pytorch as pl
 import pytest
 from harness import assert_close, assert_same_run, both, fit
+from lightning.pytorch.callbacks import ProgressBar, RichProgressBar, TQDMProgressBar
 from lightning.pytorch.profilers import SimpleProfiler
 from models import Classifier, Measured, loader, mlp
 from torch import nn
@@ -53,6 +54,58 @@ def test_a_hook_that_returns_minus_one_skips_the_rest_of_the_epoch() -> None:
     assert counted[0][:2] == counted[1][:2] == (8, 6)
     assert_close(counted[0][2], counted[1][2])
     assert counted[0][3] == counted[1][3]
+
+
+@pytest.mark.parametrize("bar", [RichProgressBar, TQDMProgressBar])
+def test_a_progress_bar_is_told_of_some_batches_and_of_the_last(
+    bar: type[ProgressBar], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, int]] = []
+
+    def told_of(name: str, hook: Any) -> Any:
+        def call(self: Any, *args: Any) -> None:
+            told.append((name, args[-1]))
+            hook(self, *args)
+
+        return call
+
+    for name in ("train", "validation"):
+        hook = f"on_{name}_batch_end"
+        monkeypatch.setattr(bar, hook, told_of(name, getattr(bar, hook)))
+    shown = bar()
+    fit(
+        Measured,
+        lambda: (loader(2000), loader(2000)),
+        static=True,
+        callbacks=(shown,),
+        enable_progress_bar=True,
+        num_sanity_val_steps=0,
+        max_epochs=2,
+        val_check_interval=60,
+    )
+    for name, ends in (("train", [59, 119, 124, 59, 119, 124]), ("validation", [124] * 4)):
+        numbers = [number for stage, number in told if stage == name]
+        assert len(numbers) < 150
+        assert [n for n in numbers if n in ends] == ends
+
+
+def test_a_progress_bar_of_the_users_is_told_of_each_batch() -> None:
+    numbers: list[int] = []
+
+    class Bar(TQDMProgressBar):
+        def on_train_batch_end(self, *args: Any) -> None:
+            super().on_train_batch_end(*args)
+            numbers.append(args[-1])
+
+    fit(
+        lambda: Classifier(mlp()),
+        lambda: (loader(),),
+        static=True,
+        callbacks=(Bar(),),
+        enable_progress_bar=True,
+        max_steps=10,
+    )
+    assert numbers == [*range(10)]
 
 
 def test_a_callback_that_is_added_in_the_middle_of_an_epoch_is_called() -> None:

@@ -11,5 +11,6 @@ background   compiling, in this process or beside the training
 host         the host fabric: this machine's CPU
 
 fabric       what runs programs: what every fabric does
+threads      with how many threads of this machine
 fabrics      which there are, and which one a backend asks for
 """

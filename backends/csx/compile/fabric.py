@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fulgurite.backends.csx.compile.programs.kernels import Kernels
+from fulgurite.backends.csx.compile.threads import Threads
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.votes import Votes
@@ -31,7 +32,7 @@ class Loaded:
     it in words; ``graph`` is what a fabric asks when a run fails. A fabric may change ``call``,
     ``compiled`` and ``how`` when the graph has run once, and later where ``compiling`` is set:
     it is compiled in the background. ``when_settled`` is called when that has ended, either way.
-    ``threads`` is how many of the host's compute it, at most. ``kernels`` says what runs it, as
+    ``threads`` says how many of the host's compute it. ``kernels`` says what runs it, as
     long as ``how`` says so; ``one_by_one`` what would, operation by operation. ``check_again``,
     where it is set, lets the next run be compared with what the operations give one by one.
     ``progress`` says how far it is while it is ``compiling``; empty: it has not begun.
@@ -45,7 +46,7 @@ class Loaded:
     graph: Graph | None = None
     compiling: bool = False
     when_settled: Callable[[], None] | None = None
-    threads: int = 1
+    threads: Threads = field(default_factory=Threads)
     kernels: Callable[[], Kernels] = Kernels
     one_by_one: Callable[[], Kernels] = Kernels
     check_again: Callable[[], None] | None = None
@@ -135,8 +136,12 @@ class Fabric(Protocol):
     def devices() -> tuple[torch.device, ...]:
         """Where this process's programs keep their tensors; known before a fabric is made."""
 
-    def describe(self, graphs: Sequence[Graph]) -> str:
-        """What runs these graphs, in words, for every line that says what ran where."""
+    def describe(self, loads: Sequence[Loaded]) -> str:
+        """What runs these graphs, in words, for every line that says what ran where.
+
+        Args:
+            loads: the graphs; none where they are only checked.
+        """
 
     def load(self, graph: Graph, shown: Shown, wanted: Wanted = NOW) -> Loaded:
         """Make a graph runnable.

@@ -62,7 +62,7 @@ def entry_data(
     """
     runs = graph if loaded is None or loaded.runs is None else loaded.runs
     kernels = None if loaded is None else loaded.kernels()
-    threads = 0 if loaded is None else loaded.threads
+    threads = 0 if loaded is None else loaded.threads.most
     compiled = loaded is not None and loaded.compiled
     return {
         "name": name,

@@ -17,9 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fulgurite.backends.csx.compile.background.threads import set_threads
-from fulgurite.backends.csx.compile.host.idle_threads import idle_threads
 from fulgurite.backends.csx.compile.inductor.toolchain import cpu_name
+from fulgurite.backends.csx.compile.threads import counted, reset_threads, set_threads
 
 _aten = torch.ops.aten
 _ROUNDS, _ROUND_S, _AT_MOST_S = 9, 1e-4, 0.02
@@ -141,19 +140,14 @@ def this_machine(threads: int) -> Machine:
 def _this_machine(threads: int) -> Machine:
     own = torch.get_num_threads()
     mkl = set_threads(threads) if threads != own else None
-    was_asleep = idle_threads.asleep
-    if threads > 1:
-        idle_threads.sleep()  # on busy cores it takes 3 s without
     try:
         measured = measure()
     finally:
-        if not was_asleep:
-            idle_threads.spin()
         if mkl is not None:
-            set_threads(own, mkl)
+            reset_threads(own, mkl)
     size_bytes, seconds = measured.memory.points[-1]
     return Machine(
-        name=f"{cpu_name()}, {threads} thread{'s' * (threads > 1)}",
+        name=f"{cpu_name()}, {counted(threads)}",
         flops_per_s=max(curve.most_per_s for curve in measured.products.values()),
         bytes_per_s=size_bytes / seconds,
         number_bytes=4,

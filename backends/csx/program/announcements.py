@@ -55,7 +55,7 @@ def headline(fabric: Fabric, program: Program, loads: list[Loaded]) -> str:
     if loads and loads[0].compiled:
         seconds = sum(load.seconds for load in loads)
         how += f" in {seconds:.1f} s" if seconds >= 0.1 else f" in {seconds:.2f} s"
-    where = fabric.describe([entry.graph for entry in program.entries])
+    where = fabric.describe(loads)
     why = f"; {program.reason}" if program.reason else ""
     return (
         f"CSX on {where}: {program.stage} program, {program.operations} operations{entries},"
@@ -124,6 +124,13 @@ def say_compiled(
     seconds = sum(load.seconds for load in loads)
     how = f"is {failed[0]}" if failed else f"compiled in {seconds:.1f} s, from batch {step:,} on"
     say(trainer, f"CSX: {stage} program {how}{'' if gain is None else f': {gain}'}")
+
+
+def say_threads(trainer: pl.Trainer | None, found: str) -> None:
+    """Say with how many threads the training's steps go on, once for all Trainers of a module."""
+    line = f"CSX: training uses {found}. OMP_NUM_THREADS sets it"
+    if _is_new_kind(trainer, line):
+        say(trainer, line)
 
 
 def show_progress(
@@ -249,7 +256,7 @@ def _write(
     data = {
         "stage": program.stage,
         "headline": line,
-        "fabric": fabric.describe([entry.graph for entry in program.entries]),
+        "fabric": fabric.describe(loads),
         "reason": program.reason,
         "inputs": [str(one) for one in program.inputs],
         "state": [str(one) for one in program.state],

@@ -30,6 +30,7 @@ from fulgurite.backends.csx.program.announcements import (
     building,
     recording_for_report,
     say_compiled,
+    say_threads,
     script,
     show_progress,
     shown,
@@ -173,6 +174,8 @@ class Builder:
             return
         self.programs.append(program)
         announce(self.scope.trainer, self.fabric, self.backend, program, loads, record)
+        if loads and self.stage == "training" and len(self.programs) == 1:
+            loads[-1].threads.tell = functools.partial(say_threads, self.scope.trainer)
         assert program.cost is not None
         self._tell_later(loads, program.cost)
 

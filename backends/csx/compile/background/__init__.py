@@ -4,5 +4,4 @@ compilation   a graph and its compiled code in the cache
 queue         what the worker process has to compile; worker_pulse: whether it still works
 later         what takes the place of operations, once it is compiled; meanwhile: what runs until
               then, and whether it can become faster; together: in all processes at once
-threads       how many compute a program, beside a compiler too
 """

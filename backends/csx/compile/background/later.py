@@ -12,7 +12,6 @@ from fulgurite.backends.csx.compile.background import queue as background
 from fulgurite.backends.csx.compile.background.compilation import Compilation
 from fulgurite.backends.csx.compile.background.meanwhile import Meanwhile
 from fulgurite.backends.csx.compile.background.queue import Job, queue
-from fulgurite.backends.csx.compile.background.threads import threads_beside_another
 from fulgurite.backends.csx.compile.background.together import Together, shared
 from fulgurite.backends.csx.compile.checking.trust import Narrow, Trust
 from fulgurite.backends.csx.compile.fabric import Call, Loaded, Wanted
@@ -33,6 +32,7 @@ from fulgurite.backends.csx.compile.store.cache import (
     NothingStored,
 )
 from fulgurite.backends.csx.compile.store.cache_folder import SharedFolder
+from fulgurite.backends.csx.compile.threads import threads_beside_another
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.votes import Vote, Votes
@@ -89,7 +89,7 @@ class Later:
         name = (str(self.cache.folder), compilation.key)
         job = Job(name=name, run=compilation.in_background, wanted=wanted, fixed=None)
         call = self._until(job, loaded, reference)
-        if loaded.threads <= threads_beside_another():  # else it would hold up the training
+        if threads_beside_another():  # else it would hold up the training
             queue.add(_header_job(self.cache.folder, call.job))
         return call
 
@@ -101,9 +101,9 @@ class Later:
             queue.hurry()
         settle = functools.partial(self._settle, loaded, reference)
         if wanted.together is None:
-            return Meanwhile(job, reference, settle)
+            return Meanwhile(job, reference, settle, loaded.threads)
         shared(wanted.together, loaded, lambda: reference)
-        return Together(job, reference, settle, wanted.together)
+        return Together(job, reference, settle, loaded.threads, wanted.together)
 
     def _settle(self, loaded: Loaded, reference: Call, job: Job) -> Call:
         """What runs from now on, since a job has ended."""
@@ -115,7 +115,7 @@ class Later:
             if job.full and job.name[0] == str(self.cache.folder):
                 self.cache.leave(OSError(why))
             with failures_reported():
-                compilation = self.compilation(graph, loaded.threads)
+                compilation = self.compilation(graph, loaded.threads.most)
                 found = None if job.failure is not None else compilation.find()
         except (NoToolchain, NothingStored, SharedFolder) as missing:
             why = with_log(missing)
@@ -133,6 +133,7 @@ class Later:
             return loaded.call
         loaded.call, loaded.compiled, loaded.how = found.value, True, "compiled"
         loaded.kernels = compilation.kernels
+        loaded.threads.begin()
         warn_of_unused(graph, compilation.folder)
         if not self.trust(loaded, found, compilation, lambda: reference, together).begin():
             loaded.settled()

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fulgurite.backends.csx.compile.background.queue import Job, queue
 from fulgurite.backends.csx.compile.fabric import Call
+from fulgurite.backends.csx.compile.threads import Threads
 from fulgurite.backends.csx.graph.products import is_product
 
 _TIMED = 5  # runs, of which the median counts: what else the machine does may fall on either side
@@ -28,10 +29,13 @@ class Meanwhile:
         job: compiles it.
         reference: its operations one by one.
         settle: called when the job has ended; returns what to call from then on.
+        threads: how many compute it; while that is found out, nothing else is timed.
     """
 
-    def __init__(self, job: Job, reference: Call, settle: Callable[[Job], Call]) -> None:
-        self.job, self._reference, self._settle = job, reference, settle
+    def __init__(
+        self, job: Job, reference: Call, settle: Callable[[Job], Call], threads: Threads
+    ) -> None:
+        self.job, self._reference, self._settle, self._threads = job, reference, settle, threads
         self._shares: list[float] | None = None  # in products; None before the first run
 
     @property
@@ -44,7 +48,7 @@ class Meanwhile:
         queue.poll()
         if self.is_over:
             return self._settle(self.job)(inputs)
-        if self.job.fixed is not None:
+        if self.job.fixed is not None or not self._threads.is_chosen:
             return self._reference(inputs)
         if self._shares is None:  # a first run takes longer: its memory is new
             self._shares = []

@@ -19,6 +19,7 @@ from fulgurite.backends.csx.compile.background.queue import Job
 from fulgurite.backends.csx.compile.checking.selfcheck import MiscompiledWarning
 from fulgurite.backends.csx.compile.fabric import Call, Loaded
 from fulgurite.backends.csx.compile.store.cache import Fetched
+from fulgurite.backends.csx.compile.threads import Threads
 from fulgurite.backends.csx.graph.votes import Vote, Votes
 
 
@@ -26,14 +27,19 @@ class Together(Meanwhile):
     """A graph that runs operation by operation until it is compiled in all processes.
 
     Args:
-        job, reference, settle: see ``Meanwhile``.
+        job, reference, settle, threads: see ``Meanwhile``.
         votes: what the processes tell each other.
     """
 
     def __init__(
-        self, job: Job, reference: Call, settle: Callable[[Job], Call], votes: Votes
+        self,
+        job: Job,
+        reference: Call,
+        settle: Callable[[Job], Call],
+        threads: Threads,
+        votes: Votes,
     ) -> None:
-        super().__init__(job, reference, settle)
+        super().__init__(job, reference, settle, threads)
         self._votes = votes
         votes.wait_for(lambda: job.ended and job.failure is None)
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import torch
 
-from fulgurite.backends.csx.compile.background.threads import TORCH_CPU
+from fulgurite.backends.csx.compile.threads import TORCH_CPU
 
 _ENVIRONMENT_BYTES = 64  # fenv_t: 32 on x86-64, 8 on aarch64 (glibc)
 

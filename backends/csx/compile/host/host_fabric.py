@@ -17,17 +17,11 @@ from torch import Tensor
 from fulgurite.backends.csx.compile.background.compilation import Compilation
 from fulgurite.backends.csx.compile.background.later import Later, with_log
 from fulgurite.backends.csx.compile.background.queue import queue
-from fulgurite.backends.csx.compile.background.threads import (
-    set_threads,
-    threads_beside_another,
-    threads_for,
-)
 from fulgurite.backends.csx.compile.background.together import found_together
 from fulgurite.backends.csx.compile.checking.failures import explained
 from fulgurite.backends.csx.compile.checking.reference import reference_of
 from fulgurite.backends.csx.compile.fabric import NOW, Call, Fabric, Loaded, Shown, Wanted
 from fulgurite.backends.csx.compile.host import denormals, library
-from fulgurite.backends.csx.compile.host.idle_threads import idle_threads
 from fulgurite.backends.csx.compile.inductor import fused
 from fulgurite.backends.csx.compile.inductor.toolchain import (
     CompilerFailed,
@@ -42,8 +36,15 @@ from fulgurite.backends.csx.compile.store.cache import (
     Fetched,
     NothingStored,
 )
+from fulgurite.backends.csx.compile.threads import (
+    Threads,
+    counted,
+    reset_threads,
+    set_threads,
+    threads_beside_another,
+)
 from fulgurite.backends.csx.config import CSXBackend
-from fulgurite.backends.csx.graph.collectives import has_collectives
+from fulgurite.backends.csx.graph.collectives import has_collectives, processes
 from fulgurite.backends.csx.graph.graph import Graph
 from fulgurite.backends.csx.graph.votes import Vote, Votes
 
@@ -69,27 +70,27 @@ class HostFabric(Fabric):
         """The CPU."""
         return (torch.device(HOST.device),)
 
-    def describe(self, graphs: Sequence[Graph]) -> str:
-        """The processor, and how many threads compute each graph where they differ."""
-        threads = sorted({threads_for(graph) for graph in graphs})
-        numbers = " or ".join(map(str, threads))
-        return f"host fabric ({cpu_name()}, {numbers} thread{'s' * (threads[-1] > 1)})"
+    def describe(self, loads: Sequence[Loaded]) -> str:
+        """The processor, and how many threads compute programs."""
+        threads = loads[0].threads if loads else Threads()
+        either = "" if threads.is_fixed else "1 or "
+        return f"host fabric ({cpu_name()}, {either}{counted(threads.most)})"
 
     def load(self, graph: Graph, shown: Shown, wanted: Wanted = NOW) -> Loaded:
         """Find a graph compiled in the cache or compile it, else run it operation by operation."""
-        began = perf_counter()
-        threads = threads_for(graph)
+        began, together = perf_counter(), wanted.together
+        exactly = processes() > 1 or torch.are_deterministic_algorithms_enabled()
+        threads = Threads(is_fixed=exactly)
         if next(graph.runs.operations(), None) is None:
             return _interpreted(graph, began, "it computes nothing", threads)
         has_regions, policy = fused.has_regions(graph), self._backend.policy
-        together = wanted.together
         try:
             never = "autogen_policy='disabled'" if policy == "disabled" else wanted.never
             if never and not has_regions:
                 raise NoToolchain(never)
             self._later.cache  # noqa: B018  # which may be an error of the user's
             with failures_reported():
-                compilation = self._later.compilation(graph, threads, wanted.what)
+                compilation = self._later.compilation(graph, threads.most, wanted.what)
                 if self._waits_for(graph, together):
                     found = compilation.fetch(shown)
                 else:
@@ -130,7 +131,7 @@ class HostFabric(Fabric):
         """
         if self.waits:
             return True
-        return has_collectives(graph) if together is None else together.compiled
+        return has_collectives(graph.runs) if together is None else together.compiled
 
     def run(self, loaded: Loaded, inputs: list[Tensor]) -> Sequence[Tensor]:
         """Run a graph without gradients, with denormals as zero, with its number of threads."""
@@ -139,24 +140,26 @@ class HostFabric(Fabric):
             timer.begin()
         gradients = torch.is_grad_enabled()
         stays = not self._backend.flush_denormals or denormals.is_flushing()
-        own, mkl = torch.get_num_threads(), None
+        own, mkl, choice = torch.get_num_threads(), None, loaded.threads
         # the user may have asked for fewer since it was loaded
-        threads = min(loaded.threads, own)
-        if threads > 1:
-            if loaded.compiling and queue.compiles:
-                # a thread that waits for the compiler's core makes all others wait
-                threads = min(threads, max(1, threads_beside_another()))
-            else:
-                idle_threads.adapt()
+        threads, beside = min(choice.number, own), queue.compiles
+        if beside:
+            queue.poll()
+            # a thread that waits for the compiler's core makes all others wait
+            threads = min(threads, max(1, threads_beside_another()))
         flush, restore = denormals.switches(threads)
         given = list(inputs)  # compiled code empties the other one
         try:
             _set_grad_enabled(False)
-            if threads != own:
+            if threads < max(own, choice.most):
                 mkl = set_threads(threads)
             if not stays:
                 flush()
-            return loaded.call(inputs)
+            began = perf_counter()
+            outputs = loaded.call(inputs)
+            if not beside:
+                choice.note(perf_counter() - began)
+            return outputs
         except BaseException as error:  # Ctrl-C too
             graph, torn = loaded.graph, self.torn
             # whatever was written: until it is known better, below
@@ -170,14 +173,14 @@ class HostFabric(Fabric):
         finally:
             if not stays:
                 restore()
-            if threads != own:
-                set_threads(own, mkl)
+            if mkl is not None:
+                reset_threads(own, mkl)
             _set_grad_enabled(gradients)
             if timer is not None:
                 timer.end()
 
 
-def _interpreted(graph: Graph, began: float, why: str, threads: int) -> Loaded:
+def _interpreted(graph: Graph, began: float, why: str, threads: Threads) -> Loaded:
     """A graph that torch's own kernels run, and why; ``began`` is when loading it began."""
     return Loaded(
         call=reference_of(graph),
@@ -201,7 +204,7 @@ def _compiled(
     began: float,
     found: Fetched[Call],
     compilation: Compilation,
-    threads: int,
+    threads: Threads,
     policy: str,
 ) -> Loaded:
     """A graph that compiled code runs."""

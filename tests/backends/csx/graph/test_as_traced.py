@@ -125,6 +125,22 @@ def test_a_run_that_is_not_compiled_asks_for_no_pass(net: Any) -> None:
     fit(lambda: Classifier(net()), lambda: (loader(48),), static=True)
 
 
+@pytest.mark.fits
+@pytest.mark.usefixtures("never_lowered")
+def test_a_step_that_is_to_be_compiled_beside_the_training_asks_for_no_pass(tmp_path: Path) -> None:
+    beside = {"background": True, "compile_dir": tmp_path}
+    batches = loader(48)
+    run = fit(
+        lambda: Classifier(mlp()),
+        lambda: (batches,),
+        static=True,
+        policy="default",
+        backend=beside,
+    )
+    [executable] = run.trainer.strategy.training.executables()
+    assert executable.loaded.compiling
+
+
 @pytest.mark.numbers
 def test_what_a_pool_turns_has_the_numbers_of_stock() -> None:
     assert_same_run(*both(lambda: Classifier(Pooled()), lambda: (loader(48),)))
