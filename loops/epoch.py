@@ -247,8 +247,6 @@ class TrainingEpochLoop(_TrainingEpochLoop):
             strategy_of(trainer).requeue_if_asked()
         steps = trainer.accumulate_grad_batches == 1
         # Lightning's own asks of each part whether it is due: here that is known
-        if validates:
-            self.hooks.tell_bars()
         if validates or self._schedulers.on_host or trainer.should_stop or not steps:
             try:
                 super().on_advance_end(data_fetcher)

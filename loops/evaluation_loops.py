@@ -119,6 +119,8 @@ class EvaluationLoop(_EvaluationLoop):
 
     def on_run_start(self) -> None:
         """Call the hooks of the start, and find those around the batches."""
+        if self.trainer.state.fn == TrainerFn.FITTING and not self.trainer.sanity_checking:
+            self.trainer.fit_loop.epoch_loop.hooks.tell_bars()
         super().on_run_start()
         self._find_hooks()
         self._loader = 0
