@@ -16,6 +16,7 @@ from harness import make_trainer
 from models import GAN, Classifier, Measured, loader, mlp
 from torch.utils.data import DataLoader, TensorDataset
 
+from fulgurite.backends.csx.costs.stock import Stock
 from fulgurite.backends.csx.program import announcements, fit_table
 from fulgurite.backends.csx.program.description import Cost
 from fulgurite.backends.csx.program.fit_table import FitSummary, summarize
@@ -45,13 +46,13 @@ def parts_of(fit: FitSummary) -> list[float]:
 
 
 def cost(**seconds: Any) -> Cost:
-    parts = dict.fromkeys(("began", "captured_s", "compiled_s", "loaded_s", "waited_s"), 0.0)
-    return Cost(**{**parts, **seconds})
+    names = "began", "captured_s", "capture_cpu_s", "compiled_s", "loaded_s", "waited_s"
+    return Cost(**{**dict.fromkeys(names, 0.0), **seconds})
 
 
-def payback(least_s: float, fixed: float = 0.0, pays: bool = False) -> Payback:
+def payback(compiling_s: float, fixed: float = 0.0, pays: bool = False) -> Payback:
     made = Payback(None, 0.0, lambda: 0.0)
-    made.least_s, made.fixed, made.pays = least_s, fixed, pays
+    made.compiling_s, made.fixed, made.pays = compiling_s, fixed, pays
     return made
 
 
@@ -75,25 +76,24 @@ def made(speed: Speed, **given: Any) -> FitSummary:
     )
 
 
-def test_what_was_compiled_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fit_table, "peak_memory_bytes", lambda: 612 << 20)
+def test_what_was_compiled_before_the_first_step() -> None:
     first = cost(captured_s=1.0, compiled_s=9.75, waited_s=10.75)
     second = cost(captured_s=0.25, loaded_s=0.05, waited_s=0.3)
     speed = speed_of((0, 0.0), (299, 0.004))
     speed.in_steps_s += 10.75
-    fit = made(speed, total_s=13.05, costs=[first, second], training=[first])
+    stock = Stock(total_s=26.1, batch_s=0.08)
+    fit = made(speed, total_s=13.05, costs=[first, second], training=[first], stock=stock)
     assert sum(parts_of(fit)) == pytest.approx(13.05)
     assert str(fit) == (
         "CSX: 300 batches in 13.1 s\n"
-        "  compiled   from the first batch on, 4.0 ms a batch\n"
-        "  time       tracing 1.25 s, compiling 9.75 s, loading programs 0.05 s, waiting\n"
-        "             for data 0.50 s, steps 1.20 s, validation, hooks, logging and\n"
-        "             checkpoints 0.30 s\n"
-        "  memory     612 MiB resident at most"
+        "  Lightning  about 26.1 s, 2.0 times as long (an estimate)\n"
+        "  compiled   from the first batch on\n"
+        "  a batch    4.0 ms, Lightning about 80: 20.0 times as fast\n"
+        "  pays       from 142 batches on"  # 10.75 s at 76 ms
     )
 
 
-def test_what_was_compiled_meanwhile_is_in_no_sum_and_paid_after_some_batches() -> None:
+def test_what_was_compiled_meanwhile_is_in_no_sum() -> None:
     one = cost(captured_s=1.0, compiled_s=8.0, waited_s=1.0, first_compiled_step=101)
     speed = speed_of((100, 0.05), (199, 0.005))
     speed.in_steps_s += 1.0
@@ -103,51 +103,66 @@ def test_what_was_compiled_meanwhile_is_in_no_sum_and_paid_after_some_batches() 
     assert sum(parts_of(fit)) == pytest.approx(20.0)
     assert fit.by_operations_s == pytest.approx(0.05)
     assert fit.batch_s == pytest.approx(0.005)
-    assert fit.pays_after == 100 + 23  # 1 s of tracing at 0.045 s a batch
-    # all batches as the first ones, and what was neither steps nor building
-    assert fit.lightning_s == pytest.approx(300 * 0.05 + 20 - 1 - 5 - 1 - 199 * 0.005)
-    text = " ".join(str(fit).split())
-    assert "from batch 101 on, 10.0 times as fast: 5.0 ms a batch, 50 before" in text
-    assert "about 27.0 s without Fulgurite (an estimate: as long as the first of these" in text
-    assert "from batch 123 on: tracing, and what it waited for compiling, is made up for" in text
-
-
-def test_where_compiling_did_not_gain_it_pays_never() -> None:
-    one = cost(captured_s=1.0, compiled_s=8.0, waited_s=1.0, first_compiled_step=101)
-    fit = made(speed_of((100, 0.05), (199, 0.06)), costs=[one], training=[one])
-    assert fit.pays_after is None
-    assert "0.8 times as fast" in str(fit)
+    assert "compiled   from batch 101 on\n  a batch    5.0 ms" in str(fit)
 
 
 @pytest.mark.parametrize(
-    ("asked", "told", "pays_after"),
+    ("batch_s", "total_s", "pays_after"),
     [
-        (payback(3.0), "too short, for compiling takes 3.00 s at least", 300),
-        (payback(3.0, fixed=0.5), "too short, for compiling takes 3.00 s at least", 600),
-        (payback(3.0, pays=True), "over before it was done", 300),
+        (0.10, 40.0, 40),  # 2 s of building, of comparing, at 50 ms a batch before it is compiled
+        (0.06, 25.0, 100 + 19),  # 1 s of 2 by then, and the rest at 55 ms
+        (0.06, 15.0, 301),  # a checkpoint, say, took more than in stock Lightning
+        (0.05, 25.0, 100 + 45),  # it gains nothing before
+        (0.004, 9.0, None),
+    ],
+)
+def test_from_how_many_batches_on_it_pays(
+    batch_s: float, total_s: float, pays_after: int | None
+) -> None:
+    one = cost(captured_s=1.0, compiled_s=8.0, waited_s=1.0, first_compiled_step=101)
+    speed = speed_of((100, 0.05), (199, 0.005))
+    speed.in_steps_s += 1.0
+    stock = Stock(total_s=total_s, batch_s=batch_s)
+    fit = made(speed, total_s=20.0, costs=[one], training=[one], stock=stock)
+    assert fit.pays_after == (pays_after and pytest.approx(pays_after, abs=1))
+    told = f"from {fit.pays_after} batches on" if pays_after else "never, as it is"
+    assert f"  pays       {told}" in str(fit)
+
+
+@pytest.mark.parametrize(
+    ("asked", "told", "compiles_from"),
+    [
+        (payback(6.0), "too short, 601 batches or more are; `fulgurite compile` does it", 600),
+        (payback(3.0, fixed=0.5), "too short, 601 batches or more are", 600),
+        (payback(3.0, pays=True), "over before it was done; `fulgurite compile` does it", None),
         (payback(3.0, fixed=0.97), "97% of a step is in products of matrices", None),
     ],
 )
-def test_what_is_not_compiled_says_why(asked: Payback, told: str, pays_after: int | None) -> None:
+def test_what_is_not_compiled_says_why(
+    asked: Payback, told: str, compiles_from: int | None
+) -> None:
     one = cost(captured_s=0.25, waited_s=0.25, payback=asked)
     fit = made(speed_of((300, 0.01), (0, 0.0)), costs=[one], training=[one], why_not=[""])
     text = " ".join(str(fit).split())
     assert "compiled no: " in text
     assert told in text
-    assert fit.pays_after == (pays_after and pytest.approx(pays_after, abs=1))
-    assert ("batches or more is compiled" in text) == (pays_after is not None)
-    assert fit.lightning_s is not None
+    assert fit.compiles_from == (compiles_from and pytest.approx(compiles_from, abs=1))
     refused = made(speed_of((300, 0.01), (0, 0.0)), training=[one], why_not=["", "no g++"])
     assert refused.not_compiled == "no g++"
-    assert refused.pays_after is None
+    assert refused.compiles_from is None
+
+
+def test_beside_other_processes_there_is_no_estimate() -> None:
+    fit = made(speed_of((300, 0.01), (0, 0.0)), why_not=["no g++"], was_busy=True)
+    assert "Lightning  no estimate: other processes had the cores" in str(fit)
+    assert "pays" not in str(fit)
 
 
 def test_other_shapes_and_other_processes_have_their_words() -> None:
     fit = made(speed_of((0, 0.0), (300, 0.01)), training=[cost(loaded_s=0.1)], shapes=(7, 90))
     assert "7 more than are compiled: 90 batches ran operation by" in str(fit)
-    assert "waiting for other processes" not in str(fit)
-    text = " ".join(str(replace(fit, waits_s=0.75)).split())
-    assert "25% of the steps' was waiting for other processes" in text
+    assert "other processes" not in str(fit)
+    assert "0.75 s of the steps, 25%, for other processes" in str(replace(fit, waits_s=0.75))
 
 
 @pytest.mark.fits
@@ -249,7 +264,7 @@ def test_a_second_fit_counts_its_own_steps_and_programs(lines: list[str]) -> Non
     assert second.captured_s == pytest.approx(new.cost.captured_s, abs=0.06)
     # the first table of a process has all of it, others are short
     assert lines[-1] == second.brief()
-    assert "memory" not in lines[-1]
+    assert "a batch" not in lines[-1]
 
 
 @pytest.mark.fits

@@ -42,7 +42,6 @@ class Settling:
             seconds=0.0,
             how="",
             graph=graph,
-            threads=1,
         )
         self.reference = self.loaded.call
 

@@ -35,7 +35,10 @@ class Loaded:
     ``threads`` says how many of the host's compute it. ``kernels`` says what runs it, as
     long as ``how`` says so; ``one_by_one`` what would, operation by operation. ``check_again``,
     where it is set, lets the next run be compared with what the operations give one by one.
-    ``progress`` says how far it is while it is ``compiling``; empty: it has not begun.
+    ``progress`` says how far it is while it is ``compiling``; empty: it has not begun. ``cpu_s``
+    is how long processors compiled it in the background, ``by_operations_s`` how long a run takes
+    operation by operation with torch's number of threads, where that is known of compiled code;
+    ``key`` is the same for the same code in another process.
     """
 
     call: Call
@@ -51,6 +54,9 @@ class Loaded:
     one_by_one: Callable[[], Kernels] = Kernels
     check_again: Callable[[], None] | None = None
     progress: Callable[[], str] = str
+    cpu_s: float = 0.0
+    by_operations_s: float | None = None
+    key: str = ""
 
     @property
     def runs(self) -> Graph | None:

@@ -11,6 +11,7 @@ traffic       bytes that each call moves, and each module; exchange: between pro
 memory        what is alive call by call, and whose it is;
               workspace: what torch's kernels take for themselves
 
+stock         what stock Lightning would have taken for a fit
 build_record  passes that run and warnings that are shown while a program is built
 entry_data    an entry point of a program as plain data: the one place that asks for these
 """

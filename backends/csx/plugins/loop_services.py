@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from fulgurite.backends.csx.compile.fabric import Fabric
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.contract import frozen_hook_arguments, frozen_index
+from fulgurite.backends.csx.costs.stock import Stage, Used, estimate
 from fulgurite.backends.csx.graph.passes.hold import GUARD
 from fulgurite.backends.csx.objects import Trees, holders_in
 from fulgurite.backends.csx.plugins.checkpoint_position import Progress, position_of
@@ -52,6 +53,10 @@ class LoopServices(Strategy):
     audit_budget: Budget
     fit_summary: FitSummary | None = None  # of the latest fit
     _evaluation: EvaluationSteps
+    _used: Used  # of the processor, since the run began
+    _before: dict[
+        str, tuple[int, float]
+    ]  # batches of each stage, and seconds in its steps, by then
 
     @property
     def step_functions(self) -> dict[str, StepFunction]:
@@ -73,8 +78,10 @@ class LoopServices(Strategy):
 
     def begin_run(self) -> None:
         """A loop begins; a tuner lets one run many times, with batches of other sizes."""
-        for step in self.step_functions.values():
+        self._used, self._before = Used(), {}
+        for name, step in self.step_functions.items():
             step.begin_run()
+            self._before[name] = step.runs, step.speed.in_steps_s
 
     def say(self, lines: str) -> None:
         """Print lines above the progress bar, or, where there is none, to the log."""
@@ -94,16 +101,23 @@ class LoopServices(Strategy):
         training, began = self.training, self.audit_budget.began
         assert training is not None
         trained = [one.cost for one in training.programs if one.cost]
+        total_s, busy = perf_counter() - began, self._used.is_busy
+        stages = {
+            name: _stage(step, *self._before.get(name, (0, 0.0)))
+            for name, step in self.step_functions.items()
+        }
         self.fit_summary = summarize(
             batches=training.runs,
             steps=steps,
-            total_s=perf_counter() - began,
+            total_s=total_s,
             data_s=data_s,
             speed=training.speed,
             # not those of an earlier fit of this Trainer, or of a validation before it
             costs=[one.cost for one in self.programs if one.cost and one.cost.began >= began],
             training=trained,
             why_not=training.why_not_compiled(),
+            stock=None if busy else estimate(self._trainer, stages, total_s),
+            was_busy=busy,
             shapes=training.uncompiled(),
             streamed=replace(residency.traffic) if residency.is_open else None,
         )
@@ -216,6 +230,12 @@ class LoopServices(Strategy):
     @property
     def _trainer(self) -> pl.Trainer:
         return self._module.trainer
+
+
+def _stage(step: StepFunction, batches: int, in_steps_s: float) -> Stage:
+    """What an estimate of stock Lightning needs, of what came after so many batches and seconds."""
+    entries = [one.counts(step.speed) for one in step.executables()]
+    return Stage(entries, step.runs - batches, step.speed.in_steps_s - in_steps_s)
 
 
 def _places(module: nn.Module) -> dict[str, Place]:

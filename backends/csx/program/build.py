@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any
 
 import torch.utils._pytree as pytree
@@ -20,6 +20,7 @@ from fulgurite.backends.csx.capture import (
     undo_on_failure,
 )
 from fulgurite.backends.csx.compile.fabric import Fabric, Loaded, Wanted
+from fulgurite.backends.csx.compile.store.measured import note_measured
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.contract import valueless
 from fulgurite.backends.csx.costs.build_record import BuildRecord
@@ -42,6 +43,7 @@ from fulgurite.backends.csx.program.offline import BuiltOnly
 from fulgurite.backends.csx.program.speed import (
     CAPTURE,
     COMPILE,
+    COMPILING,
     Gain,
     Payback,
     Speed,
@@ -106,7 +108,8 @@ class Builder:
             TraceError: the step is not static; all is as before.
             BuiltOnly: the backend asks for no more; all is as before.
         """
-        scope, before, began = self.scope, conditions(), perf_counter()
+        scope, before = self.scope, conditions()
+        began, cpu_s = perf_counter(), thread_time()
         self.speed.leave_out()  # which this step would tell nothing of
         profiler = profiler_of(scope.trainer)
         recording = recording_for_report(self.stage, self.backend)
@@ -117,19 +120,18 @@ class Builder:
                 live = [tensor for one in captured.values() for tensor in one.state_tensors()]
                 # else checkpoints had state of parameters that the step leaves alone
                 scope.forget_unused(new_state, live)
-            now = conditions()
-            if changed := now.in_other_modes(before, list(scope.module.modules())):
+            if changed := conditions().in_other_modes(before, list(scope.module.modules())):
                 raise StateChanged(
                     f"The step put {type(changed[0]).__name__} into {mode_of(changed[0])} mode,"
                     " which the program would not do again.",
                     remedy="set the mode before the step, in a hook such as on_train_epoch_start",
                 )
-            program, captured_s = make_program(self.stage, captured), perf_counter() - began
+            program = make_program(self.stage, captured)
+            captured_s, cpu_s = perf_counter() - began, thread_time() - cpu_s
+            payback = Payback(scope.trainer, cpu_s, lambda: self.speed.alike_s)
             load = profiled(profiler, COMPILE, self._load)
-            payback = Payback(scope.trainer, captured_s, lambda: self.speed.alike_s)
-            only_checks = self.backend.validate_only
-            loads = {} if only_checks else load(program, captured, payback, never)
-            cost = _cost(began, captured_s, loads.values(), None if never else payback)
+            loads = load(program, captured, payback, never)
+            cost = _cost(began, captured_s, cpu_s, loads.values(), None if never else payback)
             program = replace(program, cost=cost, reason=reason)
             self._tell(program, [*loads.values()], record, bool(never))
             if self.backend.only_builds:
@@ -204,6 +206,7 @@ class Builder:
                 self.speed.switch_back()
                 return say()
             cost.compiled_s = sum(load.seconds for load in loads)
+            note_measured(COMPILING, sum(load.cpu_s for load in loads) / cost.capture_cpu_s)
             cost.first_compiled_step = self.speed.steps + 1
             if not self.speed.switch_to_compiled(gained):
                 say(cost.first_compiled_step)
@@ -218,6 +221,8 @@ class Builder:
         worth: Callable[[float], bool],
         never: str,
     ) -> dict[str, Loaded]:
+        if self.backend.validate_only:
+            return {}
         what = f"the {self.stage} program, {program.operations} operations"
         trainer = self.scope.trainer
         # the sanity check comes first, but the training's program is the one that is waited for
@@ -234,12 +239,17 @@ class Builder:
 
 
 def _cost(
-    began: float, captured_s: float, loads: Collection[Loaded], payback: Payback | None
+    began: float,
+    captured_s: float,
+    capture_cpu_s: float,
+    loads: Collection[Loaded],
+    payback: Payback | None,
 ) -> Cost:
     """What a program took that is built now."""
     return Cost(
         began=began,
         captured_s=captured_s,
+        capture_cpu_s=capture_cpu_s,
         compiled_s=sum(load.seconds for load in loads if load.built),
         loaded_s=sum(load.seconds for load in loads if load.compiled and not load.built),
         waited_s=perf_counter() - began,

@@ -56,11 +56,13 @@ class Cost:
 
     Where it was compiled in the background: ``first_compiled_step`` is the number of the first step
     of the stage, from 1, that compiled code did; 0 until then. ``gain`` is known some steps after
-    it, where there were enough before. ``payback`` says whether compiling may begin there.
+    it, where there were enough before. ``capture_cpu_s`` are seconds of the processor.
+    ``payback`` says whether compiling may begin there.
     """
 
     began: float
     captured_s: float
+    capture_cpu_s: float
     compiled_s: float
     loaded_s: float  # from the cache
     waited_s: float  # by the step that needed it

@@ -7,6 +7,7 @@ from collections.abc import Sequence, Set
 from typing import Any
 
 from torch import Tensor
+from torchmetrics import Metric
 
 from fulgurite.backends.csx.capture import (
     Accumulator,
@@ -19,11 +20,13 @@ from fulgurite.backends.csx.capture import (
 )
 from fulgurite.backends.csx.compile.fabric import Fabric, Loaded
 from fulgurite.backends.csx.contract import ConstantSource
+from fulgurite.backends.csx.costs.stock import Counts
 from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedInput
 from fulgurite.backends.csx.graph.collectives import Waits, has_collectives
 from fulgurite.backends.csx.graph.graph import Kind
 from fulgurite.backends.csx.objects import BatchChanges, lies_in, place_of_list
 from fulgurite.backends.csx.program.first_bad import first_not_finite
+from fulgurite.backends.csx.program.speed import Speed
 from fulgurite.backends.csx.state import Binding, DroppedGradients, Place, held_gradients
 
 
@@ -94,6 +97,22 @@ class Executable:
         """Take constants from these places, and put the results into those."""
         self._constants = [constants[i] for i in self._constants_read]
         self.results = Results(outputs)
+
+    def counts(self, speed: Speed) -> Counts:
+        """What an estimate of stock Lightning is made of, where its steps took so long."""
+        loaded, logs = self.loaded, self.results.logs
+        kernels_s = loaded.by_operations_s
+        if kernels_s is None and not loaded.compiled:
+            _, batch_s = speed.batch_s
+            kernels_s = loaded.threads.run_s.get(loaded.threads.most) or batch_s or None
+        return Counts(
+            key=loaded.key,
+            compiled=loaded.compiled,
+            kernels_s=kernels_s,
+            operations=sum(1 for _ in self.graph.runs.operations()),
+            logged=len(logs),
+            metrics=sum(isinstance(log.value, Metric) for log in logs),
+        )
 
     def check(self) -> None:
         """Verify the state (see ``Binding.check``)."""

@@ -1,4 +1,4 @@
-"""What a fit took, as data and as a small table: whether it was compiled, and whether that pays.
+"""What a fit took, as data and as five lines: whether it was compiled, and what it won.
 
 The seconds by kind add up to the fit's. What was compiled in the background is none of them: the
 fit did not wait for it.
@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from textwrap import wrap
 from typing import Any
 
+from fulgurite.backends.csx.costs.stock import Stock
 from fulgurite.backends.csx.program.description import Cost
 from fulgurite.backends.csx.program.speed import Speed, in_ms
 from fulgurite.backends.csx.streaming.residency import Traffic
@@ -39,11 +40,13 @@ class FitSummary:
         not_compiled: why none is or not all are, in words; empty: all programs that train are.
         batch_s: seconds a batch takes: compiled, where ``compiled_from`` says so.
         by_operations_s: seconds a batch takes operation by operation; None: not measured.
-        pays_after: from how many batches on a program pays for this module: compiled, it has gained
-            the seconds that the fit waited for it by then; not compiled, fits of so many batches
-            or more are. None: not known, or never.
-        lightning_s: an estimate of what stock Lightning takes for this fit: all batches as those
-            that ran operation by operation, and the rest as it was; None: no batch did.
+        compiles_from: from how many batches on fits are compiled, where this one was too short.
+        pays_after: from how many batches on such a fit takes less than stock Lightning's, by
+            ``lightning_s``; None: not known, or never.
+        lightning_s: an estimate of what stock Lightning would have taken (see ``costs.stock``);
+            None: there is none.
+        lightning_batch_s: the same of a training batch.
+        was_busy: whether other processes took cores away, so that there is no estimate.
         other_shapes: how many shapes of training batches are not compiled, for there are too many.
         other_shapes_batches: how many batches had one of them.
         peak_memory_bytes: the most that this process has had resident since it began.
@@ -65,8 +68,11 @@ class FitSummary:
     not_compiled: str = ""
     batch_s: float = 0.0
     by_operations_s: float | None = None
+    compiles_from: int | None = None
     pays_after: int | None = None
     lightning_s: float | None = None
+    lightning_batch_s: float | None = None
+    was_busy: bool = False
     other_shapes: int = 0
     other_shapes_batches: int = 0
     peak_memory_bytes: int = 0
@@ -94,13 +100,13 @@ class FitSummary:
 
     def __str__(self) -> str:
         rows = [
-            ("compiled", _compiled(self)),
             ("Lightning", _lightning(self)),
+            ("compiled", _compiled(self)),
+            ("a batch", _batch(self)),
             ("pays", _pays(self)),
-            ("time", _times(self)),
+            ("waits", _waits(self)),
             ("shapes", _shapes(self)),
             ("streamed", _streamed(self)),
-            ("memory", f"{self.peak_memory_bytes / 2**20:,.0f} MiB resident at most"),
         ]
         return self._table(rows)
 
@@ -114,58 +120,44 @@ def _lines(text: str, name: str) -> list[tuple[str, str]]:
     return [(line, "" if i else name) for i, line in enumerate(wrap(text, 67))]
 
 
+def _lightning(fit: FitSummary) -> str:
+    if fit.lightning_s is None:
+        return "no estimate: other processes had the cores" if fit.was_busy else ""
+    times = fit.lightning_s / fit.total_s
+    return f"about {_in_s(fit.lightning_s)}, {times:.1f} times as long (an estimate)"
+
+
 def _compiled(fit: FitSummary) -> str:
     if fit.compiled_from is None:
         return f"no: {fit.not_compiled}"
     first = fit.compiled_from
     told = "from the first batch on" if first == 1 else f"from batch {first:,} on"
-    before_s = fit.by_operations_s
-    if before_s is None:
-        told += f", {in_ms(fit.batch_s)} ms a batch"
-    else:
-        times = before_s / max(fit.batch_s, 1e-9)
-        told += f", {times:.1f} times as fast: {in_ms(fit.batch_s)} ms a batch, {in_ms(before_s)}"
-        told += " before"
-    return told + (
-        f"; batches of another shape not: {fit.not_compiled}" if fit.not_compiled else ""
-    )
+    if fit.not_compiled:
+        told += f"; batches of another shape not: {fit.not_compiled}"
+    return told
 
 
-def _lightning(fit: FitSummary) -> str:
-    if fit.lightning_s is None:
-        return ""
-    which = "all of" if fit.compiled_from is None else "the first of"
-    return (
-        f"about {_in_s(fit.lightning_s)} without Fulgurite (an estimate: as long as {which} these"
-        " batches took operation by operation, and the rest as here)"
-    )
+def _batch(fit: FitSummary) -> str:
+    told, stock_s = f"{in_ms(fit.batch_s)} ms", fit.lightning_batch_s
+    if stock_s is None:
+        return told
+    times = stock_s / max(fit.batch_s, 1e-9)
+    return f"{told}, Lightning about {in_ms(stock_s)}: {times:.1f} times as fast"
 
 
 def _pays(fit: FitSummary) -> str:
-    if fit.pays_after is None:
+    if fit.lightning_s is None:
         return ""
-    if fit.compiled_from is None:
-        return f"a fit of about {fit.pays_after:,} batches or more is compiled in the background"
-    seconds = "tracing, and what it waited for compiling, is made up for"
-    return f"from batch {fit.pays_after:,} on: {seconds}"
+    if fit.pays_after is None:
+        return "never, as it is: docs/what_pays.md has which models gain"
+    return f"from {_counted(fit.pays_after, 'batch', 'batches')} on"
 
 
-def _times(fit: FitSummary) -> str:
-    kinds = {
-        "tracing": fit.captured_s,
-        "compiling": fit.compiled_s,
-        "loading programs": fit.loaded_s,
-        "waiting for data": fit.data_s,
-        "steps": fit.stepped_s,
-        "validation, hooks, logging and checkpoints": fit.other_s,
-    }
-    told = [f"{what} {_in_s(one)}" for what, one in kinds.items() if one >= 0.005]
-    if fit.waits_s:
-        share = fit.waits_s / max(fit.stepped_s, fit.waits_s)
-        told.append(f"{share:.0%} of the steps' was waiting for other processes")
-    if fit.background_s:
-        told.append(f"beside them {_in_s(fit.background_s)} of compiling")
-    return ", ".join(told)
+def _waits(fit: FitSummary) -> str:
+    if not fit.waits_s:
+        return ""
+    share = fit.waits_s / max(fit.stepped_s, fit.waits_s)
+    return f"{_in_s(fit.waits_s)} of the steps, {share:.0%}, for other processes"
 
 
 def _shapes(fit: FitSummary) -> str:
@@ -203,17 +195,20 @@ def summarize(
     costs: Sequence[Cost],
     training: Sequence[Cost],
     why_not: Sequence[str],
+    stock: Stock | None = None,
+    was_busy: bool = False,
     shapes: tuple[int, int] = (0, 0),
     streamed: Traffic | None = None,
 ) -> FitSummary:
     """What is known of a fit at its end, put together.
 
     Args:
-        batches, steps, total_s, data_s, streamed: as in ``FitSummary``.
+        batches, steps, total_s, data_s, was_busy, streamed: as in ``FitSummary``.
         speed: of the training's steps.
         costs: of all programs that were built in it.
         training: those of them that train.
         why_not: of each entry point that trains and is not compiled, why, in words.
+        stock: an estimate of stock Lightning.
         shapes: how many are too many to be compiled, and how many batches had one.
     """
     waited_s = sum(cost.waited_s for cost in training)
@@ -224,30 +219,27 @@ def summarize(
         before_s = None
     elif compiled_from is None:
         before_s = after_s or None  # none were like the others
-    background_s = sum(cost.compiled_s for cost in later)
-    stepped_s = max(speed.in_steps_s - waited_s, 0.0)
-    built = {
-        "captured_s": sum(cost.captured_s for cost in costs),
-        "compiled_s": sum(one.compiled_s for one in costs if not one.first_compiled_step),
-        "loaded_s": sum(cost.loaded_s for cost in costs),
-    }
-    rest_s = max(total_s - stepped_s - sum(built.values()), 0.0)
     return FitSummary(
         batches=batches,
         steps=steps,
         total_s=total_s,
-        **built,
+        captured_s=sum(cost.captured_s for cost in costs),
+        compiled_s=sum(one.compiled_s for one in costs if not one.first_compiled_step),
+        loaded_s=sum(cost.loaded_s for cost in costs),
         data_s=data_s,
-        stepped_s=stepped_s,
+        stepped_s=max(speed.in_steps_s - waited_s, 0.0),
         waits_s=speed.waits.seconds,
         programs=len(costs),
         compiled_from=compiled_from,
-        background_s=background_s,
-        not_compiled=_why_not(training, why_not),
+        background_s=sum(cost.compiled_s for cost in later),
+        not_compiled=_why_not(training, why_not, before_s),
         batch_s=after_s,
         by_operations_s=before_s,
-        pays_after=_pays_after(training, before_s, after_s, compiled_from, any(why_not)),
-        lightning_s=None if before_s is None else before_s * batches + rest_s,
+        compiles_from=None if any(why_not) else _compiles_from(training, before_s),
+        pays_after=stock and _pays_after(stock, total_s, batches, speed, compiled_from),
+        lightning_s=stock and stock.total_s,
+        lightning_batch_s=stock and stock.batch_s,
+        was_busy=was_busy,
         other_shapes=shapes[0],
         other_shapes_batches=shapes[1],
         peak_memory_bytes=peak_memory_bytes(),
@@ -262,45 +254,49 @@ def _first(training: Sequence[Cost]) -> int | None:
 
 
 def _pays_after(
-    training: Sequence[Cost],
-    before_s: float | None,
-    after_s: float,
-    compiled_from: int | None,
-    refused: bool,
+    stock: Stock, total_s: float, batches: int, speed: Speed, compiled_from: int | None
 ) -> int | None:
-    """Batches by which a program has made up for its seconds, or with which it is compiled."""
-    if before_s is None or not training:
+    """From how many batches on a fit like this one takes less than stock Lightning's."""
+    before_s, after_s = speed.batch_s
+    uncompiled = 0 if before_s is None or compiled_from is None else compiled_from - 1
+    lost_s = speed.in_steps_s - speed.alike_s  # by building and comparisons
+    gained_s = stock.batch_s - (after_s if before_s is None else before_s)
+    if uncompiled and lost_s > uncompiled * gained_s:
+        # not before it is compiled
+        lost_s, gained_s = lost_s - uncompiled * gained_s, stock.batch_s - after_s
+    else:
+        uncompiled = 0
+    if gained_s <= 0:
         return None
-    if compiled_from is not None:
-        waited = [one.compiled_s for one in training if not one.first_compiled_step]
-        cost_s = sum(one.captured_s for one in training) + sum(waited)
-        gained_s = before_s - after_s
-        return compiled_from - 1 + math.ceil(cost_s / gained_s) if gained_s > 0 else None
-    asked = [one.payback for one in training if one.payback is not None and not refused]
-    least = [one.least_s / max((1 - one.fixed) * before_s, 1e-9) for one in asked if one.can_gain]
-    return math.ceil(min(least)) if least else None
+    found = max(1, uncompiled + math.ceil(lost_s / gained_s))
+    # what is the same in both, such as a checkpoint, is in neither batch
+    return min(found, batches) if stock.total_s > total_s else max(found, batches + 1)
 
 
-def _why_not(training: Sequence[Cost], why_not: Sequence[str]) -> str:
-    """Why programs that train are not compiled, in words."""
+def _compiles_from(training: Sequence[Cost], before_s: float | None) -> int | None:
+    """From how many batches on a fit is long enough to be compiled beside its steps."""
+    asked = [one.payback for one in training if one.payback is not None]
+    if before_s is None or _first(training) is not None or any(one.pays for one in asked):
+        return None
+    found = [one.compiling_s / ((1 - one.fixed) * before_s) for one in asked if one.can_gain]
+    return math.ceil(min(found)) if found else None
+
+
+def _why_not(training: Sequence[Cost], why_not: Sequence[str], before_s: float | None) -> str:
+    """Why programs that train are not compiled, in words, and what to do."""
     if not why_not or any(why_not):
         return next((one for one in why_not if one), "")
     if _first(training) is not None:
         return "compiling takes longer than they did"
     asked = [cost.payback for cost in training if cost.payback is not None]
     if any(one.pays for one in asked):
-        return (
-            "the fit was over before it was done. `fulgurite compile`, of a script or a parameter"
-            " file, does it beforehand, for all runs"
-        )
+        return "the fit was over before it was done; `fulgurite compile` does it beforehand"
     most = max(asked, key=lambda one: one.fixed)
     if not most.can_gain:
         return f"nothing to gain, for {most.fixed:.0%} of a step is in products of matrices"
-    least_s = min(one.least_s for one in asked)
-    return (
-        f"the fit is too short, for compiling takes {_in_s(least_s)} at least. All ran operation by"
-        " operation"
-    )
+    count = _compiles_from(training, before_s)
+    least = "" if count is None else f", {count:,} batches or more are"
+    return f"too short{least}; `fulgurite compile` does it beforehand"
 
 
 def peak_memory_bytes() -> int:

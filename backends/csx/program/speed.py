@@ -10,6 +10,7 @@ has one whose time is nearly all in calls of a library that compiled code makes 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
@@ -18,6 +19,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 from lightning.pytorch.trainer.states import TrainerFn
 
+from fulgurite.backends.csx.compile.store.measured import measured_before
 from fulgurite.backends.csx.graph.collectives import Waits
 
 STRETCH_S, STRETCH_STEPS = 0.5, 10  # at least
@@ -131,7 +133,9 @@ class Speed:
 
 
 TIMES = 12.0
-"""Compiling takes so many times as long as capturing, at least: 12 to 45 times (measured)."""
+"""Compiling takes so many times as much of a processor as capturing, at least: 12 to 45 times
+(measured), where this machine has compiled nothing yet."""
+COMPILING = "seconds of compiling by those of capturing"
 
 NEARLY_ALL = 0.95
 """The share of a step from which on what can become faster is too little."""
@@ -144,19 +148,22 @@ class Payback:
 
     Args:
         trainer: whose run it is part of; None: of one whose end nobody knows.
-        captured_s: how long the program took to capture.
+        captured_s: processor seconds that capturing the program took, which other processes do not
+            make longer.
         in_steps_s: how long its steps took so far, without building and audits.
 
     Attributes:
         pays: what was said last.
-        least_s: how long compiling takes at least.
+        compiling_s: how long compiling takes where a core is free, by what it took before.
         fixed: the share of a run that stays as it is, as it was given last.
     """
 
     def __init__(
         self, trainer: pl.Trainer | None, captured_s: float, in_steps_s: Callable[[], float]
     ) -> None:
-        self._trainer, self.least_s, self._in_steps_s = trainer, TIMES * captured_s, in_steps_s
+        before = measured_before(COMPILING)
+        self.compiling_s = (statistics.median(before) if before else TIMES) * captured_s
+        self._trainer, self._in_steps_s = trainer, in_steps_s
         self.pays, self.fixed = False, 0.0
         self._first: tuple[float, float] | None = None  # seconds in its steps, and batches by then
 
@@ -168,7 +175,7 @@ class Payback:
         """
         self.fixed = fixed
         if not self.pays and self.can_gain:
-            self.pays = (1 - fixed) * self._left_s() >= self.least_s
+            self.pays = (1 - fixed) * self._left_s() >= self.compiling_s
         return self.pays
 
     @property

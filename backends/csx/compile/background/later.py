@@ -123,7 +123,7 @@ class Later:
             if job.full:  # once more, in the folder that took its place
                 loaded.call = self._meanwhile(loaded, reference, compilation, job.wanted)
                 return loaded.call
-        loaded.compiling, loaded.seconds = False, job.seconds
+        loaded.compiling, loaded.seconds, loaded.cpu_s = False, job.seconds, job.cpu_s
         if found is None:
             why = compiler_log.with_log(why, job.log)
             loaded.call, loaded.how = reference, f"run operation by operation ({why})"
@@ -133,6 +133,7 @@ class Later:
             return loaded.call
         loaded.call, loaded.compiled, loaded.how = found.value, True, "compiled"
         loaded.kernels = compilation.kernels
+        loaded.by_operations_s = loaded.threads.run_s.get(loaded.threads.most)
         loaded.threads.begin()
         warn_of_unused(graph, compilation.folder)
         if not self.trust(loaded, found, compilation, lambda: reference, together).begin():

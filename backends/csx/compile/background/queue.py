@@ -13,6 +13,7 @@ import functools
 import gc
 import json
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -70,6 +71,7 @@ class Job:
         full: whether that was because the folder takes no files.
         log: what the worker printed, where it failed.
         seconds: how long it took.
+        cpu_s: how long processors worked on it.
         again: whether a worker was lost with it, and another one has it.
         course: how far it is, once it has begun.
     """
@@ -83,6 +85,7 @@ class Job:
     full: bool = False
     log: Path | None = None
     seconds: float = 0.0
+    cpu_s: float = 0.0
     again: bool = False
     course: Course | None = None
 
@@ -252,8 +255,8 @@ class _Worker:
                 job.course = job.course or Course()
                 job.course.note(*told[1:])
                 continue
-            failure, full, seconds = told
-            job.failure, job.full, job.seconds = failure, full, seconds
+            failure, full, (seconds, cpu_s) = told
+            job.failure, job.full, job.seconds, job.cpu_s = failure, full, seconds, cpu_s
             job.ended = failure is None  # a failure is told with the log, when it is written
 
     def _close(self) -> None:
@@ -325,9 +328,11 @@ def _write(results: int, number: int, *told: object) -> None:
     os.write(results, (json.dumps([number, *told]) + "\n").encode())
 
 
-def _outcome(job: Job) -> tuple[str | None, bool, float]:
-    """Compile; returns why that failed, whether for want of space, and the seconds."""
-    began = time.perf_counter()
+def _outcome(job: Job) -> tuple[str | None, bool, tuple[float, float]]:
+    """Compile; returns why that failed, whether for want of space, and the seconds: those that
+    passed, and those of processors.
+    """
+    began, cpu_s = time.perf_counter(), _cpu_s()
     full = False
     tell(CODE, 0, 1)
     try:
@@ -336,7 +341,13 @@ def _outcome(job: Job) -> tuple[str | None, bool, float]:
         traceback.print_exc()
         first = [*str(error).strip().splitlines(), ""][0]
         failure, full = f"{type(error).__name__}: {first}", isinstance(error, OSError)
-    return failure, full, time.perf_counter() - began
+    return failure, full, (time.perf_counter() - began, _cpu_s() - cpu_s)
+
+
+def _cpu_s() -> float:
+    """Processor seconds of this process, and of compilers that it has waited for."""
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def _settle_down(log: int, kept: set[int], folder: Path, parent: int) -> None:

@@ -9,6 +9,7 @@ while it is compiled in the background. Compiled code is trusted after its first
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from time import perf_counter
 
 import torch
@@ -99,7 +100,9 @@ class HostFabric(Fabric):
                         # a loss that cannot be fused is an error before the first step, not when it
                         # is compiled
                         compilation.check_regions()
-                        later = _interpreted(graph, began, "", threads)
+                        later = replace(
+                            _interpreted(graph, began, "", threads), key=compilation.key
+                        )
                         return self._later.begin(later, compilation, wanted)
                     if wanted.urgent:
                         queue.hurry()
@@ -218,5 +221,6 @@ def _compiled(
         graph=graph,
         threads=threads,
         kernels=compilation.kernels,
+        key=compilation.key,
         one_by_one=lambda: _by_operations(graph),
     )

@@ -27,10 +27,11 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, left: float = 10.0) -> None:
         self.in_steps_s, self.done, self.left = 100.0, 5.0, left
         monkeypatch.setattr(speed, "_batches", lambda trainer: (self.done, self.left))
+        monkeypatch.setattr(speed, "measured_before", lambda name: [])
 
-    def payback(self, least_s: float) -> Payback:
+    def payback(self, compiling_s: float) -> Payback:
         trainer: Any = object()
-        return Payback(trainer, least_s / speed.TIMES, lambda: self.in_steps_s)
+        return Payback(trainer, compiling_s / speed.TIMES, lambda: self.in_steps_s)
 
     def step(self, seconds: float) -> None:
         self.in_steps_s += seconds
@@ -40,7 +41,7 @@ class Clock:
 
 def test_it_is_known_when_some_batches_were_done(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    asked = clock.payback(least_s=3.9)
+    asked = clock.payback(compiling_s=3.9)
     answers = [asked(0.0)]
     for _ in range(2):
         clock.step(0.5)
@@ -52,7 +53,7 @@ def test_it_is_known_when_some_batches_were_done(monkeypatch: pytest.MonkeyPatch
 
 def test_a_validation_counts_by_what_it_takes_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch, left=1000.0)
-    asked = clock.payback(least_s=30.0)
+    asked = clock.payback(compiling_s=30.0)
     for _ in range(4):  # each 0.5 s in 20 batches of the training
         assert not asked(0.0)
         clock.in_steps_s += 0.5
@@ -63,25 +64,30 @@ def test_a_validation_counts_by_what_it_takes_itself(monkeypatch: pytest.MonkeyP
 
 
 def test_a_run_without_an_end_pays_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Clock(monkeypatch, left=math.inf).payback(least_s=100.0)(0.0)
+    assert Clock(monkeypatch, left=math.inf).payback(compiling_s=100.0)(0.0)
     assert Payback(None, 100.0, lambda: 0.0)(0.0)
 
 
 def test_what_cannot_become_faster_never_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Clock(monkeypatch, left=math.inf).payback(least_s=0.0)
+    asked = Clock(monkeypatch, left=math.inf).payback(compiling_s=0.0)
     assert not asked(0.96)
     assert asked(0.94)
 
 
 def test_only_what_can_become_faster_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    asked = clock.payback(least_s=2.0)
+    asked = clock.payback(compiling_s=2.0)
     clock.left = 6.0
     for _ in range(3):
         assert not asked(0.5)  # half of at most 2.5 s
         clock.step(0.5)
     clock.left = 8.0
     assert asked(0.5)
+
+
+def test_what_compiling_took_before_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "measured_before", lambda name: [4.0, 20.0, 30.0])
+    assert Payback(None, 0.5, lambda: 0.0).compiling_s == 10.0
 
 
 class Counts(pl.Callback):
@@ -186,7 +192,7 @@ def test_the_worker_is_started_where_it_pays(
     assert len(workers) == int(pays)
     told = " ".join(said[-1].split())
     assert ("compiled no: the fit was over before it was done" in told) is pays
-    assert ("compiled no: the fit is too short, for compiling takes" in told) is not pays
+    assert ("compiled no: too short, " in told) is not pays
 
 
 class Wide(Classifier):

@@ -1,0 +1,156 @@
+"""What stock Lightning would have taken for a fit: an estimate.
+
+Its step calls the kernels that a program calls operation by operation, with all of torch's threads,
+and around them runs Python: modules, autograd, the optimizer, ``self.log``, hooks, loops, the
+progress bar. How fast a machine runs that is timed when a fit ends, in *units*: a unit is a step of
+a tiny net in eager torch. How many units a batch has is counted; what each thing counts was
+measured on the zoo, the README's script and the digits (``tests/benchmarks/stock.py``, docs/
+what_pays.md). Where other processes took the cores away there is no estimate: a step of two
+threads then takes any time.
+"""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
+from torch import nn
+
+from fulgurite.backends.csx.compile.store.measured import measured_before, note_measured
+
+# units, of a batch: its loops and hooks; of each operation, logged value, metric among these, and
+# of a bar that is shown, on a terminal where it is Rich's
+_BATCH, _OPERATION, _LOGGED, _METRIC, _BAR, _RICH = 2.0, 0.02, 0.3, 1.0, 0.3, 2.0
+_BUSY = 60.0
+"""Involuntary context switches in a second of processor time: 15 to 25 on two idle cores, 120 to
+290 beside one busy process or more (measured)."""
+_ROUNDS = 24
+
+
+class Used:
+    """What of the processor this process has had since this object was made."""
+
+    def __init__(self) -> None:
+        self._cpu_s, self._switches = _used()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether other processes took cores away."""
+        cpu_s, switches = _used()
+        return (switches - self._switches) / max(cpu_s - self._cpu_s, 1e-3) > _BUSY
+
+
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """What stock Lightning would have taken, an estimate.
+
+    Args:
+        total_s: for the fit.
+        batch_s: for a training batch, without its data.
+    """
+
+    total_s: float
+    batch_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """What is known of an entry point of a program.
+
+    Args:
+        key: the same in another process that finds it compiled; empty: there is none.
+        compiled: whether it is compiled.
+        kernels_s: seconds of a run operation by operation, where they were measured.
+        operations: how many it has.
+        logged: how many values it logs.
+        metrics: how many of them are torchmetrics' own.
+    """
+
+    key: str
+    compiled: bool
+    kernels_s: float | None
+    operations: int
+    logged: int
+    metrics: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stage of a fit: the entry points of its programs, its batches, and what they took."""
+
+    entries: list[Counts]
+    batches: int
+    in_steps_s: float
+
+
+def estimate(trainer: pl.Trainer, stages: Mapping[str, Stage], total_s: float) -> Stock | None:
+    """An estimate, of a fit that has ended.
+
+    Args:
+        trainer: its Trainer.
+        stages: by name, "training" among them.
+        total_s: what it took here.
+
+    Returns:
+        The estimate; None where nothing ran operation by operation, now or before.
+    """
+    unit, found = unit_s(), dict[str, float]()
+    bar_s = _bar_units(trainer) * unit
+    for name, stage in stages.items():
+        each = [_batch_s(one, unit) for one in stage.entries]
+        known = [seconds for seconds in each if seconds is not None]
+        if stage.batches and not known:
+            return None
+        found[name] = statistics.mean(known) + bar_s if known else 0.0
+    rest_s = total_s - sum(stage.in_steps_s for stage in stages.values())
+    in_steps_s = sum(found[name] * stage.batches for name, stage in stages.items())
+    return Stock(rest_s + in_steps_s, found["training"])
+
+
+def unit_s() -> float:
+    """Seconds of a step of a tiny net in eager torch: the median of some, 15 ms for all."""
+    with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(devices=()):
+        net = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+        optimizer, x = torch.optim.SGD(net.parameters(), lr=1e-3), torch.ones(4, 4)
+        seconds = []
+        for _ in range(_ROUNDS):
+            began = time.perf_counter()
+            loss = net(x).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)
+
+
+def _batch_s(entry: Counts, unit: float) -> float | None:
+    """What a batch takes in stock Lightning, noted for processes that find it compiled."""
+    name = f"stock {entry.key}"
+    if entry.kernels_s is None:
+        before = measured_before(name)
+        return statistics.median(before) * unit if before else None
+    python = _BATCH + _OPERATION * entry.operations
+    python += _LOGGED * entry.logged + _METRIC * entry.metrics
+    if entry.key and not entry.compiled:
+        note_measured(name, entry.kernels_s / unit + python)
+    return entry.kernels_s + python * unit
+
+
+def _bar_units(trainer: pl.Trainer) -> float:
+    bar: ProgressBar | None = trainer.progress_bar_callback
+    if bar is None or not getattr(bar, "is_enabled", False):
+        return 0.0
+    console = getattr(bar, "_console", None)
+    on_terminal = isinstance(bar, RichProgressBar) and console is not None and console.is_terminal
+    return _RICH if on_terminal else _BAR
+
+
+def _used() -> tuple[float, int]:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime, used.ru_nivcsw
