@@ -47,8 +47,10 @@ from fulgurite.backends.patches import fx_lock, trace_lock
 from fulgurite.backends.torch_compiler import compiler_module
 
 AVAILABLE = sys.platform == "linux"  # elsewhere a forked process may not use the system's libraries
-NICE = 3  # about half as much of a core as the training
-_SESSIONS_NICE = 6  # beside all processes of the training's session together
+# where there is one core, about half as much of it as the training, beside all processes of whose
+# session it runs; where there are more, the one that is free, and next to nothing where none is
+_ONE_CORE = (3, 6)
+_MORE_CORES = (10, 12)
 _LOG = "log.txt"
 _TOLD = 4  # values of a line that tells how far a job is, without its number
 _STOPPED = 128 + signal.SIGTERM  # the exit status of a worker that somebody stopped
@@ -354,8 +356,9 @@ def _settle_down(log: int, kept: set[int], folder: Path, parent: int) -> None:
     """Let go of what is the parent's: its terminal, files, signals, priority, threads, memory."""
     # a session of its own: Ctrl-C at the terminal is not for it, and by it is found what it starts
     os.setsid()
-    os.nice(NICE)
-    nice_session(os.getpid(), _SESSIONS_NICE)
+    own, of_session = _ONE_CORE if len(os.sched_getaffinity(0)) == 1 else _MORE_CORES
+    os.nice(own)
+    nice_session(os.getpid(), of_session)
     let_go(kept)
     os.dup2(log, 1)
     os.dup2(log, 2)
