@@ -174,7 +174,9 @@ class Trainer(pl.Trainer):
     ) -> None:
         # exactly Lightning's arguments: its constructor is called with them by name
         arguments = {k: v for k, v in locals().items() if k not in ("self", *_OURS, "__class__")}
-        self.backend = _claim_backend(device, backend, arguments)
+        # what is wrong with the arguments is in the error's text, and not in our frames
+        with UsersFramesAlone(*_REFUSALS):
+            self.backend = _claim_backend(device, backend, arguments)
         arguments["default_root_dir"] = _root(model_dir, default_root_dir)
         # barebones refuses any logger that is given
         if logger in (True, None) and not barebones:
@@ -227,6 +229,7 @@ class Trainer(pl.Trainer):
 
 
 _OURS = ("device", "backend", "model_dir")
+_REFUSALS = (RuntimeError, TypeError, ValueError, MisconfigurationException)
 
 
 def _claim_backend(
