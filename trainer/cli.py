@@ -213,18 +213,6 @@ def _run(options: argparse.Namespace) -> int:
     return _run_phases(plan, options)
 
 
-def without_noise() -> None:
-    """Silence Lightning's advertisement, and what it says of itself on every run."""
-    import logging
-    import warnings
-
-    warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning 2.6 on torch 2.13
-    # weights stay float32, so the estimate holds
-    warnings.filterwarnings("ignore", message=".*cb16-mixed is not supported by the model summary")
-    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
-    logger.addFilter(lambda record: "litlogger" not in record.getMessage())
-
-
 def _run_phases(plan: Plan, options: argparse.Namespace) -> int:
     from lightning_utilities.core.rank_zero import rank_zero_only
 
@@ -235,7 +223,6 @@ def _run_phases(plan: Plan, options: argparse.Namespace) -> int:
     from fulgurite.config.run.running import run_phase
 
     refuse_unbuilt(plan, options.command)
-    without_noise()
     attempt: Attempt | None = options.attempt or Attempt.of_this_rank()
     if attempt is None and wants_restarts(plan):
         return supervise(plan, options.command, _attempt, (options,)).status

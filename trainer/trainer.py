@@ -44,6 +44,7 @@ from fulgurite.callbacks.saving import beside_steps
 from fulgurite.mixed_precision import MixedPrecision
 from fulgurite.placement import ACCELERATORS, PLACEMENT, contradiction, systems
 from fulgurite.precision_arguments import precision_arguments
+from fulgurite.screen import replace_defaults, without_noise
 
 _Init = TypeVar("_Init", bound=Callable[..., None])
 _P = ParamSpec("_P")
@@ -181,7 +182,9 @@ class Trainer(pl.Trainer):
         # barebones refuses any logger that is given
         if logger in (True, None) and not barebones:
             arguments["logger"] = default_logger(arguments["default_root_dir"])
-        _construct(self, **arguments)
+        with without_noise(self._is_on_csx):
+            _construct(self, **arguments)
+        replace_defaults(self, callbacks)
         install(self.strategy)
         watch_trainer(self)
 
@@ -209,9 +212,13 @@ class Trainer(pl.Trainer):
         """
         return self.strategy.fit_summary if isinstance(self.strategy, StaticGraph) else None
 
+    @property
+    def _is_on_csx(self) -> bool:
+        return isinstance(self.backend, CSXBackend)
+
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         """Lightning's run of a stage; ``global_step()`` and ``gradient_norm()`` are its own."""
-        with _counting(self):
+        with without_noise(self._is_on_csx), _counting(self):
             return super()._run(*args, **kwargs)
 
     def _run_stage(self) -> Any:
