@@ -73,7 +73,7 @@ class UsersFramesAlone:
     """
 
     def __init__(self, *others: type[Exception]) -> None:
-        self._kinds = (TraceError, *others)
+        self._kinds: tuple[type[Exception], ...] = (TraceError, *others)
 
     def __enter__(self) -> None:
         """Nothing to do."""

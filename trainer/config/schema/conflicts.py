@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -84,8 +83,7 @@ def _check_schedulers(
     targets = [call.target for call in schedulers if call is not None]
     known = all(target is not None for target in targets)
     program = report.classes.library(PROGRAM_SCHEDULER)
-    of_class = isinstance(optimizer, Call) and inspect.isclass(optimizer.target)
-    if report.classes.imports and of_class and known:
+    if report.classes.imports and isinstance(optimizer, Call) and known:
         _check_numbers([call for call in schedulers if call is not None], optimizer, report)
     if isinstance(optimizer, OptimizerCall) and optimizer.scales and known:
         if any(issubclass(target, program) for target in targets):
@@ -106,6 +104,7 @@ def _check_numbers(schedulers: Sequence[Call], optimizer: Call, report: Report) 
     # the last group has the parameters of no entry
     groups = [*({"tags": entry.options.get("tags")} for entry in entries), {}]
     owners: dict[tuple[int, str], Call] = {}
+    named: Any = optimizer.target  # a class, or a function of the user's that returns one
     for call in schedulers:
         kind: Any = call.target
         counts = issubclass(kind, ProgramScheduler)
@@ -113,7 +112,7 @@ def _check_numbers(schedulers: Sequence[Call], optimizer: Call, report: Report) 
         for i in tagged(groups, call.arguments.get("param_group_tags") if counts else None):
             before: Any = owners.setdefault((i, key), call).target
             if owners[i, key] is not call and (counts or issubclass(before, ProgramScheduler)):
-                report.problem(call.path, both_set(before, kind, i, key, optimizer.target))
+                report.problem(call.path, both_set(before, kind, i, key, named))
                 break
 
 
