@@ -68,11 +68,19 @@ def only_compiling() -> Iterator[None]:
 
 def check_backend_type(backend_type: str) -> None:
     """Raise if a backend of another type than ``backend_type`` lives in this process."""
-    if _live is not None and _live.backend_type != backend_type:
-        raise RuntimeError(
-            "Cannot instantiate multiple backends. A backend with type "
-            f"{_live.backend_type} has already been instantiated."
-        )
+    if _live is None or _live.backend_type == backend_type:
+        return
+    error = RuntimeError(
+        "Cannot instantiate multiple backends. A backend with type "
+        f"{_live.backend_type} has already been instantiated."
+    )
+    # the text is a contract, and what to do is no part of it
+    error.add_note(
+        f"  Remedy: use {_live.backend_type} here too, or run what needs {backend_type} in a"
+        " process of its own (in a notebook: restart the kernel). Stock Lightning may run beside"
+        " any backend: lightning.Trainer(accelerator='cpu')."
+    )
+    raise error
 
 
 def current_backend() -> Backend | None:

@@ -75,7 +75,7 @@ class ProgramScheduler(LRScheduler):
         # not torch's __init__, which keeps learning rates and counts in Python
         self.optimizer, self.key = optimizer, key
         groups = optimizer.param_groups
-        self.groups = tuple(_tagged(groups, param_group_tags))
+        self.groups = tuple(tagged(groups, param_group_tags))
         without = [i for i in self.groups if not _is_number(groups[i].get(key))]
         if without or not self.groups:
             found, has = "no param group", f"tags {[group.get('tags') for group in groups]}"
@@ -235,7 +235,7 @@ class ProgramScheduler(LRScheduler):
         self.show_again()
 
 
-def _tagged(groups: list[dict[str, Any]], tags: str | Iterable[str | None] | None) -> Iterator[int]:
+def tagged(groups: list[dict[str, Any]], tags: str | Iterable[str | None] | None) -> Iterator[int]:
     """Indices of the param groups that have one of the tags."""
     wanted = None if tags is None else {tags} if isinstance(tags, str) else set(tags)
     for i, group in enumerate(groups):
@@ -284,8 +284,13 @@ def check_schedulers(configs: list[LRSchedulerConfig]) -> None:
         for i in groups:
             other = owners.setdefault((id(optimizer), i, key), scheduler)
             if other is not scheduler and program_schedulers((other, scheduler)):
-                raise ValueError(
-                    f"{type(other).__name__} and {name} both set param_groups[{i}]['{key}'] of"
-                    f" {type(optimizer).__name__}. Use SequentialLR for one after the other,"
-                    " ChainedScheduler for their product, or param_group_tags for one of them."
-                )
+                raise ValueError(both_set(type(other), type(scheduler), i, key, type(optimizer)))
+
+
+def both_set(one: type, other: type, group: int, key: str, optimizer: type) -> str:
+    """What is said of two schedulers that set the same number of a param group."""
+    return (
+        f"{one.__name__} and {other.__name__} both set param_groups[{group}]['{key}'] of"
+        f" {optimizer.__name__}. Use SequentialLR for one after the other, ChainedScheduler for"
+        " their product, or param_group_tags for one of them."
+    )

@@ -20,7 +20,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from side_by_side import Record, compare, quiet
+from side_by_side import Record, compare
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -176,7 +176,6 @@ def main(arguments: list[str] | None = None) -> float:
     parser.add_argument("--autogen-policy", help="CSX only; 'disabled' compiles nothing")
     options = parser.parse_args(arguments)
 
-    quiet()
     pl.seed_everything(0, verbose=False)
     train, val, test = loaders(shifted=True)
     record = Record()

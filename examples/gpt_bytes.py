@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from side_by_side import Record, compare, quiet
+from side_by_side import Record, compare
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
@@ -227,7 +227,6 @@ def main(arguments: list[str] | None = None) -> float:
     parser.add_argument("--autogen-policy", help="CSX only; 'disabled' compiles nothing")
     options = parser.parse_args(arguments)
 
-    quiet()
     pl.seed_everything(0, verbose=False)
     train, val = loaders(options.steps)
     record = Record()

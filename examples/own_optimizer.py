@@ -15,7 +15,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from digits import Digits, loaders
-from side_by_side import Record, compare, quiet
+from side_by_side import Record, compare
 from torch import Tensor, nn
 
 from fulgurite import Trainer, backend
@@ -63,7 +63,6 @@ def main(arguments: list[str] | None = None) -> float:
     options = parser.parse_args(arguments)
     policy = {"autogen_policy": options.autogen_policy} if options.autogen_policy else {}
 
-    quiet()
     pl.seed_everything(0, verbose=False)
     train, val, test = loaders()
     record = Record()

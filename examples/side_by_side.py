@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import lightning.pytorch as pl
@@ -40,11 +41,17 @@ class Record(RateProfiler):
         self.seconds = time.perf_counter() - self._began
 
 
-def quiet() -> None:
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
     """Silence what Lightning 2.6 says about every run on a laptop."""
-    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-    warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning 2.6 on torch 2.13
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
+    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+        warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning 2.6 on torch 2.13
+        yield
+    logger.setLevel(level)
 
 
 def compare(
@@ -53,17 +60,18 @@ def compare(
     """Train the same module with stock Lightning, from the same seed, and print both times."""
     stock = Record()
     pl.seed_everything(0, verbose=False)
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        max_epochs=epochs,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[stock],
-    )
     print("\nThe same module in stock Lightning ...")
-    trainer.fit(make(), *loaders)
+    with quiet():
+        trainer = pl.Trainer(
+            accelerator="cpu",
+            max_epochs=epochs,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            callbacks=[stock],
+        )
+        trainer.fit(make(), *loaders)
     difference = (torch.stack(ours.losses) - torch.stack(stock.losses)).abs()
     print(f"{'':16s}{'Fulgurite':>12s}{'Lightning':>12s}")
     print(

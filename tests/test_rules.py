@@ -657,16 +657,28 @@ CLASS = f"{MisconfigurationException.__module__}.MisconfigurationException"
     ],
     ids=["both", "second type by device", "second type by dict", "contradiction"],
 )
-def test_a_user_meets_the_text_as_the_last_line_of_the_traceback(
+def test_a_user_meets_the_text_below_two_frames_and_a_remedy_below_it(
     code: str, last_line: str, tmp_path: Path
 ) -> None:
     done = script(f"from fulgurite import Trainer, backend\n{code}", tmp_path)
     assert done.returncode == 1
-    last = done.stderr.splitlines()[-1]
+    told = done.stderr.splitlines()
+    frames = [line for line in told if line.startswith("  File ")]
+    assert len(frames) == 2  # the user's own, and where the Trainer begins
+    last = told[-2 if last_line.startswith("RuntimeError") else -1]
     assert last.startswith(last_line.format("CSX"))
     assert "contradicts" in last_line or last == last_line.format("CSX")
     assert "During handling" not in done.stderr
     assert "direct cause" not in done.stderr
+
+
+def test_a_refused_device_has_its_remedy_and_no_frames_between() -> None:
+    fulgurite.backend("CSX")
+    for device, note in ("CPU", "or run what needs CPU in a process of its own"), ("TPU", ""):
+        with pytest.raises((RuntimeError, ValueError)) as caught:
+            Trainer(device=device)
+        assert [entry.name for entry in caught.traceback[1:]] == ["with_defaults"]
+        assert note in "".join(getattr(caught.value, "__notes__", []))
 
 
 @pytest.mark.long

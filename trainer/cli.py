@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
+from fulgurite.commands.mistyped import unknown, unknown_command
 from fulgurite.commands.options import COMMANDS, add_commands, run_command
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ def parser() -> argparse.ArgumentParser:
     for command in (check, convert, schema):
         _add_debug(command)
     add_commands(commands, _add_debug)
+    for command in commands.choices.values():  # an error of a command has its own usage
+        command.set_defaults(parser=command)
     return top
 
 
@@ -119,7 +122,21 @@ def _override(text: str) -> tuple[str, str]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; returns its exit status."""
-    return _main(parser().parse_args(arguments))
+    return _main(_parsed(sys.argv[1:] if arguments is None else arguments))
+
+
+def _parsed(arguments: list[str]) -> argparse.Namespace:
+    """What was typed; ends the process with 2 where it is no command, or has other options."""
+    top = parser()
+    first = arguments[0] if arguments else "-"
+    if not first.startswith("-") and first not in _COMMANDS:
+        top.error(unknown_command(first, _COMMANDS))
+    options, others = top.parse_known_args(arguments)
+    command = vars(options).pop("parser")
+    if others:
+        known = command._option_string_actions  # argparse tells nobody which options there are
+        command.error(unknown(others, known, is_run=options.command in RUNS))
+    return options
 
 
 def _main(options: argparse.Namespace, attempt: Attempt | None = None) -> int:
@@ -196,18 +213,6 @@ def _run(options: argparse.Namespace) -> int:
     return _run_phases(plan, options)
 
 
-def without_noise() -> None:
-    """Silence Lightning's advertisement, and what it says of itself on every run."""
-    import logging
-    import warnings
-
-    warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning 2.6 on torch 2.13
-    # weights stay float32, so the estimate holds
-    warnings.filterwarnings("ignore", message=".*cb16-mixed is not supported by the model summary")
-    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
-    logger.addFilter(lambda record: "litlogger" not in record.getMessage())
-
-
 def _run_phases(plan: Plan, options: argparse.Namespace) -> int:
     from lightning_utilities.core.rank_zero import rank_zero_only
 
@@ -218,7 +223,6 @@ def _run_phases(plan: Plan, options: argparse.Namespace) -> int:
     from fulgurite.config.run.running import run_phase
 
     refuse_unbuilt(plan, options.command)
-    without_noise()
     attempt: Attempt | None = options.attempt or Attempt.of_this_rank()
     if attempt is None and wants_restarts(plan):
         return supervise(plan, options.command, _attempt, (options,)).status

@@ -44,6 +44,7 @@ from fulgurite.callbacks.saving import beside_steps
 from fulgurite.mixed_precision import MixedPrecision
 from fulgurite.placement import ACCELERATORS, PLACEMENT, contradiction, systems
 from fulgurite.precision_arguments import precision_arguments
+from fulgurite.screen import replace_defaults, without_noise
 
 _Init = TypeVar("_Init", bound=Callable[..., None])
 _P = ParamSpec("_P")
@@ -174,12 +175,16 @@ class Trainer(pl.Trainer):
     ) -> None:
         # exactly Lightning's arguments: its constructor is called with them by name
         arguments = {k: v for k, v in locals().items() if k not in ("self", *_OURS, "__class__")}
-        self.backend = _claim_backend(device, backend, arguments)
+        # what is wrong with the arguments is in the error's text, and not in our frames
+        with UsersFramesAlone(*_REFUSALS):
+            self.backend = _claim_backend(device, backend, arguments)
         arguments["default_root_dir"] = _root(model_dir, default_root_dir)
         # barebones refuses any logger that is given
         if logger in (True, None) and not barebones:
             arguments["logger"] = default_logger(arguments["default_root_dir"])
-        _construct(self, **arguments)
+        with without_noise(self._is_on_csx):
+            _construct(self, **arguments)
+        replace_defaults(self, callbacks)
         install(self.strategy)
         watch_trainer(self)
 
@@ -207,9 +212,13 @@ class Trainer(pl.Trainer):
         """
         return self.strategy.fit_summary if isinstance(self.strategy, StaticGraph) else None
 
+    @property
+    def _is_on_csx(self) -> bool:
+        return isinstance(self.backend, CSXBackend)
+
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         """Lightning's run of a stage; ``global_step()`` and ``gradient_norm()`` are its own."""
-        with _counting(self):
+        with without_noise(self._is_on_csx), _counting(self):
             return super()._run(*args, **kwargs)
 
     def _run_stage(self) -> Any:
@@ -227,6 +236,7 @@ class Trainer(pl.Trainer):
 
 
 _OURS = ("device", "backend", "model_dir")
+_REFUSALS = (RuntimeError, TypeError, ValueError, MisconfigurationException)
 
 
 def _claim_backend(

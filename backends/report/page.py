@@ -11,6 +11,7 @@ import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 from importlib import resources
 from math import ceil, log2
 from typing import Any
@@ -38,6 +39,7 @@ LAYERS = {
 """What is in memory, from below, and the fields that are it; what comes and goes is above."""
 WIDTH, HEIGHT = 1000, 240
 _MOST_STEPS = 600
+_MOST_COLUMNS = 3  # that a phone shows beside one another; bars it leaves out
 _WITH_TEMPLATE = ("bmm", "baddbmm")
 _COLUMNS = {"n": Markup(' class="num"'), "b": Markup(' class="wide"')}
 
@@ -47,7 +49,11 @@ def page(report: Data) -> str:
     programs = sorted(report["programs"], key=lambda one: one["stage"] != "training")
     options = (f"{k}={v}" for k, v in report["options"].items() if k != "autogen_policy")
     return _template().render(
-        report=report, programs=programs, names=_names(programs), options=", ".join(options)
+        report=report,
+        programs=programs,
+        names=_names(programs),
+        models=[*dict.fromkeys(one["model"] for one in programs if one["model"])],
+        options=", ".join(options),
     )
 
 
@@ -71,20 +77,41 @@ def _template() -> Template:
         flops=words.in_flops,
         time=words.in_time,
         counted=words.counted,
+        date=lambda written: f"{datetime.fromisoformat(written):%Y-%m-%d %H:%M} UTC",
         number="{:,}".format,
         percent="{:.0%}".format,
         batch="batch {:,}".format,
         bar_length=lambda share: f"{ceil(1000 * min(share, 1.0)) / 10:g}",
+        many=_many,
         column=lambda kinds, i: _COLUMNS.get(kinds[i : i + 1], ""),
     )
     environment.globals.update(words=words, scaling=scaling, page=sys.modules[__name__])
     return environment.from_string(source)
 
 
+def _many(headers: Sequence[str], columns: str) -> str:
+    """The class of a table that a narrow window shows cell by cell."""
+    return Markup(' class="many"') if len(headers) - columns.count("b") > _MOST_COLUMNS else ""
+
+
 def makers_of(entry: Data) -> str:
-    """``40 library, 147 generated``: who computes operations."""
+    """``of 38 traced; 40 library, 147 generated``: of how many the trace had, the compiler has
+    these, and who computes them.
+    """
     found = Counter(one["maker"] for one in entry["operations"])
-    return ", ".join(f"{found[name]:,} {name}" for name in words.MAKERS if found[name])
+    makers = ", ".join(f"{found[name]:,} {name}" for name in words.MAKERS if found[name])
+    traced = [f"of {one['before']:,} traced" for one in entry["passes"][:1]]
+    return "; ".join(filter(None, [*traced, makers]))
+
+
+def fit_of(program: Data) -> str:
+    """How long the fit took, all in all; empty before it has ended."""
+    fit = program.get("fit")
+    if fit is None:
+        return ""
+    return (
+        f"{fit['batches']:,} batch{'es' * (fit['batches'] != 1)} in {words.in_time(fit['total_s'])}"
+    )
 
 
 def tuned(program: Data) -> str:

@@ -90,7 +90,8 @@ def add(folder: Path, run: object, program: Data, options: Mapping[str, Any]) ->
 
     Args:
         folder: where; it exists.
-        run: whose program it is: the Trainer, or the backend where there is none.
+        run: whose program it is: the Trainer, whose module is the program's ``model``, or the
+            backend where there is none.
         program: as plain data, of the form that ``SHAPE`` has.
         options: of the backend.
     """
@@ -100,6 +101,8 @@ def add(folder: Path, run: object, program: Data, options: Mapping[str, Any]) ->
         # a run that has ended is None here, and equals no other
         if one.run() is run or one.data["stage"] != program["stage"]
     ]
+    module = getattr(run, "lightning_module", None)
+    program = {**program, "model": "" if module is None else type(module).__name__}
     programs.append(_Written(program, options, weakref.ref(run)))
     _folders[folder.resolve()] = programs
     _write(folder, programs, options)

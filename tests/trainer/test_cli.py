@@ -180,6 +180,38 @@ def test_a_wrong_command_line_ends_with_2(
     assert "usage: fulgurite" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("fitt run.yaml", "fulgurite: error: there is no command 'fitt'. Did you mean 'fit'?"),
+        ("run.yaml", "fulgurite: error: there is no command 'run.yaml'. A parameter file comes"),
+        ("train", "There are fit, validate, validate_all,"),
+        (
+            "fit run.yaml --epochs 3",
+            "fulgurite fit: error: there is no option --epochs. Write --set",
+        ),
+        ("fit --max-epochs=3 run.yaml", "Write --set trainer.init.loop.num_epochs=N."),
+        (
+            "fit run.yaml --lr 1 --resume a",
+            "optimizer.NAME.lr=X.\nthere is no option --resume. Write --ckpt_path FILE.",
+        ),
+        ("fit run.yaml --compile-only", "no option --compile-only. Did you mean '--compile_only'?"),
+        ("fit run.yaml --foo 3", "A key of the file is set by --set a.b.c=value."),
+        ("fit run.yaml more", "fulgurite fit: error: it takes no 'more'."),
+        (
+            "cache list --compiledir a",
+            "fulgurite cache list: error: there is no option --compiledir",
+        ),
+    ],
+)
+def test_what_is_mistyped_is_told_with_what_to_type(
+    arguments: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(arguments.split())
+    assert told in capsys.readouterr().err
+
+
 def test_a_device_of_the_command_line_replaces_a_backend_with_arguments_of_its_own(
     params: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

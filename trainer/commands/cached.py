@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
+import textwrap
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from fulgurite.callbacks.count_params import human
 
 _DAY_S = 86400
 _KEY_SHOWN = 12
+_COLUMNS, _INDENT = 80, " " * 14
 _SHARES = {"": 1, PARTS: PARTS_SHARE, HEADERS: HEADERS_SHARE}
 """The folders of a cache, by their names in it; each may take one in so many bytes of the limit."""
 
@@ -80,27 +82,32 @@ def show(given: str | None) -> int:
         return 0
     held, now, limit = contents(folder), time.time(), limit_bytes()
     print(folder)
-    rows = [("program", "size", "built", "last used", "of")] if held.programs else []
+    rows = [("program", "size", "built", "last used", "")] if held.programs else []
     for entry in reversed(held.programs):
         when = ago(now - entry.built), ago(now - entry.used)
         whose = _whose(folder / entry.key)
         rows.append((entry.key[:_KEY_SHOWN], human(entry.size_bytes), *when, whose))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
     for *row, whose in rows:
-        cells = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        print("  ".join([*cells, whose]))
+        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+        print(whose, end="")
     print(f"{held}; programs may take {human(limit)}")
     return 0
 
 
 def _whose(entry: Path) -> str:
-    """Whose program an entry is: that run begins compiled, unless the environment is another."""
+    """Whose program an entry is, as lines: that run begins compiled, unless the environment is
+    another.
+    """
     try:
         digest, whose = (entry / FOR).read_text().splitlines()
     except (OSError, ValueError):  # damaged: it will be built again
         return ""
-    same = digest == environment_digest()
-    return whose if same else f"{whose} (compiled in another environment)"
+    if digest != environment_digest():
+        whose = f"compiled in another environment: {whose}"
+    # a script may be a text on the command line (`python -c`), and as long as one
+    lines = textwrap.wrap(whose, _COLUMNS - len(_INDENT), max_lines=2, placeholder=" ...")
+    return textwrap.indent("\n".join(lines), _INDENT) + "\n"
 
 
 def prune(given: str | None, size_bytes: int | None, days: float | None) -> int:

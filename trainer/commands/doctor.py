@@ -14,6 +14,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -123,10 +124,19 @@ def _tested(cache: CompileCache | None) -> Outcome | None:
 def _tell(finding: Finding) -> bool:
     """Print what was found; returns whether it must be mended."""
     state = "MEND" if finding.remedy else "ok"
-    print(f"{state:>5}  {finding.name:<{_NAME}}{finding.text}", flush=True)
+    _print(f"{state:>5}  {finding.name:<{_NAME}}", finding.text)
     if finding.remedy:
-        print(f"{'':>5}  {'':<{_NAME}}-> {finding.remedy}", flush=True)
+        _print(" " * (_NAME + 7), f"-> {finding.remedy}")
     return bool(finding.remedy)
+
+
+def _print(head: str, text: str) -> None:
+    """Print a text after its head, on a terminal in lines of its width that begin below it."""
+    if sys.stdout.isatty():  # elsewhere a finding is one line, for who searches in them
+        width = max(40, shutil.get_terminal_size().columns - len(head))
+        lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+        text = f"\n{' ' * len(head)}".join(lines)
+    print(f"{head}{text}", flush=True)
 
 
 def _printable(lines: list[str]) -> list[str]:
@@ -280,8 +290,8 @@ def picture(outcome: Outcome, bar: str) -> list[str]:
         drawn = bar * max(1, round(_BAR * step_us / longest))
         lines.append(f"{name:>16}  {drawn:<{_BAR}}  {step_us:,.0f} µs a step")
     times_as_fast = outcome.lightning_us / outcome.program_us
-    said = f"{times_as_fast:.1f} times as fast; measured {busy()}"
-    return [*lines, f"{'':>16}  {said}"]
+    said = f"{times_as_fast:.1f} times as fast, measured", busy()
+    return [*lines, *(f"{'':>16}  {line}" for line in said)]
 
 
 def network() -> Finding:

@@ -65,6 +65,7 @@ def add_commands(commands: Any, add_debug: Any) -> None:
             )
         add_debug(kind)
         _add_compile_dir(kind)
+        kind.set_defaults(parser=kind)
     compiles = commands.add_parser(
         "compile",
         help="compile what a script or a parameter file trains, and train nothing",
@@ -118,6 +119,7 @@ def _add_checkpoint(commands: Any, add_debug: Any) -> None:
         "--parts", type=_count, metavar="N", help="cut a file into N parts, as of N processes"
     )
     add_debug(convert)
+    convert.set_defaults(parser=convert)
 
 
 def is_parameter_file(name: str) -> bool:

@@ -18,19 +18,19 @@ from fulgurite.backends.report.report_file import NoReport, read
 
 
 def compile_script(script: str, arguments: Sequence[str]) -> int:
-    """Run a script as Python does, and say that it trained nothing; returns 0.
+    """Run a script as Python does, and say that it trained nothing; returns the exit status.
 
     Args:
         script: its file.
         arguments: what follows it on its command line.
 
     Raises:
-        ValueError: it is no script.
         RuntimeError: it trains on another device than CSX.
     """
     file = Path(script)
     if not file.is_file():
-        raise ValueError(f"{script!r} is not there. Give a Python script or a parameter file.")
+        print(f"{script}: no such file; give a Python script or a parameter file.", file=sys.stderr)
+        return 1
     sys.argv, sys.path[:0] = [script, *arguments], [str(file.parent.resolve())]
     try:
         with only_compiling():

@@ -27,7 +27,6 @@ from fulgurite.backends.safe_load import read_checkpoint
 from fulgurite.callbacks.checkpoint_states import LoadCheckpointStates
 from fulgurite.callbacks.runner_hooks import Runner, RunnerHooks
 from fulgurite.callbacks.stopping import StopOnSignal
-from fulgurite.cli import without_noise
 from fulgurite.config.document.problems import ParameterFileError
 from fulgurite.config.run.loading import build, model_dir
 from fulgurite.config.run.own_checkpoints import all_of, steps_of
@@ -277,7 +276,6 @@ def run(
     for note in (*notes(given), *told):
         rank_zero_info(note)
     _refuse_mode_without(given, train_data_fn, eval_data_fn)
-    without_noise()
     [phase] = plan.phases
     if phase.init.seed is not None:
         pl.seed_everything(phase.init.seed, workers=True, verbose=False)

@@ -67,19 +67,26 @@ class UsersFramesAlone:
     """In a ``with``: the error of a step that is not static comes with the user's frames alone.
 
     The 60 frames of Lightning and torch in between say nothing about the model.
+
+    Args:
+        others: errors of other types that come so too.
     """
+
+    def __init__(self, *others: type[Exception]) -> None:
+        self._kinds: tuple[type[Exception], ...] = (TraceError, *others)
 
     def __enter__(self) -> None:
         """Nothing to do."""
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Shorten the traceback; what is raised again takes it from here."""
-        if isinstance(error, TraceError):
-            error.__traceback__ = user_frames(error.__traceback__)
-            more = f"More: fulgurite explain {type(error).__name__}"
-            if more not in getattr(error, "__notes__", ()):
-                error.add_note(more)
-            error.__suppress_context__ = True
+        if not isinstance(error, self._kinds):
+            return
+        error.__traceback__ = user_frames(error.__traceback__)
+        error.__suppress_context__ = True
+        more = f"More: fulgurite explain {type(error).__name__}"
+        if isinstance(error, TraceError) and more not in getattr(error, "__notes__", ()):
+            error.add_note(more)
 
 
 class ConditionalOnTensor(TraceError):

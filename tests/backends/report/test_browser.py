@@ -125,6 +125,12 @@ def test_the_page_never_scrolls_sideways(shown: Browser) -> None:
         assert scroll == width in (1280, 390)
 
 
+def test_no_table_is_cut_in_a_narrow_window(shown: Browser) -> None:
+    wider = "[...document.querySelectorAll('.scroll')].filter(o => o.scrollWidth > o.clientWidth)"
+    # an element of a closed part has no width
+    assert opened(shown).run(f"{wider}.map(one => one.innerHTML.slice(0, 300))") == []
+
+
 def test_all_text_stands_out_and_is_large_enough(shown: Browser) -> None:
     texts = opened(shown).run(TEXTS)
     assert len(texts) >= 5

@@ -98,6 +98,22 @@ def test_a_program_that_was_only_checked_has_a_page_too() -> None:
     assert "The program was checked and not built" in found.text
 
 
+def test_it_says_whose_it_is_when_it_was_written_and_how_long_steps_took() -> None:
+    report = full(accumulated())
+    report["written"] = "2026-01-31T09:05:07+00:00"
+    training = next(one for one in report["programs"] if one["stage"] == "training")
+    training["fit"] = {"batches": 300, "total_s": 3.46}
+    training["entries"][-1]["measured"] = {"steps": 298, "step_s": 397e-6, "waits_s": 0.0}
+    training["entries"][-1]["passes"] = [{"name": "p", "before": 38, "after": 187, "changes": {}}]
+    text = Elements(page(report)).text
+    assert "Fulgurite report of Validated2026-01-31 09:05 UTC, fulgurite " in text
+    assert "fit300 batches in 3.46 s" in text
+    assert "measured step397 µsmean of 298 steps" in text
+    assert f"operations{len(training['entries'][-1]['operations'])}of 38 traced; " in text
+    del training["fit"]
+    assert "batches in " not in Elements(page(report)).text
+
+
 def test_areas_stand_on_one_another() -> None:
     lower, upper = areas([[1.0, 3.0], [1.0, 0.0]], 4.0)
     assert (lower[0], upper[0]) == ("c1", "c2")

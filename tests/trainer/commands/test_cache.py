@@ -57,7 +57,7 @@ def test_list_shows_programs_the_one_used_last_first(
     assert cli.main(["cache", "list", "--compile-dir", str(folder)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == str(folder)
-    assert lines[1].split() == ["program", "size", "built", "last", "used", "of"]
+    assert lines[1].split() == ["program", "size", "built", "last", "used"]
     assert [line.split()[0] for line in lines[2:5]] == [key[:12] for key in reversed(KEYS[:3])]
     assert lines[4].rstrip().endswith("just now    2 days ago")
     assert lines[5].startswith("3 programs (3.")
@@ -76,9 +76,28 @@ def test_list_says_whose_programs_they_are(
             KEYS[i], lambda part, text=text: (part / FOR).write_text(text) and None, lambda entry: 0
         )
     assert cli.main(["cache", "list", "--compile-dir", str(folder)]) == 0
-    lines = "\n".join(sorted(capsys.readouterr().out.splitlines()))
-    assert "  Net of train.py: the training program, 50 operations\n" in lines
-    assert "training program, 51 operations (compiled in another environment)" in lines
+    lines = "\n" + "\n".join(sorted(capsys.readouterr().out.splitlines()))
+    indented = "\n              "
+    assert f"{indented}Net of train.py: the training program, 50 operations\n" in lines
+    assert f"{indented}compiled in another environment: Net of train.py: the training" in lines
+    assert max(len(line) for line in lines.splitlines() if str(folder) not in line) <= 80
+
+
+def test_list_keeps_to_80_columns_whatever_started_the_run(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (
+        f"{environment_digest()}\nNet of train.py {'data/part.csv ' * 50}: the training program\n"
+    )
+    CompileCache(folder).fetch(
+        KEYS[0], lambda part: (part / FOR).write_text(text) and None, lambda entry: 0
+    )
+    assert cli.main(["cache", "list", "--compile-dir", str(folder)]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert len(told) == 6  # folder, head, the program, two lines of whose it is, the sum
+    assert max(map(len, told[1:])) <= 80
+    assert told[3].strip().startswith("Net of train.py data/part.csv")
+    assert told[4].endswith(" ...")
 
 
 def test_list_without_a_folder_is_of_the_users_and_makes_none(

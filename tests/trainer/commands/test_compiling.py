@@ -85,7 +85,7 @@ def test_what_cannot_go_on_is_told(
 
 def test_what_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["compile", str(tmp_path / "b.py")]) == 1
-    assert "is not there. Give a Python script or a parameter file" in capsys.readouterr().err
+    assert "no such file; give a Python script or a parameter file" in capsys.readouterr().err
 
 
 FILE = """

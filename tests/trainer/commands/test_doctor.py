@@ -238,3 +238,16 @@ def test_a_torch_that_has_its_vector_units_elsewhere_is_to_be_mended(
     said = " ".join(told(capsys).split())
     assert "torch does not say its vector units: module 'torch._inductor.cpu_vec_isa'" in said
     assert "pip install 'torch>=2.13,<2.16'" in said
+
+
+def test_on_a_terminal_findings_keep_to_its_width(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finding = doctor.Finding("network", "an address of an interface, " * 10, "choose one, " * 10)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert doctor._tell(finding)
+    lines = told(capsys).splitlines()
+    assert len(lines) > 4
+    assert max(map(len, lines)) <= 80
+    assert all(line.startswith(" " * 18) for line in lines[1:])

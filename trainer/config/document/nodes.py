@@ -86,7 +86,7 @@ def values_of(text: str, source: str) -> tuple[Any, dict[Path, Place], list[Prob
         builder = _Builder(source)
         return builder.build(node, ()), builder.places, builder.problems
     except yaml.MarkedYAMLError as error:
-        raise _not_yaml(error, source) from None
+        raise _not_yaml(error, source, text) from None
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
         place = Place(source, before.count("\n") + 1, len(before) - before.rfind("\n"))
@@ -308,9 +308,23 @@ _HINTS = (
 )
 
 
-def _not_yaml(error: yaml.MarkedYAMLError, source: str) -> ParameterFileError:
-    """The reader's complaint, where it stands, what began it, and what mends it."""
+_BARE_VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
+
+
+def _not_yaml(error: yaml.MarkedYAMLError, source: str, whole: str) -> ParameterFileError:
+    """The reader's complaint, where it stands, what began it, and what mends it.
+
+    Args:
+        whole: the text of the file.
+    """
     mark, begun = error.problem_mark or error.context_mark, error.context_mark
+    # within braces and brackets YAML reads the { of a variable as another mapping's
+    if mark is not None and (found := _BARE_VARIABLE.match(whole, max(0, mark.index - 1))):
+        place = Place(source, mark.line + 1, mark.column)
+        wrong = (
+            f"is not YAML: within {{...}} and [...] a variable is written in quotes: '{found[0]}'."
+        )
+        return refusal(place, wrong)
     if begun is not None and "unexpected end of stream" in (error.problem or ""):
         mark = begun
     place = Place(source, mark.line + 1, mark.column + 1) if mark else Place(source)

@@ -46,6 +46,7 @@ class Document:
         places: the place of each key and list item.
         origins: where each key of a converted file stood before (``fulgurite.config.legacy``).
         notes: what its conversion left out or changed.
+        problems: mistakes in old keys, which the conversion found.
         variables: what in it came from the environment.
     """
 
@@ -54,6 +55,7 @@ class Document:
     places: dict[Path, Place] = field(default_factory=dict)
     origins: dict[Path, Path] = field(default_factory=dict)
     notes: tuple[Problem, ...] = ()
+    problems: tuple[Problem, ...] = ()
     variables: Variables = field(default_factory=Variables)
 
     def place(self, path: Path) -> Place:
@@ -63,6 +65,11 @@ class Document:
                 if found is not None and found in self.places:
                     return self.places[found]
         return Place(self.source)
+
+    def origin(self, path: Path) -> Path:
+        """Where a path of a converted file, or the nearest one above it, stood before."""
+        ends = range(len(path), -1, -1)
+        return next((self.origins[path[:end]] for end in ends if path[:end] in self.origins), path)
 
     def told(self, problem: Problem) -> str:
         """A problem of this file as a line of text, with its place."""

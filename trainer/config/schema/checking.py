@@ -72,11 +72,11 @@ def opened(
 ) -> Document:
     """Read a parameter file, with the environment's values and overrides in it.
 
-    A file of the old form comes in the new one; overrides may name keys of either.
+    A file of the old form comes in the new one, with the mistakes that its conversion found;
+    overrides may name keys of either.
 
     Raises:
-        ParameterFileError: it cannot be read, a key cannot be set, or an old key has no place in
-            the new form.
+        ParameterFileError: it cannot be read, or a key cannot be set.
     """
     document, overrides = with_environment(read(file)), overrides or {}
     if not isinstance(document.data, Mapping) or not is_legacy(document.data):
@@ -89,9 +89,9 @@ def opened(
 def _converted(document: Document) -> Document:
     """A document of the old form in the new one; its places stay those of the old keys."""
     new = convert(document.data)
-    document.refuse(new.problems)
     notes = tuple(Problem(note.path, note.text) for note in new.notes)
-    return replace(document, data=new.params, origins=new.origins, notes=notes)
+    made = replace(document, data=new.params, origins=new.origins, notes=notes)
+    return replace(made, problems=new.problems)
 
 
 def check_document(document: Document, *, imports: bool = True) -> Plan:
@@ -113,9 +113,16 @@ def check_document(document: Document, *, imports: bool = True) -> Plan:
         phases.append(Phase(path=path, init=found.pop("init", None), stages=found))
     if not phases:
         report.problem((), "trainer: required, and not given.")
-    document.refuse(report.problems)
+    document.refuse([*document.problems, *_others(report.problems, document)])
     notes, named = (*document.notes, *report.notes), tuple(report.imports)
     return Plan(document=document, phases=tuple(phases), notes=notes, imports=named)
+
+
+def _others(problems: list[Problem], document: Document) -> list[Problem]:
+    """Problems of the new form that no mistake in an old key led to, there or further inside."""
+    old = [problem.path for problem in document.problems]
+    origins = [(one, document.origin(one.path)) for one in problems]
+    return [one for one, at in origins if not any(path[: len(at)] == at for path in old)]
 
 
 def _unknown_top(key: object) -> str:

@@ -27,6 +27,8 @@ from fulgurite.config.types.values import check_arguments
 PROGRAM_SCHEDULER = "fulgurite.backends.program_scheduler.ProgramScheduler"
 """The base of those whose numbers a program computes."""
 
+_PLATEAU = "torch.optim.lr_scheduler.ReduceLROnPlateau"
+
 WHEN = {"interval": str, "frequency": int, "monitor": str, "strict": bool}
 """What Lightning takes beside a scheduler, and of which type."""
 
@@ -51,6 +53,10 @@ class SchedulerShape(OneClass):
     def called(self, found: Named, report: Report) -> Call | None:
         """The call, with those of the schedulers that it combines."""
         given, path = dict(found.arguments), found.arguments_path
+        if self.inner and self._follows_metric(found, report):
+            text = "follows a metric, which no scheduler around it hands on. Let it stand alone."
+            report.problem(found.name_path, text)
+            return None
         inner = replace(self, inner=True)
         nested: dict[str, Any] = {}
         kinds: dict[str, Shape] = {"schedulers": Several(inner), "scheduler": inner}
@@ -63,6 +69,14 @@ class SchedulerShape(OneClass):
             return None
         when = self._checked_when(call.target, when, found, report)
         return SchedulerCall(**{**vars(call), "nested": nested}, when=when)
+
+    def _follows_metric(self, found: Named, report: Report) -> bool:
+        try:
+            target = report.classes.find(self.category, found.name)
+        except LookupError:  # said by the base
+            return False
+        plateau = report.classes.library(_PLATEAU)
+        return inspect.isclass(target) and issubclass(target, plateau)
 
     def _checked_when(
         self, target: Any, when: dict[str, Any], found: Named, report: Report
@@ -83,7 +97,7 @@ class SchedulerShape(OneClass):
                     (*path, key), f"{found.name} counts optimizer steps, and takes no {key}."
                 )
             return {}
-        if issubclass(target, library("torch.optim.lr_scheduler.ReduceLROnPlateau")):
+        if issubclass(target, library(_PLATEAU)):
             if "monitor" not in when:
                 report.problem(
                     path, "monitor: required, and not given: the metric that it follows."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fulgurite.config.document.problems import Path, Problem, dotted
@@ -83,6 +83,8 @@ def _check_schedulers(
     targets = [call.target for call in schedulers if call is not None]
     known = all(target is not None for target in targets)
     program = report.classes.library(PROGRAM_SCHEDULER)
+    if report.classes.imports and isinstance(optimizer, Call) and known:
+        _check_numbers([call for call in schedulers if call is not None], optimizer, report)
     if isinstance(optimizer, OptimizerCall) and optimizer.scales and known:
         if any(issubclass(target, program) for target in targets):
             return
@@ -92,6 +94,26 @@ def _check_schedulers(
             " gives, and the file has none. Give schedulers: [ConstantLR: {learning_rate: 1e-3}],"
             " or an lr of its own in each group.",
         )
+
+
+def _check_numbers(schedulers: Sequence[Call], optimizer: Call, report: Report) -> None:
+    """No two schedulers set the same number, as training would say: torch's alone may."""
+    from fulgurite.backends.program_scheduler import ProgramScheduler, both_set, tagged
+
+    entries = optimizer.groups if isinstance(optimizer, OptimizerCall) else ()
+    # the last group has the parameters of no entry
+    groups = [*({"tags": entry.options.get("tags")} for entry in entries), {}]
+    owners: dict[tuple[int, str], Call] = {}
+    named: Any = optimizer.target  # a class, or a function of the user's that returns one
+    for call in schedulers:
+        kind: Any = call.target
+        counts = issubclass(kind, ProgramScheduler)
+        key = getattr(kind, "param_group_key", "") if counts else "lr"
+        for i in tagged(groups, call.arguments.get("param_group_tags") if counts else None):
+            before: Any = owners.setdefault((i, key), call).target
+            if owners[i, key] is not call and (counts or issubclass(before, ProgramScheduler)):
+                report.problem(call.path, both_set(before, kind, i, key, named))
+                break
 
 
 def _at(given: Mapping[str, Any], path: Path) -> Any:

@@ -19,7 +19,7 @@ EXPECTED = re.compile(r"# (\d+):(\d+) (\S+): (.+)\n")
 USERS = {"model", "imports", "train_dataloader"}
 BY_CONSTRUCTORS = {
     *("callback_value_unknown", "checkpoint_steps_zero", "flag_unknown", "fraction_above_one"),
-    "optimizer_value_out_of_range",
+    *("optimizer_value_out_of_range", "schedulers_that_set_one_number"),
 }
 """Files with a value that only a constructor refuses."""
 
