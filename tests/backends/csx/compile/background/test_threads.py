@@ -168,7 +168,7 @@ def test_only_the_program_computes_with_its_number(
     if not explicit:  # MKL has no number of its own then
         getattr(ctypes.CDLL(TORCH_CPU), "MKL_Set_Num_Threads_Local", int)(0)
     own = numbers()
-    assert own == (3, 3)
+    assert own == (3, 3 if explicit else int(os.environ.get("MKL_NUM_THREADS", "3")))
     for number in (1, 2, 3, 8):
         loaded = Loaded(
             call=program, compiled=True, built=True, seconds=0.0, how="", threads=number
@@ -178,8 +178,9 @@ def test_only_the_program_computes_with_its_number(
         with pytest.raises(ValueError, match="a step that fails"):
             fabric.run(loaded, [torch.ones(1)])
         assert numbers() == own
-    assert [one for one, _ in seen] == [mkl for _, mkl in seen] == [1, 1, 2, 2, 3, 3, 3, 3]
-    assert elsewhere == [own] * 8
+    assert [one for one, _ in seen] == [1, 1, 2, 2, 3, 3, 3, 3]
+    assert [mkl for _, mkl in seen] == [1, 1, 2, 2, *[own[1]] * 4]
+    assert elsewhere == [(3, 3)] * 8
 
 
 class Hooks(pl.Callback):
@@ -253,6 +254,8 @@ for _ in range(2):
 def test_idle_threads_sleep_or_spin_as_they_are_told() -> None:
     """They spin for 5 ms, where there are as many threads as processors."""
     processors = len(os.sched_getaffinity(0))
+    if processors == 1:
+        pytest.skip("on one processor no thread is idle: a program has one")
     environment = {k: v for k, v in os.environ.items() if k not in idle_threads.POLICIES}
     subprocess.run(
         [sys.executable, "-c", SLEEPING],
