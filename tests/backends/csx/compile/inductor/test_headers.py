@@ -18,6 +18,7 @@ from fulgurite.backends.csx.compile.inductor.headers import Headers
 from fulgurite.backends.csx.compile.inductor.kernel_modules import build, load
 from fulgurite.backends.csx.compile.inductor.processes import compilers
 from fulgurite.backends.csx.compile.programs.steps import KernelSource
+from fulgurite.backends.csx.compile.store.cache_folder import users_folder
 from fulgurite.backends.csx.program import speed
 from fulgurite.commands import cached as cache
 
@@ -34,11 +35,10 @@ extern "C"  void  kernel(const float* in_ptr0,
 """
 
 
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Headers:
-    found = Headers(tmp_path_factory.mktemp("programs"))
-    assert found.keep() is not None
-    return found
+@pytest.fixture
+def kept(header: None) -> Headers:
+    """That of the session (``tests/conftest.py``)."""
+    return Headers(users_folder())
 
 
 def compiled(folder: Path, found: Headers | None) -> torch.Tensor:
@@ -70,6 +70,7 @@ def test_kernels_are_the_same_with_it_and_without(kept: Headers, tmp_path: Path)
     assert torch.equal(results[0], torch.arange(16.0) / 2)
 
 
+@pytest.mark.long
 def test_one_that_is_gone_or_damaged_is_done_without_and_made_anew(tmp_path: Path) -> None:
     found, out = Headers(tmp_path), tmp_path / "out"
     out.mkdir()
