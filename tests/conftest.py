@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import importlib.metadata
 import logging
 import os
 import signal
@@ -23,6 +24,7 @@ import pytest
 import recorded
 import torch
 from cutting import cutting
+from lightning.fabric.utilities import registry
 from selection import MARKS, Passed, Selection, is_drawn, needs_of
 
 from fulgurite.backends import reset_backend
@@ -34,6 +36,8 @@ from fulgurite.backends.csx.graph.verify import verify
 from fulgurite.backends.csx.program import announcements
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+# each Trainer asks for callbacks of installed packages, and reads the metadata of all of them
+setattr(registry, "entry_points", functools.cache(importlib.metadata.entry_points))  # noqa: B010
 
 # Lightning and torch, not this project: each names what it is about
 FOREIGN = (

@@ -2,8 +2,8 @@
 
 ``make test`` is ``pytest --core --sample N --draw DAY``: what carries no marker of ``needs`` and is
 not ``long``; the core; and one in N of what is left. The core has something of each mechanism: of
-every test function that trains the first and the last row, of every one that compiles or starts a
-process the first, but for those that are ``long``. Without ``--core`` the sample is of all tests.
+every test function that trains, compiles or starts a process the first row, but for those that are
+``long``, and what is marked ``core``. Without ``--core`` the sample is of all tests.
 ``--passed=FILE`` is for a run that may be interrupted: what passed goes into the file with the
 commit, and what passed at this commit is not run again.
 """
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from needs import MARKERS, TRAINS
+from needs import MARKERS
 
 ROOT = Path(__file__).parents[2]
 LONG = {"browser", "packaging", "notebook"}
@@ -69,25 +69,22 @@ class Selection:
         self.counts = dict.fromkeys(("plain", "core", "drawn", "left", "passed"), 0)
         everything = list(items)
         first = {function_of(item): item for item in reversed(everything)}
-        last = {function_of(item): item for item in everything}
         chosen = []
         for item in everything:
-            ends = item is first[function_of(item)], item is last[function_of(item)]
-            why = self._why(item, *ends)
+            why = self._why(item, item is first[function_of(item)])
             self.counts[why] += 1
             if why not in ("left", "passed"):
                 chosen.append(item)
         return chosen
 
-    def _why(self, item: pytest.Item, first: bool, last: bool) -> str:
+    def _why(self, item: pytest.Item, first: bool) -> str:
         needed = needs_of(item)
         if item.nodeid in self.passed:
             return "passed"
         long = item.get_closest_marker("long")
         if self.core and not (needed or long):
             return "plain"
-        quick = not (needed & LONG or long)
-        stands = quick and (first or (last and needed <= TRAINS))
+        stands = first and not (needed & LONG or long)
         if self.core and (stands or item.get_closest_marker("core")):
             return "core"
         return "drawn" if is_drawn(item.nodeid, self.one_in, self.word) else "left"

@@ -22,7 +22,8 @@ def workspace_bytes(operations: Iterable[fx.Node]) -> int:
 
     Forward: copies of input and weight, or the result's; backward: the gradient's and the input's.
     Within 2 % of what was allocated for 3 x 3 convolutions of 16 channels and more, 0 to 30 % less
-    for others (measured, torch 2.13, float32, AVX-512). A product of each pixel (1 x 1) takes none.
+    for most others, 76 % for 1 channel to 4, which are filled up to the processor's vectors
+    (measured, torch 2.13, float32, AVX-512 and AVX2). A product of each pixel (1 x 1) takes none.
     """
     return max((_of(node) for node in operations), default=0)
 

@@ -152,6 +152,7 @@ def test_the_metadata_have_the_true_shape_and_chunks_that_cover_it(tmp_path: Pat
     assert len(reader.tensors["optimizer_0", "state", "net.0", "step"].chunks) == 1
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_stock_tools_make_one_file_of_it(tmp_path: Path) -> None:
     folder, whole = written(tmp_path / "one", 3), checkpoint()
@@ -362,6 +363,7 @@ print((peak() - before) << 10)
 """
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_converting_takes_the_memory_of_the_largest_tensor(tmp_path: Path) -> None:
     version = {"pytorch-lightning_version": lightning.__version__}

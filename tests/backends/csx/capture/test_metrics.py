@@ -20,6 +20,8 @@ from torchmetrics.wrappers import Running
 from fulgurite.backends.csx.diagnostics.trace_errors import TraceError, UnsupportedState
 
 SAMPLE = ("R2Score", "PearsonCorrCoef", "SpearmanCorrCoef", "MeanSquaredError")
+MANY = 10
+"""Metrics of a kind that take long: 4 to 11 s of CPU for 18 to 36 of them (measured)."""
 
 
 def assert_equal(ours: Any, stock: Any) -> None:
@@ -27,8 +29,15 @@ def assert_equal(ours: Any, stock: Any) -> None:
     torch.testing.assert_close(ours, stock, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", KINDS)
+def rows() -> list[Any]:
+    """Each kind in both ways; of those that take long one is in the core."""
+    every = [(kind, way) for kind in KINDS for way in WAYS]
+    long = {(kind, way) for kind, way in every if len(KINDS[kind]) > MANY}
+    long.remove(("multiclass", "update"))
+    return [pytest.param(*row, marks=[pytest.mark.long] * (row in long)) for row in every]
+
+
+@pytest.mark.parametrize(("kind", "way"), rows())
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torchmetrics', of small batches
 def test_every_metric_equals_stock(kind: str, way: str) -> None:
     assert_equal(epochs(KINDS[kind], way, True), epochs(KINDS[kind], way, False))
@@ -116,6 +125,7 @@ class Logs(Curve):
         self.log_dict(self.both(self.net(batch[0]).softmax(1), batch[1]))
 
 
+@pytest.mark.long
 @pytest.mark.numbers
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_batch_value_is_logged() -> None:

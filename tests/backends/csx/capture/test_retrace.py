@@ -414,6 +414,7 @@ def test_nothing_has_changed_when_the_error_is_raised() -> None:
     assert not any(isinstance(p.grad, FakeTensor) for p in module.parameters())
 
 
+@pytest.mark.long
 def test_without_the_option_each_branch_is_a_program() -> None:
     run = fit(lambda: Changing(another_operation), lambda: (batches(),), static=True)
     assert len(run.losses) == BATCHES

@@ -206,6 +206,7 @@ class MakesATable(Classifier):
         return loss
 
 
+@pytest.mark.long
 def test_a_constant_that_every_step_puts_into_a_global_ends_the_tracing() -> None:
     ours, stock = both(MakesATable, lambda: (loader(96),))
     assert_close(ours.losses, stock.losses, 1e-5)

@@ -40,6 +40,7 @@ def training(report: dict[str, Any]) -> dict[str, Any]:
     return entry
 
 
+@pytest.mark.long
 @pytest.mark.several
 def test_a_collective_is_an_operation_with_its_bytes(of_two: Path) -> None:
     entry = training(report_in(of_two))
@@ -57,6 +58,7 @@ def test_a_collective_is_an_operation_with_its_bytes(of_two: Path) -> None:
     assert all(points[entry["calls"].index(one)] >= one["sent_bytes"] for one in begun)
 
 
+@pytest.mark.long
 @pytest.mark.fits
 @pytest.mark.several
 def test_gradients_of_one_process_would_go_as_those_of_two_do(of_two: Path, tmp_path: Path) -> None:
@@ -69,6 +71,7 @@ def test_gradients_of_one_process_would_go_as_those_of_two_do(of_two: Path, tmp_
     assert sum(one["size_bytes"] for one in alone) == GRADIENTS
 
 
+@pytest.mark.long
 @pytest.mark.several
 def test_how_long_a_process_waited_is_measured(of_two: Path) -> None:
     waited_s = [float((of_two / f"waited_{rank}.txt").read_text()) for rank in range(2)]
@@ -78,6 +81,7 @@ def test_how_long_a_process_waited_is_measured(of_two: Path) -> None:
     assert 0.8 * SLEEPS_S <= measured["waits_s"] <= measured["step_s"]
 
 
+@pytest.mark.long
 @pytest.mark.several
 def test_the_page_and_the_terminal_tell_of_it(of_two: Path) -> None:
     report = report_in(of_two)
@@ -89,6 +93,7 @@ def test_the_page_and_the_terminal_tell_of_it(of_two: Path) -> None:
         assert said in shown, said
 
 
+@pytest.mark.long
 @pytest.mark.fits
 @pytest.mark.several
 def test_what_collectives_a_change_brings_is_told(of_two: Path, tmp_path: Path) -> None:

@@ -139,6 +139,7 @@ def run(script: str, *arguments: object, **environment: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
+@pytest.mark.long
 def test_a_port_that_is_held_ends_the_processes_that_were_started(
     held: int, tmp_path: Path
 ) -> None:
@@ -157,6 +158,7 @@ def test_a_signal_that_one_process_notes_at_an_epochs_end_ends_all_at_the_same_s
     assert steps == [6, 6]  # the epoch's five, and the one with which the other got to know
 
 
+@pytest.mark.long
 def test_a_process_whose_other_is_gone_says_that_alone(tmp_path: Path) -> None:
     status, printed = run("several_ends.py", "killed", 1, tmp_path)
     assert status != 0

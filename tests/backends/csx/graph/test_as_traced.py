@@ -146,6 +146,7 @@ def test_what_a_pool_turns_has_the_numbers_of_stock() -> None:
     assert_same_run(*both(lambda: Classifier(Pooled()), lambda: (loader(48),)))
 
 
+@pytest.mark.long
 @pytest.mark.fits
 @pytest.mark.compiler
 def test_a_run_that_finds_its_program_asks_for_no_pass(

@@ -154,6 +154,7 @@ def test_a_mask_is_drawn_before_it_is_read() -> None:
     assert_same_run(ours, stock, noise=("net.0.bias", "net.1.running_mean"))
 
 
+@pytest.mark.long
 @pytest.mark.compiler
 def test_masks_under_mixed_precision_are_stocks() -> None:
     ours, stock = both(

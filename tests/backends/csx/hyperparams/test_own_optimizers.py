@@ -329,6 +329,7 @@ def groups_of(run: Run) -> Any:
     return run.trainer.optimizers[0].state_dict()["param_groups"]
 
 
+@pytest.mark.long
 @pytest.mark.compiler
 def test_counts_in_groups_go_on_in_compiled_programs() -> None:
     ours, stock = both(
@@ -345,6 +346,7 @@ def test_a_number_that_a_step_computes_from_numbers_is_the_next_steps() -> None:
     assert groups_of(ours) == groups_of(stock)
 
 
+@pytest.mark.long
 def test_counts_in_groups_resume(tmp_path: Path) -> None:
     """From a checkpoint of ours and of Lightning's, in either."""
 
@@ -433,6 +435,7 @@ class Averaging(Optimizer):
         return loss
 
 
+@pytest.mark.long
 def test_weights_of_averages_and_numbers_that_are_only_set() -> None:
     """``lerp`` has two formulas, below a weight of a half and above: both are programs."""
     options: dict[str, Any] = {"max_epochs": 2, "fresh": True}

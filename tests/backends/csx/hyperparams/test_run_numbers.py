@@ -145,6 +145,7 @@ class Skips(Counts):
             closure()
 
 
+@pytest.mark.long
 @pytest.mark.numbers
 @pytest.mark.parametrize("make", [ByHand, InTurns, WarmUp, Skips])
 def test_steps_that_depend_on_the_batch_are_programs_of_their_own(make: Any) -> None:
@@ -163,6 +164,7 @@ class Evaluates(Classifier):
             self.log("first", value)
 
 
+@pytest.mark.long
 @pytest.mark.numbers
 def test_validation_follows_them_too() -> None:
     ours, stock = both(
@@ -223,6 +225,7 @@ def test_a_value_that_is_taken_is_kept_and_warned_of(factor: Any) -> None:
     assert "Use it in arithmetic and comparisons alone" in str(warning.message)
 
 
+@pytest.mark.long
 def test_there_are_limits_to_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     def each(module: Any, batch_idx: int) -> float:
         return float(sum(1.0 for k in range(40) if k == batch_idx))

@@ -292,6 +292,7 @@ def test_what_a_module_holds_is_state(work: Any, start: Any) -> None:
     assert_same_leaves(ours.module, stock.module)
 
 
+@pytest.mark.long
 @pytest.mark.numbers
 @pytest.mark.compiler
 def test_compiled_programs_keep_it_too() -> None:

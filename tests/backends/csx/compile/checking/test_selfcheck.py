@@ -237,6 +237,7 @@ def test_a_program_that_passed_is_not_checked_again_until_it_is_built_again(
     assert len(checks) == 4
 
 
+@pytest.mark.long
 @pytest.mark.fits
 def test_a_program_that_failed_is_checked_again(
     fake_compiler: Callable[[Wrong | None], None], tmp_path: Path
@@ -277,6 +278,7 @@ def test_nan_equals_nan(
     assert any(w.category is MiscompiledWarning for w in warned) is (broken is not None)
 
 
+@pytest.mark.long
 @pytest.mark.numbers
 @pytest.mark.compiler
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
@@ -322,6 +324,7 @@ def batch_of_64() -> tuple[Any, ...]:
     return (DataLoader(TensorDataset(x, y), batch_size=64),)
 
 
+@pytest.mark.long
 @pytest.mark.numbers
 @pytest.mark.compiler
 @pytest.mark.parametrize("ordered", [True, False])

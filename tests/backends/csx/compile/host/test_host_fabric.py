@@ -136,6 +136,7 @@ def compiled(folder: Path) -> tuple[Run, str]:
     return run, next(line for line in bar.lines if line.startswith("CSX on"))
 
 
+@pytest.mark.long
 @pytest.mark.fits
 @pytest.mark.compiler
 def test_programs_say_where_they_come_from_and_how_long_it_took(tmp_path: Path) -> None:

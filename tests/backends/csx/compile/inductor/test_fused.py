@@ -118,6 +118,7 @@ def test_a_region_is_one_kernel_forward_and_one_backward(
     assert loaded.how.startswith("its fused losses") == (policy == "disabled")
 
 
+@pytest.mark.long
 @pytest.mark.numbers
 @pytest.mark.compiler
 def test_two_losses_are_two_regions(loads: list[Loaded]) -> None:

@@ -30,6 +30,7 @@ def tests(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         asked.append(str(self))
         return "avx512" not in str(self)
 
+    monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)  # it would choose among them
     monkeypatch.setattr(cpu_vec_isa, "x86_isa_checker", lambda: list(NEWEST))
     monkeypatch.setattr(cpu_vec_isa.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(cpu_vec_isa.sys, "platform", "linux")

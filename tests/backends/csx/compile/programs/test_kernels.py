@@ -122,6 +122,7 @@ def test_what_a_kernel_computes_is_in_its_source(loads: list[Loaded]) -> None:
     assert products == 4
 
 
+@pytest.mark.long
 @pytest.mark.fits
 @pytest.mark.compiler
 def test_a_program_from_the_cache_says_the_same(loads: list[Loaded], tmp_path: Path) -> None:
