@@ -9,7 +9,12 @@
 # make zoo        examples/zoo beside stock Lightning, and compiled, in an environment with its packages
 # make smoke      the package in empty environments, with the lowest and the newest dependencies
 # TORCH=2.15.0 with any of them: with that torch, in an environment of its own (5 GB, with CUDA)
-PYTHON ?= python3.11
+# PYTHON=python3.12 VENV=.venv-3.12 with any of them: with that Python, in that environment
+# python3 where pyproject.toml supports its version, else the newest such one that is there
+PYTHONS := python3 python3.14 python3.13 python3.12 python3.11
+SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))
+PYTHON ?= $(or $(shell for one in $(PYTHONS); do $$one -c '$(SUPPORTED)' 2>&- && echo $$one && exit; done),\
+	$(error Python 3.11 to 3.14 is needed, and no $(PYTHONS) is one of them: make PYTHON=...))
 VENV := .venv$(addprefix -,$(TORCH))
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed

@@ -36,6 +36,10 @@ _TYPES = (
 )
 """What annotations, their aliases and tables of names are written with; no calls."""
 
+_GLOBALS = {"__builtins__": {"__import__": __import__}}
+"""Those of an expression: typing's types, which are written in C since Python 3.12, import typing by
+the built-in function where they are subscripted. What stands in the expression calls nothing."""
+
 _CLASS_HOOKS = ("__init_subclass__", "__subclasshook__", "__class_getitem__")
 _UNKNOWN: dict[str, Any] = {"__getattr__": None}
 
@@ -125,7 +129,7 @@ class Module(ModuleType):
         # of names, attributes and subscripts alone: no function of the library is called
         code = compile(ast.Expression(node), str(self._file), "eval")
         try:
-            return eval(code, {"__builtins__": {}}, _Names(self))
+            return eval(code, _GLOBALS, _Names(self))
         except (TypeError, AttributeError):  # of a name that is not known
             return Any
 
