@@ -60,12 +60,16 @@ docs: $(READY)
 smoke: $(READY)
 	$(BIN)/python tests/tools/smoke.py $(ARGS)
 
-# torch first and alone: its plain wheel is gigabytes of CUDA, and .ci/constraints.txt names the
-# build that is wanted
+# torch first and alone: its plain wheel brings gigabytes of CUDA. Where there is no GPU pip prefers the
+# build for CPUs, X+cpu, of PyTorch's own index; where that is not reached it takes what else it finds
+CPU_BUILDS := https://download.pytorch.org/whl/cpu
+REACHED := import urllib.request; urllib.request.urlopen("$(CPU_BUILDS)/torch/", timeout=5)
+TORCH_INDEX = $(shell command -v nvidia-smi >&- || $(PYTHON) -c '$(REACHED)' 2>&- && echo --extra-index-url $(CPU_BUILDS))
+
 $(READY): pyproject.toml .ci/constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/' .ci/constraints.txt > $(CONSTRAINTS))
-	$(BIN)/python -m pip install -q -c $(CONSTRAINTS) torch
+	$(BIN)/python -m pip install -q -c $(CONSTRAINTS) $(TORCH_INDEX) torch
 	$(BIN)/python -m pip install -q -c $(CONSTRAINTS) -e ".[dev]"
 	touch $(READY)
 
@@ -74,6 +78,6 @@ clean:
 
 $(ZOO)/.installed: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(ZOO)
-	$(ZOO)/bin/python -m pip install -q -c $(CONSTRAINTS) torch
+	$(ZOO)/bin/python -m pip install -q -c $(CONSTRAINTS) $(TORCH_INDEX) torch
 	$(ZOO)/bin/python -m pip install -q -c $(CONSTRAINTS) -e ".[dev,zoo]"
 	touch $@
