@@ -172,8 +172,10 @@ class Trainer(pl.Trainer):
         enable_autolog_hparams: bool = True,
         model_registry: str | None = None,
     ) -> None:
-        # exactly Lightning's arguments: its constructor is called with them by name
-        arguments = {k: v for k, v in locals().items() if k not in ("self", *_OURS, "__class__")}
+        # exactly Lightning's arguments: its constructor is called with them by name. A copy of the
+        # locals: in Python 3.12 a debugger puts the comprehension's k and v into them
+        given = dict(locals())
+        arguments = {k: v for k, v in given.items() if k not in ("self", *_OURS, "__class__")}
         self.backend = _claim_backend(device, backend, arguments)
         arguments["default_root_dir"] = _root(model_dir, default_root_dir)
         # barebones refuses any logger that is given

@@ -229,9 +229,10 @@ def line_naming(
     for owner in owners:
         for one in vars(owner).values():
             if isinstance(one, FunctionType) and not belongs_to_library(one):
-                may_set = one.__name__ != "__init__"
+                if stored and one.__name__ == "__init__":
+                    continue
                 for said in mentions(one.__code__):
-                    if said.name in names and (may_set and said.is_set or not stored):
+                    if said.name in names and (said.is_set or not stored):
                         return UserLine(one.__code__.co_filename, said.line, one.__code__.co_name)
     return None
 
