@@ -13,7 +13,7 @@
 # python3 where pyproject.toml supports its version, else the newest such one that is there
 PYTHONS := python3 python3.14 python3.13 python3.12 python3.11
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))
-PYTHON ?= $(or $(shell for one in $(PYTHONS); do $$one -c '$(SUPPORTED)' 2>&- && echo $$one && exit; done),\
+PYTHON ?= $(or $(shell for one in $(PYTHONS); do $$one -c '$(SUPPORTED)' 2>/dev/null && echo $$one && exit; done),\
 	$(error Python 3.11 to 3.14 is needed, and no $(PYTHONS) is one of them: make PYTHON=...))
 VENV := .venv$(addprefix -,$(TORCH))
 BIN := $(VENV)/bin
@@ -58,18 +58,18 @@ docs: $(READY)
 	$(BIN)/python tests/tools/build_docs.py
 
 smoke: $(READY)
-	$(BIN)/python tests/tools/smoke.py $(ARGS)
+	$(addprefix PIP_EXTRA_INDEX_URL=,$(TORCH_INDEX)) $(BIN)/python tests/tools/smoke.py $(ARGS)
 
 # torch first and alone: its plain wheel brings gigabytes of CUDA. Where there is no GPU pip prefers the
 # build for CPUs, X+cpu, of PyTorch's own index; where that is not reached it takes what else it finds
 CPU_BUILDS := https://download.pytorch.org/whl/cpu
 REACHED := import urllib.request; urllib.request.urlopen("$(CPU_BUILDS)/torch/", timeout=5)
-TORCH_INDEX = $(shell command -v nvidia-smi >&- || $(PYTHON) -c '$(REACHED)' 2>&- && echo --extra-index-url $(CPU_BUILDS))
+TORCH_INDEX = $(shell command -v nvidia-smi >/dev/null || { $(PYTHON) -c '$(REACHED)' 2>/dev/null && echo $(CPU_BUILDS); })
 
 $(READY): pyproject.toml .ci/constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/' .ci/constraints.txt > $(CONSTRAINTS))
-	$(BIN)/python -m pip install -q -c $(CONSTRAINTS) $(TORCH_INDEX) torch
+	$(BIN)/python -m pip install -q -c $(CONSTRAINTS) $(addprefix --extra-index-url=,$(TORCH_INDEX)) torch
 	$(BIN)/python -m pip install -q -c $(CONSTRAINTS) -e ".[dev]"
 	touch $(READY)
 
@@ -78,6 +78,6 @@ clean:
 
 $(ZOO)/.installed: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(ZOO)
-	$(ZOO)/bin/python -m pip install -q -c $(CONSTRAINTS) $(TORCH_INDEX) torch
+	$(ZOO)/bin/python -m pip install -q -c $(CONSTRAINTS) $(addprefix --extra-index-url=,$(TORCH_INDEX)) torch
 	$(ZOO)/bin/python -m pip install -q -c $(CONSTRAINTS) -e ".[dev,zoo]"
 	touch $@
