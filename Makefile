@@ -9,7 +9,12 @@
 # make zoo        examples/zoo beside stock Lightning, and compiled, in an environment with its packages
 # make smoke      the package in empty environments, with the lowest and the newest dependencies
 # TORCH=2.15.0 with any of them: with that torch, in an environment of its own (5 GB, with CUDA)
-PYTHON ?= python3.11
+# PYTHON=python3.12 VENV=.venv-3.12 with any of them: with that Python, in that environment
+# python3 where pyproject.toml supports its version, else the newest such one that is there
+PYTHONS := python3 python3.14 python3.13 python3.12 python3.11
+SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))
+PYTHON ?= $(or $(shell for one in $(PYTHONS); do $$one -c '$(SUPPORTED)' 2>/dev/null && echo $$one && exit; done),\
+	$(error Python 3.11 to 3.14 is needed, and no $(PYTHONS) is one of them: make PYTHON=...))
 VENV := .venv$(addprefix -,$(TORCH))
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
@@ -53,14 +58,18 @@ docs: $(READY)
 	$(BIN)/python tests/tools/build_docs.py
 
 smoke: $(READY)
-	$(BIN)/python tests/tools/smoke.py $(ARGS)
+	$(addprefix PIP_EXTRA_INDEX_URL=,$(TORCH_INDEX)) $(BIN)/python tests/tools/smoke.py $(ARGS)
 
-# torch first and alone: its plain wheel is gigabytes of CUDA, and .ci/constraints.txt names the
-# build that is wanted
+# torch first and alone: its plain wheel brings gigabytes of CUDA. Where there is no GPU pip prefers the
+# build for CPUs, X+cpu, of PyTorch's own index; where that is not reached it takes what else it finds
+CPU_BUILDS := https://download.pytorch.org/whl/cpu
+REACHED := import urllib.request; urllib.request.urlopen("$(CPU_BUILDS)/torch/", timeout=5)
+TORCH_INDEX = $(shell command -v nvidia-smi >/dev/null || { $(PYTHON) -c '$(REACHED)' 2>/dev/null && echo $(CPU_BUILDS); })
+
 $(READY): pyproject.toml .ci/constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/' .ci/constraints.txt > $(CONSTRAINTS))
-	$(BIN)/python -m pip install -q -c $(CONSTRAINTS) torch
+	$(BIN)/python -m pip install -q -c $(CONSTRAINTS) $(addprefix --extra-index-url=,$(TORCH_INDEX)) torch
 	$(BIN)/python -m pip install -q -c $(CONSTRAINTS) -e ".[dev]"
 	touch $(READY)
 
@@ -69,6 +78,6 @@ clean:
 
 $(ZOO)/.installed: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(ZOO)
-	$(ZOO)/bin/python -m pip install -q -c $(CONSTRAINTS) torch
+	$(ZOO)/bin/python -m pip install -q -c $(CONSTRAINTS) $(addprefix --extra-index-url=,$(TORCH_INDEX)) torch
 	$(ZOO)/bin/python -m pip install -q -c $(CONSTRAINTS) -e ".[dev,zoo]"
 	touch $@

@@ -11,10 +11,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import fx
 from torch.utils import checkpoint
 
 CHECKED = "torch 2.13 to 2.15"
-"""The versions that the whole test suite passes on."""
+"""The versions that the whole test suite passes on. With 2.11 and 2.12 a part of it passes, where
+programs run operation by operation: their compiler lacks names that ours asks for."""
 
 DETACHING = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default})
 """What ``tensor.detach()`` is in a trace: ``aten.detach`` in 2.13, ``aten.alias`` since 2.14."""
@@ -45,3 +47,11 @@ FORMULAS_OF_OTHERS: dict[Any, Any] = {
 }
 """Operations for which ``torch.utils.flop_counter`` may have no formula, each with one that has and
 whose arguments begin with the same tensors: attention on the CPU got its own in 2.15."""
+
+
+def last_node(graph: fx.Graph) -> Any:
+    """The node that was made last; None of a graph without one.
+
+    ``next(reversed(graph.nodes))`` does since torch 2.13: before, ``reversed`` gave no iterator.
+    """
+    return next(iter(reversed(graph.nodes)), None)

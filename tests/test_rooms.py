@@ -231,6 +231,21 @@ def test_one_file_alone_compares_versions() -> None:
     assert wrong == [], "how versions differ is said in backends/torch_versions.py"
 
 
+def test_no_room_reads_opcodes() -> None:
+    """They are others in each version of Python: names and lines come from the syntax tree."""
+    found = {
+        f"{path}: {name}"
+        for path in files(*ROOMS)
+        for tree in [parsed(path)]
+        for name in (
+            *(name for _, name in imported(tree)),
+            *(f".{node.attr}" for node in ast.walk(tree) if isinstance(node, ast.Attribute)),
+        )
+        if name.partition(".")[0] in ("dis", "opcode") or name in (".co_code", "._co_code_adaptive")
+    }
+    assert found == set()
+
+
 def test_no_import_is_relative_or_by_a_rooms_folder() -> None:
     wrong = [
         f"{path}:{line} imports {name}"

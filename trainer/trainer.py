@@ -173,8 +173,10 @@ class Trainer(pl.Trainer):
         enable_autolog_hparams: bool = True,
         model_registry: str | None = None,
     ) -> None:
-        # exactly Lightning's arguments: its constructor is called with them by name
-        arguments = {k: v for k, v in locals().items() if k not in ("self", *_OURS, "__class__")}
+        # exactly Lightning's arguments: its constructor is called with them by name. A copy of the
+        # locals: in Python 3.12 a debugger puts the comprehension's k and v into them
+        given = dict(locals())
+        arguments = {k: v for k, v in given.items() if k not in ("self", *_OURS, "__class__")}
         # what is wrong with the arguments is in the error's text, and not in our frames
         with UsersFramesAlone(*_REFUSALS):
             self.backend = _claim_backend(device, backend, arguments)

@@ -78,9 +78,10 @@ def note_start(program: str) -> None:
 
 
 def _audited(event: str, arguments: tuple[Any, ...]) -> None:
-    if event == "subprocess.Popen" and QUIET_CODE not in str(arguments[1]):
-        note_start(os.fsdecode(arguments[0]))
-    elif event in ("os.fork", "os.forkpty", "os.posix_spawn", "os.system"):
+    if event in ("subprocess.Popen", "os.posix_spawn"):  # since Python 3.13 the one calls the other
+        if QUIET_CODE not in str(arguments[1]):
+            note_start(os.fsdecode(arguments[0]))
+    elif event in ("os.fork", "os.forkpty", "os.system"):
         note_start(event)
 
 

@@ -155,8 +155,12 @@ def installed(python: Path, wanted: list[Requirement]) -> str:
     return ", ".join(f"{name} {found[i]}" for i, name in enumerate(names))
 
 
-def try_faces(python: Path, folder: Path) -> None:
-    """Run a script, a parameter file and the commands in an empty folder."""
+def try_faces(python: Path, folder: Path, compiles: bool = True) -> None:
+    """Run a script, a parameter file and the commands in an empty folder.
+
+    Args:
+        compiles: whether the installed torch's compiler has what ours asks for.
+    """
     command = python.with_name("fulgurite")
     cache = {"XDG_CACHE_HOME": str(folder / "cache")}
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -169,15 +173,17 @@ def try_faces(python: Path, folder: Path) -> None:
     (folder / "run.yaml").write_text(FILE)
     assert run(command, "check", "run.yaml", cwd=folder, **cache) == "run.yaml: no problems\n"
     said = run(command, "fit", "run.yaml", cwd=folder, **cache)
-    assert re.search(r"training program, \d+ operations, compiled in", said), said
+    how = "compiled in" if compiles else r"run operation by operation \(torch's compiler failed"
+    assert re.search(rf"training program, \d+ operations, {how}", said), said
     assert (folder / "model_dir" / "checkpoint_20.ckpt").is_file(), said
 
     version = f"fulgurite {pyproject()['project']['version']}, "
     assert run(command, "--version", cwd=folder, **cache).startswith(version)
     said = run(command, "doctor", cwd=folder, statuses=(0, 1), **cache)
-    busy = said.count("not done after")  # all that it may find wrong: it stops what takes long
+    # all else that it may find wrong: it stops what takes long
+    found = said.count("not done after") + (not compiles)
     assert "self-test" in said, said
-    assert said.count("MEND") == busy, said
+    assert said.count("MEND") == found, said
 
 
 def install(python: Path, wanted: str | Path, limits: list[str], *options: str) -> None:
@@ -207,7 +213,8 @@ def try_installed(archive: Path, kind: str, torch: list[str], folder: Path) -> N
         install(python, backend.name, limits)
     install(python, archive, limits, *options)
     print(f"{archive.name}: {installed(python, core)}", flush=True)
-    try_faces(python, empty(folder))
+    # torch 2.11 and 2.12, with which the range begins, run programs operation by operation
+    try_faces(python, empty(folder), compiles=kind != "lowest")
 
     install(python, f"fulgurite[{EXAMPLES}] @ {archive.as_uri()}", limits, *options)
     print(f"  {EXAMPLES}: {installed(python, examples)}", flush=True)

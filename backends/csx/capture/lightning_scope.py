@@ -18,7 +18,6 @@ Checked against Lightning 2.6.6.
 from __future__ import annotations
 
 import contextlib
-import dis
 import operator
 import sys
 from collections.abc import Collection, Iterable, Iterator
@@ -34,6 +33,7 @@ from lightning.pytorch.trainer.states import TrainerState
 
 from fulgurite.backends.csx.capture.scope import Scope
 from fulgurite.backends.csx.contract import PLAIN_TYPES, ConstantSource, warn, warned_in
+from fulgurite.backends.csx.diagnostics.mentions import mentions
 from fulgurite.backends.csx.diagnostics.trace_errors import StateChanged, UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import (
     UserLine,
@@ -197,15 +197,15 @@ def check_trainer(trainer: Any, before: dict[str, Any], hooks: Iterable[Any]) ->
 
 
 def _writes(codes: Iterable[CodeType]) -> Iterator[tuple[CodeType, str, UserLine]]:
-    """Each ``trainer.name = ...`` in the code of functions."""
+    """Each ``trainer.name = ...`` in the code of functions, or what may be one.
+
+    Without the source every name in a function with the word ``trainer`` is one.
+    """
     for code in codes:
-        before, now = None, code.co_firstlineno
-        for instruction in dis.get_instructions(code):
-            now = instruction.starts_line or now
-            of_trainer = before is not None and before.argval == "trainer"
-            if instruction.opname == "STORE_ATTR" and of_trainer:
-                yield code, instruction.argval, UserLine(code.co_filename, now, code.co_name)
-            before = instruction
+        if "trainer" in (*code.co_names, *code.co_varnames, *code.co_freevars):
+            for said in mentions(code):
+                if said.is_set and said.owner in ("trainer", None):
+                    yield code, said.name, UserLine(code.co_filename, said.line, code.co_name)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -35,6 +35,7 @@ from fulgurite.backends.csx.diagnostics.trace_errors import TraceError, Unsuppor
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.state import Snapshot
 from fulgurite.backends.patches import Patch, applied, patches_of
+from fulgurite.backends.torch_versions import last_node
 
 _TORCHMETRICS = "torchmetrics 1.9"
 _NORMALIZE = "normalize_logits_if_needed"
@@ -263,7 +264,7 @@ class _Metrics:
         before, refused = Snapshot(metric.modules()), self._contract.refused
         fakes = [state for state in before.tensors() if isinstance(state, FakeTensor)]
         states = [(state, state.clone(), state._version) for state in fakes]
-        last = next(reversed(self._graph.nodes))
+        last = last_node(self._graph)
         self._trying = True
         try:
             return run(), None

@@ -34,6 +34,7 @@ from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard
 from fulgurite.backends.csx.objects import BatchChanges, copy_containers
 from fulgurite.backends.csx.state import first_updates
 from fulgurite.backends.step_context import running
+from fulgurite.backends.torch_versions import last_node
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +222,7 @@ class Trace:
             if changes.value:
                 calls.insert(0, changes)
             # what follows is ours, and brings results to their places: comparisons tell it apart
-            last = next(reversed(tracer.graph.nodes))
+            last = last_node(tracer.graph)
             with torch.no_grad():
                 collected, tensors = collect(
                     inputs,

@@ -9,7 +9,6 @@ where a trace began: frames below it (the script's call of ``fit``) are no part 
 from __future__ import annotations
 
 import contextlib
-import dis
 import functools
 import inspect
 import linecache
@@ -26,6 +25,7 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer
 
+from fulgurite.backends.csx.diagnostics.mentions import mentions
 from fulgurite.backends.csx.diagnostics.regions import (
     Region,
     backward_of,
@@ -229,18 +229,12 @@ def line_naming(
     for owner in owners:
         for one in vars(owner).values():
             if isinstance(one, FunctionType) and not belongs_to_library(one):
-                for instruction in dis.get_instructions(one):
-                    line = instruction.positions and instruction.positions.lineno
-                    if stored and not _stores(one, instruction):
-                        continue
-                    if instruction.argval in names and line:
-                        return UserLine(one.__code__.co_filename, line, one.__code__.co_name)
+                if stored and one.__name__ == "__init__":
+                    continue
+                for said in mentions(one.__code__):
+                    if said.name in names and (said.is_set or not stored):
+                        return UserLine(one.__code__.co_filename, said.line, one.__code__.co_name)
     return None
-
-
-def _stores(function: FunctionType, instruction: dis.Instruction) -> bool:
-    named = instruction.opname in ("STORE_ATTR", "DELETE_ATTR")
-    return named and function.__name__ != "__init__"
 
 
 def run_backward(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

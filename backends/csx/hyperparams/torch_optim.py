@@ -45,7 +45,7 @@ from fulgurite.backends.csx.graph.update import FORMULAS, UPDATE, Formula, Updat
 from fulgurite.backends.csx.hyperparams.number_functions import as_tensor, widened
 from fulgurite.backends.csx.hyperparams.traced_float import as_number, is_traced, tensor_or_value
 from fulgurite.backends.patches import Patch, patches_of
-from fulgurite.backends.torch_versions import CHECKED, CHECKPOINTING
+from fulgurite.backends.torch_versions import CHECKED, CHECKPOINTING, last_node
 
 TRACEABLE: dict[Any, Any] = {
     torch.ops.aten._efficientzerotensor.default: torch.ops.aten.zeros.default
@@ -289,7 +289,7 @@ class _Tracing:
 
     def last(self) -> fx.Node:
         """The node that was made last."""
-        node: fx.Node = next(reversed(self._graph.nodes))
+        node: fx.Node = last_node(self._graph)
         return node
 
     def _node_of(self, tensor: Tensor) -> fx.Node:

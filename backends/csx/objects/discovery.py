@@ -8,7 +8,6 @@ made at run time leads to (``getattr(self, prefix + "_net")``) is not found.
 
 from __future__ import annotations
 
-import dis
 import functools
 import inspect
 from collections import deque
@@ -23,6 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from fulgurite.backends.closures import is_closure
 from fulgurite.backends.csx.contract import ConstantSource
+from fulgurite.backends.csx.diagnostics.mentions import mentions
 from fulgurite.backends.csx.diagnostics.user_lines import belongs_to_library
 from fulgurite.backends.csx.state import child_name, dict_of, dotted_name, filled_cells, owner_of
 from fulgurite.backends.patches import MISSING
@@ -187,12 +187,10 @@ class _Walk:
             self.visit(name, value)
         self.note_names(code)
         for one in _codes(code):
-            for instruction in dis.get_instructions(one):
-                if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-                    value = function.__globals__.get(instruction.argval, MISSING)
-                    if value is not MISSING:
-                        name = instruction.argval
-                        self.visit(name, value, function.__globals__, name)
+            for name in dict.fromkeys(said.name for said in mentions(one) if said.is_global):
+                value = function.__globals__.get(name, MISSING)
+                if value is not MISSING:
+                    self.visit(name, value, function.__globals__, name)
 
     def note_names(self, code: CodeType) -> None:
         """What a function's code names, and that of the functions in it."""

@@ -40,6 +40,7 @@ from fulgurite.backends.csx.graph.op_schema import written_nodes
 from fulgurite.backends.csx.state.optimizer_state import NewState, around_steps
 from fulgurite.backends.csx.state.python_objects import refill, remember
 from fulgurite.backends.csx.state.storage import Place, StateTensor, brief, tensors_in
+from fulgurite.backends.torch_versions import last_node
 
 
 @contextlib.contextmanager
@@ -53,7 +54,7 @@ def skipped_where(skip: Tensor, state: Iterable[StateTensor]) -> Iterator[None]:
     mode = get_innermost_proxy_mode()
     assert mode is not None
     graph = mode.tracer.graph
-    first = next(reversed(graph.nodes))
+    first = last_node(graph)
     # the forward pass may have put another tensor into a place: that one counts
     places = [place for held in state for place in held.places]
     tensors = [held.tensor for held in state for _ in held.places]
@@ -62,7 +63,7 @@ def skipped_where(skip: Tensor, state: Iterable[StateTensor]) -> Iterator[None]:
     with torch.no_grad():
         # of all, for nobody knows yet what the block writes; what it does not is dropped at the end
         before = {id(t): (t, t.detach().clone(), storage_of(t)) for t in found}
-    last = next(reversed(graph.nodes))
+    last = last_node(graph)
     yield
     written = _written_after(last)
     with torch.no_grad():

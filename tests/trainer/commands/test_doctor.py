@@ -237,7 +237,7 @@ def test_a_torch_that_has_its_vector_units_elsewhere_is_to_be_mended(
     assert cli.main(["doctor", "--compile-dir", str(tmp_path)]) == 1
     said = " ".join(told(capsys).split())
     assert "torch does not say its vector units: module 'torch._inductor.cpu_vec_isa'" in said
-    assert "pip install 'torch>=2.13,<2.16'" in said
+    assert "pip install 'torch>=2.11,<2.16'" in said
 
 
 def test_on_a_terminal_findings_keep_to_its_width(

@@ -36,6 +36,10 @@ _TYPES = (
 )
 """What annotations, their aliases and tables of names are written with; no calls."""
 
+_GLOBALS = {"__builtins__": {"__import__": __import__}}
+"""Those of an expression. Typing's own types are written in C since Python 3.12, and import typing
+by this function where one is subscripted or joined by ``|``. The expression itself calls nothing."""
+
 _CLASS_HOOKS = ("__init_subclass__", "__subclasshook__", "__class_getitem__")
 _UNKNOWN: dict[str, Any] = {"__getattr__": None}
 
@@ -125,7 +129,7 @@ class Module(ModuleType):
         # of names, attributes and subscripts alone: no function of the library is called
         code = compile(ast.Expression(node), str(self._file), "eval")
         try:
-            return eval(code, {"__builtins__": {}}, _Names(self))
+            return eval(code, _GLOBALS, _Names(self))
         except (TypeError, AttributeError):  # of a name that is not known
             return Any
 

@@ -31,6 +31,7 @@ from fulgurite.backends.csx.graph.passes.memories import (
     layouts_of,
     tensors_of,
 )
+from fulgurite.backends.torch_versions import last_node
 
 _aten: Any = torch.ops.aten
 _OF_VALUE = ("val", "tensor_meta")  # what is noted of a result
@@ -219,7 +220,7 @@ class Rewriting:
         self, node: fx.Node, operation: Any, args: Any, kwargs: Any, operands: list[fx.Node]
     ) -> _Expansion:
         """Trace an operation; its nodes have the line of another."""
-        last = next(reversed(self._nodes.nodes), None)  # None: a step that reads no input
+        last = last_node(self._nodes)  # None: a step that reads no input
         with traceback.set_current_meta(node):
             result = operation(*self._values(args), **self._values(kwargs))
         made = list(itertools.takewhile(lambda one: one is not last, reversed(self._nodes.nodes)))

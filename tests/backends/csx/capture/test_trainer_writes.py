@@ -75,6 +75,33 @@ class LaterByValue(Example):
         return super().training_step(batch, batch_idx)
 
 
+class LaterByFlag(Example):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        trainer, flag = self.trainer, int(self.trainer.global_step) >= 2
+        trainer.should_stop = flag
+        return super().training_step(batch, batch_idx)
+
+
+WITHOUT_SOURCE: dict[str, Any] = {"Example": Example, "__name__": __name__}
+exec(
+    """
+class LaterWithoutSource(Example):
+    def training_step(self, batch, batch_idx):
+        if int(self.trainer.global_step) >= 2:
+            self.trainer.should_stop = True
+        return super(LaterWithoutSource, self).training_step(batch, batch_idx)
+""",
+    WITHOUT_SOURCE,
+)
+
+
+@pytest.mark.filterwarnings("ignore:global_step was read")
+@pytest.mark.parametrize("make", [WITHOUT_SOURCE["LaterWithoutSource"], LaterByFlag])
+def test_one_that_would_stop_it_later_is_an_error(make: Any) -> None:
+    with pytest.raises(UnsupportedState, match="the program never sets it"):
+        fit(make, lambda: (loader(96),), static=True)
+
+
 @pytest.mark.filterwarnings("ignore:global_step was read")
 @pytest.mark.parametrize("make", [LaterByValue])
 def test_one_that_would_stop_it_later_is_an_error_on_its_line(make: Any) -> None:
