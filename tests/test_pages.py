@@ -16,12 +16,13 @@ import pytest
 import torch
 from harness import QUIET, Recorder, assert_close, csx
 from lightning.pytorch.callbacks import Checkpoint
+from pasted import OPERATIONS, ROOT, paste, program, quoted
 
 import fulgurite
 from fulgurite.backends import reset_backend
 
 TRAINER = fulgurite.Trainer
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = ROOT / "docs"
 PAGES = (
     *(
         "finetuning",
@@ -34,15 +35,20 @@ PAGES = (
 )
 
 
-def program(page: str, blocks: int | None = None) -> str:
-    """The Python of a page, or of its first ``blocks``, on the lines that it has in the page."""
-    left, inside, lines = blocks, False, []
-    for line in (DOCS / f"{page}.md").read_text(encoding="utf-8").splitlines():
-        inside = inside and line != "```"
-        lines.append(line if inside else "")
-        if line == "```python" and left != 0:
-            inside, left = True, None if left is None else left - 1
-    return "\n".join(lines)
+WITH_A_PROGRAM = sorted(
+    page.stem
+    for page in (ROOT / "README.md", *ROOT.glob("docs/*.md"))
+    if program(page.stem) and page.stem != "first_ten_minutes"  # wrong on purpose: see below
+)
+
+
+@pytest.mark.long
+@pytest.mark.process
+@pytest.mark.parametrize("page", WITH_A_PROGRAM)
+def test_what_a_page_shows_runs_as_pasted(page: str, tmp_path: Path) -> None:
+    """Programs whose operations the page counts on a screen are those that it prints."""
+    said = paste(page, tmp_path)
+    assert quoted(page) <= set(OPERATIONS.findall(said))
 
 
 def test_each_page_begins_with_a_program_and_is_short() -> None:
