@@ -16,7 +16,7 @@ import pytest
 import torch
 from harness import QUIET, Recorder, assert_close, csx
 from lightning.pytorch.callbacks import Checkpoint
-from pasted import OPERATIONS, ROOT, paste, program, quoted
+from pasted import OPERATIONS, ROOT, changes, paste, program, quoted, source
 
 import fulgurite
 from fulgurite.backends import reset_backend
@@ -165,39 +165,23 @@ def test_a_run_that_goes_on_after_an_unfreezing_trains_what_was_trained(
     assert_close(left["again"], left["whole"], 0.0, "again")
 
 
-TEN_MINUTES = DOCS / "first_ten_minutes.md"
+TEN_MINUTES = "first_ten_minutes"
 
 
-def changed(program: str, steps: int) -> str:
+def changed(steps: int) -> str:
     """The program of the newcomer's page after its first steps."""
-    blocks = re.findall(r"```python\n(.*?)```", TEN_MINUTES.read_text(encoding="utf-8"), re.DOTALL)
-    buffer, minimum = blocks[1].splitlines()
-    wrong = blocks[2].strip()
-    edits = [
-        [
-            ('self.best = float("inf")', buffer),
-            ("if loss < self.best:\n            self.best = loss.item()", minimum),
-        ],
-        [
-            (
-                'wrong = x[logits.argmax(1) != y]\n        self.log("wrong", float(len(wrong)))',
-                wrong,
-            )
-        ],
-        [("growing = 1e-6 * int(self.current_epoch / 10)", blocks[3].strip())],
-    ]
-    for old, new in itertools.chain(*edits[:steps]):
-        assert old in program
-        program = program.replace(old, new)
-    return program
+    text = program(TEN_MINUTES)
+    for old, new in itertools.chain(*changes(TEN_MINUTES)[:steps]):
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    return text.lstrip("\n")
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("steps", range(4))
 def test_the_newcomers_page_says_what_the_screen_shows(steps: int, tmp_path: Path) -> None:
     """Each step of it is typed, and run in a process of its own."""
-    [program, *_] = re.findall(r"```python\n(.*?)```", TEN_MINUTES.read_text(), re.DOTALL)
-    text = changed(program, steps).replace("max_epochs=60", "max_epochs=2")
+    text = changed(steps).replace("max_epochs=60", "max_epochs=2")
     (tmp_path / "digits.py").write_text(text)
     done = subprocess.run(
         [sys.executable, "digits.py"], cwd=tmp_path, capture_output=True, text=True
@@ -207,5 +191,7 @@ def test_the_newcomers_page_says_what_the_screen_shows(steps: int, tmp_path: Pat
     assert ("DynamicShape" in said) is (steps == 1)
     assert ("FrozenValueWarning" in said) is (steps < 3)
     assert (done.returncode == 0) is (steps >= 2)
-    shown = re.findall(r"^    (fulgurite\.errors.*|FrozenValue.*)$", TEN_MINUTES.read_text(), re.M)
+    screen = source(TEN_MINUTES).read_text(encoding="utf-8")
+    shown = re.findall(r"^    (fulgurite\.errors.*|FrozenValue.*)$", screen, re.M)
     assert steps == 3 or shown[steps] in said
+    assert (quoted(TEN_MINUTES) <= set(OPERATIONS.findall(said))) is (steps == 3)

@@ -70,6 +70,19 @@ def files(page: str) -> dict[str, str]:
     return {block.file: block.text for block in shown if block.file is not None}
 
 
+def changes(page: str) -> list[list[tuple[str, str]]]:
+    """For each ``diff`` of a page its changes: the lines that go, and those in their place."""
+    found = []
+    for block in blocks(page, "diff"):
+        hunks = [hunk.splitlines(keepends=True) for hunk in block.text.split("\n\n")]
+        signs = [
+            ["".join(line[1:] for line in hunk if line[0] == sign) for sign in "-+"]
+            for hunk in hunks
+        ]
+        found.append([(old.rstrip("\n"), new.rstrip("\n")) for old, new in signs])
+    return found
+
+
 def paste(page: str, folder: Path) -> str:
     """What the program of a page prints in a process of its own; it must end well."""
     for name, text in files(page).items():

@@ -50,6 +50,7 @@ NAV = {
             "autogen",
             "kernel_library",
             "what_pays",
+            "speed",
             "costs",
         ),
     ),

@@ -1,0 +1,202 @@
+"""Draw the README's picture, steps a second over a run, and write the line below it.
+
+    python tests/tools/draw_speed.py [--rounds 3] [--cores 2]     measures, draws, writes
+    python tests/tools/draw_speed.py --draw                       draws and writes what was measured
+
+Runs the README's script in stock Lightning, here with an empty cache of programs, and here again with
+what the run before has left in the cache. Each run is a process of its own with one thread, on the
+same cores; the three take turns. Of each one the round in the middle is shown, by its seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning
+import lightning.pytorch as pl
+import torch
+
+import fulgurite
+
+from fulgurite.backends.csx.compile.inductor.toolchain import cpu_name
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+from pasted import ROOT, files, program
+
+FIGURES = ROOT / "tests/benchmarks/run.json"
+README = ROOT / "README.md"
+BEGIN, END = "<!-- run: tests/tools/draw_speed.py -->\n", "<!-- run ends -->"
+STOCK, FIRST, AGAIN = "Lightning", "Fulgurite, first run", "Fulgurite, next run"
+CONTENDERS = (STOCK, FIRST, AGAIN)
+STYLES = {  # page's color, text's, and the contenders'
+    "light": ("white", "#1f2328", ("#818b98", "#bf8700", "#0969da")),
+    "dark": ("#0d1117", "#e6edf3", ("#9198a1", "#d29922", "#58a6ff")),
+}
+
+
+class Epochs(pl.Callback):
+    """Seconds from the making of the Trainer to the end of each epoch.
+
+    Asked once an epoch and not once a step, for a hook after each step costs time of its own.
+    """
+
+    def __init__(self) -> None:
+        self.began_s = time.perf_counter()
+        self.ends_s: list[float] = []
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self.ends_s.append(time.perf_counter() - self.began_s)
+
+
+def run(contender: str) -> None:
+    """Run ``page.py`` of the working directory, and print its steps and seconds as JSON."""
+    ours, made = fulgurite.Trainer, []
+
+    def make(device: str, **options: Any) -> pl.Trainer:
+        options["callbacks"] = [Epochs()]
+        stock = contender == STOCK
+        made.append(pl.Trainer(accelerator="cpu", **options) if stock else ours(device, **options))
+        return made[0]
+
+    fulgurite.Trainer = make  # type: ignore[assignment,misc]
+    sys.path.insert(0, "")
+    runpy.run_path("page.py", run_name="__main__")
+    [trainer] = made
+    [epochs] = [one for one in trainer.callbacks if isinstance(one, Epochs)]
+    print(json.dumps({"steps": trainer.global_step, "ends_s": epochs.ends_s}))
+
+
+def measure(rounds: int, cores: int) -> dict[str, Any]:
+    """What each contender took in each round, and where."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in CONTENDERS}
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in {**files("README"), "page.py": program("README")}.items():
+                Path(folder, name).write_text(text, encoding="utf-8")
+            for name in CONTENDERS:
+                runs[name].append(_in_a_process(name, folder))
+                print(f"{name:22}{runs[name][-1]['ends_s'][-1]:8.2f} s", flush=True)
+    return {"environment": environment(), "runs": runs}
+
+
+def environment() -> dict[str, Any]:
+    """Where and with what it is measured."""
+    git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    return {
+        "cpu": cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "versions": {"torch": torch.__version__, "lightning": lightning.__version__},
+        "commit": subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip(),
+    }
+
+
+def _in_a_process(contender: str, folder: str) -> dict[str, Any]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": f"{folder}/cache"}
+    command = [sys.executable, __file__, "--run", contender]
+    done = subprocess.run(command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE)
+    done.check_returncode()
+    measured: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return measured
+
+
+def middle(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The run in the middle by its seconds."""
+    return sorted(runs, key=lambda one: one["ends_s"][-1])[len(runs) // 2]
+
+
+def rates(one: dict[str, Any]) -> tuple[list[float], list[float]]:
+    """Seconds at which each epoch began and ended, and the steps a second in between."""
+    edges = [0.0, *one["ends_s"]]
+    steps = one["steps"] / len(one["ends_s"])
+    spans = list(zip(edges, edges[1:], strict=False))
+    seconds = [edge for span in spans for edge in span]
+    return seconds, [steps / (end - begin) for begin, end in spans for _ in (begin, end)]
+
+
+def draw(figures: dict[str, Any]) -> None:
+    """Write the picture, light and dark."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    for style, (page, text, colors) in STYLES.items():
+        figure, axes = pyplot.subplots(figsize=(7.5, 3.2), layout="constrained", facecolor=page)
+        axes.set_facecolor(page)
+        for name, color in zip(CONTENDERS, colors, strict=True):
+            one = middle(figures["runs"][name])
+            seconds, steps_per_s = rates(one)
+            axes.plot(seconds, steps_per_s, color=color, linewidth=1.8)
+            axes.plot(seconds[-1], steps_per_s[-1], "o", color=color, markersize=4)
+            label = f"{name}: {seconds[-1]:.1f} s"
+            at, where = (seconds[-1], steps_per_s[-1]), {"textcoords": "offset points"}
+            axes.annotate(label, at, (6, 4), color=color, fontsize=9, annotation_clip=False, **where)
+        axes.set_ylim(bottom=0)
+        axes.set_xlim(0, max(middle(runs)["ends_s"][-1] for runs in figures["runs"].values()) * 1.25)
+        axes.set_xlabel("seconds since the start of the run", color=text)
+        axes.set_ylabel("steps a second", color=text)
+        axes.tick_params(colors=text)
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+        for side, spine in axes.spines.items():
+            spine.set_visible(side in ("left", "bottom"))
+            spine.set_color(text)
+        picture = ROOT / f"docs/speed_{style}.png"
+        figure.savefig(picture, dpi=130, metadata={"Software": None})
+        pyplot.close(figure)
+
+
+def caption(figures: dict[str, Any]) -> str:
+    """The line below the picture: what was run, what it took, and where."""
+    runs = {name: middle(figures["runs"][name]) for name in CONTENDERS}
+    took = {name: f"{one['ends_s'][-1]:.1f} s" for name, one in runs.items()}
+    where = figures["environment"]
+    versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items())
+    rounds = len(figures["runs"][STOCK])
+    return (
+        f"The {runs[STOCK]['steps']:,} steps of the script below took {took[STOCK]} in stock"
+        f" Lightning, {took[FIRST]} here, and {took[AGAIN]} the next time.\n"
+        f"{where['cpu']}, {where['cores']} cores, one thread; the middle of {rounds} rounds in turns;"
+        f" {versions}; commit {where['commit']}.\n"
+    )
+
+
+def write(figures: dict[str, Any]) -> None:
+    """Put the line into the README."""
+    before, begin, rest = README.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise SystemExit(f"README.md has no place for the line: {BEGIN.strip()} ... {END}")
+    README.write_text(before + begin + caption(figures) + end + after, encoding="utf-8")
+
+
+def main() -> None:
+    """Measure, draw, write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cores", type=int, default=2, help="the step's, and the compiler's")
+    parser.add_argument("--draw", action="store_true", help="measure nothing")
+    parser.add_argument("--run", choices=CONTENDERS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.run:
+        run(options.run)
+        return
+    if not options.draw:
+        FIGURES.write_text(json.dumps(measure(options.rounds, options.cores)) + "\n")
+    figures = json.loads(FIGURES.read_text())
+    draw(figures)
+    write(figures)
+    print(caption(figures))
+
+
+if __name__ == "__main__":
+    main()
