@@ -1,9 +1,9 @@
 """The programs that README.md and the pages of docs/ show, run as somebody would who pastes them.
 
-A page's Python is one program: its blocks, one after the other. A block whose first line is a file's
-name in a comment, ``# net.py`` or ``# params.yaml``, is that file instead, and lies beside the program.
-Other YAML is part of a file, and lines that are indented are what a screen shows. A change to a
-program is a ``diff``.
+A page's Python is one program: its blocks, one after the other. A block whose first line is the
+name of a file in a comment, ``# net.py`` or ``# params.yaml``, is that file instead, beside the
+program. Other YAML is part of a file, and a change to a program is a ``diff``. Lines that are
+indented are what one types in a terminal, and what a screen shows.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def blocks(page: str, language: str) -> Iterator[Block]:
 
 
 def program(page: str, count: int | None = None) -> str:
-    """The Python of a page, or of its first ``count`` blocks, on the lines that it has in the page."""
+    """The Python of a page, or of its first ``count`` blocks, on the lines of the page."""
     text = ""
     for block in [block for block in blocks(page, "python") if block.file is None][:count]:
         text += "\n" * (block.line - 1 - text.count("\n")) + block.text
@@ -83,18 +83,33 @@ def changes(page: str) -> list[list[tuple[str, str]]]:
     return found
 
 
+def save(page: str, folder: Path) -> None:
+    """Write the files of a page, and its program as ``page.py``."""
+    for name, text in {**files(page), "page.py": program(page)}.items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def run(folder: Path, *arguments: str) -> tuple[int, str]:
+    """The status of ``python arguments`` in a folder, and what it prints."""
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
 def paste(page: str, folder: Path) -> str:
     """What the program of a page prints in a process of its own; it must end well."""
-    for name, text in files(page).items():
-        (folder / name).write_text(text, encoding="utf-8")
-    (folder / "page.py").write_text(program(page), encoding="utf-8")
-    command = [sys.executable, "page.py"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{source(page)}\n{done.stdout}\n{done.stderr}"
-    return done.stdout + done.stderr
+    save(page, folder)
+    status, said = run(folder, "page.py")
+    assert status == 0, f"{source(page)}\n{said}"
+    return said
 
 
 def quoted(page: str) -> set[str]:
     """The programs with their counts of operations that the page shows on a screen."""
-    screen = re.findall(r"^    .*$", source(page).read_text(encoding="utf-8"), re.MULTILINE)
-    return {program for line in screen for program in OPERATIONS.findall(line)}
+    return set(OPERATIONS.findall("\n".join(screen(page))))
+
+
+def screen(page: str) -> list[str]:
+    """The lines that a page shows on a screen: those that are indented."""
+    text = source(page).read_text(encoding="utf-8")
+    return re.findall(r"^    (.*)$", FENCE.sub("", text), re.MULTILINE)

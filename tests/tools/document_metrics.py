@@ -76,8 +76,8 @@ class Measured(Net):
     def training_step(self, batch, batch_idx):
         x, y = batch
         predictions = self.net(x)
-        self.metric(predictions, y)  # the value of each batch: a line of its own, and log the metric
-        self.log("metric", self.metric, on_step=True, on_epoch=True)
+        self.metric(predictions, y)  # the value of each batch: a line of its own,
+        self.log("metric", self.metric, on_step=True, on_epoch=True)  # and log the metric
         self.running.update(predictions, y)  # Running(...), MinMaxMetric(...): update in the step,
         return nn.functional.cross_entropy(predictions, y)
     def on_train_batch_end(self, outputs, batch, batch_idx):

@@ -3,14 +3,15 @@
     python tests/tools/draw_speed.py [--rounds 3] [--cores 2]     measures, draws, writes
     python tests/tools/draw_speed.py --draw                       draws and writes what was measured
 
-Runs the README's script in stock Lightning, here with an empty cache of programs, and here again with
-what the run before has left in the cache. Each run is a process of its own with one thread, on the
-same cores; the three take turns. Of each one the round in the middle is shown, by its seconds.
+Runs the README's script in stock Lightning, here with an empty cache of programs, and here again
+with what the run before has left in the cache. Each run is a process of its own with one thread, on
+the same cores; the three take turns. Of each one the round in the middle is shown, by its seconds.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import runpy
@@ -26,7 +27,6 @@ import lightning.pytorch as pl
 import torch
 
 import fulgurite
-
 from fulgurite.backends.csx.compile.inductor.toolchain import cpu_name
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
@@ -118,7 +118,7 @@ def rates(one: dict[str, Any]) -> tuple[list[float], list[float]]:
     """Seconds at which each epoch began and ended, and the steps a second in between."""
     edges = [0.0, *one["ends_s"]]
     steps = one["steps"] / len(one["ends_s"])
-    spans = list(zip(edges, edges[1:], strict=False))
+    spans = list(itertools.pairwise(edges))
     seconds = [edge for span in spans for edge in span]
     return seconds, [steps / (end - begin) for begin, end in spans for _ in (begin, end)]
 
@@ -132,27 +132,36 @@ def draw(figures: dict[str, Any]) -> None:
 
     for style, (page, text, colors) in STYLES.items():
         figure, axes = pyplot.subplots(figsize=(7.5, 3.2), layout="constrained", facecolor=page)
-        axes.set_facecolor(page)
         for name, color in zip(CONTENDERS, colors, strict=True):
-            one = middle(figures["runs"][name])
-            seconds, steps_per_s = rates(one)
-            axes.plot(seconds, steps_per_s, color=color, linewidth=1.8)
-            axes.plot(seconds[-1], steps_per_s[-1], "o", color=color, markersize=4)
-            label = f"{name}: {seconds[-1]:.1f} s"
-            at, where = (seconds[-1], steps_per_s[-1]), {"textcoords": "offset points"}
-            axes.annotate(label, at, (6, 4), color=color, fontsize=9, annotation_clip=False, **where)
-        axes.set_ylim(bottom=0)
-        axes.set_xlim(0, max(middle(runs)["ends_s"][-1] for runs in figures["runs"].values()) * 1.25)
-        axes.set_xlabel("seconds since the start of the run", color=text)
-        axes.set_ylabel("steps a second", color=text)
-        axes.tick_params(colors=text)
-        axes.yaxis.set_major_formatter("{x:,.0f}")
-        for side, spine in axes.spines.items():
-            spine.set_visible(side in ("left", "bottom"))
-            spine.set_color(text)
-        picture = ROOT / f"docs/speed_{style}.png"
-        figure.savefig(picture, dpi=130, metadata={"Software": None})
+            _line(axes, name, middle(figures["runs"][name]), color)
+        _frame(axes, page, text)
+        figure.savefig(ROOT / f"docs/speed_{style}.png", dpi=130, metadata={"Software": None})
         pyplot.close(figure)
+
+
+def _line(axes: Any, name: str, one: dict[str, Any], color: str) -> None:
+    """A run, with its name and its seconds at its end."""
+    seconds, steps_per_s = rates(one)
+    end = seconds[-1], steps_per_s[-1]
+    axes.plot(seconds, steps_per_s, color=color, linewidth=1.8)
+    axes.plot(*end, "o", color=color, markersize=4)
+    label = f"{name}: {seconds[-1]:.1f} s"
+    beside = {"xytext": (6, 4), "textcoords": "offset points", "annotation_clip": False}
+    axes.annotate(label, end, color=color, fontsize=9, **beside)
+
+
+def _frame(axes: Any, page: str, text: str) -> None:
+    """Colors and names of the axes, and room for the names of the runs."""
+    axes.set_facecolor(page)
+    axes.set_ylim(bottom=0)
+    axes.set_xlim(0, 1.3 * max(line.get_xdata()[-1] for line in axes.lines))
+    axes.set_xlabel("seconds since the start of the run", color=text)
+    axes.set_ylabel("steps a second", color=text)
+    axes.tick_params(colors=text)
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(text)
 
 
 def caption(figures: dict[str, Any]) -> str:
@@ -165,8 +174,8 @@ def caption(figures: dict[str, Any]) -> str:
     return (
         f"The {runs[STOCK]['steps']:,} steps of the script below took {took[STOCK]} in stock"
         f" Lightning, {took[FIRST]} here, and {took[AGAIN]} the next time.\n"
-        f"{where['cpu']}, {where['cores']} cores, one thread; the middle of {rounds} rounds in turns;"
-        f" {versions}; commit {where['commit']}.\n"
+        f"{where['cpu']}, {where['cores']} cores, one thread; the middle of {rounds} rounds in"
+        f" turns; {versions}; commit {where['commit']}.\n"
     )
 
 

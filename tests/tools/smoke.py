@@ -27,6 +27,9 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+from pasted import files, program
+
 ROOT = Path(__file__).parents[2]
 CONSTRAINTS = ROOT / ".ci" / "constraints.txt"
 EXAMPLES = "examples"
@@ -159,8 +162,8 @@ def try_faces(python: Path, folder: Path) -> None:
     """Run a script, a parameter file and the commands in an empty folder."""
     command = python.with_name("fulgurite")
     cache = {"XDG_CACHE_HOME": str(folder / "cache")}
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (folder / "script.py").write_text(re.findall(r"^```python\n(.*?)^```$", readme, re.M | re.S)[0])
+    for name, text in {**files("README"), "script.py": program("README")}.items():
+        (folder / name).write_text(text)
     said = run(python, "script.py", cwd=folder, **cache)
     assert "training program" in said, said
     assert re.search(r"^CSX: \d+ batches in ", said, re.M), said
