@@ -13,7 +13,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from draw_speed import FIGURES, caption
+from draw_speed import FIGURES, with_parts
 from harness import QUIET, Recorder, assert_close, csx
 from lightning.pytorch.callbacks import Checkpoint
 from pasted import OPERATIONS, ROOT, changes, paste, program, quoted, save, screen, source
@@ -74,8 +74,9 @@ def test_the_readmes_mistake_ends_as_it_says(tmp_path: Path) -> None:
     assert "\n".join(lines[first : first + 3]) in said
 
 
-def test_the_line_below_the_readmes_picture_is_what_was_measured() -> None:
-    assert caption(json.loads(FIGURES.read_text())) in source("README").read_text()
+def test_the_readme_says_what_was_measured_and_shows_what_was_printed() -> None:
+    readme = source("README").read_text(encoding="utf-8")
+    assert with_parts(readme, json.loads(FIGURES.read_text())) == readme
 
 
 OF_A_STEP = re.compile(r"^ +(\d+ operations), \d+ kernel calls, (.* a step), (.* written),", re.M)

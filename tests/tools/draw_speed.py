@@ -1,4 +1,4 @@
-"""Draw the README's picture, steps a second over a run, and write the line below it.
+"""Draw the README's picture, steps a second over a run, and write what was measured and printed.
 
     python tests/tools/draw_speed.py [--rounds 3] [--cores 2]     measures, draws, writes
     python tests/tools/draw_speed.py --draw                       draws and writes what was measured
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ from pasted import ROOT, files, program
 
 FIGURES = ROOT / "tests/benchmarks/run.json"
 README = ROOT / "README.md"
-BEGIN, END = "<!-- run: tests/tools/draw_speed.py -->\n", "<!-- run ends -->"
+SHOWN_LINES = 9
+"""Of those that a run prints."""
 STOCK, FIRST, AGAIN = "Lightning", "Fulgurite, first run", "Fulgurite, next run"
 CONTENDERS = (STOCK, FIRST, AGAIN)
 STYLES = {  # page's color, text's, and the contenders'
@@ -105,8 +107,17 @@ def _in_a_process(contender: str, folder: str) -> dict[str, Any]:
     command = [sys.executable, __file__, "--run", contender]
     done = subprocess.run(command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE)
     done.check_returncode()
-    measured: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return measured
+    *lines, measured = done.stdout.replace("\r", "\n").splitlines()
+    return {**json.loads(measured), "said": list(said(lines))}
+
+
+def said(lines: list[str]) -> Iterator[str]:
+    """Of what a run prints the lines of ours, and below the last one its table."""
+    ours = False
+    for line in lines:
+        ours = line.startswith("CSX") or (ours and line.startswith("  "))
+        if ours:
+            yield line.rstrip()
 
 
 def middle(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -179,13 +190,24 @@ def caption(figures: dict[str, Any]) -> str:
     )
 
 
-def write(figures: dict[str, Any]) -> None:
-    """Put the line into the README."""
-    before, begin, rest = README.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        raise SystemExit(f"README.md has no place for the line: {BEGIN.strip()} ... {END}")
-    README.write_text(before + begin + caption(figures) + end + after, encoding="utf-8")
+def screen(figures: dict[str, Any]) -> str:
+    """What the first run here printed, as the README shows it."""
+    lines = middle(figures["runs"][FIRST])["said"][:SHOWN_LINES]
+    return "\n" + "".join(f"    {line}\n" for line in lines) + "\n"
+
+
+PARTS = {"run": caption, "screen": screen}
+
+
+def with_parts(text: str, figures: dict[str, Any]) -> str:
+    """The README with what was measured in its places."""
+    for name, part in PARTS.items():
+        before, begin, rest = text.partition(f"<!-- {name}: tests/tools/draw_speed.py -->\n")
+        _, end, after = rest.partition(f"<!-- {name} ends -->")
+        if not end:
+            raise SystemExit(f"README.md has no place for {name!r}: a comment and one at its end.")
+        text = before + begin + part(figures) + end + after
+    return text
 
 
 def main() -> None:
@@ -203,7 +225,7 @@ def main() -> None:
         FIGURES.write_text(json.dumps(measure(options.rounds, options.cores)) + "\n")
     figures = json.loads(FIGURES.read_text())
     draw(figures)
-    write(figures)
+    README.write_text(with_parts(README.read_text(encoding="utf-8"), figures), encoding="utf-8")
     print(caption(figures))
 
 
