@@ -35,7 +35,7 @@ from pasted import ROOT, files, program
 
 FIGURES = ROOT / "tests/benchmarks/run.json"
 README = ROOT / "README.md"
-SHOWN_LINES = 9
+SHOWN_LINES = 7
 """Of those that a run prints."""
 STOCK, FIRST, AGAIN = "Lightning", "Fulgurite, first run", "Fulgurite, next run"
 CONTENDERS = (STOCK, FIRST, AGAIN)
