@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-
-ROOT = Path(__file__).parents[1]
+from pasted import ROOT, blocks
 
 
 def run(*arguments: str, **environment: str) -> str:
@@ -200,6 +199,11 @@ def test_the_documentation_shows_the_optimizer_of_the_example() -> None:
     assert shown.strip() in (ROOT / "docs/optimizers.md").read_text(encoding="utf-8")
 
 
+def test_the_documentation_shows_a_part_of_the_file_of_the_old_form() -> None:
+    [part] = [block.text for block in blocks("autogen", "yaml")]
+    assert part in (ROOT / "examples/gpt_legacy.yaml").read_text(encoding="utf-8")
+
+
 @pytest.mark.long
 @pytest.mark.process
 @pytest.mark.parametrize("device", ["CSX", "CPU"])
@@ -260,7 +264,7 @@ def test_the_step_benchmark(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_the_readmes_figures_are_those_of_the_benchmarks_json() -> None:
+def test_the_speed_pages_figures_are_those_of_the_benchmarks_json() -> None:
     table = run(str(ROOT / "tests/benchmarks/table.py"))
     begin, end = "<!-- speed: tests/benchmarks/table.py -->\n", "<!-- speed ends -->"
-    assert (ROOT / "README.md").read_text().partition(begin)[2].partition(end)[0] == table
+    assert (ROOT / "docs/speed.md").read_text().partition(begin)[2].partition(end)[0] == table

@@ -1,12 +1,11 @@
-"""The programs of the pages of docs/ about what people look for: results are stock Lightning's."""
+"""README.md and the pages of docs/ run as pasted; what people look for gives stock's results."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import runpy
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,17 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+from draw_speed import FIGURES, with_parts
 from harness import QUIET, Recorder, assert_close, csx
 from lightning.pytorch.callbacks import Checkpoint
+from pasted import OPERATIONS, ROOT, changes, paste, program, quoted, save, screen, source
+from pasted import run as run_python
 
 import fulgurite
 from fulgurite.backends import reset_backend
 
 TRAINER = fulgurite.Trainer
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = ROOT / "docs"
 PAGES = (
     *(
         "finetuning",
@@ -34,15 +36,63 @@ PAGES = (
 )
 
 
-def program(page: str, blocks: int | None = None) -> str:
-    """The Python of a page, or of its first ``blocks``, on the lines that it has in the page."""
-    left, inside, lines = blocks, False, []
-    for line in (DOCS / f"{page}.md").read_text(encoding="utf-8").splitlines():
-        inside = inside and line != "```"
-        lines.append(line if inside else "")
-        if line == "```python" and left != 0:
-            inside, left = True, None if left is None else left - 1
-    return "\n".join(lines)
+TEN_MINUTES = "first_ten_minutes"
+MORE_IS_ASKED = {"README", "report", TEN_MINUTES}  # the last of which is wrong on purpose
+WITH_A_PROGRAM = sorted({p.stem for p in DOCS.glob("*.md") if program(p.stem)} - MORE_IS_ASKED)
+
+
+@pytest.mark.long
+@pytest.mark.process
+@pytest.mark.parametrize("page", WITH_A_PROGRAM)
+def test_what_a_page_shows_runs_as_pasted(page: str, tmp_path: Path) -> None:
+    """Programs whose operations the page counts on a screen are those that it prints."""
+    said = paste(page, tmp_path)
+    assert quoted(page) <= set(OPERATIONS.findall(said))
+
+
+@pytest.mark.long
+@pytest.mark.process
+def test_the_readme_shows_what_its_script_prints(tmp_path: Path) -> None:
+    said, shown = paste("README", tmp_path), "\n".join(screen("README"))
+    assert quoted("README") <= set(OPERATIONS.findall(said))
+    for form in (r"^CSX: [\d,]+ batches in ", r"^  compiled   "):
+        [line] = re.findall(form, shown, re.M)
+        assert re.findall(form, said, re.M) == [line]
+
+
+@pytest.mark.process
+def test_the_readmes_mistake_ends_as_it_says(tmp_path: Path) -> None:
+    save("README", tmp_path)
+    module = tmp_path / "net.py"
+    [[(old, new)]] = changes("README")
+    assert module.read_text().count(old) == 1
+    module.write_text(module.read_text().replace(old, new))
+    status, said = run_python(tmp_path, "page.py")
+    lines = screen("README")
+    first = next(i for i, line in enumerate(lines) if line.startswith("fulgurite.errors."))
+    assert status == 1
+    assert "\n".join(lines[first : first + 3]) in said
+
+
+def test_the_readme_says_what_was_measured_and_shows_what_was_printed() -> None:
+    readme = source("README").read_text(encoding="utf-8")
+    assert with_parts(readme, json.loads(FIGURES.read_text())) == readme
+
+
+OF_A_STEP = re.compile(r"^ +(\d+ operations), \d+ kernel calls, (.* a step), (.* written),", re.M)
+OF_A_MODULE = re.compile(r"^ +(\w\S*(?: \(\w+\))?) +(\d+) +(0|[\d.]+ .FLOP) +([\d.]+ .iB) ", re.M)
+
+
+@pytest.mark.long
+@pytest.mark.compiler
+def test_the_page_about_reports_shows_what_the_command_says(tmp_path: Path) -> None:
+    assert quoted("report") <= set(OPERATIONS.findall(paste("report", tmp_path)))
+    status, said = run_python(tmp_path, "-m", "fulgurite", "report", "built")
+    assert status == 0
+    shown = "\n".join(screen("report"))
+    assert OF_A_STEP.findall(shown) == OF_A_STEP.findall(said)
+    assert len(OF_A_MODULE.findall(shown)) == 5
+    assert set(OF_A_MODULE.findall(shown)) == set(OF_A_MODULE.findall(said))
 
 
 def test_each_page_begins_with_a_program_and_is_short() -> None:
@@ -159,47 +209,26 @@ def test_a_run_that_goes_on_after_an_unfreezing_trains_what_was_trained(
     assert_close(left["again"], left["whole"], 0.0, "again")
 
 
-TEN_MINUTES = DOCS / "first_ten_minutes.md"
-
-
-def changed(program: str, steps: int) -> str:
+def changed(steps: int) -> str:
     """The program of the newcomer's page after its first steps."""
-    blocks = re.findall(r"```python\n(.*?)```", TEN_MINUTES.read_text(encoding="utf-8"), re.DOTALL)
-    buffer, minimum = blocks[1].splitlines()
-    wrong = blocks[2].strip()
-    edits = [
-        [
-            ('self.best = float("inf")', buffer),
-            ("if loss < self.best:\n            self.best = loss.item()", minimum),
-        ],
-        [
-            (
-                'wrong = x[logits.argmax(1) != y]\n        self.log("wrong", float(len(wrong)))',
-                wrong,
-            )
-        ],
-        [("growing = 1e-6 * int(self.current_epoch / 10)", blocks[3].strip())],
-    ]
-    for old, new in itertools.chain(*edits[:steps]):
-        assert old in program
-        program = program.replace(old, new)
-    return program
+    text = program(TEN_MINUTES)
+    for old, new in itertools.chain(*changes(TEN_MINUTES)[:steps]):
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    return text.lstrip("\n")
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("steps", range(4))
 def test_the_newcomers_page_says_what_the_screen_shows(steps: int, tmp_path: Path) -> None:
     """Each step of it is typed, and run in a process of its own."""
-    [program, *_] = re.findall(r"```python\n(.*?)```", TEN_MINUTES.read_text(), re.DOTALL)
-    text = changed(program, steps).replace("max_epochs=60", "max_epochs=2")
+    text = changed(steps).replace("max_epochs=60", "max_epochs=2")
     (tmp_path / "digits.py").write_text(text)
-    done = subprocess.run(
-        [sys.executable, "digits.py"], cwd=tmp_path, capture_output=True, text=True
-    )
-    said = done.stdout + done.stderr
+    status, said = run_python(tmp_path, "digits.py")
     assert ("ConditionalOnTensor" in said) is (steps == 0)
     assert ("DynamicShape" in said) is (steps == 1)
     assert ("FrozenValueWarning" in said) is (steps < 3)
-    assert (done.returncode == 0) is (steps >= 2)
-    shown = re.findall(r"^    (fulgurite\.errors.*|FrozenValue.*)$", TEN_MINUTES.read_text(), re.M)
+    assert (status == 0) is (steps >= 2)
+    shown = [one for one in screen(TEN_MINUTES) if re.match("fulgurite.errors|FrozenValue", one)]
     assert steps == 3 or shown[steps] in said
+    assert (quoted(TEN_MINUTES) <= set(OPERATIONS.findall(said))) is (steps == 3)

@@ -1,6 +1,6 @@
-"""The figures as text: tables for the screen, and the README's.
+"""The figures as text: tables for the screen, and those of docs/speed.md.
 
-python tests/benchmarks/table.py [step.json]     prints the README's table
+python tests/benchmarks/table.py [step.json]     prints the page's
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PATH = Path(__file__).with_name("step.json")
 
 LOGS = ("nothing logged", "one self.log", "loss and accuracy")
 
-# the README's tables: label of a row, and the contender behind each of its columns
+# the page's tables: label of a row, and the contender behind each of its columns
 MLP = {
     "Lightning `fit`": [f"Lightning, {logs}" for logs in LOGS],
     "plain eager loop": ["plain eager loop", None, None],
@@ -105,8 +105,8 @@ def fresh_starts(figures: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def readme(figures: dict[str, Any]) -> str:
-    """The README's tables and what is said of them, in Markdown."""
+def page(figures: dict[str, Any]) -> str:
+    """The tables of docs/speed.md and what is said of them, in Markdown."""
     sections = {name: rows_of(one) for name, one in figures["sections"].items()}
     lines = [_row("MLP, µs a step", LOGS), _row("---", ["---"] * len(LOGS))]
     for label, names in MLP.items():
@@ -172,4 +172,4 @@ def _where(figures: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    print(readme(json.loads(Path(*sys.argv[1:] or [PATH]).read_text())), end="")
+    print(page(json.loads(Path(*sys.argv[1:] or [PATH]).read_text())), end="")

@@ -50,6 +50,7 @@ NAV = {
             "autogen",
             "kernel_library",
             "what_pays",
+            "speed",
             "costs",
         ),
     ),
@@ -59,6 +60,9 @@ NAV = {
 
 LINK = re.compile(r"(?<=\]\()(?!\w+:)([^)#\s]*)(#[^)\s]*)?(?=\))")
 """Path and anchor of a relative link."""
+
+PICTURE = re.compile(r'(?:(?<= src=")|(?<=srcset="))([^":]*)()(?=")')
+"""Path of a picture in HTML, as Markdown has none that is light or dark; it has no anchor."""
 
 
 def outside_code(text: str, change: Callable[[str], str]) -> str:
@@ -73,7 +77,8 @@ def links(text: str) -> Iterator[tuple[str, str]]:
     found: list[tuple[str, str]] = []
 
     def note(part: str) -> str:
-        found.extend((path, anchor[1:]) for path, anchor in LINK.findall(part))
+        both = (*LINK.findall(part), *PICTURE.findall(part))
+        found.extend((path, anchor[1:]) for path, anchor in both)
         return part
 
     outside_code(text, note)
@@ -130,6 +135,7 @@ def stage() -> None:
             return f"{os.path.relpath(place(led), at.parent)}{link[2] or ''}"
 
         changed = outside_code(text, partial(LINK.sub, moved))
+        changed = outside_code(changed, partial(PICTURE.sub, moved))
         (STAGE / "docs" / at).parent.mkdir(exist_ok=True)
         (STAGE / "docs" / at).write_text(changed, encoding="utf-8")
     for path in sorted(shown):

@@ -19,8 +19,30 @@ HEAD = """# torchmetrics in a step
 All metrics of `torchmetrics.classification` and `torchmetrics.regression` (1.9) work in a step:
 
 ```python
-self.accuracy(predictions, y)  # or self.accuracy.update(predictions, y)
-self.log("accuracy", self.accuracy)
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics.classification import MulticlassAccuracy
+from fulgurite import Trainer
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(64, 10)
+        self.accuracy = MulticlassAccuracy(10)
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        predictions = self.net(x)
+        self.accuracy(predictions, y)  # or self.accuracy.update(predictions, y)
+        self.log("accuracy", self.accuracy)
+        return nn.functional.cross_entropy(predictions, y)
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters())
+
+data = TensorDataset(torch.randn(640, 64), torch.randint(0, 10, (640,)))
+loader = DataLoader(data, batch_size=32)
+Trainer(device="CSX", max_epochs=2).fit(Net(), loader)
 ```
 
 What a metric accumulates over an epoch, `metric.compute()` at its end, and what Lightning logs of
@@ -43,15 +65,25 @@ the metric, and of `metric.compute()` of one that keeps all batches: they would 
 to write instead, with the same numbers:
 
 ```python
-def training_step(self, batch, batch_idx):
-    ...
-    self.metric(predictions, y)  # the value of each batch: a line of its own, and log the metric
-    self.log("metric", self.metric, on_step=True, on_epoch=True)
-    self.running.update(predictions, y)  # Running(...), MinMaxMetric(...): update in the step,
-    return loss
+from torchmetrics.classification import MulticlassAUROC
+from torchmetrics.wrappers import Running
 
-def on_train_batch_end(self, outputs, batch, batch_idx):
-    self.log("running", self.running.compute())  # and compute after it
+class Measured(Net):
+    def __init__(self):
+        super().__init__()
+        self.metric = MulticlassAUROC(10)
+        self.running = Running(MulticlassAccuracy(10), window=5)
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        predictions = self.net(x)
+        self.metric(predictions, y)  # the value of each batch: a line of its own,
+        self.log("metric", self.metric, on_step=True, on_epoch=True)  # and log the metric
+        self.running.update(predictions, y)  # Running(...), MinMaxMetric(...): update in the step,
+        return nn.functional.cross_entropy(predictions, y)
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.log("running", self.running.compute())  # and compute after it
+
+Trainer(device="CSX", max_epochs=2).fit(Measured(), loader)
 ```
 
 Functions of `torchmetrics.functional` work where they are static: their checks of values are off,

@@ -27,6 +27,9 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+from pasted import files, program
+
 ROOT = Path(__file__).parents[2]
 CONSTRAINTS = ROOT / ".ci" / "constraints.txt"
 EXAMPLES = "examples"
@@ -163,8 +166,8 @@ def try_faces(python: Path, folder: Path, compiles: bool = True) -> None:
     """
     command = python.with_name("fulgurite")
     cache = {"XDG_CACHE_HOME": str(folder / "cache")}
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (folder / "script.py").write_text(re.findall(r"^```python\n(.*?)^```$", readme, re.M | re.S)[0])
+    for name, text in {**files("README"), "script.py": program("README")}.items():
+        (folder / name).write_text(text)
     said = run(python, "script.py", cwd=folder, **cache)
     assert "training program" in said, said
     assert re.search(r"^CSX: \d+ batches in ", said, re.M), said

@@ -7,13 +7,13 @@ import copy
 import inspect
 import pickle
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from harness import csx
 from loss_cases import fused_kernels, loads
+from pasted import blocks
 from torch import Tensor, nn
 
 import fulgurite
@@ -273,10 +273,9 @@ def test_what_two_losses_share_is_right_without_a_policy() -> None:
 @pytest.mark.compiler
 def test_the_loss_of_the_documentation_is_one_kernel_each_way() -> None:
     csx("default")
-    page = (Path(__file__).parents[3] / "docs/autogen.md").read_text(encoding="utf-8")
-    [code] = [block for block in page.split("```python\n") if "class FocalLoss" in block]
+    [code] = [block.text for block in blocks("autogen", "python") if "FocalLoss" in block.text]
     shown: dict[str, Any] = {}
-    exec(code.partition("```")[0], shown)
+    exec(code, shown)
     loss = shown["loss"]
 
     def step(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ import torch
 from harness import assert_close, assert_same_run, both, make_trainer
 from models import Classifier, loader, mlp
 from optimizers import OURS, Moving, assert_equals_stock
+from pasted import program
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
@@ -397,11 +398,10 @@ def test_a_subclass_of_a_user_equals_eager() -> None:
 
 @pytest.mark.numbers
 def test_the_optimizer_of_the_documentation_equals_eager() -> None:
-    text = Path(__file__).parents[3].joinpath("docs/optimizers.md").read_text(encoding="utf-8")
-    code = text.partition("from fulgurite.optim import Optimizer")[2].partition("```")[0]
-    names: dict[str, Any] = {"Optimizer": optim.Optimizer, "torch": torch}
-    exec(code, names)
+    names: dict[str, Any] = {}
+    exec(program("optimizers"), names)
     assert_equals_stock(names["HeavyBall"])
+    assert_equals_stock(names["Momentum"])
 
 
 # -- what is refused -----------------------------------------------------------------------------

@@ -1,35 +1,45 @@
-"""The page on parameter files: what it shows passes ``check``; the examples too."""
+"""The parameter files that pages show pass ``check``, whole ones and parts; the examples too."""
 
 from __future__ import annotations
 
-import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from parts import described
+from pasted import ROOT, blocks, files
 
 from fulgurite.config.document.reading import parse
 from fulgurite.config.schema.checking import check
 from fulgurite.config.schema.json_schema import schema
 
-ROOT = Path(__file__).parents[4]
-PAGE = (ROOT / "docs/parameter_files.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```yaml\n(.*?)```", PAGE.partition("## Keys without a meaning")[0], re.DOTALL)
-SHOWN = [
-    block for block in BLOCKS if "..." not in block and not block.startswith("optimizer: AdamW")
+BLOCKS = [block.text for block in blocks("parameter_files", "yaml")]
+PARTS = [
+    block.text
+    for page in ("parameter_files", "weight_streaming")
+    for block in blocks(page, "yaml")
+    if block.file is None
+    and "..." not in block.text
+    and not block.text.startswith("optimizer: AdamW")
 ]
 
 
-@pytest.mark.parametrize("text", SHOWN)
-def test_what_the_page_shows_passes(
-    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("page", ["README", "parameter_files"])
+def test_the_file_that_a_page_shows_passes(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    for name, text in files(page).items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "net", raising=False)
+    [file] = tmp_path.glob("*.yaml")
+    assert not check(file).notes
+
+
+@pytest.mark.parametrize("text", PARTS)
+def test_a_part_of_a_file_that_a_page_shows_passes(text: str, tmp_path: Path) -> None:
     shown: dict[str, Any] = parse(text, "docs").data
-    if "trainer" in shown:
-        check(shown)
-        return
     file = described(tmp_path, device="CSX", optimizer="AdamW")
     if shown.keys() & {"logger", "loggers"}:
         file["trainer"]["init"].pop("logger", None)
