@@ -67,9 +67,12 @@ REACHED := import urllib.request; urllib.request.urlopen("$(CPU_BUILDS)/torch/",
 TORCH_INDEX = $(shell command -v nvidia-smi >/dev/null || { $(PYTHON) -c '$(REACHED)' 2>/dev/null && echo $(CPU_BUILDS); })
 
 $(READY): pyproject.toml .ci/constraints.txt
+	@echo "1 of 3: $(VENV), an environment of its own, with $(PYTHON); the first time all this takes minutes"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/' .ci/constraints.txt > $(CONSTRAINTS))
+	@echo "2 of 3: torch, the largest part of it: 0.2 GB, or 3 GB where it brings CUDA"
 	$(BIN)/python -m pip install -q -c $(CONSTRAINTS) $(addprefix --extra-index-url=,$(TORCH_INDEX)) torch
+	@echo "3 of 3: lightning, scikit-learn, matplotlib, this package, and what its tests need: some 100 packages"
 	$(BIN)/python -m pip install -q -c $(CONSTRAINTS) -e ".[dev]"
 	touch $(READY)
 
