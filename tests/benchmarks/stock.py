@@ -8,9 +8,9 @@ operation take turns. Prints a Markdown table:
     measured     milliseconds a batch of stock Lightning, the median of the rounds
     estimated    the same as a fit's end says it; in brackets by measured
     units        of Python that stock adds to the kernels: measured (see ``costs/stock.py``)
-    operations, logged, metrics    what these are estimated from
+    operations, logged    what these are estimated from
 
-and at last the units of a batch, an operation, a value and a metric that would fit best.
+and at last the units of a batch, an operation and a logged value that would fit best.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def child(name: str, rounds: int, seconds: float) -> None:
                 "unit_us": unit * 1e6,
                 "units": (statistics.median(stock) - kernels_s) / unit,
                 "kernels": kernels_s / unit,
-                "counts": [counts.operations, counts.logged, counts.metrics],
+                "counts": [counts.operations, counts.logged],
             }
         )
     )
@@ -138,7 +138,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.child:
         return child(options.names[0], options.rounds, options.seconds)
-    heads = ("model", "measured, ms", "estimated", "units", "operations", "logged", "metrics")
+    heads = ("model", "measured, ms", "estimated", "units", "operations", "logged")
     print(f"| {' | '.join(heads)} |\n|{' --- |' * len(heads)}")
     rows, wanted = [], []
     for name in options.names or NAMES:

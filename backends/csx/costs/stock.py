@@ -24,9 +24,9 @@ from torch import nn
 
 from fulgurite.backends.csx.compile.store.measured import measured_before, note_measured
 
-# units, of a batch: its loops and hooks; of each operation, logged value, metric among these, and
-# of a bar that is shown, on a terminal where it is Rich's
-_BATCH, _OPERATION, _LOGGED, _METRIC, _BAR, _RICH = 2.0, 0.02, 0.3, 1.0, 0.3, 2.0
+# units, of a batch: its loops and hooks; of each operation and logged value; and of a bar that is
+# shown, on a terminal where it is Rich's
+_BATCH, _OPERATION, _LOGGED, _BAR, _RICH = 1.5, 0.02, 0.6, 0.3, 2.0
 _BUSY = 60.0
 """Involuntary context switches in a second of processor time: 15 to 25 on two idle cores, 120 to
 290 beside one busy process or more (measured)."""
@@ -69,7 +69,6 @@ class Counts:
         kernels_s: seconds of a run operation by operation, where they were measured.
         operations: how many it has.
         logged: how many values it logs.
-        metrics: how many of them are torchmetrics' own.
     """
 
     key: str
@@ -77,7 +76,6 @@ class Counts:
     kernels_s: float | None
     operations: int
     logged: int
-    metrics: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +133,7 @@ def _batch_s(entry: Counts, unit: float) -> float | None:
     if entry.kernels_s is None:
         before = measured_before(name)
         return statistics.median(before) * unit if before else None
-    python = _BATCH + _OPERATION * entry.operations
-    python += _LOGGED * entry.logged + _METRIC * entry.metrics
+    python = _BATCH + _OPERATION * entry.operations + _LOGGED * entry.logged
     if entry.key and not entry.compiled:
         note_measured(name, entry.kernels_s / unit + python)
     return entry.kernels_s + python * unit

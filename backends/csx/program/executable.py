@@ -7,7 +7,6 @@ from collections.abc import Sequence, Set
 from typing import Any
 
 from torch import Tensor
-from torchmetrics import Metric
 
 from fulgurite.backends.csx.capture import (
     Accumulator,
@@ -100,7 +99,7 @@ class Executable:
 
     def counts(self, speed: Speed) -> Counts:
         """What an estimate of stock Lightning is made of, where its steps took so long."""
-        loaded, logs = self.loaded, self.results.logs
+        loaded = self.loaded
         kernels_s = loaded.by_operations_s
         if kernels_s is None and not loaded.compiled:
             _, batch_s = speed.batch_s
@@ -110,8 +109,7 @@ class Executable:
             compiled=loaded.compiled,
             kernels_s=kernels_s,
             operations=sum(1 for _ in self.graph.runs.operations()),
-            logged=len(logs),
-            metrics=sum(isinstance(log.value, Metric) for log in logs),
+            logged=len(self.results.logs),
         )
 
     def check(self) -> None:
