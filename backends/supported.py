@@ -155,7 +155,8 @@ def _annotated(kind: type) -> Mapping[str, Any]:
         from annotationlib import Format, get_annotations
 
         return get_annotations(kind, format=Format.FORWARDREF)
-    return vars(kind).get("__annotations__", {})
+    annotations: Mapping[str, Any] = vars(kind).get("__annotations__", {})
+    return annotations
 
 
 def _named_in(code: CodeType) -> Iterator[str]:

@@ -26,7 +26,7 @@ from fulgurite.backends.csx.compile.store.measured import measured_before, note_
 
 # units, of a batch: its loops and hooks; of each operation and logged value; and of a bar that is
 # shown, on a terminal where it is Rich's
-_BATCH, _OPERATION, _LOGGED, _BAR, _RICH = 1.5, 0.02, 0.6, 0.3, 2.0
+_BATCH, _OPERATION, _LOGGED, _BAR, _RICH = 1.5, 0.017, 0.6, 0.3, 2.0
 _BUSY = 60.0
 """Involuntary context switches in a second of processor time: 15 to 25 on two idle cores, 120 to
 290 beside one busy process or more (measured)."""

@@ -66,7 +66,7 @@ def _mentions(code: CodeType, file: str) -> tuple[Mention, ...]:
 @functools.lru_cache(maxsize=64)
 def _scopes(text: str) -> dict[tuple[str, int], list[ast.AST]]:
     """What of a source has a code object, by the name and the first line of that."""
-    found = defaultdict(list)
+    found: dict[tuple[str, int], list[ast.AST]] = defaultdict(list)
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):  # no Python, for all its name; a null byte
