@@ -66,7 +66,9 @@ def run(contender: str) -> None:
     def make(device: str, **options: Any) -> pl.Trainer:
         options["callbacks"] = [Epochs()]
         stock = contender == STOCK
-        made.append(pl.Trainer(accelerator="cpu", **options) if stock else ours(device, **options))
+        made.append(
+            pl.Trainer(accelerator="cpu", **options) if stock else ours(device=device, **options)
+        )
         return made[0]
 
     fulgurite.Trainer = make  # type: ignore[assignment,misc]

@@ -11,11 +11,11 @@ threads then takes any time.
 
 from __future__ import annotations
 
-import resource
 import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import lightning.pytorch as pl
 import torch
@@ -27,23 +27,25 @@ from fulgurite.backends.csx.compile.store.measured import measured_before, note_
 # units, of a batch: its loops and hooks; of each operation and logged value; and of a bar that is
 # shown, on a terminal where it is Rich's
 _BATCH, _OPERATION, _LOGGED, _BAR, _RICH = 1.5, 0.017, 0.6, 0.3, 2.0
-_BUSY = 60.0
-"""Involuntary context switches in a second of processor time: 15 to 25 on two idle cores, 120 to
-290 beside one busy process or more (measured)."""
+_BUSY = 0.1
+"""Seconds that a thread waits for a core, by those that it has one: 0.01 to 0.07 on two idle cores,
+0.6 to 0.9 beside two busy processes (measured)."""
 _ROUNDS = 24
 
 
 class Used:
-    """What of the processor this process has had since this object was made."""
+    """What the thread that made this object has had of a core since, and waited for one."""
 
     def __init__(self) -> None:
-        self._cpu_s, self._switches = _used()
+        self._before = _scheduled_ns()
 
     @property
     def is_busy(self) -> bool:
         """Whether other processes took cores away."""
-        cpu_s, switches = _used()
-        return (switches - self._switches) / max(cpu_s - self._cpu_s, 1e-3) > _BUSY
+        had_ns, waited_ns = (
+            now - was for now, was in zip(_scheduled_ns(), self._before, strict=True)
+        )
+        return waited_ns > _BUSY * had_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,10 @@ def _bar_units(trainer: pl.Trainer) -> float:
     return _RICH if on_terminal else _BAR
 
 
-def _used() -> tuple[float, int]:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime, used.ru_nivcsw
+def _scheduled_ns() -> tuple[int, int]:
+    """How long this thread has had a core, and waited for one; nothing where nobody counts that."""
+    try:
+        had_ns, waited_ns, _ = Path("/proc/thread-self/schedstat").read_text().split()
+    except (OSError, ValueError):  # not Linux, or a kernel without it
+        return 0, 0
+    return int(had_ns), int(waited_ns)
