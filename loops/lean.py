@@ -5,7 +5,7 @@ profiler and with a debug line, and copies the logged values into three dicts: 1
 around a step that does nothing (measured, Lightning 2.6.6). Here hooks that somebody overrides are
 found once, and values go into the dicts when somebody is about to read them. A progress bar takes
 0.3 to 2 ms a batch more than that (measured, Rich's on a terminal) to show what no eye can follow:
-Lightning's own bars are told of a batch twenty times a second, and of the last one.
+bars with Lightning's own hooks are told of a batch twenty times a second, and of the last one.
 
 Callbacks that write checkpoints are called after the module's hook, where Lightning calls them
 before: so a checkpoint has what the hook did, and the run that goes on from it need not do it.
@@ -33,7 +33,7 @@ from torch import Tensor
 from fulgurite.backends.csx import overrides, strategy_of
 from fulgurite.callbacks.sparse import SparseCallback, period
 
-_BARS = (RichProgressBar, TQDMProgressBar)  # no subclasses, which may do something else
+_BARS = (RichProgressBar, TQDMProgressBar)
 _SHOWN_S = 0.05
 _TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
@@ -58,7 +58,7 @@ class BatchHooks:
         self._host_code, self._schedulers = strategy.host_code, strategy.schedulers
         self._names = (start, end)
         self.callbacks = list(trainer.callbacks)
-        self._bars = [one for one in self.callbacks if type(one) in _BARS]
+        self._bars = [one for one in self.callbacks if _is_told_seldom(one, start, end)]
         self._loader: Any = (
             None  # the arguments after the batch's number, when bars were told of it
         )
@@ -192,6 +192,15 @@ class BatchHooks:
             or type(self._trainer.strategy).batch_to_device is not _batch_to_device
             or any(overrides(owner, name, base) for name in _TRANSFER for owner, base in owners)
         )
+
+
+def _is_told_seldom(callback: pl.Callback, *hooks: str) -> bool:
+    """Whether it is a bar whose hooks around batches are Lightning's own."""
+    return any(
+        isinstance(callback, bar)
+        and all(getattr(type(callback), hook) is getattr(bar, hook) for hook in hooks)
+        for bar in _BARS
+    )
 
 
 def enter_hook(module: pl.LightningModule, name: str | None) -> str | None:
