@@ -112,7 +112,7 @@ def test_lightnings_own_bar_and_summary_are_kept_where_they_were_given() -> None
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_a_bar_with_two_values_takes_one_line(
+def test_the_bar_is_short_in_a_narrow_terminal_alone(
     width: int, screen: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     console = Console(file=screen, width=width, force_terminal=True, legacy_windows=False)
