@@ -142,7 +142,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Which tests run (``selection``), and how."""
     group = parser.getgroup("fulgurite")
     group.addoption("--core", action="store_true", help="what needs nothing, and the named core")
-    group.addoption("--sample", type=one_in, default=1, metavar="N", help="of the others one in N")
+    group.addoption("--sample", type=one_in, metavar="N", help="of the others one in N")
     group.addoption("--draw", default="", metavar="WORD", help="every word draws another sample")
     group.addoption("--passed", type=added_to, metavar="FILE", help="skip what passed; add it")
     group.addoption("--costs", type=added_to, metavar="FILE", help="write what each test took")
@@ -198,7 +198,8 @@ class Conductor:
         self._worker: dict[str, Any] | None = getattr(config, "workeroutput", None)
         self._passed = Passed(given.passed, self._mode) if given.passed else None
         self._costs = needs.Costs(given.costs) if given.costs else None
-        self._selection = Selection(core=given.core, one_in=given.sample, word=given.draw)
+        others = int(not given.core) if given.sample is None else given.sample
+        self._selection = Selection(core=given.core, one_in=others, word=given.draw)
         self._failed: set[str] = set()
 
     @pytest.hookimpl(trylast=True)

@@ -56,10 +56,12 @@ def faults_of_a_step(**environment: str) -> float:
     return float(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.long
 def test_a_step_finds_the_pages_of_the_one_before() -> None:
     assert faults_of_a_step() < 50
 
 
+@pytest.mark.long
 def test_the_users_own_limits_stay() -> None:
     assert faults_of_a_step(MALLOC_TRIM_THRESHOLD_=str(2**20)) > 5000
     assert faults_of_a_step(GLIBC_TUNABLES="glibc.malloc.trim_threshold=1048576") > 5000

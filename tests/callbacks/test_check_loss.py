@@ -390,6 +390,7 @@ def test_a_negative_number_of_skips_is_refused() -> None:
         CheckLoss(max_consecutive_skips=-1)
 
 
+@pytest.mark.long
 @pytest.mark.compiler
 def test_compiled_steps_keep_state_and_name_the_operation() -> None:
     before, module = Snapshots(), WithRoot()

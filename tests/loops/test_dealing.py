@@ -30,12 +30,10 @@ def trained(folder: Path, kind: str, *parts: tuple[int, int]) -> list[dict[str, 
     return told
 
 
-OTHERS = ["in order", "generator", "workers", "accumulates", "at ends"]
-
-
 @pytest.mark.several
+@pytest.mark.long
 @pytest.mark.parametrize(
-    "kind", ["shuffled", *(pytest.param(kind, marks=pytest.mark.long) for kind in OTHERS)]
+    "kind", ["shuffled", "in order", "generator", "workers", "accumulates", "at ends"]
 )
 def test_each_epoch_takes_each_sample_once(kind: str, tmp_path: Path) -> None:
     parts = [(1, 16), (2, 18), (1, 20), (2, LAST)]
@@ -96,6 +94,7 @@ def go_on(path: Path, **options: Any) -> fulgurite.Trainer:
     return trainer
 
 
+@pytest.mark.long
 @pytest.mark.fits
 def test_what_other_processes_left_of_an_epoch_has_fewer_batches(tmp_path: Path) -> None:
     alone = go_on(checkpoint_of(tmp_path, 1))

@@ -302,6 +302,7 @@ def persistent(tmp_path: Path, draw: Callable[[], float], step: int) -> tuple[En
     return whole, run(scenario, tmp_path / "rest", path=path, start=50)
 
 
+@pytest.mark.core
 @pytest.mark.long
 @pytest.mark.fits
 @pytest.mark.process

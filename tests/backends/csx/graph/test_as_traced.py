@@ -177,6 +177,7 @@ class Zeros(Classifier):
         return loss
 
 
+@pytest.mark.long
 @pytest.mark.numbers
 @pytest.mark.compiler
 def test_compiled_it_takes_the_same_inputs() -> None:

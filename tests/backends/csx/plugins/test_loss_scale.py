@@ -105,7 +105,10 @@ def surprises() -> tuple[DataLoader[Any]]:
     [
         {},
         {"fused": True},  # which unscales by itself
-        {"optimizer": torch.optim.SGD, "momentum": 0.9, "dampening": 0.1},  # its first update
+        pytest.param(  # its first update
+            {"optimizer": torch.optim.SGD, "momentum": 0.9, "dampening": 0.1},
+            marks=pytest.mark.core,
+        ),
     ],
 )
 def test_overflows_at_first_skip_the_steps_that_stock_skips(optimizer: dict[str, Any]) -> None:

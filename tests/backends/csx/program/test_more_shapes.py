@@ -96,6 +96,7 @@ def test_one_line_and_a_row_of_the_table_tell_of_them(monkeypatch: pytest.Monkey
     assert sum("training program" in line for line in said) == 4
 
 
+@pytest.mark.long
 @pytest.mark.fits
 def test_only_those_that_ran_last_are_kept() -> None:
     kept = weakref.WeakSet[Executable]()
@@ -131,6 +132,7 @@ class Averaged(Texts):
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
+@pytest.mark.long
 @pytest.mark.fits
 @pytest.mark.filterwarnings("ignore:SWA is currently only supported every epoch")
 def test_shapes_are_counted_in_each_phase_anew() -> None:

@@ -537,6 +537,7 @@ class Copies(Classifier):
         return super().training_step(batch, batch_idx)
 
 
+@pytest.mark.long
 @pytest.mark.numbers
 @pytest.mark.process
 def test_what_a_tensor_took_of_another_stays_when_that_one_changes_compiled() -> None:

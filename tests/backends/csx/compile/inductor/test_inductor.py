@@ -98,7 +98,6 @@ class Enlarging(Classifier):
         return nn.functional.cross_entropy(self.net(wide.flatten(2).mean(1)[:, 8:]), y)
 
 
-@pytest.mark.long
 @pytest.mark.core
 @pytest.mark.numbers
 @pytest.mark.compiler
