@@ -237,7 +237,12 @@ class _Walk:
 
 
 _OF_OPTIMIZERS = frozenset({"state", "param_groups", "defaults"})
-_OF_CLASSES = frozenset({"__dict__", "__weakref__", "__module__", "__doc__", "__slots__"})
+_OF_CLASSES = frozenset(
+    {
+        *("__dict__", "__weakref__", "__module__", "__doc__", "__slots__"),
+        *("__annotations__", "__annotations_cache__"),  # which Python makes when they are asked for
+    }
+)
 
 
 def _shown(key: Any) -> str:

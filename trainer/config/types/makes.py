@@ -39,7 +39,8 @@ PLAIN_NAMES = frozenset(
         *("collections.Counter", "collections.OrderedDict", "collections.deque"),
         *("datetime.date", "datetime.datetime", "datetime.time", "datetime.timedelta"),
         *("pathlib.Path", "pathlib.PurePath", "random.Random", "types.SimpleNamespace"),
-        "uuid.UUID",
+        # where Python 3.13 alone has them
+        *("pathlib._local.Path", "pathlib._local.PurePath", "uuid.UUID"),
     )
 )
 """What a file can name of Python's library: it computes or holds values, and does nothing else."""

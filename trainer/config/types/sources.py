@@ -38,8 +38,7 @@ _TYPES = (
 
 _GLOBALS = {"__builtins__": {"__import__": __import__}}
 """Those of an expression. Typing's own types are written in C since Python 3.12, and import typing
-by this function where one is subscripted or joined by ``|``. The expression itself calls nothing.
-"""
+by this function where one is subscripted or joined by ``|``. The expression calls nothing."""
 
 _CLASS_HOOKS = ("__init_subclass__", "__subclasshook__", "__class_getitem__")
 _UNKNOWN: dict[str, Any] = {"__getattr__": None}
