@@ -149,7 +149,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
 
 OTHERS = {
     *("_exit", "_getframe", "_is_owned", "_replace", "_make", "_fields", "_is_protocol"),  # Python
-    *("_inst", "_actions"),  # of random, of argparse
+    *("_inst", "_actions", "_option_string_actions"),  # of random, of argparse
     "_rand",  # of numpy
     "_wandb_hook_names",  # of wandb, where it is in use
     "_post_device_transfer",  # of a runner's model

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import lightning.pytorch as pl
+import rich
 import torch
 from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
 from torch import nn
@@ -145,8 +146,7 @@ def _bar_units(trainer: pl.Trainer) -> float:
     bar: ProgressBar | None = trainer.progress_bar_callback
     if bar is None or not getattr(bar, "is_enabled", False):
         return 0.0
-    console = getattr(bar, "_console", None)
-    on_terminal = isinstance(bar, RichProgressBar) and console is not None and console.is_terminal
+    on_terminal = isinstance(bar, RichProgressBar) and rich.get_console().is_terminal
     return _RICH if on_terminal else _BAR
 
 

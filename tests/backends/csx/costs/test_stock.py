@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import rich
 import torch
 from harness import fit, make_trainer
 from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
@@ -73,12 +74,14 @@ def test_a_program_that_is_found_compiled_takes_what_an_earlier_run_has_noted(
         ("terminal", stock._RICH),
     ],
 )
-def test_a_bar_that_is_shown_has_its_units(bar: Any, units: float) -> None:
+def test_a_bar_that_is_shown_has_its_units(
+    bar: Any, units: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    console = Console(force_terminal=bar == "terminal")
+    monkeypatch.setattr(rich, "get_console", lambda: console)
     shown = RichProgressBar() if bar == "terminal" else bar
     options = {} if bar is None else {"callbacks": [shown], "enable_progress_bar": True}
     trainer = make_trainer(True, **options)
-    if isinstance(shown, RichProgressBar):
-        shown._console = Console(force_terminal=bar == "terminal")
     assert stock._bar_units(trainer) == units
 
 
