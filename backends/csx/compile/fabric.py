@@ -37,7 +37,7 @@ class Loaded:
     where it is set, lets the next run be compared with what the operations give one by one.
     ``progress`` says how far it is while it is ``compiling``; empty: it has not begun. ``cpu_s``
     is how long processors compiled it in the background, ``by_operations_s`` how long a run takes
-    operation by operation with torch's number of threads, where that is known of compiled code;
+    operation by operation at least, where that is known of compiled code;
     ``key`` is the same for the same code in another process.
     """
 

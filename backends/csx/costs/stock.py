@@ -1,12 +1,12 @@
 """What stock Lightning would have taken for a fit: an estimate.
 
-Its step calls the kernels that a program calls operation by operation, with all of torch's threads,
-and around them runs Python: modules, autograd, the optimizer, ``self.log``, hooks, loops, the
-progress bar. How fast a machine runs that is timed when a fit ends, in *units*: a unit is a step of
-a tiny net in eager torch. How many units a batch has is counted; what each thing counts was
-measured on the zoo, the README's script and the digits (``tests/benchmarks/stock.py``, docs/
-what_pays.md). Where other processes took the cores away there is no estimate: a step of two
-threads then takes any time.
+Its step calls the kernels that a program calls operation by operation, in the least time that was
+seen (so it is rather too low: stock's several threads often take longer), and around them runs
+Python: modules, autograd, the optimizer, ``self.log``, hooks, loops, the progress bar. How fast a
+machine runs that is timed when a fit ends, in *units*: a unit is a step of a tiny net in eager
+torch. How many units a batch has is counted; what each thing counts was measured on the zoo, the
+README's script and the digits (``tests/benchmarks/stock.py``, docs/what_pays.md). Where other
+processes took the cores away there is no estimate: a step of two threads then takes any time.
 """
 
 from __future__ import annotations

@@ -99,11 +99,12 @@ class Executable:
 
     def counts(self, speed: Speed) -> Counts:
         """What an estimate of stock Lightning is made of, where its steps took so long."""
-        loaded = self.loaded
-        kernels_s = loaded.by_operations_s
-        if kernels_s is None and not loaded.compiled:
-            _, batch_s = speed.batch_s
-            kernels_s = loaded.threads.run_s.get(loaded.threads.most) or batch_s or None
+        loaded, (before_s, after_s) = self.loaded, speed.batch_s
+        # the least of what is known: a step of several threads takes any time beside others
+        known = [loaded.by_operations_s, before_s]
+        if not loaded.compiled:
+            known += [*loaded.threads.run_s.values(), after_s or None]
+        kernels_s = min((one for one in known if one is not None), default=None)
         return Counts(
             key=loaded.key,
             compiled=loaded.compiled,

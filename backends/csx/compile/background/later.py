@@ -133,7 +133,7 @@ class Later:
             return loaded.call
         loaded.call, loaded.compiled, loaded.how = found.value, True, "compiled"
         loaded.kernels = compilation.kernels
-        loaded.by_operations_s = loaded.threads.run_s.get(loaded.threads.most)
+        loaded.by_operations_s = min(loaded.threads.run_s.values(), default=None)
         loaded.threads.begin()
         warn_of_unused(graph, compilation.folder)
         if not self.trust(loaded, found, compilation, lambda: reference, together).begin():
