@@ -29,7 +29,7 @@ TESTED = {
     "torchmetrics": ">=1.9,<2",
     "jsonargparse": ">=4.53,<4.54",
 }
-"""The versions that the whole test suite passes on, as in pyproject.toml; of torch 2.11 and 2.12 a
+"""The versions that are allowed, as in pyproject.toml; of torch 2.11 and 2.12 at most a
 part of it (``torch_versions.CHECKED``)."""
 
 Names = Mapping[str, Mapping[str, str]]

@@ -15,8 +15,8 @@ from torch import fx
 from torch.utils import checkpoint
 
 CHECKED = "torch 2.13 to 2.15"
-"""The versions that the whole test suite passes on. With 2.11 and 2.12 a part of it passes, where
-programs run operation by operation: their compiler lacks names that ours asks for."""
+"""The versions that the whole test suite passes on. With 2.11 a fit was tried, whose programs run
+operation by operation: its compiler lacks names that ours asks for. 2.12 was not tried."""
 
 DETACHING = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default})
 """What ``tensor.detach()`` is in a trace: ``aten.detach`` in 2.13, ``aten.alias`` since 2.14."""
