@@ -6,6 +6,7 @@ Each model has a process of its own, in which stock Lightning and programs that 
 operation take turns. Prints a Markdown table:
 
     measured     milliseconds a batch of stock Lightning, the median of the rounds
+    here         the same of ours, operation by operation; in brackets by measured
     estimated    the same as a fit's end says it; in brackets by measured
     units        of Python that stock adds to the kernels: measured (see ``costs/stock.py``)
     operations, logged    what these are estimated from
@@ -138,7 +139,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.child:
         return child(options.names[0], options.rounds, options.seconds)
-    heads = ("model", "measured, ms", "estimated", "units", "operations", "logged")
+    heads = ("model", "measured, ms", "here", "estimated", "units", "operations", "logged")
     print(f"| {' | '.join(heads)} |\n|{' --- |' * len(heads)}")
     rows, wanted = [], []
     for name in options.names or NAMES:
@@ -148,11 +149,9 @@ def main() -> None:
         one = json.loads(done.stdout.splitlines()[-1])
         estimate = one["estimate_ms"]
         told = "none" if estimate is None else f"{estimate:.2f} ({estimate / one['stock_ms']:.2f})"
-        counts = " | ".join(map(str, one["counts"]))
-        print(
-            f"| {name} | {one['stock_ms']:.2f} | {told} | {one['units']:.1f} | {counts} |",
-            flush=True,
-        )
+        here = f"{one['ours_ms']:.2f} ({one['ours_ms'] / one['stock_ms']:.2f})"
+        cells = (name, f"{one['stock_ms']:.2f}", here, told, f"{one['units']:.1f}")
+        print(f"| {' | '.join((*cells, *map(str, one['counts'])))} |", flush=True)
         total = one["units"] + one["kernels"]
         rows.append([1 / total, *(count / total for count in one["counts"])])
         wanted.append(one["units"] / total)
