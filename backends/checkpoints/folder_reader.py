@@ -233,6 +233,8 @@ class _Unpickler(pickle.Unpickler):
         """
         if (module, name) == ("builtins", "getattr"):
             return _member  # an Enum's, as Python writes it before 3.11.4
+        if module == "pathlib._local":  # as Python 3.13 writes it
+            module = "pathlib"
         found = None
         if module in (_DATA, "torch") or (module, name) in _OTHERS:
             found = super().find_class(module, name)

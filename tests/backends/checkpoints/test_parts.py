@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import pickle
 import subprocess
 import sys
@@ -242,6 +243,18 @@ def test_members_of_enumerations_are_read_and_no_other_attributes(tmp_path: Path
     (folder / METADATA).write_bytes(pickle.dumps(found))
     with pytest.raises(CheckpointError, match="__init__, which no checkpoint in parts does"):
         FolderReader(folder).checkpoint()
+
+
+@pytest.mark.parametrize("module", ["pathlib", "pathlib._local"])
+def test_paths_are_read_as_each_python_writes_them(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setitem(sys.modules, module, pathlib)
+        elsewhere.setattr(pathlib.PosixPath, "__module__", module)
+        folder = written(tmp_path / "one", 2)
+    assert module.encode() + b"\x94" in (folder / METADATA).read_bytes()
+    assert FolderReader(folder).checkpoint()["state_dict"]
 
 
 def test_a_folder_appears_whole_takes_the_place_of_another_and_goes_whole(tmp_path: Path) -> None:
