@@ -127,10 +127,13 @@ def frozen_call(name: str, function: Callable[..., Any], args: Any, kwargs: Any)
     return function(*args, **kwargs) if reads is None else reads.call(name, function, args, kwargs)
 
 
+_FOLLOWED = (
+    "it in arithmetic and comparisons alone, which the program follows (in (1, 3) is one), without"
+    " float(), int(), an f-string, an index, or the key of a dict or set"
+)
 _COUNT = (
-    "it in arithmetic and comparisons alone, which the program follows, without float(), int(), an"
-    " index or an f-string; or a host hook (on_train_batch_start, on_train_batch_end), which runs"
-    " on every batch"
+    f"{_FOLLOWED}; or a host hook (on_train_batch_start, on_train_batch_end), which runs on every"
+    " batch"
 )
 _EVALUATED = (
     "on_{stage}_batch_end(self, outputs, batch, batch_idx), which runs on the host after every"
@@ -142,8 +145,7 @@ _METRICS = "a host hook such as on_train_batch_end; or a buffer that on_train_ep
 _LOGGER = 'self.log("name", value); or fulgurite.step_closure, which runs on the host every step'
 _REMEDIES = {
     "global_step": _COUNT,
-    "current_epoch": "it in arithmetic and comparisons alone, which the program follows, without"
-    " float(), int(), an index or an f-string; or a buffer that on_train_epoch_start sets"
+    "current_epoch": f"{_FOLLOWED}; or a buffer that on_train_epoch_start sets"
     " (self.beta.fill_(...))",
     "callback_metrics": _METRICS,
     "logged_metrics": _METRICS,
@@ -170,9 +172,10 @@ class FrozenValueWarning(UserWarning):
 
 
 class FrozenValueNote(FrozenValueWarning):
-    """Python of the step changes a value that nothing depends on: a note, of an audit.
+    """Python of the step changes a value that the program does not follow: a note, of an audit.
 
-    It happens once, and eagerly on every batch; what the program computes is the same.
+    It happens once, and eagerly on every batch. With the next value the step's Python gave the same
+    program; with a later one it may give another, which is not looked for.
     """
 
 
@@ -226,8 +229,10 @@ def note_of_audit(name: str, text: str, line: UserLine) -> None:
         _SHOWN.add((name, line.file, line.line))
         message = (
             f"{text} by the step's Python, in {line}; in the run it happens once, for that Python"
-            " runs once. The program computes the same with both. What is to change on every batch"
-            " changes in on_train_batch_end, which runs on the host."
+            " runs once. These two values give one program; where a later one would give another"
+            " (if calls > 10: ...), the run does not follow it. What is to change on every batch"
+            " changes in on_train_batch_end, which runs on the host; what the step computes with is"
+            " a buffer."
         )
         warnings.warn_explicit(message, FrozenValueNote, line.file, line.line)
 

@@ -1,8 +1,8 @@
 """The Python state that a step's code can reach: put back after a second trace, and compared.
 
-Containers, objects of the user's, closures and the globals that the step's code names, numpy's
-arrays and generators, bytes. Iterators are found, and not put back; neither are files and objects
-of other packages.
+Containers, objects of the user's, closures, defaults of arguments and the globals that the step's
+code names, numpy's arrays and generators, bytes. Iterators are found (itertools' up to Python 3.13),
+and not put back; neither are files and objects of other packages.
 """
 
 from __future__ import annotations
@@ -156,8 +156,7 @@ class PythonState:
         if id(own) in self._kept:
             return
         before = dict(own)
-        # what a step sets on a module ``contract.attributes`` sees and tells when it is set
-        self._keep(own, before, f"{name}.").reported = scalars
+        self._keep(own, before, f"{name}.").reported = True
         for key, value in before.items():
             if not (isinstance(owner, (nn.Module, pl.Callback)) and key in FRAMEWORKS):
                 shown = key.removeprefix("_") if key == "_hparams" else key
@@ -220,6 +219,8 @@ class PythonState:
         for key, cell, value in filled_cells(function):
             self._keep(_of_cell(cell), {key: value}, "", whole=False)
             self._visit(value, key, depth + 1)
+        for key, value in _defaults(function):
+            self._visit(value, key, depth + 1)
         self._globals(function, depth)
 
     def _code(self, kind: type) -> None:
@@ -265,6 +266,14 @@ FRAMEWORKS = frozenset((*vars(nn.Module()), *vars(pl.LightningModule()), *vars(p
     "_hparams"
 }
 """Attributes that every module, LightningModule or Callback has."""
+
+
+def _defaults(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """The arguments of a function that have a default, and that."""
+    values, code = function.__defaults__ or (), function.__code__
+    first = code.co_argcount - len(values)
+    yield from zip(code.co_varnames[first : code.co_argcount], values, strict=True)
+    yield from (function.__kwdefaults__ or {}).items()
 
 
 def _changes(kept: _SavedContent) -> Iterator[Change]:
@@ -343,7 +352,7 @@ def _place_of(value: Any) -> Any:
         return None
     try:
         made = value.__reduce__()  # what pickle would make it of again says how far it is
-    except TypeError:
+    except (TypeError, DeprecationWarning):  # itertools' lose it: a warning in Python 3.13
         return None
     return tuple([_within(part) for part in made[1:]])
 

@@ -391,10 +391,23 @@ class Generated(Iterated):
             yield n
 
 
+class PastTheModule(InAnArray):
+    def make(self) -> Any:
+        return 0
+
+    def count(self) -> None:
+        vars(self)["box"] += 1  # here
+
+
+class PastItsSetattr(PastTheModule):
+    def count(self) -> None:
+        object.__setattr__(self, "box", vars(self)["box"] + 1)  # here
+
+
 @pytest.mark.parametrize(
     "kind",
     [
-        *(InAnArray, AnArrayAnew, Bytes, SeenBytes, Machines),
+        *(InAnArray, AnArrayAnew, Bytes, SeenBytes, Machines, PastTheModule, PastItsSetattr),
         *(InSlots, Iterated, Cycled, Zipped, Generated),
     ],
 )
@@ -402,6 +415,19 @@ def test_what_is_no_container_is_told_too(kind: type[Counts]) -> None:
     _, [warning] = warnings_of(kind)
     assert "self.box" in str(warning.message)
     assert "in the run it happens once" in str(warning.message)
+
+
+class ADefault(Counts):
+    def count(self, calls: list[int] = [0], *, of: dict[str, int] = {}) -> None:  # noqa: B006
+        calls[0] += 1  # here
+        of["n"] = of.get("n", 0) + 1
+
+
+def test_a_default_of_an_argument_is_told_too() -> None:
+    _, told = warnings_of(ADefault)
+    names = [str(one.message).partition(" was changed")[0] for one in told]
+    assert names == ["calls[0]", "of['n']"]
+    assert told[0].lineno == marked(ADefault.count)[0]
 
 
 class Counting(pl.Callback):
