@@ -46,12 +46,13 @@ class TrainingEpochLoop(_TrainingEpochLoop):
         self.stopped = None
         try:
             super().run(data_fetcher)
-            self.hooks.tell_bars()
             self.stopped = resuming.stopped(self.trainer)
             training = strategy_of(self.trainer).training
             if self.stopped is not None and training is not None:
                 training.warn_of_unseen()
         finally:
+            if hasattr(self, "hooks"):  # not where the first epoch could not begin
+                self.hooks.tell_bars()
             # those of the last steps are kept where reading one waits for the device
             self.losses.check()
             self._limits = self.fetched = None

@@ -93,9 +93,9 @@ def test_a_progress_bar_of_the_users_is_told_of_each_batch() -> None:
     numbers: list[int] = []
 
     class Bar(TQDMProgressBar):
-        def on_train_batch_end(self, *args: Any) -> None:
-            super().on_train_batch_end(*args)
-            numbers.append(args[-1])
+        def get_metrics(self, trainer: Any, pl_module: Any) -> Any:
+            numbers.append(trainer.fit_loop.epoch_loop.batch_idx)
+            return super().get_metrics(trainer, pl_module)
 
     fit(
         lambda: Classifier(mlp()),
@@ -105,7 +105,29 @@ def test_a_progress_bar_of_the_users_is_told_of_each_batch() -> None:
         enable_progress_bar=True,
         max_steps=10,
     )
-    assert numbers == [*range(10)]
+    assert [*dict.fromkeys(numbers)] == [*range(10)]
+
+
+@pytest.mark.parametrize("ends", [ValueError, KeyboardInterrupt])
+def test_a_bar_ends_at_the_batch_that_raised(ends: type[BaseException]) -> None:
+    class Raises(pl.Callback):
+        def on_train_batch_end(self, *args: Any) -> None:
+            if args[-1] == 7:
+                raise ends
+
+    shown = []
+    for static in (True, False):
+        bar = TQDMProgressBar(refresh_rate=1)
+        with pytest.raises((ends, SystemExit)):
+            fit(
+                lambda: Classifier(mlp()),
+                lambda: (loader(160),),
+                static=static,
+                callbacks=(bar, Raises()),
+                enable_progress_bar=True,
+            )
+        shown.append(bar.train_progress_bar.n)
+    assert shown == [8, 8]
 
 
 def test_a_callback_that_is_added_in_the_middle_of_an_epoch_is_called() -> None:

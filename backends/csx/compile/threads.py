@@ -110,10 +110,17 @@ class Threads:
             tell(self._words())
 
     def _words(self) -> str:
-        """``1 thread, 0.91 ms a step; with 2 it took 1.4 ms``."""
+        """``1 thread: 0.91 ms a step (2 threads: 1.4 ms)``."""
         other = self.most if self.number == 1 else 1
-        kept_ms, other_ms = (1e3 * self.run_s[number] for number in (self.number, other))
-        return f"{counted(self.number)}: {kept_ms:.2g} ms a step; with {other} {other_ms:.2g} ms"
+        kept, beside = (in_ms(self.run_s[number]) for number in (self.number, other))
+        return f"{counted(self.number)}: {kept} ms a step ({counted(other)}: {beside} ms)"
+
+
+def in_ms(seconds: float) -> str:
+    """Milliseconds: two digits of them, or all before the point."""
+    milliseconds = seconds * 1e3
+    digits = 0 if milliseconds >= 9.95 else 1 if milliseconds >= 0.995 else 2
+    return f"{milliseconds:,.{digits}f}"
 
 
 def counted(threads: int) -> str:

@@ -14,10 +14,14 @@ from dataclasses import asdict, dataclass
 from textwrap import wrap
 from typing import Any
 
+from fulgurite.backends.csx.compile.threads import in_ms
 from fulgurite.backends.csx.costs.stock import Stock
 from fulgurite.backends.csx.program.description import Cost
-from fulgurite.backends.csx.program.speed import Speed, in_ms
+from fulgurite.backends.csx.program.speed import Speed
 from fulgurite.backends.csx.streaming.residency import Traffic
+
+_FEW = 20
+"""Batches, of which the first ones' pace says little of how long others take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +42,11 @@ class FitSummary:
         compiled_from: the first batch that compiled code trained on, counted from 1; None: none.
         background_s: seconds of compiling beside the steps.
         not_compiled: why none is or not all are, in words; empty: all programs that train are.
-        batch_s: seconds a batch takes: compiled, where ``compiled_from`` says so.
+        batch_s: seconds a batch takes: compiled, where ``compiled_from`` says so; 0 where each
+            one also did what others do not.
         by_operations_s: seconds a batch takes operation by operation; None: not measured.
-        compiles_from: from how many batches on fits are compiled, where this one was too short.
+        compiles_from: from about how many batches on fits are compiled, where this one was too
+            short, and long enough to tell.
         pays_after: from how many batches on such a fit takes less than stock Lightning's, by
             ``lightning_s``; None: not known, or never.
         lightning_s: an estimate of what stock Lightning would have taken (see ``costs.stock``);
@@ -138,10 +144,12 @@ def _compiled(fit: FitSummary) -> str:
 
 
 def _batch(fit: FitSummary) -> str:
+    if not fit.batch_s:
+        return ""
     told, stock_s = f"{in_ms(fit.batch_s)} ms", fit.lightning_batch_s
     if stock_s is None:
         return told
-    times = stock_s / max(fit.batch_s, 1e-9)
+    times = stock_s / fit.batch_s
     return f"{told}, Lightning about {in_ms(stock_s)}: {times:.1f} times as fast"
 
 
@@ -219,6 +227,7 @@ def summarize(
         before_s = None
     elif compiled_from is None:
         before_s = after_s or None  # none were like the others
+    compiles_from = _compiles_from(training, before_s) if batches >= _FEW else None
     return FitSummary(
         batches=batches,
         steps=steps,
@@ -232,10 +241,10 @@ def summarize(
         programs=len(costs),
         compiled_from=compiled_from,
         background_s=sum(cost.compiled_s for cost in later),
-        not_compiled=_why_not(training, why_not, before_s),
+        not_compiled=_why_not(training, why_not, compiles_from),
         batch_s=after_s,
         by_operations_s=before_s,
-        compiles_from=None if any(why_not) else _compiles_from(training, before_s),
+        compiles_from=None if any(why_not) else compiles_from,
         pays_after=_pays_after(stock, total_s, batches, speed, compiled_from) if stock else None,
         lightning_s=stock.total_s if stock else None,
         lightning_batch_s=stock.batch_s if stock else None,
@@ -279,10 +288,13 @@ def _compiles_from(training: Sequence[Cost], before_s: float | None) -> int | No
     if before_s is None or _first(training) is not None or any(one.pays for one in asked):
         return None
     found = [one.compiling_s / ((1 - one.fixed) * before_s) for one in asked if one.can_gain]
-    return math.ceil(min(found)) if found else None
+    if not found:
+        return None
+    digits = 2 - len(str(math.ceil(min(found))))  # what is known of it: two of them
+    return int(round(min(found), min(digits, 0))) or 1
 
 
-def _why_not(training: Sequence[Cost], why_not: Sequence[str], before_s: float | None) -> str:
+def _why_not(training: Sequence[Cost], why_not: Sequence[str], compiles_from: int | None) -> str:
     """Why programs that train are not compiled, in words, and what to do."""
     if not why_not or any(why_not):
         return next((one for one in why_not if one), "")
@@ -294,8 +306,7 @@ def _why_not(training: Sequence[Cost], why_not: Sequence[str], before_s: float |
     most = max(asked, key=lambda one: one.fixed)
     if not most.can_gain:
         return f"nothing to gain, for {most.fixed:.0%} of a step is in products of matrices"
-    count = _compiles_from(training, before_s)
-    least = "" if count is None else f", {count:,} batches or more are"
+    least = "" if compiles_from is None else f", about {compiles_from:,} batches or more are"
     return f"too short{least}; `fulgurite compile` does it beforehand"
 
 

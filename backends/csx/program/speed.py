@@ -20,6 +20,7 @@ from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 from lightning.pytorch.trainer.states import TrainerFn
 
 from fulgurite.backends.csx.compile.store.measured import measured_before
+from fulgurite.backends.csx.compile.threads import in_ms
 from fulgurite.backends.csx.graph.collectives import Waits
 
 STRETCH_S, STRETCH_STEPS = 0.5, 10  # at least
@@ -40,13 +41,6 @@ class Gain:
     def __str__(self) -> str:
         before, after = in_ms(self.before_s), in_ms(self.after_s)
         return f"{after} ms a batch, {before} before ({self.times:.1f} times as fast)"
-
-
-def in_ms(seconds: float) -> str:
-    """Milliseconds: two digits of them, or all before the point."""
-    milliseconds = seconds * 1e3
-    digits = 0 if milliseconds >= 9.95 else 1 if milliseconds >= 0.995 else 2
-    return f"{milliseconds:,.{digits}f}"
 
 
 class Speed:
