@@ -134,7 +134,7 @@ def test_from_how_many_batches_on_it_pays(
     [
         (
             payback(6.0),
-            "too short, about 600 batches or more are; `fulgurite compile` does it",
+            "too short, about 600 batches or more are; `fulgurite compile`",
             600,
         ),
         (payback(3.0, fixed=0.5), "too short, about 600 batches or more are", 600),

@@ -1,8 +1,8 @@
 """The Python state that a step's code can reach: put back after a second trace, and compared.
 
 Containers, objects of the user's, closures, defaults of arguments and the globals that the step's
-code names, numpy's arrays and generators, bytes. Iterators are found (itertools' up to Python 3.13),
-and not put back; neither are files and objects of other packages.
+code names, numpy's arrays and generators, bytes. Iterators are found (itertools' up to Python
+3.13), and not put back; neither are files and objects of other packages.
 """
 
 from __future__ import annotations
