@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -204,8 +205,8 @@ def test_a_line_names_the_innermost_file_of_a_failure_inside_the_compiler() -> N
     class Wrapping(Exception):
         inner_exception = inner
 
-    assert compiler_log.in_a_line(Wrapping()).startswith("SyntaxError: invalid syntax")
-    assert compiler_log.in_a_line(Wrapping()).endswith(" (ast.py:50)")
+    line = compiler_log.in_a_line(Wrapping())
+    assert re.fullmatch(r"SyntaxError: invalid syntax .* \(ast\.py:\d+\)", line)
     assert compiler_log.in_a_line(KeyError("a" * 500)).endswith("...")
 
 
