@@ -5,13 +5,15 @@ packages, warnings of its own code, and on CSX which machines of other kinds the
 lines that say something of the user's code stay, as does the table of the model.
 
 The progress bar and that table are Lightning's own. ``Bar`` shows no version number of the logger
-among the metrics and keeps to one line in a narrow terminal; ``Summary`` has FLOPs only where
-Lightning has counted some, for which it needs ``example_input_array``.
+among the metrics, keeps to one line in a narrow terminal, and has below it the metrics that do not
+fit beside it; ``Summary`` has FLOPs only where Lightning has counted some, for which it needs
+``example_input_array``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import warnings
 from collections.abc import Iterator
@@ -20,12 +22,17 @@ from typing import Any
 import lightning.pytorch as pl
 import rich
 from lightning.pytorch.callbacks import RichModelSummary, RichProgressBar
+from lightning.pytorch.callbacks.progress.rich_progress import RichProgressBarTheme
 from lightning.pytorch.utilities.model_summary.model_summary import (
     get_formatted_model_size,
     get_human_readable_count,
 )
-from rich.progress import BarColumn, ProgressColumn, TimeRemainingColumn
+from rich.columns import Columns
+from rich.console import RenderableType
+from rich.measure import Measurement
+from rich.progress import BarColumn, Progress, ProgressColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 WARNINGS = (
     ".*LeafSpec.*",  # Lightning 2.6 calls what torch 2.13 deprecates
@@ -42,8 +49,10 @@ LINES_OF_CSX = ("GPU available: ", "TPU available: ")
 
 _LIGHTNINGS = "lightning.pytorch.utilities.rank_zero"
 _WORDS = ("Name", "Type", "Mode")
-_NARROW, _SHORT = 100, 10
-"""Columns of a terminal. Lightning's bar takes 85 before the first metric."""
+_NARROW, _WIDER = 100, 10_000
+"""Columns of a terminal, and more than any has. Lightning's bar takes 85 before the first metric."""
+_APART = "  "
+"""Between two metrics: their names may have a space, and one stands after the colon."""
 
 
 @contextlib.contextmanager
@@ -82,7 +91,17 @@ def replace_defaults(trainer: pl.Trainer, given: Any) -> None:
 
 
 class Bar(RichProgressBar):
-    """Lightning's bar, in one line of a narrow terminal."""
+    """Lightning's bar, in one line of a narrow terminal; metrics are below it where that is full."""
+
+    def __init__(self) -> None:
+        super().__init__(theme=RichProgressBarTheme(metrics_text_delimiter=_APART))
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Begin the display, as Lightning does: from here on it has metrics."""
+        super().on_train_start(trainer, pl_module)
+        if self.progress is not None:
+            shown = functools.partial(_with_metrics_below, self.progress)
+            vars(self.progress)["get_renderables"] = shown
 
     def get_metrics(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
         """The logged values, without the number of the logger's version."""
@@ -102,6 +121,22 @@ class Bar(RichProgressBar):
         )
         left = TimeRemainingColumn(compact=True, elapsed_when_finished=True)
         return [text, bar, batches, left, speed]
+
+
+def _with_metrics_below(progress: Progress) -> Iterator[RenderableType]:
+    """What Rich draws: Lightning's table, whose last column are the metrics, if it fits as it is.
+
+    Else the column would be narrow, and break names and values: they are below the table.
+    """
+    table = progress.make_tasks_table(progress.tasks)
+    console = progress.console
+    in_one_line = console.options.update(max_width=_WIDER)  # else it is measured as it is folded
+    if Measurement.get(console, in_one_line, table).maximum > console.width:
+        metrics = [cell for cell in table.columns.pop().cells if isinstance(cell, Text)]
+        yield table
+        yield from (Columns(cell.split(_APART), padding=(0, 2)) for cell in metrics if cell)
+    else:
+        yield table
 
 
 class Summary(RichModelSummary):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import warnings
 from typing import Any
 
@@ -31,6 +32,18 @@ class Described(Classifier):
     def forward(self, x: Any) -> Any:
         """The logits."""
         return self.net(x)
+
+
+class Measured(Classifier):
+    """A module that shows five metrics, which take more than a line of 80 columns."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """Log the loss by step and epoch, and three more."""
+        loss = super().training_step(batch, batch_idx)
+        self.log("loss", loss, prog_bar=True, on_step=True, on_epoch=True)
+        for name in ("accuracy", "val_loss", "val_accuracy"):
+            self.log(name, loss, prog_bar=True)
+        return loss
 
 
 @pytest.fixture
@@ -120,3 +133,27 @@ def test_the_bar_is_short_in_a_narrow_terminal_alone(
     columns = Bar().configure_columns(fulgurite.Trainer(device="CSX", logger=False))
     assert len(columns) == 5
     assert (columns[1].bar_width == 10) == (width == 80)  # type: ignore[attr-defined]
+
+
+@pytest.mark.fits
+@pytest.mark.parametrize(("width", "below"), [(80, 2), (200, 0)])
+def test_neither_metrics_nor_announcements_are_broken(
+    width: int,
+    below: int,
+    screen: io.StringIO,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {"COLUMNS": str(width), "FORCE_COLOR": "1", "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)  # Lightning's bar makes a console of its own
+    printed(screen, Measured(mlp()))
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().out).splitlines()
+    [told] = [line for line in lines if line.startswith("CSX on host fabric")]
+    assert told.endswith("(autogen_policy='disabled')")
+    assert len(told) > 80
+    bars = [i for i, line in enumerate(lines) if line.startswith("Epoch")]
+    names = ("loss_step", "accuracy", "val_loss", "val_accuracy", "loss_epoch")
+    last = "\n".join(lines[bars[-1] : bars[-1] + below + 1])
+    assert all(re.search(rf"\b{name}: \d+\.\d{{3}}(\s|$)", last) for name in names)
+    assert max(map(len, last.splitlines())) <= width
+    assert ("accuracy" in lines[bars[-1]]) == (below == 0)

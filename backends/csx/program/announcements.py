@@ -198,13 +198,17 @@ def closing(backend: CSXBackend, programs: list[Program]) -> str:
 def say(trainer: pl.Trainer | None, line: str) -> None:
     """Print lines above the progress bar, or, where there is none, to the log.
 
-    In a notebook what Rich prints is a display of its own for each line: there it is the log.
+    Rich would break a line at the terminal's width, so that it is found and copied in parts. In a
+    notebook what it prints is a display of its own for each line: there it is the log.
     """
     bar = None if trainer is None else trainer.progress_bar_callback
     in_notebook = isinstance(bar, RichProgressBar) and rich.get_console().is_jupyter
     if bar is not None and getattr(bar, "is_enabled", False) and not in_notebook:
-        # a bar of tqdm's that is closed, as after a training, prints nothing by itself
-        show = Tqdm.write if isinstance(bar, TQDMProgressBar) else bar.print
+        show: Callable[[str], None] = bar.print
+        if isinstance(bar, TQDMProgressBar):
+            show = Tqdm.write  # a bar that is closed, as after a training, prints nothing by itself
+        elif isinstance(bar, RichProgressBar):
+            show = functools.partial(rich.get_console().out, highlight=False)
         for one in line.splitlines():
             show(one)
     else:
