@@ -12,7 +12,7 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +78,7 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _add_run_options(command: argparse.ArgumentParser) -> None:
+def _add_run_options(command: argparse.ArgumentParser, only_compiles: bool = False) -> None:
     command.add_argument("file", metavar="PARAMS.yaml")
     _add_set(command)
     command.add_argument("--device", help="CSX, CPU or GPU, in place of the file's")
@@ -88,9 +88,11 @@ def _add_run_options(command: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the checkpoint to begin from, instead of the newest; 'null' for none",
     )
-    builds = command.add_mutually_exclusive_group()
-    builds.add_argument("--compile_only", action="store_true", help="build programs; run nothing")
-    builds.add_argument("--validate_only", action="store_true", help="trace the programs only")
+    command.set_defaults(compile_only=only_compiles, validate_only=False)
+    if not only_compiles:
+        builds = command.add_mutually_exclusive_group()
+        builds.add_argument("--compile_only", action="store_true", help="build only; run nothing")
+        builds.add_argument("--validate_only", action="store_true", help="trace the programs only")
     command.add_argument(
         "--print_config", action="store_true", help="print the file with everything set; then stop"
     )
@@ -131,7 +133,22 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
     first = arguments[0] if arguments else "-"
     if not first.startswith("-") and first not in _COMMANDS:
         top.error(unknown_command(first, _COMMANDS))
-    options, others = top.parse_known_args(arguments)
+    return _checked(top, arguments)
+
+
+def compile_file(file: str, arguments: Sequence[str]) -> int:
+    """``fulgurite fit`` of a parameter file that builds its programs; returns its exit status.
+
+    What is wrong with the options is an error of ``fulgurite compile``, which was typed.
+    """
+    command = argparse.ArgumentParser(prog="fulgurite compile")
+    _add_run_options(command, only_compiles=True)
+    command.set_defaults(parser=command, command="fit")
+    return _main(_checked(command, [file, *arguments]))
+
+
+def _checked(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    options, others = parser.parse_known_args(arguments)
     command = vars(options).pop("parser")
     if others:
         known = command._option_string_actions  # argparse tells nobody which options there are

@@ -138,10 +138,14 @@ def run_command(options: argparse.Namespace) -> int:
 
         return explain(options.names)
     if options.command == "compile":
-        from fulgurite.commands.programs import compile_file, compile_script
+        if is_parameter_file(options.script):
+            from fulgurite.cli import compile_file
 
-        build = compile_file if is_parameter_file(options.script) else compile_script
-        return build(options.script, options.arguments)
+            debug = ["--debug"] if options.debug else []
+            return compile_file(options.script, [*options.arguments, *debug])
+        from fulgurite.commands.programs import compile_script
+
+        return compile_script(options.script, options.arguments)
     if options.command in ("report", "diff"):
         from fulgurite.commands.programs import diff, report
 

@@ -1,8 +1,8 @@
 """Commands about programs: those of a script are built, and what was built is shown.
 
-``fulgurite compile`` runs a script, or a parameter file's fit, with backends that build programs
-and train nothing; ``fulgurite report`` and ``fulgurite diff`` say what was built, and what a change
-did to it.
+``fulgurite compile`` runs a script with backends that build programs and train nothing; of a
+parameter file it is ``fulgurite fit``, in ``cli``. ``fulgurite report`` and ``fulgurite diff`` say
+what was built, and what a change did to it.
 """
 
 from __future__ import annotations
@@ -42,13 +42,6 @@ def compile_script(script: str, arguments: Sequence[str]) -> int:
         raise
     print(f"Fits of {script} trained nothing; what it did after them was with untrained weights.")
     return 0
-
-
-def compile_file(file: str, arguments: Sequence[str]) -> int:
-    """``fulgurite fit`` of a parameter file with ``--compile_only``; returns its exit status."""
-    from fulgurite.cli import main
-
-    return main(["fit", file, *arguments, "--compile_only"])
 
 
 def report(folder: str) -> int:

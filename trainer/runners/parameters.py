@@ -304,6 +304,7 @@ def read_parameters(given: CommandLine, default_model_dir: str) -> Parameters:
         ParameterFileError: it cannot be read.
     """
     document = with_environment(read(given.params))
+    document.refuse(document.variables.with_missing(()))
     if not isinstance(document.data, dict):
         document.refuse([Problem((), "expected keys and values (trainer: ... or runconfig: ...).")])
     data = copy.deepcopy(document.data)

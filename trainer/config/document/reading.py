@@ -32,6 +32,12 @@ MOST_BYTES = 500_000
 MOST_BITS = 1400
 """Of a whole number in a dict; in a file it is bounded by digits."""
 
+_NOT_YAML = (
+    "the variable's value is not YAML: no number, word, list or mapping. If it is a text,"
+    " put quotes around it in the variable itself: NAME=\"'the text'\"."
+)
+"""What is wrong with the value, without quoting it."""
+
 _VARIABLE = re.compile(r"\$(?:\$|\{([A-Za-z_][A-Za-z0-9_]*)\})")
 _ENDINGS = (".yaml", ".yml", ".json")
 
@@ -268,11 +274,10 @@ def with_environment(document: Document) -> Document:
     """The document with ``${NAME}`` replaced by the environment's value; ``$$`` is a dollar sign.
 
     A string that is nothing but ``${NAME}`` becomes what the value means in YAML: a number, say.
-
-    Raises:
-        ParameterFileError: a variable is not set.
+    Where that is none, or the variable is not set, it is in ``variables.missing``: it is told with
+    the file's other mistakes.
     """
-    problems: list[Problem] = []
+    missing: dict[tuple[Path, str], str] = {}
     stood: dict[Path, tuple[str, Any]] = {}
     values: dict[str, tuple[str, Any]] = {}
 
@@ -283,13 +288,17 @@ def with_environment(document: Document) -> Document:
             return [replaced(item, (*path, i)) for i, item in enumerate(value)]
         if not isinstance(value, str) or "$" not in value:
             return value
-        problems.extend(_unset(value, path))
+        missing.update(_unset(value, path))
         names = [name for name in _VARIABLE.findall(value) if name in os.environ]
         if not names:
             return value.replace("$$", "$")
         whole = _VARIABLE.fullmatch(value)
-        text = _VARIABLE.sub(lambda m: os.environ.get(m[1], "") if m[1] else "$", value)
-        found = _meant(text, path, problems) if whole else text
+        text = _VARIABLE.sub(lambda m: os.environ.get(m[1], m[0]) if m[1] else "$", value)
+        try:
+            found = _meant(text) if whole else text
+        except ParameterFileError:
+            missing[path, value] = _NOT_YAML
+            return value
         stood[path] = (value, found)
         for name in names:
             # of a whole value it is known what it means, and that is hidden as well
@@ -298,28 +307,17 @@ def with_environment(document: Document) -> Document:
         return found
 
     data = replaced(document.data, ())
-    variables = Variables(stood=stood, values=values)
-    document = replace(document, data=data, variables=variables)
-    document.refuse(problems)
-    return document
+    variables = Variables(stood=stood, values=values, missing=missing)
+    return replace(document, data=data, variables=variables)
 
 
-def _unset(value: str, path: Path) -> Iterator[Problem]:
+def _unset(value: str, path: Path) -> Iterator[tuple[tuple[Path, str], str]]:
     for name in dict.fromkeys(_VARIABLE.findall(value)):
         if name and name not in os.environ:
             near = nearest(name, os.environ)
             text = f"the environment has no {name}.{near} Set it, or write $${{{name}}}."
-            yield Problem(path, text)
+            yield (path, f"${{{name}}}"), text
 
 
-def _meant(text: str, path: Path, problems: list[Problem]) -> Any:
-    """The value of a variable, read as YAML; what is wrong with it is told without quoting it."""
-    try:
-        return parse(text, "").data if text.strip() else ""
-    except ParameterFileError:
-        wrong = (
-            "the variable's value is not YAML: no number, word, list or mapping. If it is a text,"
-            " put quotes around it in the variable itself: NAME=\"'the text'\"."
-        )
-        problems.append(Problem(path, wrong))
-        return None
+def _meant(text: str) -> Any:
+    return parse(text, "").data if text.strip() else ""

@@ -9,11 +9,11 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fulgurite.config.document.problems import Path, dotted
+from fulgurite.config.document.problems import Path, Problem, dotted
 
 LEAST = 4
 """Characters of a value that is looked for in texts; a shorter one is found in every text."""
@@ -29,15 +29,24 @@ class Variables:
     Args:
         stood: where variables stood -> the text there, and what it became.
         values: NAME -> its value in the environment, and what that means in YAML.
+        missing: where a variable has no value, and its ``${NAME}``, which stays there -> why.
     """
 
     stood: Mapping[Path, tuple[str, Any]] = field(default_factory=dict)
     values: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
+    missing: Mapping[tuple[Path, str], str] = field(default_factory=dict)
 
     def without(self, path: Path) -> Variables:
         """The variables that are left when a key gets another value."""
         stood = {at: found for at, found in self.stood.items() if at[: len(path)] != path}
-        return Variables(stood=stood, values=self.values)
+        missing = {one: why for one, why in self.missing.items() if one[0][: len(path)] != path}
+        return Variables(stood=stood, values=self.values, missing=missing)
+
+    def with_missing(self, problems: Iterable[Problem]) -> list[Problem]:
+        """The variables without a value, and those of a file's problems that quote none of them."""
+        found = [Problem(path, why) for (path, _), why in self.missing.items()]
+        quoted = {name for _, name in self.missing}
+        return found + [one for one in problems if not any(name in one.text for name in quoted)]
 
     def hidden(self, text: str) -> str:
         """A text with ``${NAME}`` wherever it quotes a value."""

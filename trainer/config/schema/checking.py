@@ -73,7 +73,8 @@ def opened(
     """Read a parameter file, with the environment's values and overrides in it.
 
     A file of the old form comes in the new one, with the mistakes that its conversion found;
-    overrides may name keys of either.
+    overrides may name keys of either. Which variables the environment does not have is told by
+    ``check_document``.
 
     Raises:
         ParameterFileError: it cannot be read, or a key cannot be set.
@@ -102,7 +103,7 @@ def check_document(document: Document, *, imports: bool = True) -> Plan:
         sys.path.insert(0, folder)  # a file names modules beside it, as a script there could
     if not isinstance(document.data, Mapping):
         text = f"expected keys and values (trainer: ...); got {shown(document.data)}."
-        document.refuse([Problem((), text)])
+        document.refuse(document.variables.with_missing([Problem((), text)]))
     for key in document.data:
         if key not in TOP and not report.note_ignored((key,)):
             report.problem((key,), _unknown_top(key))
@@ -113,7 +114,8 @@ def check_document(document: Document, *, imports: bool = True) -> Plan:
         phases.append(Phase(path=path, init=found.pop("init", None), stages=found))
     if not phases:
         report.problem((), "trainer: required, and not given.")
-    document.refuse([*document.problems, *_others(report.problems, document)])
+    problems = [*document.problems, *_others(report.problems, document)]
+    document.refuse(document.variables.with_missing(problems))
     notes, named = (*document.notes, *report.notes), tuple(report.imports)
     return Plan(document=document, phases=tuple(phases), notes=notes, imports=named)
 
