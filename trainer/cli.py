@@ -34,8 +34,9 @@ RUNS = {
 }
 
 UNCHECKED = (
-    "Not checked, for nothing was imported: your own classes and functions, and values that only a"
-    " constructor refuses (lr: -1). Without --no-imports they are."
+    "Not checked, for nothing was imported: your own classes and functions, values that only a"
+    " constructor refuses (lr: -1), and whether schedulers set the same number. Without"
+    " --no-imports they are."
 )
 """The last line of ``check --no-imports``."""
 

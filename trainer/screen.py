@@ -50,7 +50,7 @@ LINES_OF_CSX = ("GPU available: ", "TPU available: ")
 _LIGHTNINGS = "lightning.pytorch.utilities.rank_zero"
 _WORDS = ("Name", "Type", "Mode")
 _NARROW, _WIDER = 100, 10_000
-"""Columns of a terminal, and more than any has. Lightning's bar takes 85 before the first metric."""
+"""Columns of a terminal, and more than any has. Lightning's bar takes 85 before its metrics."""
 _APART = "  "
 """Between two metrics: their names may have a space, and one stands after the colon."""
 
@@ -91,7 +91,7 @@ def replace_defaults(trainer: pl.Trainer, given: Any) -> None:
 
 
 class Bar(RichProgressBar):
-    """Lightning's bar, in one line of a narrow terminal; metrics are below it where that is full."""
+    """Lightning's bar, in one line of a narrow terminal; metrics that do not fit are below it."""
 
     def __init__(self) -> None:
         super().__init__(theme=RichProgressBarTheme(metrics_text_delimiter=_APART))

@@ -197,7 +197,7 @@ def test_a_wrong_command_line_ends_with_2(
         ),
         ("fit run.yaml --compile-only", "no option --compile-only. Did you mean '--compile_only'?"),
         ("fit run.yaml --foo 3", "A key of the file is set by --set a.b.c=value."),
-        ("compile run.yaml --epochs 3", "fulgurite compile: error: there is no option --epochs. Wri"),
+        ("compile run.yaml --epochs 3", "fulgurite compile: error: there is no option --epochs."),
         ("compile run.yaml --set x", "fulgurite compile: error: argument --set: expected a.b.c"),
         ("fit run.yaml more", "fulgurite fit: error: it takes no 'more'."),
         (

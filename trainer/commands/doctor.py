@@ -39,6 +39,7 @@ from fulgurite.backends.csx.distributed.network import (
 from fulgurite.backends.patches import applied
 from fulgurite.backends.supported import TESTED
 from fulgurite.backends.torch_compiler import CppCompileError
+from fulgurite.backends.torch_versions import IS_OLDER, OLDEST_CHECKED
 from fulgurite.callbacks.count_params import human
 from fulgurite.commands.cached import contents
 from fulgurite.commands.options import installed_versions
@@ -59,6 +60,7 @@ _INSTALL = {
         " programs run operation by operation, slower."
     ),
 }
+_TORCH = f"pip install 'torch>={OLDEST_CHECKED},{TESTED['torch'].partition(',')[2]}'"
 MEETING_LIMIT_S = 60.0
 _MEETS = """
 import sys
@@ -187,7 +189,7 @@ def processor() -> Finding:
             unit = toolchain.chosen()
     except (ImportError, AttributeError) as error:  # a version that has them elsewhere
         text = f"{toolchain.cpu_name()}; torch does not say its vector units: {error}"
-        return Finding("processor", text, f"pip install 'torch{TESTED['torch']}'")
+        return Finding("processor", text, _TORCH)
     units = f"vector units: {unit}" if unit else "no vector units that compiled code uses"
     return Finding("processor", f"{toolchain.cpu_name()}; {units}")
 
@@ -268,7 +270,10 @@ def tested(outcome: Outcome | None) -> Finding:
         return Finding("self-test", f"not done after {LIMIT_S:.0f} s, {busy()}", remedy)
     text = f"{MODEL}: {outcome.how}, ready after {outcome.prepared_s:.1f} s"
     if not outcome.compiled:
-        return Finding("self-test", text, "Report it, with the lines above.")
+        remedy = f"{_TORCH}: the compiler of this one lacks what compiling here takes."
+        return Finding(
+            "self-test", text, remedy if IS_OLDER else "Report it, with the lines above."
+        )
     if not outcome.apart <= TOLERANCE:  # NaN too
         remedy = "Train with device='CPU' until it is mended, and report it with the lines above."
         text += f", but losses are apart by {outcome.apart:.1e} of their value"

@@ -198,6 +198,15 @@ def test_a_self_test_that_fails_ends_with_1(
     assert says in lines
 
 
+@pytest.mark.parametrize("is_older", [False, True])
+def test_a_program_that_an_older_torch_does_not_compile_wants_a_newer_one(
+    is_older: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "IS_OLDER", is_older)
+    remedy = doctor.tested(replace(GOOD, compiled=False)).remedy
+    assert remedy.startswith("pip install 'torch>=2.13,<2.16': " if is_older else "Report it")
+
+
 @pytest.mark.usefixtures("healthy")
 @pytest.mark.fits
 def test_a_self_test_that_takes_too_long_is_stopped_and_told(
@@ -237,7 +246,7 @@ def test_a_torch_that_has_its_vector_units_elsewhere_is_to_be_mended(
     assert cli.main(["doctor", "--compile-dir", str(tmp_path)]) == 1
     said = " ".join(told(capsys).split())
     assert "torch does not say its vector units: module 'torch._inductor.cpu_vec_isa'" in said
-    assert "pip install 'torch>=2.11,<2.16'" in said
+    assert "pip install 'torch>=2.13,<2.16'" in said
 
 
 def test_on_a_terminal_findings_keep_to_its_width(
