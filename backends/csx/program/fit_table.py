@@ -220,14 +220,13 @@ def summarize(
         shapes: how many are too many to be compiled, and how many batches had one.
     """
     waited_s = sum(cost.waited_s for cost in training)
-    later = [cost for cost in training if cost.first_compiled_step and cost.compiled_s]
-    compiled_from = _first(training)
-    before_s, after_s = speed.batch_s
+    (before_s, after_s), compiled_from = speed.batch_s, _first(training)
     if compiled_from == 1:  # none ran operation by operation but for the comparisons
         before_s = None
     elif compiled_from is None:
         before_s = after_s or None  # none were like the others
-    compiles_from = _compiles_from(training, before_s) if batches >= _FEW else None
+    tells = batches >= _FEW and not any(why_not)
+    compiles_from = _compiles_from(training, before_s) if tells else None
     return FitSummary(
         batches=batches,
         steps=steps,
@@ -240,11 +239,11 @@ def summarize(
         waits_s=speed.waits.seconds,
         programs=len(costs),
         compiled_from=compiled_from,
-        background_s=sum(cost.compiled_s for cost in later),
+        background_s=sum(cost.compiled_s for cost in training if cost.first_compiled_step),
         not_compiled=_why_not(training, why_not, compiles_from),
         batch_s=after_s,
         by_operations_s=before_s,
-        compiles_from=None if any(why_not) else compiles_from,
+        compiles_from=compiles_from,
         pays_after=_pays_after(stock, total_s, batches, speed, compiled_from) if stock else None,
         lightning_s=stock.total_s if stock else None,
         lightning_batch_s=stock.batch_s if stock else None,
