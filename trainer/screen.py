@@ -80,9 +80,8 @@ def without_noise(on_csx: bool) -> Iterator[None]:
                 warnings.filters.remove(one)  # type: ignore[attr-defined]
 
 
-def replace_defaults(trainer: pl.Trainer, given: Any) -> None:
-    """Put ours in the places of Lightning's bar and summary, but for those that the user gave."""
-    own = given if isinstance(given, list) else [given]
+def replace_defaults(trainer: pl.Trainer, own: list[Any]) -> None:
+    """Put ours in the places of Lightning's bar and summary, but for the user's own callbacks."""
     kinds: dict[type, type] = {RichProgressBar: Bar, RichModelSummary: Summary}
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     for i, one in enumerate(callbacks):

@@ -184,9 +184,11 @@ class Trainer(pl.Trainer):
         # barebones refuses any logger that is given
         if logger in (True, None) and not barebones:
             arguments["logger"] = default_logger(arguments["default_root_dir"])
+        # Lightning puts its own into the list that it is given
+        own = [*callbacks] if isinstance(callbacks, list) else [callbacks]
         with without_noise(self._is_on_csx):
             _construct(self, **arguments)
-        replace_defaults(self, callbacks)
+        replace_defaults(self, own)
         install(self.strategy)
         watch_trainer(self)
 

@@ -11,7 +11,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import rich
-from lightning.pytorch.callbacks import RichModelSummary, RichProgressBar
+from lightning.pytorch.callbacks import RichModelSummary, RichProgressBar, Timer
 from models import Classifier, loader, mlp
 from rich.console import Console
 
@@ -114,6 +114,14 @@ def test_a_filter_that_the_user_has_too_stays() -> None:
     with without_noise(on_csx=False):
         pass
     assert sorted(map(str, warnings.filters)) == sorted(map(str, before))
+
+
+@pytest.mark.parametrize("given", [None, Timer(), [], [Timer()]])
+def test_ours_take_their_places_whatever_else_was_given(given: Any) -> None:
+    trainer = fulgurite.Trainer(device="CSX", callbacks=given, logger=False)
+    kinds = {type(one) for one in trainer.callbacks}
+    assert kinds >= {Bar, Summary}
+    assert not kinds & {RichProgressBar, RichModelSummary}
 
 
 def test_lightnings_own_bar_and_summary_are_kept_where_they_were_given() -> None:
