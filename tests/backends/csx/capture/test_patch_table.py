@@ -186,7 +186,10 @@ def test_whatever_ends_a_trace_every_target_is_what_it_was(
 
 
 @pytest.mark.fits
-def test_only_modules_of_the_users_own_are_touched(replaced: list[tuple[Any, str]]) -> None:
+def test_only_modules_of_the_users_own_are_touched(
+    replaced: list[tuple[Any, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "model", raising=False)  # a program of tests/support/misuses
     for name in ("networkx", "scipy.stats", "sklearn.linear_model", "sympy"):
         pytest.importorskip(name)
     run()
