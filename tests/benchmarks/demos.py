@@ -21,8 +21,9 @@ from statistics import median
 from time import perf_counter
 
 ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "tests/support"))
-from pasted import files, program  # noqa: E402
+sys.path += [str(ROOT / "tests/support"), str(ROOT / "tests/tools")]
+from draw_speed import said  # noqa: E402
+from pasted import save  # noqa: E402
 
 STOCK, COLD, WARM = "stock", "cold", "warm"
 STAND_IN = """
@@ -83,8 +84,7 @@ def turns(demo: str, rounds: int, epochs: int) -> dict[str, list[tuple[float, st
     runs: dict[str, list[tuple[float, str]]] = {name: [] for name in (STOCK, COLD, WARM)}
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as folder:
-            for name, text in {**files("README"), "page.py": program("README")}.items():
-                Path(folder, name).write_text(text, encoding="utf-8")
+            save("README", Path(folder))
             for name in runs:
                 runs[name].append(seconds(demo, name, epochs, folder))
                 print(f"{demo} {name:6}{runs[name][-1][0]:8.1f} s", file=sys.stderr, flush=True)
@@ -100,14 +100,6 @@ def row(demo: str, runs: dict[str, list[tuple[float, str]]]) -> str:
         times = median(took[STOCK]) / median(found)
         cells.append(cell if name == STOCK else f"{cell}, {times:.1f}x")
     return f"| {demo} | {' | '.join(cells)} |"
-
-
-def said(runs: list[tuple[float, str]]) -> str:
-    """The lines of ours that the run in the middle printed."""
-    _, printed = sorted(runs)[len(runs) // 2]
-    lines = [line.rpartition("\r")[2] for line in printed.splitlines()]
-    first = next((at for at, line in enumerate(lines) if line.startswith("CSX")), len(lines))
-    return "\n".join(line for line in lines[first:] if line.startswith(("CSX", "  ")))
 
 
 def main() -> None:
@@ -130,7 +122,9 @@ def main() -> None:
     print(f"\n| {' | '.join(heads)} |\n|{' --- |' * len(heads)}")
     print("\n".join(row(demo, runs) for demo, runs in found.items()))
     for demo, runs in found.items():
-        print(f"\n{demo}, the cold run in the middle:\n{said(runs[COLD])}")
+        _, printed = sorted(runs[COLD])[len(runs[COLD]) // 2]
+        print(f"\n{demo}, the cold run in the middle:")
+        print("\n".join(said(printed.replace("\r", "\n").splitlines())))
 
 
 if __name__ == "__main__":

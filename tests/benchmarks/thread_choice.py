@@ -24,7 +24,7 @@ from unittest import mock
 import lightning.pytorch as pl
 import torch
 from stock import NAMES, made
-from turns import FitInTurns
+from turns import FitInTurns, rounds
 
 import fulgurite
 
@@ -63,7 +63,7 @@ def obeyed(number: int | None) -> AbstractContextManager[Any]:
     return mock.patch.dict(os.environ, variables) if number else nullcontext()
 
 
-def child(name: str, rounds: int, seconds: float) -> None:
+def child(name: str, count: int, seconds: float) -> None:
     """Print the rows of a model."""
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -74,13 +74,7 @@ def child(name: str, rounds: int, seconds: float) -> None:
             with obeyed(number):
                 runs[who](WARM_UP)
             steps = steps or max(5, int(seconds * 1e6 / runs[who](5)))
-        took: dict[str, list[float]] = {who: [] for who in runs}
-        for _ in range(rounds):
-            for who, run in runs.items():
-                took[who].append(run(steps) / 1e3)
-        for run in runs.values():
-            run.close()
-        ms = {who: median(found) for who, found in took.items()}
+        ms = {who: median(us) / 1e3 for who, us in rounds(runs, steps, count).items()}
         by_better = ms["chosen"] / min(ms["one"], ms["all"])
         cells = (f"{ms['one']:.2f}", f"{ms['all']:.2f}", f"{ms['chosen']:.2f} ({by_better:.2f})")
         print(f"| {name} | {policy} | {' | '.join(cells)} |", flush=True)

@@ -31,7 +31,7 @@ import fulgurite
 from fulgurite.backends.csx.compile.inductor.toolchain import cpu_name
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
-from pasted import ROOT, files, program
+from pasted import ROOT, save
 
 FIGURES = ROOT / "tests/benchmarks/run.json"
 README = ROOT / "README.md"
@@ -85,8 +85,7 @@ def measure(rounds: int, cores: int) -> dict[str, Any]:
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in CONTENDERS}
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as folder:
-            for name, text in {**files("README"), "page.py": program("README")}.items():
-                Path(folder, name).write_text(text, encoding="utf-8")
+            save("README", Path(folder))
             for name in CONTENDERS:
                 runs[name].append(_in_a_process(name, folder))
                 print(f"{name:22}{runs[name][-1]['ends_s'][-1]:8.2f} s", flush=True)

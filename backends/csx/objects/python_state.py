@@ -74,7 +74,6 @@ class _SavedContent:
     before: Any
     name: str
     whole: bool = True  # whether what is in ``item`` and not in ``before`` is new
-    reported: bool = True  # whether a change is the user's, who wants to know
 
     def restore(self) -> None:
         """Put it back as it was; iterators cannot be."""
@@ -97,7 +96,6 @@ class Change:
     name: str
     before: str
     now: str
-    is_of_array: bool = False
 
     def __str__(self) -> str:
         return f"{self.name} was changed from {self.before} to {self.now}"
@@ -114,7 +112,7 @@ class PythonState:
             if not owner_of(type(module)).is_named_library:
                 where = dotted_name(name, path)
                 self._code(type(module))
-                self._attributes(module, where, scalars=False)
+                self._attributes(module, where)
         for item in others:
             kind = type(item)
             if isinstance(item, _FUNCTIONS):
@@ -124,7 +122,7 @@ class PythonState:
                 self._visit((*hooks,), "", 0)  # of a LambdaCallback
             elif not (owner_of(kind).is_named_library or isinstance(item, _ELSEWHERE)):
                 self._code(kind)
-                self._attributes(item, kind.__name__, scalars=True)
+                self._attributes(item, kind.__name__)
 
     def restore(self) -> None:
         """Put all back."""
@@ -134,7 +132,7 @@ class PythonState:
     def changes(self) -> Iterator[Change]:
         """The Python values that are others now: a counter's, an element's."""
         for kept in self._kept.values():
-            yield from (one for one in _changes(kept) if kept.reported or one.is_of_array)
+            yield from _changes(kept)
 
     def traced(self, holds: Callable[[Any], bool]) -> Iterator[tuple[Place, Any, Any]]:
         """Places in dicts where there now is what ``holds`` says: (place, before, now)."""
@@ -147,16 +145,15 @@ class PythonState:
 
     # -- looking -------------------------------------------------------------------------------
 
-    def _keep(self, item: Any, before: Any, name: str, *, whole: bool = True) -> _SavedContent:
-        kept = self._kept[id(item)] = _SavedContent(item, before, name, whole)
-        return kept
+    def _keep(self, item: Any, before: Any, name: str, *, whole: bool = True) -> None:
+        self._kept[id(item)] = _SavedContent(item, before, name, whole)
 
-    def _attributes(self, owner: Any, name: str, *, scalars: bool, depth: int = 0) -> None:
+    def _attributes(self, owner: Any, name: str, depth: int = 0) -> None:
         own = vars(owner)
         if id(own) in self._kept:
             return
         before = dict(own)
-        self._keep(own, before, f"{name}.").reported = True
+        self._keep(own, before, f"{name}.")
         for key, value in before.items():
             if not (isinstance(owner, (nn.Module, pl.Callback)) and key in FRAMEWORKS):
                 shown = key.removeprefix("_") if key == "_hparams" else key
@@ -201,7 +198,7 @@ class PythonState:
     def _object(self, value: Any, name: str, depth: int) -> None:
         self._code(type(value))
         if isinstance(dict_of(value), dict):
-            self._attributes(value, name, scalars=True, depth=depth)
+            self._attributes(value, name, depth)
         held = filled_slots(value)
         if held:
             slots = _Values(
@@ -312,7 +309,7 @@ def _changes(kept: _SavedContent) -> Iterator[Change]:
 def _difference(name: str, was: Any, now: Any) -> Iterator[Change]:
     """A change of a Python scalar, an array or bytes; NaN equals NaN."""
     if isinstance(was, ARRAYS) and type(was) is type(now) and not _holds_the_same(was, now):
-        yield Change(name, "what it held", "other values", is_of_array=True)
+        yield Change(name, "what it held", "other values")
     if was is now or not all(one is MISSING or is_scalar(one) for one in (was, now)):
         return
     if type(was) is not type(now) or repr(was) != repr(now):
