@@ -197,7 +197,7 @@ def test_what_a_fit_took_is_one_output_beside_a_bar(notebook: Any) -> None:
         )
         texts = [one.text for one in notebook.outputs if one.output_type == "stream"]
         [table] = [text for text in texts if "CSX: 80 batches" in text]
-        assert "resident at most" in table
+        assert "a batch" in table
         shown = [one for one in notebook.outputs if one.output_type == "display_data"]
         assert not any("CSX" in one.data["text/plain"] for one in shown)
 

@@ -27,7 +27,6 @@ from lightning.pytorch.utilities.model_summary.model_summary import (
     get_formatted_model_size,
     get_human_readable_count,
 )
-from rich.columns import Columns
 from rich.console import RenderableType
 from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, ProgressColumn, TimeRemainingColumn
@@ -131,6 +130,8 @@ def _with_metrics_below(progress: Progress) -> Iterator[RenderableType]:
     console = progress.console
     in_one_line = console.options.update(max_width=_WIDER)  # else it is measured as it is folded
     if Measurement.get(console, in_one_line, table).maximum > console.width:
+        from rich.columns import Columns  # which Lightning does not import
+
         metrics = [cell for cell in table.columns.pop().cells if isinstance(cell, Text)]
         yield table
         yield from (Columns(cell.split(_APART), padding=(0, 2)) for cell in metrics if cell)

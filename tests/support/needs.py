@@ -19,6 +19,8 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.trainer.states import TrainerFn, TrainerState
 
+from fulgurite.backends.csx.capture.trace import Trace
+
 MARKERS = {
     "fits": "trains, on CSX or in stock Lightning",
     "numbers": "trains on CSX and in stock Lightning, and compares",
@@ -45,15 +47,17 @@ class Watch:
     Args:
         ours: fits by Trainers of this project.
         stock: fits by Lightning's own, recorded ones too.
+        traces: steps that were traced.
         started: names of the programs that were started.
     """
 
     ours: int = 0
     stock: int = 0
+    traces: int = 0
     started: list[str] = field(default_factory=list)
 
     def begin(self) -> None:
-        self.ours, self.stock, self.started = 0, 0, []
+        self.ours, self.stock, self.traces, self.started = 0, 0, 0, []
 
     def lacking(self, markers: set[str]) -> str | None:
         """What was seen that no marker says, with the marker to add; None if all is said."""
@@ -99,6 +103,13 @@ def install() -> None:
         set_attribute(state, name, value)
 
     TrainerState.__setattr__ = state_changes
+    begin = Trace.__init__
+
+    def begins(trace: Trace, *arguments: Any, **named: Any) -> None:
+        watch.traces += 1
+        begin(trace, *arguments, **named)
+
+    Trace.__init__ = begins
     start = multiprocessing.process.BaseProcess.start  # spawned, it raises no audit event
 
     def starts(process: Any) -> None:
@@ -132,6 +143,7 @@ class Cost:
         markers: of ``MARKERS``, those it has.
         ours: fits on CSX.
         stock: fits in stock Lightning.
+        traces: steps that were traced.
         started: names of the programs that it started.
     """
 
@@ -141,6 +153,7 @@ class Cost:
     markers: list[str]
     ours: int
     stock: int
+    traces: int
     started: list[str]
 
 

@@ -170,7 +170,7 @@ def try_faces(python: Path, folder: Path, compiles: bool = True) -> None:
         (folder / name).write_text(text)
     said = run(python, "script.py", cwd=folder, **cache)
     assert "training program" in said, said
-    assert re.search(r"^CSX: \d+ batches in ", said, re.M), said
+    assert re.search(r"^CSX: [\d,]+ batches in ", said, re.M), said
 
     (folder / "net.py").write_text(NET)
     (folder / "run.yaml").write_text(FILE)

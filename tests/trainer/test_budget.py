@@ -42,6 +42,7 @@ KINDS = ("tower", "tied", "views", "frozen", "two optimizers")
 RUNS = ("accumulated", "clipped", "validated", "bf16")
 
 
+@pytest.mark.long
 @pytest.mark.process
 @pytest.mark.parametrize("name", [*KINDS, *RUNS])
 def test_losses_and_weights_are_those_of_pipeline_to_the_bit(
