@@ -1,6 +1,6 @@
 """Capture: run one step of Lightning's own code once, on fakes, and keep the operations.
 
-Lightning's loop runs under ``make_fx`` on fakes of its tensors (``step_inputs``), and everything is
+Lightning's loop runs under a recorder on fakes of its tensors (``step_inputs``), and everything is
 put back. What the step left behind is sorted: tensors updated in place, or put where one was, are
 state; tensors in other attributes are outputs; logging and the like are host calls. ``capture``
 gives a ``CapturedStep``: a graph, and all that is needed to run it.

@@ -190,7 +190,7 @@ class StepInputs:
                 fake.__class__ = StateFakeTensor
                 swap(tensor, fake)
                 tracker[tensor] = tracker[fake]  # by the object, which stayed
-                self.nodes[id(tensor)] = tracker[fake].proxy.node
+                self.nodes[id(tensor)] = tracker[fake]
                 self.values[id(tensor)] = fake  # they were swapped
             self.gradients.put(self.of_kind(Kind.GRADIENT, tensors))
             for vector in self.of_kind(Kind.NUMBERS, tensors):

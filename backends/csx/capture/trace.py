@@ -1,4 +1,4 @@
-"""One trace: the step's code runs under ``make_fx``, and what it left is collected.
+"""One trace: the step's code runs under a recorder, and what it left is collected.
 
 Two lists say what surrounds it, the outermost first: ``_around_trace`` while the graph is made, and
 ``_around_step`` while the step's own code runs. ``side_effects.collect`` says what becomes of what
@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
-from torch.fx.experimental.proxy_tensor import get_innermost_proxy_mode, make_fx
 
 from fulgurite.backends.csx.capture.host_calls import record_host_calls
 from fulgurite.backends.csx.capture.metrics import metrics_in_step
@@ -27,8 +26,9 @@ from fulgurite.backends.csx.capture.scope import HostState, Scope, keep_flat_wei
 from fulgurite.backends.csx.capture.side_effects import CollectedEffects, collect
 from fulgurite.backends.csx.capture.step_inputs import StepInputs
 from fulgurite.backends.csx.contract import Observers
-from fulgurite.backends.csx.diagnostics.user_lines import UserLine, record_lines
+from fulgurite.backends.csx.diagnostics.user_lines import NodeLines, UserLine
 from fulgurite.backends.csx.graph.graph import Graph, Kind
+from fulgurite.backends.csx.graph.recorder import Recorder
 from fulgurite.backends.csx.hyperparams.run_numbers import COUNTERS, FOLLOWED, STEPS, RunNumber
 from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard
 from fulgurite.backends.csx.objects import BatchChanges, copy_containers
@@ -104,6 +104,9 @@ class Trace:
             fp16_type=scope.fp16_type,
             move=self.inputs.set_data,
         )
+        paths = {id(module): path for path, module in scope.module.named_modules()}
+        lines = NodeLines(Trace._step.__code__, scope.line_now, paths)
+        self.recorder = Recorder(self.inputs.mode, lines, self.observers.constants.value_of)
         self.answers: dict[tuple[str, str], Any] = {}
         self.run_guards: list[NumberGuard] = []
         self.run_numbers: list[tuple[RunNumber, UserLine | None]] = []
@@ -165,7 +168,7 @@ class Trace:
             for around in self._around_trace():
                 stack.enter_context(around)
             examples = [item.example for item in self.inputs.items]
-            graph = make_fx(self._step, tracing_mode="real")(*examples)
+            graph = self.recorder.record(self._step, examples)
             self.observers.settle()
         return graph
 
@@ -176,8 +179,6 @@ class Trace:
         yield running(trace=self, reads=reads)
         yield traceable(scope, self.observers.line, self.answers)
         yield self.inputs.mode
-        paths = {id(module): path for path, module in scope.module.named_modules()}
-        yield record_lines(Trace._step.__code__, scope.line_now, paths)
         yield from self.observers.around_trace()  # inside, for it sees the user's calls first
 
     def _around_step(self, graph: fx.Graph) -> Iterator[AbstractContextManager[object]]:
@@ -193,16 +194,16 @@ class Trace:
         yield keep_flat_weights(self.host.modules)
 
     def _step(self, *flat: Tensor) -> list[Tensor]:
-        """What ``make_fx`` traces: the inputs are in their places, the step runs, all is undone."""
+        """What is recorded: the inputs are in their places, the step runs, all is undone."""
         scope, inputs, observers = self.scope, self.inputs, self.observers
-        tracer = get_innermost_proxy_mode().tracer  # type: ignore[union-attr]
+        graph, nodes = self.recorder.graph, self.recorder.nodes
         inputs.begin(flat)
         given = inputs.of_kind(Kind.BATCH, flat)
         names = (leaf.name for leaf in inputs.batch.tensor_leaves())
-        observers.begin(tracer.tensor_tracker, zip(given, names, strict=True))
+        observers.begin(nodes, zip(given, names, strict=True))
         self._counters = dict(zip(COUNTERS, inputs.of_kind(Kind.COUNTER, flat), strict=True))
         self._begun, steps = {name: scope.asked(name) for name in COUNTERS}, self._counters[STEPS]
-        in_place = inputs.in_place(flat, observers.names.tracker, observers.mode.in_double)
+        in_place = inputs.in_place(flat, nodes, observers.mode.in_double)
         with in_place, running(global_step=steps.clone, norms=[]):
             observers.find_buffers(scope.root, inputs.values)
             batch = inputs.batch.rebuild(given)
@@ -211,18 +212,16 @@ class Trace:
                 enter = stack.enter_context
                 calls = enter(record_host_calls(scope.trainer, scope.schedulers))
                 reset_ids = enter(
-                    metrics_in_step(
-                        scope.module, calls, tracer.graph, observers.mode, observers.line
-                    )
+                    metrics_in_step(scope.module, calls, graph, observers.mode, observers.line)
                 )
-                for around in self._around_step(tracer.graph):
+                for around in self._around_step(graph):
                     enter(around)
                 result = self.step.run(batch)
             changes = BatchChanges(batch, before)
             if changes.value:
                 calls.insert(0, changes)
             # what follows is ours, and brings results to their places: comparisons tell it apart
-            last = last_node(tracer.graph)
+            last = last_node(graph)
             with torch.no_grad():
                 collected, tensors = collect(
                     inputs,

@@ -204,10 +204,7 @@ class Attributes:
 
     @contextlib.contextmanager
     def watching(self, boundary: CodeType) -> Iterator[None]:
-        """Watch the attributes of all modules; ``boundary`` is the frame where the trace began.
-
-        To be entered inside of ``make_fx``, which replaces ``nn.Module.__getattr__`` itself.
-        """
+        """Watch the attributes of all modules; ``boundary`` is the frame where the trace began."""
         self._line = functools.partial(user_line, boundary)
         get, missing, put = object.__getattribute__, nn.Module.__getattr__, nn.Module.__setattr__
 

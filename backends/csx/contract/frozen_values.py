@@ -224,7 +224,7 @@ class FrozenBuffers:
         self._tracker = tracker
         for path, one in module.named_modules():
             for key, fake in one._buffers.items() if not isinstance(one, Metric) else ():
-                node = tracker[fake].proxy.node if id(fake) in values else None
+                node = tracker[fake] if id(fake) in values else None
                 if node is not None and _is_input(node):
                     where = dotted_name(root, path, key)
                     self._buffers[node] = Buffer(one, key, where, fake, values[id(fake)])
@@ -238,7 +238,7 @@ class FrozenBuffers:
         if found is None or tensor.numel() != 1:
             return None
         values: dict[fx.Node, Tensor] = {}
-        value = self._value(found.proxy.node, values)
+        value = self._value(found, values)
         if value is not None:
             sources = values.keys() & self._buffers.keys()
             self._reads.append((sources, refusal(), self._line()))

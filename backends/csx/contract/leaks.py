@@ -81,7 +81,7 @@ class Names:
 
     def _line(self, tensor: Tensor) -> UserLine | None:
         found = self.tracker.get(tensor)
-        return None if found is None else line_of(found.proxy.node)
+        return None if found is None else line_of(found)
 
 
 def in_sentence(name: str) -> str:

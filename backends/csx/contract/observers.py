@@ -114,8 +114,8 @@ class Observers:
 
     def node_of(self, tensor: Tensor) -> fx.Node | None:
         """The node of the graph that a tensor is."""
-        found = self.names.tracker.get(tensor)
-        return None if found is None else found.proxy.node
+        found: fx.Node | None = self.names.tracker.get(tensor)
+        return found
 
     def is_constant(self, tensor: Tensor) -> bool:
         """Whether a traced tensor follows from constants alone."""

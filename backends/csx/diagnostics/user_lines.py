@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-from torch.fx.experimental.proxy_tensor import PythonKeyTracer
 
 from fulgurite.backends.csx.diagnostics.mentions import mentions
 from fulgurite.backends.csx.diagnostics.regions import (
@@ -34,8 +33,6 @@ from fulgurite.backends.csx.diagnostics.regions import (
     region_now,
     unmarked,
 )
-from fulgurite.backends.patches import applied, patches_of
-from fulgurite.backends.torch_versions import CHECKED
 
 
 def cell_of(file: str) -> str | None:
@@ -266,51 +263,49 @@ def user_frames(traceback: TracebackType | None) -> TracebackType | None:
     return found
 
 
-@contextlib.contextmanager
-def record_lines(
-    boundary: CodeType, fallback: Callable[[], UserLine | None], paths: Mapping[int, str]
-) -> Iterator[None]:
-    """Put the user's line on each node that is traced inside, as its ``stack_trace``.
+class NodeLines:
+    """Puts the user's line on each node that a trace makes, as its ``stack_trace``.
 
-    The module goes with it whose ``forward`` runs; ``paths`` has modules' names by their identity.
-    So does the fused region that runs.
+    The module goes with it whose ``forward`` runs, and the fused region that runs.
 
     A node of the backward pass gets the line of a hook of the user's that makes it, or else of the
     forward operation that it differentiates: whose autograd node has that sequence number. A node
     that no user frame made (an optimizer's, a clip's) gets ``fallback()``, which need not look at
     the frames again.
+
+    Args:
+        boundary: the code of the frame where the trace begins.
+        fallback: gives the line of what no user frame made.
+        paths: modules' names by their identity.
     """
-    original, described = PythonKeyTracer.create_node, functools.cache(_described)
-    forward: dict[int, tuple[UserLine | None, str, Region | None]] = {}
-    known = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
-    begin_counting()
 
-    def create_node(self: PythonKeyTracer, kind: str, *args: Any, **kwargs: Any) -> Node:
-        nonlocal known
-        node = original(self, kind, *args, **kwargs)
-        if kind == "call_function":
-            grad_node = torch._C._current_autograd_node()
-            if grad_node is None:
-                line, inside = user_line(boundary), _module_now(boundary, paths)
-                region = region_now()
-                # an operation's own autograd node, where it has one, was made before this node
-                before, known = known, torch.autograd._get_sequence_nr()
-                forward.update(dict.fromkeys(range(before, known), (line, inside, region)))
-            else:
-                line, inside, of = forward.get(grad_node._sequence_nr(), (None, "", None))
-                inside = _BACKWARD + f" of {inside}" * bool(inside)
-                region = None if of is None else backward_of(of)
-                # a hook of the user's made this node, whatever forward operation it is called for
-                line = user_line(run_backward.__code__) or line or user_line(boundary)
-            line = line or fallback()
-            if line is not None:
-                node.meta["stack_trace"] = marked(described(line, inside), region)
-        return node
+    def __init__(
+        self, boundary: CodeType, fallback: Callable[[], UserLine | None], paths: Mapping[int, str]
+    ) -> None:
+        self._boundary, self._fallback, self._paths = boundary, fallback, paths
+        self._described = functools.cache(_described)
+        self._forward: dict[int, tuple[UserLine | None, str, Region | None]] = {}
+        self._known = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        begin_counting()
 
-    why = "torch's record_stack_traces keeps only frames named forward (0 of 162 nodes, measured)"
-    method = {"create_node": create_node}
-    with applied(patches_of(PythonKeyTracer, method, why=why, checked=CHECKED)):
-        yield
+    def __call__(self, node: Node) -> None:
+        """Put its line on a node, right after its operation has run."""
+        grad_node = torch._C._current_autograd_node()
+        if grad_node is None:
+            line, inside = user_line(self._boundary), _module_now(self._boundary, self._paths)
+            region = region_now()
+            # an operation's own autograd node, where it has one, was made before this node
+            before, self._known = self._known, torch.autograd._get_sequence_nr()
+            self._forward.update(dict.fromkeys(range(before, self._known), (line, inside, region)))
+        else:
+            line, inside, of = self._forward.get(grad_node._sequence_nr(), (None, "", None))
+            inside = _BACKWARD + f" of {inside}" * bool(inside)
+            region = None if of is None else backward_of(of)
+            # a hook of the user's made this node, whatever forward operation it is called for
+            line = user_line(run_backward.__code__) or line or user_line(self._boundary)
+        line = line or self._fallback()
+        if line is not None:
+            node.meta["stack_trace"] = marked(self._described(line, inside), region)
 
 
 def line_of(node: Node) -> UserLine | None:

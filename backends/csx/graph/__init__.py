@@ -4,6 +4,7 @@ Every room but ``diagnostics`` may import from here; this one imports ``diagnost
 
 graph         a traced step: its operations, and what each of its inputs is
 op_schema     what is known of an operation without running it: what it writes, whether it draws
+recorder      notes the operations of a trace
 update        an optimizer's update as one operation
 lstm          an LSTM's layer as one operation
 collectives   operations in which several processes take part; votes: what these tell each other

@@ -22,8 +22,7 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributions import Distribution
-from torch.fx.experimental import proxy_tensor
-from torch.fx.experimental.proxy_tensor import get_innermost_proxy_mode
+from torch.fx import _symbolic_trace
 from torch.nn.modules import batchnorm
 from torch.optim import (
     Optimizer,
@@ -41,6 +40,7 @@ from torch.optim import (
 from torch.utils import checkpoint
 
 from fulgurite.backends.csx.graph.dtypes import NARROW
+from fulgurite.backends.csx.graph.recorder import recorder
 from fulgurite.backends.csx.graph.update import FORMULAS, UPDATE, Formula, UpdateSpec
 from fulgurite.backends.csx.hyperparams.number_functions import as_tensor, widened
 from fulgurite.backends.csx.hyperparams.traced_float import as_number, is_traced, tensor_or_value
@@ -155,12 +155,8 @@ def plain_library_code() -> Iterator[Patch]:
     why = "an error that the user gets would be printed with a stack of torch's own"
     log = logging.getLogger("torch._subclasses.fake_tensor")
     yield from patches_of(log, {"disabled": True}, why=why, checked=CHECKED)
-    why = "it would be noted of each operation for passes that never see it: 3 % of a trace's time"
-    notes = {
-        "_extract_tensor_metadata": lambda result: None,
-        "_should_save_eager_input_vals": lambda target, arguments=None: False,
-    }
-    yield from patches_of(proxy_tensor, notes, why=why, checked=CHECKED)
+    why = "what the step has given to torch.compile would be compiled by itself"
+    yield from patches_of(_symbolic_trace, {"_is_fx_tracing_flag": True}, why=why, checked=CHECKED)
     why = "the error of formatting a tensor would be printed; the trace raises it at its end"
     yield from patches_of(logging, {"raiseExceptions": False}, why=why, checked="Python 3.11")
 
@@ -267,18 +263,15 @@ class _Tracing:
     """
 
     def __init__(self, numbers: Sequence[Tensor]) -> None:
-        mode = get_innermost_proxy_mode()
-        assert mode is not None
-        tracer: Any = mode.tracer
-        self._graph, self._tracker = tracer.graph, tracer.tensor_tracker
-        self._numbers = [self._node_of(number) for number in numbers]
+        self._graph, self._nodes = recorder().graph, recorder().nodes
+        self._numbers = [self._nodes[number] for number in numbers]
 
     def formula(self, run: Callable[[list[Tensor]], None], row: Sequence[Tensor]) -> Formula | None:
         """The operations that ``run`` does on tensors like these; None if it does others too."""
         before = self.last()
         # the formula changes its tensors in place, and the trace goes on with those of the step
         copies = [tensor.clone() for tensor in row]
-        operands = [self._node_of(copy) for copy in copies]
+        operands = [self._nodes[copy] for copy in copies]
         run(copies)
         made = list(itertools.takewhile(lambda one: one is not before, reversed(self._graph.nodes)))
         formula = _taken_out(made[::-1], operands, self._numbers)
@@ -290,10 +283,6 @@ class _Tracing:
     def last(self) -> fx.Node:
         """The node that was made last."""
         node: fx.Node = last_node(self._graph)
-        return node
-
-    def _node_of(self, tensor: Tensor) -> fx.Node:
-        node: fx.Node = self._tracker[tensor].proxy.node
         return node
 
 

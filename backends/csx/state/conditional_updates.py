@@ -30,13 +30,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.fx.experimental.proxy_tensor import get_innermost_proxy_mode
 from torch.optim import Optimizer
 
 from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.graph.graph import storage_of
 from fulgurite.backends.csx.graph.op_schema import written_nodes
+from fulgurite.backends.csx.graph.recorder import recorder
 from fulgurite.backends.csx.state.optimizer_state import NewState, around_steps
 from fulgurite.backends.csx.state.python_objects import refill, remember
 from fulgurite.backends.csx.state.storage import Place, StateTensor, brief, tensors_in
@@ -51,9 +51,7 @@ def skipped_where(skip: Tensor, state: Iterable[StateTensor]) -> Iterator[None]:
         skip: whether the block does not count.
         state: the tensors of the program.
     """
-    mode = get_innermost_proxy_mode()
-    assert mode is not None
-    graph = mode.tracer.graph
+    graph = recorder().graph
     first = last_node(graph)
     # the forward pass may have put another tensor into a place: that one counts
     places = [place for held in state for place in held.places]

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch._C import DisableTorchFunction
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental import proxy_tensor
-from torch.fx.experimental.proxy_tensor import get_innermost_proxy_mode
 from torch.overrides import resolve_name
 
 from fulgurite.backends.csx.graph.graph import storage_of
+from fulgurite.backends.csx.graph.recorder import recorder
 from fulgurite.backends.patches import Patch, patches_of, trace_lock
 from fulgurite.backends.torch_versions import CHECKED
 
@@ -116,18 +116,16 @@ class ReplacedData:
 
     def replace(self, tensor: Tensor, value: Tensor) -> None:
         """``tensor.data = value``, of equal shape and dtype."""
-        mode = get_innermost_proxy_mode()
-        assert mode is not None
-        proxies = mode.tracer.tensor_tracker
+        nodes = recorder().nodes
         with torch.no_grad():
-            if value not in proxies:  # a constant
+            if value not in nodes:  # a constant
                 value = value.clone()
             # where it was at first is the program's memory, however often it moves
             if not self.holds(tensor):
                 self._left.append((tensor, tensor.detach()))
         with DisableTorchFunction():
             tensor.data = value
-        proxies[tensor] = proxies[value]  # which torch does not see: the update would be lost
+        nodes[tensor] = nodes[value]  # which torch does not see: the update would be lost
 
     def write_back(self) -> None:
         """Copy each into the memory that it left; all are read before one is written."""
