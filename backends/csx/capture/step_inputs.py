@@ -20,6 +20,7 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from fulgurite.backends.csx.capture.recording import Recording
 from fulgurite.backends.csx.capture.scope import Scope
 from fulgurite.backends.csx.graph.graph import Input, Kind, Placement, Role, like, storage_of
+from fulgurite.backends.csx.graph.recorder import Nodes
 from fulgurite.backends.csx.hyperparams.run_numbers import COUNTERS
 from fulgurite.backends.csx.hyperparams.scheduled_numbers import TracedSchedulers, scheduler_places
 from fulgurite.backends.csx.hyperparams.slots import (
@@ -176,7 +177,7 @@ class StepInputs:
     def in_place(
         self,
         tensors: tuple[Tensor, ...],
-        tracker: Any,
+        tracker: Nodes,
         in_double: Callable[[], AbstractContextManager[None]],
     ) -> Iterator[None]:
         """Put the inputs where state, gradients and numbers are, and take them out again.
@@ -210,7 +211,7 @@ class StepInputs:
                 if isinstance(tensor, FakeTensor):  # it was reached before something failed
                     swap(tensor, fake)
 
-    def _fakes_of_state(self, bases: list[Tensor], tracker: Any) -> list[tuple[Tensor, Tensor]]:
+    def _fakes_of_state(self, bases: list[Tensor], tracker: Nodes) -> list[tuple[Tensor, Tensor]]:
         """Each tensor of the state, and its fake, which the graph takes for what it is made of."""
         fakes = []
         for item, base in zip(self.state, bases, strict=True):

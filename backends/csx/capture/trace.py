@@ -155,7 +155,7 @@ class Trace:
         """The step as it was traced, before any pass."""
         module = self._graph()
         self.inputs.drop_batch()
-        self.result.fills_table, self.result.leaked = self.observers.release(module.graph)
+        self.result.fills_table, self.result.leaked = self.observers.release()
         return module
 
     def _graph(self) -> fx.GraphModule:

@@ -29,6 +29,7 @@ from fulgurite.backends.csx.graph.op_schema import (
     is_uninitialized,
     written,
 )
+from fulgurite.backends.csx.graph.recorder import tensors_in
 from fulgurite.backends.csx.hyperparams.torch_optim import TRACEABLE
 from fulgurite.backends.csx.state import Layout, dotted_name
 
@@ -71,12 +72,12 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return args[0].fake_device  # what autograd asks more often than for all that follows
         func = TRACEABLE.get(func, func)
         args, kwargs = with_explicit_dtype(func, args, kwargs or {})
-        tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        tensors = list(tensors_in((args, kwargs)))
         changed = written(func, args, kwargs)
         self._check_writes(changed)
         known = all(self._value(t) is not None for t in tensors)
         result = func(*args, **kwargs)
-        for output in pytree.tree_leaves(result):
+        for output in tensors_in(result):
             if isinstance(output, FakeTensor):
                 self.created.add(output)
                 # a view of a real tensor: a write to it would be one to what no module holds
@@ -104,7 +105,7 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @staticmethod
     def _follows(func: Any, result: Any) -> bool:
-        outputs = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
+        outputs = list(tensors_in(result))
         return (
             bool(outputs)
             and all(t.numel() <= LARGEST for t in outputs)

@@ -36,6 +36,7 @@ from fulgurite.backends.csx.graph.op_schema import (
     is_uninitialized,
     written_nodes,
 )
+from fulgurite.backends.csx.graph.recorder import Nodes
 from fulgurite.backends.csx.state import brief, dotted_name, owner_of
 from fulgurite.backends.patches import MISSING
 from fulgurite.backends.torch_versions import DETACHING
@@ -207,12 +208,12 @@ class FrozenBuffers:
 
     def __init__(self, line: Callable[[], UserLine | None]) -> None:
         self._line = line
-        self._tracker: Any = {}
+        self._tracker = Nodes()
         self._buffers: dict[fx.Node, Buffer] = {}
         self._reads: list[tuple[set[fx.Node], TraceError, UserLine | None]] = []
 
     def find(
-        self, module: nn.Module, root: str, tracker: Any, values: Mapping[int, Tensor]
+        self, module: nn.Module, root: str, tracker: Nodes, values: Mapping[int, Tensor]
     ) -> None:
         """Find the buffers of a module and those in it, which are inputs of the graph.
 

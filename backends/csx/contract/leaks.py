@@ -40,6 +40,7 @@ from fulgurite.backends.csx.diagnostics.user_lines import (
     user_line,
     user_modules,
 )
+from fulgurite.backends.csx.graph.recorder import Nodes
 from fulgurite.backends.csx.state import StateInput, brief, owner_of, swap
 
 
@@ -50,7 +51,7 @@ class Names:
         state: the state.
 
     Attributes:
-        tracker: which node of the graph each tensor is, as the tracer knows it.
+        tracker: which node of the graph each tensor is.
         made_by: the torch function that each tensor came from.
     """
 
@@ -58,7 +59,7 @@ class Names:
         self._given = {
             id(held.tensor): held.places[0].name for item in state for held in item.tensors
         }
-        self.tracker: Any = {}
+        self.tracker = Nodes()
         self.made_by: Any = WeakIdKeyDictionary()
 
     def give(self, names: dict[int, str]) -> None:

@@ -19,7 +19,7 @@ from fulgurite.backends.csx.contract.leaks import Names, fill_constants
 from fulgurite.backends.csx.contract.proxies import replace_proxies
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, user_line
 from fulgurite.backends.csx.graph.dtypes import in_double
-from fulgurite.backends.csx.hyperparams.number_functions import forget_failed_reads
+from fulgurite.backends.csx.graph.recorder import Nodes
 from fulgurite.backends.csx.state import Place, StateInput
 from fulgurite.backends.patches import applied
 
@@ -80,7 +80,7 @@ class Observers:
         yield self.attributes.watching(self._boundary)
         yield self.constants
 
-    def begin(self, tracker: Any, batch: Iterable[tuple[Tensor, str]]) -> None:
+    def begin(self, tracker: Nodes, batch: Iterable[tuple[Tensor, str]]) -> None:
         """The step begins, with these tensors of its batch and their names.
 
         ``tracker`` tells which node of the graph each tensor is.
@@ -100,13 +100,12 @@ class Observers:
         """The graph is made: put values where the user still holds proxies."""
         replace_proxies(self._line_now())
 
-    def release(self, graph: fx.Graph) -> tuple[bool, list[weakref.ref[Tensor]]]:
+    def release(self) -> tuple[bool, list[weakref.ref[Tensor]]]:
         """The trace is over: whoever still holds one of its tensors is the user.
 
         Returns whether a table that the step caches was given its values, and the tensors that are
         errors from now on when they are used.
         """
-        forget_failed_reads(graph)
         created = self.constants.created
         # first: a cached table of constants is no leak, it has a value
         filled = fill_constants(created.living(), self.constants.value_of)
@@ -114,8 +113,7 @@ class Observers:
 
     def node_of(self, tensor: Tensor) -> fx.Node | None:
         """The node of the graph that a tensor is."""
-        found: fx.Node | None = self.names.tracker.get(tensor)
-        return found
+        return self.names.tracker.get(tensor)
 
     def is_constant(self, tensor: Tensor) -> bool:
         """Whether a traced tensor follows from constants alone."""

@@ -81,17 +81,11 @@ def called_by_torch_optim() -> bool:
     return caller is not None and caller.f_globals.get("__name__", "").startswith("torch.optim.")
 
 
-_IN_DOUBLE = ("torch.optim", "torch.amp", "torch.nn.modules.batchnorm")
-
-
 def may_use_double() -> bool:
-    """Whether the code that called may use float64: optimizers and metrics, for a few scalars.
-
-    So may a BatchNorm without a momentum, for its count of batches.
-    """
+    """Whether the code that called may use float64: optimizers and metrics, for a few scalars."""
     frame = _caller()
     while frame is not None and top_package(frame) in ("torch", "contextlib", "functools"):
-        if frame.f_globals["__name__"].startswith(_IN_DOUBLE):
+        if frame.f_globals["__name__"].startswith(("torch.optim", "torch.amp")):
             return True
         frame = frame.f_back
     return frame is None or top_package(frame) in ("fulgurite", "torchmetrics", "lightning")

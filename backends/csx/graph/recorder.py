@@ -16,24 +16,17 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_impls import fast_detach
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx._lazy_graph_module import _make_graph_module
 from torch.fx.experimental import proxy_tensor
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 _DEVICE = torch.ops.prim.device.default
 _LITERAL = torch.ops.aten.lift_fresh.default
 _COPIED_LITERAL = torch.ops.aten.lift_fresh_copy.default
-_ASKS_FOR_SIZES = frozenset(
-    (
-        torch.ops.aten.size.default,
-        torch.ops.aten.stride.default,
-        torch.ops.aten.storage_offset.default,
-    )
-)
 
 
 class Nodes:
@@ -93,7 +86,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The graph of ``run(*examples)``, whose outputs are the tensors that it returns."""
         for i, example in enumerate(examples):
             node = self.graph.placeholder(f"input_{i}")
-            node.meta["val"] = _snapshot(example)
+            node.meta["val"] = _snapshot(example, self._fakes)
             self.nodes[example] = node
         with self, _no_cached_casts():
             results = run(*examples)
@@ -104,16 +97,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if func is _DEVICE:
             return func(*args, **kwargs)
-        tensors = list(_tensors_in((args, kwargs)))
+        tensors = list(tensors_in((args, kwargs)))
         if not all(type(one) in proxy_tensor.HANDLED_TYPES or one in self.nodes for one in tensors):
             return NotImplemented  # of a class of its own, which has the first word
-        if func not in _ASKS_FOR_SIZES and _is_made_of_others(func, _device(tensors)):
+        if _is_made_of_others(func, _device(tensors)):
             with self:
                 return func.decompose(*args, **kwargs)
-        if torch.Tag.data_dependent_output in func.tags:
-            values = [self._value(one) for one in tensors]
-            if all(value is not None for value in values):
-                return _computed(func, args, kwargs, self._value)
+        reads = torch.Tag.data_dependent_output in func.tags
+        if reads and all(self._value(one) is not None for one in tensors):
+            args, kwargs = pytree.tree_map_only(Tensor, self._value, (args, kwargs))
+            with _disable_current_modes(), torch.no_grad():
+                return func(*args, **kwargs)
         if func is _LITERAL:  # the literal is the graph's: what is written later is a copy's
             func = _COPIED_LITERAL
         operands = self._operands(args)
@@ -144,8 +138,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             name = self._constants[id(tensor)] = f"constant{len(self._constants)}"
             setattr(self._root, name, tensor)
         node = self.graph.create_node("get_attr", name)
-        with disable_proxy_modes_tracing():
-            node.meta["val"] = _snapshot(tensor, self._fakes)
+        node.meta["val"] = _snapshot(tensor, self._fakes)
         return node
 
     def _note(self, result: Any, node: fx.Node) -> None:
@@ -158,7 +151,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for i, one in enumerate(result):
                 if isinstance(one, (Tensor, list, tuple)):
                     item = self.graph.create_node("call_function", operator.getitem, (node, i))
-                    self._describe(item)
+                    item.meta.update(node.meta)  # its line
                     self._note(one, item)
                     taken.append(item.meta["val"])
                 else:
@@ -171,11 +164,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._value_of(tensor) if isinstance(tensor, FakeTensor) else tensor
 
 
-def _snapshot(tensor: Tensor, fakes: FakeTensorMode | None = None) -> Tensor:
+def _snapshot(tensor: Tensor, fakes: FakeTensorMode) -> Tensor:
     """A fake in the same memory, without what autograd knows: the tensor itself may not live on."""
     if isinstance(tensor, FakeTensor):
         return fast_detach(tensor.fake_mode, tensor)
-    assert fakes is not None
     with fakes:  # not ``from_tensor``, which keeps its fake for whoever reads the constant next
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
@@ -192,26 +184,19 @@ def _is_made_of_others(func: Any, device: str | None) -> bool:
     return made
 
 
-def _tensors_in(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors in what an operation is given, or gives."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
         for one in value:
-            yield from _tensors_in(one)
+            yield from tensors_in(one)
     elif isinstance(value, dict):
-        yield from _tensors_in([*value.values()])
+        yield from tensors_in([*value.values()])
 
 
 def _device(tensors: Sequence[Tensor]) -> str | None:
     return tensors[0].device.type if tensors else None
-
-
-def _computed(func: Any, args: Any, kwargs: Any, value: Callable[[Tensor], Tensor | None]) -> Any:
-    def real(one: Any) -> Any:
-        return value(one) if isinstance(one, Tensor) else one
-
-    with _disable_current_modes(), torch.no_grad():
-        return func(*map(real, args), **{name: real(one) for name, one in kwargs.items()})
 
 
 def recorder() -> Recorder:

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from torch import Tensor, fx
+from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
 
 from fulgurite.backends.csx.graph.dtypes import NARROW
@@ -103,17 +103,6 @@ def _with_operands(func: Any, args: Any, kwargs: Any) -> Any:
         return plain(leaf, f"{getattr(func, '__name__', func)}()")
 
     return func(*pytree.tree_map(value, args), **pytree.tree_map(value, kwargs))
-
-
-def forget_failed_reads(graph: fx.Graph) -> None:
-    """Remove host reads of which nothing follows.
-
-    Where torch refuses a tensor for a Python number, it has tried to read the tensor before.
-    """
-    read = torch.ops.aten._local_scalar_dense.default
-    for node in graph.find_nodes(op="call_function", target=read):
-        if not node.users:
-            graph.erase_node(node)
 
 
 def _dtype_of_scalars(leaves: list[Any]) -> torch.dtype | None:

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._C import DisableTorchFunction
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributions import Distribution
 from torch.fx import _symbolic_trace
@@ -96,7 +97,10 @@ def eager_updates(optimizers: list[Optimizer]) -> Iterator[Patch]:
 
 def host_value(x: Any) -> Any:
     """A scalar that eagerly is read as a Python float: it stays a tensor, in Python's precision."""
-    return as_number(x.to(torch.float64)) if isinstance(x, Tensor) else x
+    if not isinstance(x, Tensor):
+        return x
+    with DisableTorchFunction():  # float64 is no step's but a number's, which this becomes
+        return as_number(x.to(torch.float64))
 
 
 def _in_double(formula: Callable[..., None], *positions: int) -> Callable[..., None]:
