@@ -81,9 +81,6 @@ def _without_unread(traced: Graph, kept: Container[int] | None = None) -> Graph 
             where it reads others, and without ``kept`` where it reads gradients between steps.
     """
     fresh = traced.copied()
-    for node in reversed(list(fresh.nodes)):
-        if getattr(node.target, "namespace", "") == "profiler":
-            fresh.erase_node(node)
     without_renames(fresh)
     given = list(zip(traced.inputs, fresh.find_nodes(op="placeholder"), strict=True))
     for item, node in given:

@@ -10,16 +10,12 @@ from fulgurite.backends.csx.graph.op_schema import is_mutable, is_random, is_uni
 
 
 def simplify(graph: Graph) -> Graph:
-    """Drop the profiler's time spans, repeated and dead operations.
+    """Drop repeated and dead operations.
 
     Random operations stay even where their result is unused: they move the random state, as
     eagerly.
     """
     fresh = graph.copied()
-    # backwards, for the end of a time span reads its beginning
-    for node in reversed(list(fresh.nodes)):
-        if getattr(node.target, "namespace", "") == "profiler":  # Optimizer.step's time span
-            fresh.erase_node(node)
     _merge_repeated(fresh)
     fresh.eliminate_dead_code()
     _complete_lines(fresh)
