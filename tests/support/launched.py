@@ -15,12 +15,22 @@ def torchrun(count: int, script: Path, *arguments: str, seconds: float = 300) ->
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(
         [*run, f"--nproc_per_node={count}", str(script), *arguments],
-        env={**os.environ, "PYTHONPATH": str(SUPPORT), "OMP_NUM_THREADS": "1"},
+        # a process that crashes tells where
+        env={
+            **os.environ,
+            **{"PYTHONPATH": str(SUPPORT), "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"},
+        },
         capture_output=True,
         text=True,
         timeout=seconds,
         check=False,
     )
     printed = done.stdout + done.stderr
-    assert done.returncode == 0, printed[-4000:]
+    assert done.returncode == 0, _told(printed)
     return printed
+
+
+def _told(printed: str) -> str:
+    """The end of what processes printed, from where one of them crashed on."""
+    crashed = printed.find("Fatal Python error")
+    return printed[-4000:] if crashed < 0 else printed[crashed : crashed + 6000]
