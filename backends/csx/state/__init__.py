@@ -7,6 +7,7 @@ storage              places that hold tensors, and which inputs of a program the
 binding              the tensors that are in these places when a program runs
 python_objects       whose class it is, what is in it, and how that is remembered and put back
 optimizer_state      the state of optimizers before the first step
+optimizer_checks     which of it no program can hold
 conditional_updates  updates of optimizers that may not count, or are others the first time
 gradients            p.grad in a trace
 kept_gradients       where gradients are between steps, and what stands in p.grad meanwhile
@@ -38,10 +39,10 @@ from fulgurite.backends.csx.state.kept_gradients import DroppedGradients as Drop
 from fulgurite.backends.csx.state.kept_gradients import forget_dropped as forget_dropped
 from fulgurite.backends.csx.state.kept_gradients import held_gradients as held_gradients
 from fulgurite.backends.csx.state.kept_gradients import zero_kept_gradients as zero_kept_gradients
+from fulgurite.backends.csx.state.optimizer_checks import check_optimizer as check_optimizer
 from fulgurite.backends.csx.state.optimizer_state import NewState as NewState
 from fulgurite.backends.csx.state.optimizer_state import around_steps as around_steps
 from fulgurite.backends.csx.state.optimizer_state import before_steps as before_steps
-from fulgurite.backends.csx.state.optimizer_state import check_optimizer as check_optimizer
 from fulgurite.backends.csx.state.optimizer_state import init_state as init_state
 from fulgurite.backends.csx.state.optimizer_state import plain_options as plain_options
 from fulgurite.backends.csx.state.python_objects import ARRAYS as ARRAYS

@@ -15,21 +15,20 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import re
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import FunctionType, MethodType
+from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.optim import LBFGS, Optimizer, SparseAdam
+from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
-from fulgurite.backends.csx.diagnostics.user_lines import UserLine, belongs_to_library
+from fulgurite.backends.csx.diagnostics.user_lines import UserLine
 from fulgurite.backends.csx.graph.dtypes import wide
+from fulgurite.backends.csx.state.optimizer_checks import check_state
 from fulgurite.backends.csx.state.python_objects import remember
 from fulgurite.backends.csx.state.sharded import (
     ShardedTensor,
@@ -153,8 +152,8 @@ class Trial(NamedTuple):
 
     initial: dict[Any, Any]  # new states as they were when the step made them
     seen: bool  # whether all of them were (``_States.initial``)
-    after: list[Any]  # the parameters, all state, and what is in the groups
     groups: list[dict[str, Any]]
+    after: list[Any]  # where that was asked for: the parameters, all state, and the groups
 
 
 def begin_counts(optimizer: Optimizer, known: dict[Any, Any], first: Trial) -> Trial:
@@ -173,14 +172,21 @@ def begin_counts(optimizer: Optimizer, known: dict[Any, Any], first: Trial) -> T
     ]
     for group, key, value in born:
         group[key] = value
-    if born and not equal([*first], [*trial(optimizer, known, seed=1)]):
+    if born:
+        with_counts = trial(optimizer, known, seed=1, to_end=True)
         for group, key, _ in born:
             del group[key]
+        if equal([*trial(optimizer, known, seed=1, to_end=True)], [*with_counts]):
+            for group, key, value in born:
+                group[key] = value
     return first
 
 
-def trial(optimizer: Optimizer, known: dict[Any, Any], seed: int) -> Trial:
-    """A step of an optimizer whose state is ``known``; everything is put back."""
+def trial(optimizer: Optimizer, known: dict[Any, Any], seed: int, *, to_end: bool = False) -> Trial:
+    """A step of an optimizer whose state is ``known``; everything is put back.
+
+    With ``to_end`` its result is kept too: as much memory again as parameters and state take.
+    """
     everyone = [p for group in optimizer.param_groups for p in group["params"]]
     gradients = [p.grad for p in everyone]
     restore = remember(optimizer)
@@ -199,8 +205,8 @@ def trial(optimizer: Optimizer, known: dict[Any, Any], seed: int) -> Trial:
             {key: value for key, value in group.items() if key != "params"}
             for group in optimizer.param_groups
         ]
-        after = [*map(copy_tensors, everyone), copy_tensors(dict(states)), copy_tensors(groups)]
-        return Trial(*states.initial(known), after, groups)
+        after = [*everyone, dict(states), groups] if to_end else []
+        return Trial(*states.initial(known), groups, list(map(copy_tensors, after)))
     finally:
         restore()
         for p, gradient in zip(everyone, gradients, strict=True):
@@ -238,38 +244,6 @@ def plain_options(optimizers: list[Optimizer]) -> Iterator[None]:
     finally:
         for group, key, value in before:
             group[key] = value
-
-
-def check_optimizer(optimizer: Optimizer, line: UserLine | None = None) -> None:
-    """Refuse optimizers that no static program can hold.
-
-    One of torch's that only reads values on the host can be supported: ``hyperparams/torch_optim``.
-
-    Raises:
-        UnsupportedState: LBFGS, SparseAdam, or one with another optimizer inside.
-    """
-    name = type(optimizer).__name__
-    if isinstance(optimizer, LBFGS):
-        raise UnsupportedState(
-            f"{name} evaluates the step again and again, as often as values decide.",
-            line=line,
-            remedy="an optimizer with one update per step, such as torch.optim.AdamW",
-        )
-    if isinstance(optimizer, SparseAdam):
-        raise UnsupportedState(
-            f"{name} takes sparse gradients, whose shape depends on values.",
-            line=line,
-            remedy="nn.Embedding(sparse=False) and torch.optim.Adam",
-        )
-    for key, value in vars(optimizer).items():
-        if isinstance(value, Optimizer):
-            raise UnsupportedState(
-                f"{name} keeps another optimizer, in .{key}; that one's state would be none of the"
-                " program's.",
-                line=line,
-                remedy="both from configure_optimizers(), as a list, and what the outer one does in"
-                " a manual training_step",
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,10 +307,14 @@ def init_state(
     in_parts = any(isinstance(p, ShardedTensor) for p in everyone)
     if in_parts:
         refuse_of_wholes(optimizer, line)
-    alone = makes_for_each(optimizer)
-    if alone and (in_parts or made is not None):  # where there is no memory for trials of all
-        return _init_one_by_one(optimizer, parameters, line, made)
-    return _init_together(optimizer, parameters, line)
+    if not makes_for_each(optimizer):
+        return _init_together(optimizer, parameters, line)
+    # a trial takes several times the memory of its parameters, and here there may be none for it
+    scarce = in_parts or made is not None
+    turns = list(_in_turns(parameters, 0 if scarce else _TOGETHER_BYTES))
+    if len(turns) == 1:
+        return _init_together(optimizer, parameters, line)
+    return _init_in_turns(optimizer, turns, line, made)
 
 
 def _init_together(optimizer: Optimizer, parameters: list[Any], line: UserLine | None) -> NewState:
@@ -345,40 +323,55 @@ def _init_together(optimizer: Optimizer, parameters: list[Any], line: UserLine |
     for key, values in initial.items():
         if isinstance(key, ShardedTensor) and isinstance(values, dict):
             initial[key] = {k: sharded_as(key, v, optimizer) for k, v in values.items()}
+    everyone = [p for group in optimizer.param_groups for p in group["params"]]
+    with_double = any(wide(p.dtype) for p in everyone)
     for values in initial.values():
-        _check(optimizer, values, line)
+        check_state(optimizer, values, line, everyone[0].device, with_double)
     optimizer.state.update(initial)
     return NewState(optimizer, parameters, list(initial), of_gradient)
 
 
-_OFTEN_BYTES = 16 << 20  # of parameters
+_OFTEN_BYTES = _TOGETHER_BYTES = 16 << 20  # of parameters
 
 
-def _init_one_by_one(
-    optimizer: Optimizer, parameters: list[Any], line: UserLine | None, made: Made | None
+def _in_turns(parameters: list[Any], most: int) -> Iterator[list[Any]]:
+    """The parameters in turns of at most so many bytes, or of one that has more."""
+    turn: list[Any] = []
+    nbytes = 0
+    for p in parameters:
+        if turn and nbytes + p.nbytes > most:
+            yield turn
+            turn, nbytes = [], 0
+        turn.append(p)
+        nbytes += p.nbytes
+    yield turn
+
+
+def _init_in_turns(
+    optimizer: Optimizer, turns: list[list[Any]], line: UserLine | None, made: Made | None
 ) -> NewState:
-    """Do as ``init_state``, with one parameter's trials in memory at a time."""
+    """Do as ``init_state``, with one turn's trials in memory at a time."""
     groups, whole = optimizer.param_groups, optimizer.state
     every, of_gradient = [group["params"] for group in groups], False
     keys: list[Any] = []
     new_bytes = 0
-    for p in parameters:
-        optimizer.state = defaultdict(dict)
+    for turn in turns:
+        optimizer.state, now = defaultdict(dict), {*map(id, turn)}
         try:
             for group, own in zip(groups, every, strict=True):
-                group["params"] = [p] if any(one is p for one in own) else []
-            new = _init_together(optimizer, [p], line)
+                group["params"] = [p for p in own if id(p) in now]
+            new = _init_together(optimizer, turn, line)
         finally:
             state, optimizer.state = optimizer.state, whole
             for group, own in zip(groups, every, strict=True):
                 group["params"] = own
         whole.update(state)
         keys, of_gradient = keys + new.keys, of_gradient or new.of_gradient
-        new_bytes += p.nbytes
+        new_bytes += sum(p.nbytes for p in turn)
         if made is not None and new_bytes >= _OFTEN_BYTES:
             new_bytes = 0
             made()
-    return NewState(optimizer, parameters, keys, of_gradient)
+    return NewState(optimizer, [p for turn in turns for p in turn], keys, of_gradient)
 
 
 def _initial(
@@ -399,8 +392,13 @@ def _initial(
             zeros = _zeros_like(initial)
             # a buffer that begins as the gradient is often the same as one that begins as zeros
             # and has the gradient added (SGD's momentum): then no first update is special
-            again = [trial(optimizer, {**known, **copy_tensors(zeros)}, seed) for seed in (1, 2)]
-            of_gradient = not equal([first.after, second.after], [one.after for one in again])
+            of_gradient = not all(
+                equal(
+                    trial(optimizer, known, seed, to_end=True).after,
+                    trial(optimizer, {**known, **copy_tensors(zeros)}, seed, to_end=True).after,
+                )
+                for seed in (1, 2)
+            )
             initial = initial if of_gradient else zeros
     return initial, of_gradient, line
 
@@ -432,68 +430,3 @@ def _zeros_like(value: Any) -> Any:
     if isinstance(value, Tensor):
         return torch.zeros_like(value)
     return {key: _zeros_like(item) for key, item in value.items()} if type(value) is dict else value
-
-
-def _check(optimizer: Optimizer, values: Any, line: UserLine | None) -> None:
-    for key, value in values.items() if isinstance(values, dict) else ():
-        if isinstance(value, dict):
-            _check(optimizer, value, line)
-            continue
-        try:
-            _check_value(optimizer, key, value)
-        except UnsupportedState as error:
-            raise error.replaced(line=_where_made(type(optimizer), key) or line) from None
-
-
-def _check_value(optimizer: Optimizer, key: Any, value: Any) -> None:
-    name = type(optimizer).__name__
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        raise UnsupportedState(
-            f"{name} keeps state['{key}'] as a Python number ({value!r}); the program would"
-            " freeze it.",
-            remedy=f"state['{key}'] = torch.tensor({float(value)!r}), changed in place",
-        )
-    if isinstance(value, (list, tuple, set)) and any(isinstance(v, Tensor) for v in value):
-        raise UnsupportedState(
-            f"{name} keeps tensors in a {type(value).__name__}, state['{key}'].",
-            remedy=f"one key for each: state['{key}_0'], state['{key}_1'], ...",
-        )
-    if isinstance(value, Tensor):
-        params = [p for group in optimizer.param_groups for p in group["params"]]
-        _check_tensor(f"{name} keeps state['{key}']", value, params)
-
-
-def _where_made(kind: type, key: Any) -> UserLine | None:
-    """The first line in an optimizer of the user's that puts something under a key."""
-    sets = re.compile(rf"""\[["']{re.escape(str(key))}["']\]\s*=[^=]""")
-    methods = (one for owner in kind.__mro__ for one in vars(owner).values())
-    for method in methods:
-        function = inspect.unwrap(method) if callable(method) else None
-        if not isinstance(function, FunctionType) or belongs_to_library(function):
-            continue
-        try:
-            lines, first = inspect.getsourcelines(function)
-        except OSError:  # there is no file
-            continue
-        for i, text in enumerate(lines):
-            if sets.search(text):
-                code = function.__code__
-                return UserLine(code.co_filename, first + i, code.co_name)
-    return None
-
-
-def _check_tensor(keeps: str, value: Tensor, params: Sequence[Tensor]) -> None:
-    """Refuse what no program can hold, before it fails in the middle of a trace."""
-    double = any(wide(p.dtype) for p in params)
-    found = {
-        f"on the device {value.device}": value.device.type != params[0].device.type,
-        f"as a {value.layout} tensor": value.layout is not torch.strided,
-        f"in {value.dtype}": wide(value.dtype) and not double,
-    }
-    for how, wrong in found.items():
-        if wrong:
-            raise UnsupportedState(
-                f"{keeps} {how}; a program's state lies with the parameters, dense, in float32, a"
-                " 16-bit type or integers.",
-                remedy="torch.zeros_like(p); for a count torch.zeros((), device=p.device)",
-            )

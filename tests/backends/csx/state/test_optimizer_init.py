@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import fulgurite
 from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
+from fulgurite.backends.csx.state import optimizer_state
 
 pytestmark = pytest.mark.fits
 
@@ -277,3 +278,23 @@ def test_state_that_it_forgot_is_an_error_that_names_it() -> None:
     with pytest.raises(UnsupportedState, match=r"\['count'\]") as caught:
         fitted(Forgetful)
     assert 'self.state[p]["kept"] = torch.zeros_like(p) in preinitialize()' in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "SGD", "Rprop", "NAdam", "ASGD", "Adafactor"])
+def test_state_of_large_models_is_made_in_turns_as_all_at_once(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    for most in (1 << 30, 0):
+        monkeypatch.setattr(optimizer_state, "_TOGETHER_BYTES", most)
+        torch.manual_seed(0)
+        net = mlp()
+        groups = [{"params": [one]} for one in net.parameters()][:2]
+        groups.append({"params": [*net.parameters()][2:]})
+        options: dict[str, Any] = {"momentum": 0.9} if kind == "SGD" else {}
+        optimizer = getattr(torch.optim, kind)(groups, lr=0.1, **options)
+        new = optimizer_state.init_state(optimizer)
+        assert new is not None
+        assert all(p.grad is None for p in net.parameters())
+        made.append([new.of_gradient, [optimizer.state[p] for p in net.parameters()]])
+    assert_close(made[1], made[0], tolerance=0.0)
