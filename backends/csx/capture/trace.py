@@ -25,7 +25,7 @@ from fulgurite.backends.csx.capture.recording import Recording, Updates
 from fulgurite.backends.csx.capture.scope import HostState, Scope, keep_flat_weights
 from fulgurite.backends.csx.capture.side_effects import CollectedEffects, collect
 from fulgurite.backends.csx.capture.step_inputs import StepInputs
-from fulgurite.backends.csx.contract import Observers
+from fulgurite.backends.csx.contract import Observers, raising_refusals
 from fulgurite.backends.csx.diagnostics.user_lines import NodeLines, UserLine
 from fulgurite.backends.csx.graph.graph import Graph, Kind
 from fulgurite.backends.csx.graph.recorder import Recorder
@@ -106,10 +106,15 @@ class Trace:
         )
         paths = {id(module): path for path, module in scope.module.named_modules()}
         lines = NodeLines(Trace._step.__code__, scope.line_now, paths)
-        self.recorder = Recorder(self.inputs.mode, lines, self.observers.constants.value_of)
+        self.recorder = Recorder(
+            self.inputs.mode,
+            lines,
+            self.observers.constants.value_of,
+            notes_results=first is None or scope.fp16_type is not None,  # a scale looks at memory
+        )
         self.answers: dict[tuple[str, str], Any] = {}
         self.run_guards: list[NumberGuard] = []
-        self.run_numbers: list[tuple[RunNumber, UserLine | None]] = []
+        self.run_numbers: list[tuple[str, Callable[..., object], UserLine | None]] = []
 
     def run_number(self, name: str, now: int, value: int, note: Callable[..., object]) -> RunNumber:
         """A counter of the run, as the step computes with it.
@@ -129,7 +134,8 @@ class Trace:
         number.note = note
         if (line := self.observers.line()) is not None:
             FOLLOWED.add((line.file, line.function))
-        self.run_numbers.append((number, line))
+        # not the number itself: it holds a tensor, which would be looked for as one that leaked
+        self.run_numbers.append((number.text, note, line))
         return number
 
     def note_unseen_reads(self, graph: Graph) -> None:
@@ -139,9 +145,9 @@ class Trace:
         """
         taken = {item.name for item in graph.inputs if item.kind is Kind.COUNTER}
         asked = " ".join(guard.text for guard in self.run_guards)
-        for number, line in self.run_numbers:
-            if number.text not in taken and number.text not in asked:
-                number.note(line)
+        for text, note, line in self.run_numbers:
+            if text not in taken and text not in asked:
+                note(line)
 
     def note_answer(self, name: str, value: bool) -> None:
         """The step asked the run something, and got this answer."""
@@ -161,7 +167,7 @@ class Trace:
     def _graph(self) -> fx.GraphModule:
         """Run the step as a graph; no local of this function may outlive it, or it has leaked."""
         with (
-            self.observers.mode.raising_refusals(self.scope.line_now),
+            raising_refusals(self.observers.mode, self.scope.line_now),
             contextlib.ExitStack() as stack,
         ):
             self.host.reads.begin(replays=self.host.first is not None)

@@ -44,6 +44,7 @@ from fulgurite.backends.csx.contract.frozen_values import Access as Access
 from fulgurite.backends.csx.contract.frozen_values import FrozenScalars as FrozenScalars
 from fulgurite.backends.csx.contract.frozen_values import is_scalar as is_scalar
 from fulgurite.backends.csx.contract.function_mode import Contract as Contract
+from fulgurite.backends.csx.contract.function_mode import raising_refusals as raising_refusals
 from fulgurite.backends.csx.contract.leaks import ValuelessTensor as ValuelessTensor
 from fulgurite.backends.csx.contract.leaks import report_leaks as report_leaks
 from fulgurite.backends.csx.contract.leaks import valueless as valueless

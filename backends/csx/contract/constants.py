@@ -7,6 +7,7 @@ beside the traced operations.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -33,6 +34,8 @@ from fulgurite.backends.csx.graph.recorder import tensors_in
 from fulgurite.backends.csx.hyperparams.torch_optim import TRACEABLE
 from fulgurite.backends.csx.state import Layout, dotted_name
 
+RunBelow = Callable[[Callable[[Any, Any], Any], Any, Any, Any], Any]
+
 _DEVICE = torch.ops.prim.device.default
 LARGEST = 1 << 22  # elements; larger constants are not followed (assumed: none is looked at)
 
@@ -47,14 +50,15 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         line: the user's line that runs now.
+        contract: looks at operations that no call of a function has brought: a backward pass's.
 
     Attributes:
         created: every tensor that the trace made.
     """
 
-    def __init__(self, line: Callable[[], UserLine | None]) -> None:
+    def __init__(self, line: Callable[[], UserLine | None], contract: RunBelow) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._line, self.created = line, CreatedTensors()
+        self._line, self._contract, self.created = line, contract, CreatedTensors()
         self._foreign: set[int] = set()  # storages of fakes over tensors that no module holds
         self._values: Any = WeakIdKeyDictionary()
         self._spoiled: set[int] = set()  # storages
@@ -70,8 +74,14 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device  # what autograd asks more often than for all that follows
-        func = TRACEABLE.get(func, func)
-        args, kwargs = with_explicit_dtype(func, args, kwargs or {})
+        func, kwargs = TRACEABLE.get(func, func), kwargs or {}
+        run = functools.partial(self._run, func)
+        if torch._C._len_torch_function_stack():  # else torch took the mode away for a function
+            return self._contract(run, func, args, kwargs)
+        return run(args, kwargs)
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        args, kwargs = with_explicit_dtype(func, args, kwargs)
         tensors = list(tensors_in((args, kwargs)))
         changed = written(func, args, kwargs)
         self._check_writes(changed)

@@ -187,6 +187,7 @@ def buffer_code(name: str, value: Any, later: Any = None) -> str:
 
 
 LARGEST = 64  # operations that a value may follow from (assumed: flags and sizes take fewer)
+MOST_ELEMENTS = 1 << 16  # of such a value: buffers that are read are compared from then on
 
 
 class Buffer(NamedTuple):
@@ -236,7 +237,7 @@ class FrozenBuffers:
         ``refusal`` makes the error where the step turns out to write one of them.
         """
         found = self._tracker.get(tensor)
-        if found is None or tensor.numel() != 1:
+        if found is None or tensor.numel() > MOST_ELEMENTS:
             return None
         values: dict[fx.Node, Tensor] = {}
         value = self._value(found, values)

@@ -30,6 +30,7 @@ from fulgurite.backends.csx.contract.dtype_rules import OneNarrowType
 from fulgurite.backends.csx.contract.frozen_values import FrozenBuffers
 from fulgurite.backends.csx.contract.leaks import Names, function_name
 from fulgurite.backends.csx.contract.overrides import (
+    KNOWN_FORMS,
     STATIC_FORMS,
     at,
     without_known_masks,
@@ -59,6 +60,7 @@ _READS = frozenset(
     (Tensor.__bool__, Tensor.item, Tensor.__int__, Tensor.__float__, Tensor.__index__)
 )
 """Calls that may read a buffer which the step does not write."""
+_OF_VALUES = DynamicOutputShapeException, DataDependentOutputException
 _KNOWN_OF_FAKES = frozenset(
     getattr(Tensor, name).__get__
     for name in ("dtype", "is_leaf", "is_sparse", "layout", "ndim", "requires_grad", "shape")
@@ -80,6 +82,7 @@ class Contract(TorchFunctionMode):
 
     Attributes:
         refused: the first error; code that catches it must not make it unseen.
+        refusals: makes them.
     """
 
     def __init__(
@@ -94,7 +97,7 @@ class Contract(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self._line, self._names, self._known, self._move = line, names, known, move
-        self._narrow, self._frozen_buffers, self._refusals = (
+        self._narrow, self._frozen_buffers, self.refusals = (
             narrow,
             frozen_buffers,
             Refusals(line, names, known),
@@ -143,15 +146,15 @@ class Contract(TorchFunctionMode):
             values = [self._value(arg) if isinstance(arg, Tensor) else arg for arg in args]
             if values[0] is None and func in _READS:
                 values[0] = self._frozen_buffers.read(
-                    args[0], lambda: self._refusals.written_value_read(args[0], *broken)
+                    args[0], lambda: self.refusals.written_value_read(args[0], *broken)
                 )
             if not any(value is None for value in values):
                 # constants, and buffers that the step does not write: Python may look at them
                 with DisableTorchFunction(), _disable_current_modes():
                     return func(*values, **kwargs)
-            raise self._refusals.value_read(args[0], *broken)
-        if func is Tensor.cpu or (func is Tensor.to and "cpu" in args[1:]):
-            self._check_move(args[0], func)
+            raise self.refusals.value_read(args[0], *broken)
+        if (how := _reads_as_cpu(func, args)) is not None:
+            raise self.refusals.value_read(args[0], "read", how)
         if func == _SET_DATA:  # a method-wrapper: equal, never the same
             return self._set_data(*args)
         if func is Tensor.__getitem__ or func is Tensor.__setitem__:
@@ -159,9 +162,10 @@ class Contract(TorchFunctionMode):
             if split is not None:
                 return at(split.places, split.rest_of(args[0]), *args[2:])
         if func is Tensor.__getitem__:
-            args = (args[0], without_known_masks(args[1], self._value))
+            refusal = functools.partial(self.refusals.dynamic_shape, func, args)
+            args = (args[0], without_known_masks(args[1], self._looking(refusal)))
         if kwargs or func in (Tensor.to, Tensor.cuda):
-            self._check_options(func, args, kwargs)
+            _check_options(self._line, func, args, kwargs)
         literal = self._narrow.literal(func, args, kwargs)
         if literal is not None:
             result = self._call(func, *literal)
@@ -173,12 +177,18 @@ class Contract(TorchFunctionMode):
                 return override
         run = functools.partial(call_with_numbers, func)
         result = self._run(run, func, args, kwargs)
-        if isinstance(result, Tensor):
-            self._note(func, result, args)
-        elif type(result) in (tuple, list):
-            for one in result:
-                if isinstance(one, Tensor):
-                    self._note(func, one, args)
+        self._note_all(func, result, args)
+        return result
+
+    def run_below(self, run: Callable[[Any, Any], Any], func: Any, args: Any, kwargs: Any) -> Any:
+        """Call ``run`` for an operation that autograd asks for: one call, whatever runs inside."""
+        try:
+            with DisableTorchFunction():
+                result = self._run(run, func, args, kwargs)
+                self._note_all(func, result, args)
+        except TraceError as error:
+            self.refused = self.refused or error
+            raise
         return result
 
     @contextlib.contextmanager
@@ -194,38 +204,26 @@ class Contract(TorchFunctionMode):
         """Call ``run`` for a function; what the fakes cannot do is said as the user's misuse."""
         try:
             return run(args, kwargs)
-        except DynamicOutputShapeException:
-            raise self._refusals.dynamic_shape(func, args) from None
-        except DataDependentOutputException:
-            raise self._refusals.value_needed(func, args, kwargs) from None
+        except (*_OF_VALUES, RuntimeError) as error:
+            if not isinstance(error, _OF_VALUES) and func not in KNOWN_FORMS:
+                raise
+            refusal = functools.partial(self.refusals.dynamic_shape, func, args)
+            known = _of_known(self._looking(refusal), func, args, kwargs)
+            if known is not None:
+                return known
+            if not isinstance(error, DataDependentOutputException):
+                raise self.refusals.dynamic_shape(func, args) from None
+            raise self.refusals.value_needed(func, args, kwargs) from None
         except TypeError as error:
-            refused = self._refusals.scalar_argument(error, func, args, kwargs)
+            refused = self.refusals.scalar_argument(error, func, args, kwargs)
             if refused is None:
                 raise
             raise refused from None
 
-    @contextlib.contextmanager
-    def raising_refusals(self, line_now: Callable[[], UserLine | None]) -> Iterator[None]:
-        """Say as the user's misuse why a trace ended, and raise what code in between has caught.
-
-        Args:
-            line_now: the user's line to blame where none is in the error's traceback.
-        """
-        try:
-            yield
-            if self.refused is not None:
-                raise self.refused
-        except TypeError as error:  # torch looks at numbers before any mode does
-            refused = self._refusals.scalar_argument_seen_by_torch(error)
-            if refused is None:
-                raise
-            raise refused from None
-        except (DynamicOutputShapeException, DataDependentOutputException) as error:
-            raise DynamicShape(
-                f"{error.func} has a result whose shape depends on values.",
-                line=raised_at(error) or line_now(),  # the step is off the stack by now
-                remedy=MASKS,
-            ) from None
+    def _note_all(self, func: Any, result: Any, args: Any) -> None:
+        for one in result if type(result) in (tuple, list) else (result,):
+            if isinstance(one, Tensor):
+                self._note(func, one, args)
 
     def _note(self, func: Any, result: Tensor, args: Any) -> None:
         """Remember where a tensor came from; refuse what the backend does not have."""
@@ -241,24 +239,18 @@ class Contract(TorchFunctionMode):
             what = "A gradient" if func == _GRADIENT else what
             raise misuse("sparse", self._line(), what=what)
 
-    def _check_options(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Refuse another device than the program's, and another generator than torch's own."""
-        device = _asked_device(func, args, kwargs)
-        fakes_own = device == "meta" and called_by_library()
-        if device not in ("cpu", None) and not fakes_own:
-            raise misuse("device", self._line(), device=device)
-        if kwargs.get("generator") not in (None, torch.default_generator):
-            raise misuse("generator", self._line())
-
     def _value(self, tensor: Tensor) -> Tensor | None:
         """The value of a tensor that has one while tracing: a constant's."""
         return self._known(tensor) if isinstance(tensor, FakeTensor) else tensor
 
-    def _check_move(self, tensor: Tensor, func: Any) -> None:
-        """`.cpu()` is a host read where the user wrote it; libraries call it as a no-op."""
-        if not called_by_library() and isinstance(tensor, FakeTensor):
-            done = "read by .cpu()" if func is Tensor.cpu else 'read by .to("cpu")'
-            raise self._refusals.value_read(tensor, "read", done)
+    def _looking(self, refusal: Callable[[], TraceError]) -> ValueOf:
+        """Gives values that Python may look at: of constants, and of buffers that nobody writes."""
+
+        def value_of(tensor: Tensor) -> Tensor | None:
+            value = self._value(tensor)
+            return self._frozen_buffers.read(tensor, refusal) if value is None else value
+
+        return value_of
 
     def _set_data(self, tensor: Tensor, value: Tensor) -> None:
         """``p.data = value``, of the same shape and dtype."""
@@ -266,6 +258,67 @@ class Contract(TorchFunctionMode):
             named = {"tensor": self._names(tensor), "now": brief(value), "before": brief(tensor)}
             raise misuse("data", self._line(), **named)
         self._move(tensor, value)
+
+
+Line = Callable[[], UserLine | None]
+ValueOf = Callable[[Tensor], Tensor | None]
+
+
+@contextlib.contextmanager
+def raising_refusals(contract: Contract, line_now: Line) -> Iterator[None]:
+    """Say as the user's misuse why a trace ended, and raise what code in between has caught.
+
+    Args:
+        contract: what the trace is held to.
+        line_now: the user's line to blame where none is in the error's traceback.
+    """
+    try:
+        yield
+        if contract.refused is not None:
+            raise contract.refused
+    except TypeError as error:  # torch looks at numbers before any mode does
+        refused = contract.refusals.scalar_argument_seen_by_torch(error)
+        if refused is None:
+            raise
+        raise refused from None
+    except (DynamicOutputShapeException, DataDependentOutputException) as error:
+        raise DynamicShape(
+            f"{error.func} has a result whose shape depends on values.",
+            line=raised_at(error) or line_now(),  # the step is off the stack by now
+            remedy=MASKS,
+        ) from None
+
+
+def _of_known(value_of: ValueOf, func: Any, args: Any, kwargs: Any) -> Any:
+    """What a function gives of known values, as literals of the step; None where one is not."""
+    places = KNOWN_FORMS.get(func)
+    if places is not None:
+        return places(value_of, args, kwargs)
+    tensors = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+    if any(value_of(one) is None for one in tensors):
+        return None
+    args, kwargs = pytree.tree_map_only(Tensor, value_of, (args, kwargs))
+    with DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
+        result = func(*args, **kwargs)
+    return pytree.tree_map_only(Tensor, torch.ops.aten.lift_fresh.default, result)
+
+
+def _reads_as_cpu(func: Any, args: Any) -> str | None:
+    """How a value is read that is moved to the CPU; libraries call that as a no-op."""
+    moves = func is Tensor.cpu or (func is Tensor.to and "cpu" in args[1:])
+    if not moves or called_by_library() or not isinstance(args[0], FakeTensor):
+        return None
+    return "read by .cpu()" if func is Tensor.cpu else 'read by .to("cpu")'
+
+
+def _check_options(line: Line, func: Any, args: Any, kwargs: Any) -> None:
+    """Refuse another device than the program's, and another generator than torch's own."""
+    device = _asked_device(func, args, kwargs)
+    fakes_own = device == "meta" and called_by_library()
+    if device not in ("cpu", None) and not fakes_own:
+        raise misuse("device", line(), device=device)
+    if kwargs.get("generator") not in (None, torch.default_generator):
+        raise misuse("generator", line())
 
 
 def _only_moves(func: Any, args: Any) -> bool:

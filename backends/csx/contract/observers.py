@@ -56,7 +56,7 @@ class Observers:
     ) -> None:
         self._module, self._boundary, self._line_now = module, boundary, line_now
         self.names = Names(state)
-        self.constants = Constants(self.line)
+        self.constants = Constants(self.line, lambda *call: self.mode.run_below(*call))
         self.frozen_buffers = FrozenBuffers(self.line)
         self.mode = Contract(
             self.line,

@@ -222,3 +222,40 @@ STATIC_FORMS: dict[Any, Callable[[Any, Any], Any]] = {
     **dict.fromkeys((torch.cov, Tensor.cov), _covariance),
     **dict.fromkeys((torch.corrcoef, Tensor.corrcoef), _correlation),
 }
+
+
+ValueOf = Callable[[Tensor], Tensor | None]
+
+
+def _repeated(value_of: ValueOf, args: Any, kwargs: Any) -> Any:
+    """``x.repeat_interleave(repeats)`` of known repeats: the places that these name."""
+    given = {**dict(zip(("input", "repeats", "dim"), args, strict=False)), **kwargs}
+    x, repeats, dim = given["input"], given.get("repeats"), given.get("dim")
+    value = value_of(x if repeats is None else repeats)
+    if value is None:
+        return None
+    with DisableTorchFunction(), _disable_current_modes():
+        places = torch.repeat_interleave(value)
+    literal = torch.ops.aten.lift_fresh.default(places)
+    if repeats is None:
+        return literal
+    return x.flatten().index_select(0, literal) if dim is None else x.index_select(dim, literal)
+
+
+def _split_at(value_of: ValueOf, args: Any, kwargs: Any) -> Any:
+    """``torch.tensor_split(x, places)`` of known places, which are numbers then."""
+    given = {**dict(zip(("input", "indices", "dim"), args, strict=False)), **kwargs}
+    indices = given.get("indices", given.get("tensor_indices_or_sections"))
+    value = value_of(indices) if isinstance(indices, Tensor) else None
+    if value is None:
+        return None
+    with DisableTorchFunction(), _disable_current_modes():
+        places = value.tolist()
+    return torch.tensor_split(given["input"], places, given.get("dim", 0))
+
+
+KNOWN_FORMS: dict[Any, Callable[[ValueOf, Any, Any], Any]] = {
+    **dict.fromkeys((torch.repeat_interleave, Tensor.repeat_interleave), _repeated),
+    **dict.fromkeys((torch.tensor_split, Tensor.tensor_split), _split_at),
+}
+"""Functions that need the values of one argument alone: what they give where these are known."""

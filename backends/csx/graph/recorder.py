@@ -60,6 +60,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         fakes: the mode of the fakes that it runs on.
         describe: is given each node of an operation when it has been made.
         value_of: the value of a tensor that has one while it is traced, else None.
+        notes_results: whether a node gets a fake of its result, for whoever lowers the graph or
+            looks at memory; one that is only compared with another needs none.
 
     Attributes:
         graph: what was noted.
@@ -71,12 +73,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         fakes: FakeTensorMode,
         describe: Callable[[fx.Node], None],
         value_of: Callable[[Tensor], Tensor | None],
+        notes_results: bool = True,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         # the tracer's slot: a trace inside of this one (torch.func.linearize) takes it meanwhile,
         # torch's collectives and checkpoints ask whether somebody is in it
         self._mode_key = torch._C._TorchDispatchModeKey.PROXY
         self._fakes, self._describe, self._value_of = fakes, describe, value_of
+        self._notes_results = notes_results
         self.graph, self.nodes, self._root = fx.Graph(), Nodes(), nn.Module()
         self._constants: dict[int, str] = {}
 
@@ -86,8 +90,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The graph of ``run(*examples)``, whose outputs are the tensors that it returns."""
         for i, example in enumerate(examples):
             node = self.graph.placeholder(f"input_{i}")
-            node.meta["val"] = _snapshot(example, self._fakes)
-            self.nodes[example] = node
+            self._is_now(example, node)
         with self, _no_cached_casts():
             results = run(*examples)
         self.graph.output([self._operand(result) for result in results])
@@ -138,14 +141,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             name = self._constants[id(tensor)] = f"constant{len(self._constants)}"
             setattr(self._root, name, tensor)
         node = self.graph.create_node("get_attr", name)
-        node.meta["val"] = _snapshot(tensor, self._fakes)
+        self._note_result(node, tensor)
         return node
+
+    def _is_now(self, tensor: Tensor, node: fx.Node) -> None:
+        self.nodes[tensor] = node
+        self._note_result(node, tensor)
+
+    def _note_result(self, node: fx.Node, tensor: Tensor) -> None:
+        if self._notes_results:
+            node.meta["val"] = _snapshot(tensor, self._fakes)
 
     def _note(self, result: Any, node: fx.Node) -> None:
         """Note which tensors a node is; one of several has a node that takes it out."""
         if isinstance(result, Tensor):
-            node.meta["val"] = _snapshot(result, self._fakes)
-            self.nodes[result] = node
+            self._is_now(result, node)
         elif isinstance(result, (list, tuple)):
             taken = []
             for i, one in enumerate(result):
@@ -153,7 +163,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     item = self.graph.create_node("call_function", operator.getitem, (node, i))
                     item.meta.update(node.meta)  # its line
                     self._note(one, item)
-                    taken.append(item.meta["val"])
+                    taken.append(item.meta.get("val"))
                 else:
                     taken.append(one)
             node.meta["val"] = tuple(taken) if isinstance(result, tuple) else taken

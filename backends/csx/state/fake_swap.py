@@ -17,32 +17,43 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._C import DisableTorchFunction
+from torch._subclasses.fake_impls import fast_detach
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental import proxy_tensor
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.overrides import resolve_name
 
 from fulgurite.backends.csx.graph.graph import storage_of
-from fulgurite.backends.csx.graph.recorder import recorder
+from fulgurite.backends.csx.graph.recorder import Nodes, recorder
 from fulgurite.backends.patches import Patch, patches_of, trace_lock
 from fulgurite.backends.torch_versions import CHECKED
 
 
-def fake_for(real: Tensor, value: Tensor) -> Tensor:
-    """``value``, a fake, as one to put in the place of ``real``: a leaf with the user's hooks."""
-    fake: Tensor
-    if isinstance(real, nn.Parameter):
-        fake = nn.Parameter(value.detach(), requires_grad=real.requires_grad)
-    else:
-        fake = value.detach().requires_grad_(real.requires_grad)
-    # what the user's hooks do to a gradient is part of the step
-    for hook in (real._backward_hooks or {}).values():
-        fake.register_hook(hook)  # type: ignore[no-untyped-call]
-    for hook in (getattr(real, "_post_accumulate_grad_hooks", None) or {}).values():
-        on_gradient(fake, hook)
+def fake_for(real: Tensor, value: Tensor, nodes: Nodes) -> Tensor:
+    """``value`` as a fake to put in the place of ``real``: a leaf with the user's hooks."""
+    fake = same_to_graph(value, nodes)
+    with DisableTorchFunction():
+        fake.requires_grad_(real.requires_grad)
+        if isinstance(real, nn.Parameter):
+            fake._is_param = True  # what nn.Parameter looks at
+        # what the user's hooks do to a gradient is part of the step
+        for hook in (real._backward_hooks or {}).values():
+            fake.register_hook(hook)  # type: ignore[no-untyped-call]
+        for hook in (getattr(real, "_post_accumulate_grad_hooks", None) or {}).values():
+            on_gradient(fake, hook)
     # ``swap`` exchanges the dicts too: the step finds what somebody has put on the tensor
     for key, value in vars(real).items():
         vars(fake).setdefault(key, value)
     return fake
+
+
+def same_to_graph(value: Tensor, nodes: Nodes) -> Tensor:
+    """A fake as another object, which the graph takes for the same: that is no operation."""
+    assert isinstance(value, FakeTensor)
+    with disable_proxy_modes_tracing(), DisableTorchFunction():
+        twin: Tensor = fast_detach(value.fake_mode, value)
+    nodes[twin] = nodes[value]
+    return twin
 
 
 def on_gradient(leaf: Tensor, hook: Callable[[Tensor], None]) -> None:
