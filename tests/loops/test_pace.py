@@ -167,7 +167,7 @@ def test_beside_other_processes_there_is_no_estimate() -> None:
 
 def test_other_shapes_and_other_processes_have_their_words() -> None:
     fit = made(speed_of((0, 0.0), (300, 0.01)), training=[cost(loaded_s=0.1)], shapes=(7, 90))
-    assert "7 more than are compiled: 90 batches ran operation by" in str(fit)
+    assert "7 more than are compiled: 90 batches ran without a program" in str(fit)
     assert "other processes" not in str(fit)
     assert "0.75 s of the steps, 25%, for other processes" in str(replace(fit, waits_s=0.75))
 

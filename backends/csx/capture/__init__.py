@@ -10,12 +10,15 @@ step_inputs      the fakes that the step works on
 side_effects     what the step left on the host, and what becomes of it
 scope            what a step works on; how a trace is undone
 lightning_scope  the same of a LightningModule and its Trainer
+as_lightning     a step without a program, on the real tensors
 host_calls       what happens on the host after every step, self.log among it
 metrics          torchmetrics, where no program can do what they do
 recording        what is kept of a trace: operations, updates, and where its results go
 comparison       the first difference of two traces; state that the first one made
 """
 
+from fulgurite.backends.csx.capture.as_lightning import can_run as can_run
+from fulgurite.backends.csx.capture.as_lightning import run_as_lightning as run_as_lightning
 from fulgurite.backends.csx.capture.captured_step import CapturedStep as CapturedStep
 from fulgurite.backends.csx.capture.captured_step import FinishedTrace as FinishedTrace
 from fulgurite.backends.csx.capture.captured_step import as_first_traced as as_first_traced

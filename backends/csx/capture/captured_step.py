@@ -154,8 +154,9 @@ class FinishedTrace:
             scope.takes_turns = True
             return True
         for name in sorted(inputs.gradients.missed):
-            there = inputs.parameters[name].grad is not None
-            self.trace.scope.carried[name] = GradientFlag(name, there)
+            kept = scope.stage_gradients.kept.get(f"{name}.grad")
+            there = inputs.parameters[name].grad is not None if kept is None else bool(kept.any())
+            scope.carried[name] = GradientFlag(name, there)
         return inputs.gradients.begins_otherwise() or bool(inputs.gradients.missed)
 
     def created_state(self) -> CreatedState:

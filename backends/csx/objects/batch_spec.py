@@ -177,11 +177,12 @@ class VaryingDimension(NamedTuple):
 def told_of_shapes(stage: str, found: list[VaryingDimension], most: int) -> str:
     """What becomes of batches of more shapes than ``most`` where that is no error, in a line."""
     seen = f" ({'; '.join(map(str, found))})" if found else ""
+    faster = found[0].buckets() if found else "batches of one structure"
     return (
         f"{stage} batches have more than {most} shapes{seen}. {most} are compiled; batches of any"
-        " other run operation by operation, at about Lightning's speed, and each new shape is"
-        f" traced first. Faster: {found[0].buckets() if found else 'batches of one structure'}; or"
-        " max_programs=n compiles n"
+        " other run as in Lightning, at its speed (in several processes, with a loss scale and"
+        f" under weight streaming they are traced each time). Faster: {faster}; or max_programs=n"
+        " compiles n"
     )
 
 

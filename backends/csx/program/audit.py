@@ -120,18 +120,14 @@ class Audits:
         self._noticed: list[str] = []  # what was another value since
         self.due = False
 
-    def built(self, executable: list[Executable], step: int, one_of_many: bool) -> None:
-        """Entry points are new: each is looked at again the next time that it runs.
-
-        ``one_of_many``: unless they differ in their shapes alone from some that were.
-        """
+    def built(self, executable: list[Executable], step: int) -> None:
+        """Entry points are new: each is looked at again the next time that it runs."""
         for one in executable:
             self._same_at[one] = step
-            if not one_of_many:
-                self._new[one] = False
+            self._new[one] = False
         if self._readable is not None:
             self._readable.changed()  # by the step's own code, which ran to be traced
-        self.due = self.due or not one_of_many
+        self.due = True
 
     def wake(self, compare: bool, last_hooks: Collection[str]) -> None:
         """Something may have changed: look at the next step, if there is time or reason for it.

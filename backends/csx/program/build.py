@@ -17,12 +17,13 @@ from fulgurite.backends.csx.capture import (
     capture,
     pass_through_values,
     result_of,
+    run_as_lightning,
     undo_on_failure,
 )
 from fulgurite.backends.csx.compile.fabric import Fabric, Loaded, Wanted
 from fulgurite.backends.csx.compile.store.measured import note_measured
 from fulgurite.backends.csx.config import CSXBackend
-from fulgurite.backends.csx.contract import valueless
+from fulgurite.backends.csx.contract import Access, valueless
 from fulgurite.backends.csx.costs.build_record import BuildRecord
 from fulgurite.backends.csx.diagnostics.trace_errors import StateChanged
 from fulgurite.backends.csx.graph.votes import votes_of
@@ -81,7 +82,12 @@ class Builder:
     fabric: Fabric
     speed: Speed  # of its steps
     programs: list[Program] = field(default_factory=list)  # descriptions of those built so far
-    gradients: dict[str, Tensor] = field(default_factory=dict)  # buffers that all of them share
+    changes: list[Access] = field(default_factory=list)  # scalars of modules that they have kept
+
+    @property
+    def gradients(self) -> dict[str, Tensor]:
+        """Buffers that all of them share."""
+        return self.scope.stage_gradients.kept
 
     @building()
     @young_alone()
@@ -102,7 +108,7 @@ class Builder:
             conditions: reads those that hold now.
             groups: the optimizers' param groups.
             reason: why those that there are do not fit.
-            never: why it is not compiled; such a one is not announced, for there may be many.
+            never: why it is not compiled; such a one runs once, and is not announced.
 
         Raises:
             TraceError: the step is not static; all is as before.
@@ -146,13 +152,31 @@ class Builder:
         }
         return BoundProgram(guards=guards, entries=executables, never=never)
 
+    def run_without(self, entries: EntryPoints, entry: str, batch: Any) -> Any:
+        """Run an entry point's code as Lightning does; no program is built for the batch."""
+        began, accumulates = perf_counter(), entry != [*entries][-1]
+        of_programs = self.gradients, self.changes
+        clears = self._clears(entry, entries)
+        result = run_as_lightning(
+            self.scope, entries[entry], batch, *of_programs, accumulates, clears
+        )
+        self.speed.add(perf_counter() - began)
+        return result
+
     def _capture(self, entries: EntryPoints, batch: Any) -> dict[str, CapturedStep]:
         captured: dict[str, CapturedStep] = {}
+        known = self.scope.gradients_known()
         for name, run in entries.items():
             for change in [change for one in captured.values() for change in one.changes]:
                 change.undo()  # Python's changes happen once, not once for each entry point
             clears = self._clears(name, entries)
             captured[name] = capture(self.scope, run, batch, clears_gradients=clears)
+            self.changes.extend(captured[name].changes)
+        if len(entries) > 1 and self.scope.gradients_known() != known:
+            # one of them has found gradients that the others are to leave to it
+            for change in [change for one in captured.values() for change in one.changes]:
+                change.undo()
+            return self._capture(entries, batch)
         # before the stage's first step all processes are here. A program for another shape of batch
         # one of them may build alone, and would wait for the others
         if not self.programs:
@@ -167,12 +191,10 @@ class Builder:
         return bool(others) and name == last and not self.scope.keeps_gradients
 
     def _tell(
-        self, program: Program, loads: list[Loaded], record: BuildRecord | None, one_of_many: bool
+        self, program: Program, loads: list[Loaded], record: BuildRecord | None, runs_once: bool
     ) -> None:
-        """Keep what a program is, and say it, unless it is one of many."""
-        if one_of_many:
-            # nobody reads its operations, which would be kept as long as the trainer
-            self.programs.append(replace(program, entries=()))
+        """Keep what a program is, and say it, unless it runs once."""
+        if runs_once:
             return
         self.programs.append(program)
         announce(self.scope.trainer, self.fabric, self.backend, program, loads, record)

@@ -30,9 +30,6 @@ from fulgurite.backends.csx.program.executable import Executable
 from fulgurite.backends.csx.program.guards import Conditions, Misfit, ParamGroups, settings_of
 from fulgurite.backends.csx.state import OptimizerStates, dotted_name
 
-MORE_SHAPES = 64
-"""How many programs that are not compiled are kept, for more shapes of batches than ``SHAPES``."""
-
 ANSWERS = 16
 """How many programs there may be for what a step asks of ``batch_idx`` and its kin: a branch has
 two, and one for each value would be one for each epoch or batch."""
@@ -105,14 +102,14 @@ class Selection:
         scope: what the step works on.
         limit: how many there may be for each state of the trainer; "auto": one for each phase (what
             is frozen, how much is accumulated, whether a scheduled number is zero), in each for
-            ``SHAPES`` shapes of batches that are compiled and ``MORE_SHAPES`` that are not, and for
-            one value of a number that Python read as such.
+            ``SHAPES`` shapes of batches, and for one value of a number that Python read as such.
+            Batches of other shapes have none.
         gradients: those that programs keep, as ``{parameter}.grad``.
 
     Attributes:
         programs: those built so far.
-        why: none of them fitted the last batch that needed another, and why the program for it is
-            not compiled; empty: it is.
+        why: none of them fitted the last batch that needed another, and why none is kept for it;
+            empty: one is.
     """
 
     def __init__(
@@ -122,7 +119,8 @@ class Selection:
         self._trainer = scope.trainer if scope.trains else None
         self.programs: list[BoundProgram] = []
         self.why, self._since = ("", ""), ""
-        self._more_shapes = self._by_operations = 0  # programs not compiled, and their steps
+        self._others: set[Any] = set()  # shapes without a program of their own
+        self._steps_of_others = 0
         self._pruned, self._forgotten = pruned(scope.module), 0
         self.modules, self.groups = ModuleTree(scope), ParamGroups(scope)
         self._states = OptimizerStates([])  # those of the programs
@@ -149,8 +147,6 @@ class Selection:
             found = program.guards.accept(now, batch)
             if isinstance(found, list):
                 self._earlier.discard(id(program))
-                if program.never:
-                    self._use_uncompiled(program)
                 return program, found
             if found is not None:
                 misfits.append(found)
@@ -190,14 +186,17 @@ class Selection:
         self.why = reason, ""
         if len(counted) + (0 if isinstance(self._limit, str) else self._forgotten) < limit:
             return
-        seen = []
-        if misfit.error is InputChanged:
-            shapes = [program.guards.batch.shapes() for program in self.programs]
-            seen = varying_dimensions([shapes_of(batch, self._scope.leaf_name), *shapes])
-        if misfit.error is InputChanged and isinstance(self._limit, str):
+        seen, shapes = [], shapes_of(batch, self._scope.leaf_name)
+        of_shape = misfit.error is InputChanged
+        if of_shape and not self._others:
+            known = [program.guards.batch.shapes() for program in self.programs]
+            seen = varying_dimensions([shapes, *known])
+        if of_shape and isinstance(self._limit, str):
             self.why = reason, f"{limit} shapes of batches are compiled"
-            if not self._more_shapes:
+            if not self._others:
                 say(self._scope.trainer, f"CSX: {told_of_shapes(self._stage, seen, limit)}")
+            self._others.add(tuple(shapes.items()))
+            self._steps_of_others += 1
             return
         if seen and limit > 1:
             raise too_many_shapes(self._stage, seen, limit)
@@ -219,20 +218,9 @@ class Selection:
 
     def add(self, program: BoundProgram) -> None:
         """Take a program that was built now."""
-        self.programs.append(program)
-        if program.never:
-            self._more_shapes += 1
-            self._use_uncompiled(program)
-            uncompiled = [one for one in self.programs if one.never]
-            if len(uncompiled) > MORE_SHAPES:
-                self.programs.remove(uncompiled[0])
-        self._states = OptimizerStates(self._scope.optimizers)
-
-    def _use_uncompiled(self, program: BoundProgram) -> None:
-        """One of those that are not compiled is about to run: they lie in the order of use."""
-        self.programs.remove(program)
-        self.programs.append(program)
-        self._by_operations += 1
+        if not program.never:
+            self.programs.append(program)
+            self._states = OptimizerStates(self._scope.optimizers)
 
     def forget_replaced(self) -> None:
         """Where the state of an optimizer was loaded, replaced or cleared, build programs anew."""
@@ -270,8 +258,8 @@ class Selection:
         return (one for program in self.programs for one in program.entries.values())
 
     def uncompiled(self) -> tuple[int, int]:
-        """How many programs were never compiled, for their shapes, and how many steps they did."""
-        return self._more_shapes, self._by_operations
+        """How many shapes of batches have no program, and how many steps these were."""
+        return len(self._others), self._steps_of_others
 
     def why_not_compiled(self) -> list[str]:
         """Of each entry point that is not compiled, why: "" as long as it may be."""

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 from torch import Tensor
 
-from fulgurite.backends.csx.capture import Scope, begin_step, pass_through_values, retrace
+from fulgurite.backends.csx.capture import (
+    Scope,
+    begin_step,
+    can_run,
+    pass_through_values,
+    retrace,
+)
 from fulgurite.backends.csx.compile.fabric import Fabric
 from fulgurite.backends.csx.config import CSXBackend
 from fulgurite.backends.csx.diagnostics.trace_errors import TraceError
@@ -119,17 +125,19 @@ class StepFunction:
         """
         began, self._scope.batch_idx = perf_counter(), batch_idx
         try:
-            # select
             if not self._selection.programs:
                 self._scope.refresh()
             if self._host_code.runs != self._compared_at:
                 self._check_after_host_code()
-            opened = self._objects.open(given)
+            opened, users, written = self._objects.open(given), given, entries
             if opened is not None:
                 given, entries = opened.batch, functools.partial(opened.steps, entries)
             # a loader that gives the same dict again gives it with what the step added to it
             batch = without_added_keys(given, self._added) if self._added else given
             program, tensors = self._selection.select(batch)
+            if program is None and self._selection.why[1] and can_run(self._scope):
+                self.runs += 1
+                return self._builder.run_without(written(), entry, users)
             # build
             if program is None:
                 program, tensors = self._build(entries(), batch)
@@ -140,11 +148,9 @@ class StepFunction:
                 program.forget_others()
             # run
             results = (executable := program.entries[entry]).results
-            passed: Sequence[Any] = ()
             if results.logs and self._scope.trainer is not None:
                 begin_step(self._scope.trainer, results.logs)
-            if results.passed:
-                passed = _passed_values(results, batch, given, self._scope, opened)
+            passed = _passed_values(results, batch, given, self._scope, opened)
             as_given = program.guards.batch.tensors(batch) if executable.written else tensors
             run, groups = profiled(self._rows, PROGRAM, executable.run), self._selection.groups
             result, calls, values = run(groups.vector, tensors, as_given, passed)
@@ -167,8 +173,8 @@ class StepFunction:
         conditions, groups, why = selection.conditions, selection.groups, selection.why
         program = self._builder.build(entries, batch, conditions, groups, *why)
         executables = list(program.entries.values())
-        if self._backend.audits:
-            self._audits.built(executables, self.runs + 1, bool(program.never))
+        if self._backend.audits and not program.never:
+            self._audits.built(executables, self.runs + 1)
         self._added += [place for one in executables for place in one.results.added]
         # the programs that there are keep too few gradients, or begin with others: built again
         if scope.gradients_known() != gradients:
@@ -219,7 +225,8 @@ class StepFunction:
         """
         for executable in self._selection.executables():
             executable.tells_unkept = True
-        zero_kept_gradients(self._builder.gradients, self._scope.parameters(), parameters)
+        known, flags = self._scope.parameters(), self._scope.carried
+        zero_kept_gradients(self._builder.gradients, known, parameters, flags)
 
     def check_modules(self) -> None:
         """``check_state`` where a module was added, removed or replaced: quick, for every call."""
@@ -247,13 +254,14 @@ class StepFunction:
         code.ends = code.last = False
 
     def _check_after_host_code(self) -> None:
-        if self._selection.modules.is_changed():  # by a hook
-            self.check_state()
+        self.check_modules()
         self.check_scalars()
 
 
 def _passed_values(results: Results, batch: Any, given: Any, scope: Scope, opened: Any) -> Any:
     """What a step only passes on, of this batch; of a batch that is an object, the user's own."""
+    if not results.passed:
+        return ()
     values = pass_through_values(results.passed, batch, given, scope.asked)
     return values if opened is None else opened.with_users_objects(results.passed, values)
 

@@ -288,6 +288,15 @@ class GradientFlag:
             self._there = there
             self.flag[IS_THERE].fill_(there)
 
+    def is_there(self) -> bool:
+        """Whether there is a gradient now, asked on the host."""
+        return bool(self.flag[IS_THERE])
+
+    def put(self, there: bool) -> None:
+        """The host has computed or cleared the gradient, wherever it is kept."""
+        self._there = there
+        self.flag[IS_THERE].fill_(there)
+
     def note_set_by_program(self, there: bool) -> None:
         """Note what the program itself has written into the flag, without reading a tensor."""
         self._there = there

@@ -27,13 +27,14 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 from fulgurite.backends.csx.graph.graph import Input, Kind
+from fulgurite.backends.csx.graph.recorder import Nodes
 from fulgurite.backends.csx.state.conditional_updates import (
     IS_THERE,
     DeferredState,
     GradientFlag,
     skipping_without_gradient,
 )
-from fulgurite.backends.csx.state.fake_swap import on_gradient
+from fulgurite.backends.csx.state.fake_swap import on_gradient, same_to_graph
 from fulgurite.backends.csx.state.sharded import ShardedTensor
 
 
@@ -80,12 +81,14 @@ class StageGradients:
     Attributes:
         left: some step leaves them in ``p.grad``.
         hidden: some step hides them from its optimizer.
+        kept: buffers of those that programs keep to themselves, as ``{parameter}.grad``.
     """
 
     left: set[str] = field(default_factory=set)
     hidden: set[str] = field(default_factory=set)
     none: set[str] = field(default_factory=set)  # None whenever a step begins
     may_be_none: set[str] = field(default_factory=set)  # as the last trace found them
+    kept: dict[str, Tensor] = field(default_factory=dict)
 
     def suppose_none(self) -> bool:
         """Suppose that whatever may be None at the start is; False where that was supposed."""
@@ -176,10 +179,11 @@ class Gradients:
         if name is not None:
             on_gradient(fake, note)
 
-    def put(self, inputs: list[Tensor]) -> None:
-        """Make the inputs the parameters' gradients; one for each, in order."""
+    def put(self, inputs: list[Tensor], nodes: Nodes) -> None:
+        """Make the inputs, whose ``nodes`` these are, the parameters' gradients, in order."""
+        self._nodes = nodes
         for (name, p), gradient in zip(self.parameters.items(), inputs, strict=True):
-            self._inputs[name] = p.grad = gradient.detach()
+            self._inputs[name] = p.grad = same_to_graph(gradient, nodes)
             # the input stays, for the program writes the gradient of this step there
             if not self.handover.on_host and name in self.handover.was_none:
                 p.grad = None
@@ -199,6 +203,9 @@ class Gradients:
                     known.none_matters.add(name)
                 if not on_host or name in known.was_none:
                     p.grad = None
+                    # of sharded ones each process holds a part of a window's sum, and no flag
+                    if among is not None or id(p) not in self.sharded:
+                        self._hidden.add(name)
 
     @contextlib.contextmanager
     def hidden_from_steps(
@@ -209,21 +216,16 @@ class Gradients:
         Under automatic optimization the backward pass is inside the step: there they are hidden
         right after it (``CSXPrecision.backward``).
         """
-        if automatic:
-            yield
-            return
-
         carried = self.handover.carried
 
         def hide(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            self.stepped.append(optimizer)
             own = [p for group in optimizer.param_groups for p in group["params"]]
             names = {self._names.get(id(p), "") for p in own}
-            found = {name for name in names if self._is_as_found(name)}
-            self.hide_unreached(own)
-            self._hidden |= {name for name in found if not self._is_as_found(name)}
-            self._as_found = found
-            self.handover.unused -= names
+            self._as_found = {name for name in names if self._is_as_found(name)}
+            if not automatic:
+                self.stepped.append(optimizer)
+                self.hide_unreached(own)
+                self.handover.unused -= names
 
         def waiting(optimizer: Optimizer) -> dict[nn.Parameter, Tensor]:
             found = self._as_found & carried.keys() - self._reached
@@ -244,22 +246,26 @@ class Gradients:
 
     def keep(self, cleared: bool) -> None:
         """Write each final gradient into its input; inputs that nobody reads are pruned later."""
-        left = self.handover.tensor_after
+        known, left = self.handover, self.handover.tensor_after
         for name, gradient in self._inputs.items():
             p = self.parameters[name]
+            seen = known.on_host or known.all_kept or name in known.carried
+            matters = seen or self._nodes[gradient].users  # else nobody has it after the step
             if p.grad is not None and p.grad is not gradient:
-                self.handover.fresh.add(name)
-            if name in self.handover.fresh or (p.grad is gradient and name in self._reached):
+                known.fresh.add(name)
+            if name in known.fresh or (p.grad is gradient and name in self._reached):
                 self.handover.computed.add(name)
             untouched = name in self.handover.none_matters and name not in self._reached
             if cleared or p.grad is None:
                 if not (untouched and name in self.handover.was_none):
                     left[name] = False
                 # a program has no None: it holds a zero, and ``tensor_after`` says what that means
-                gradient.copy_(torch.zeros(gradient.shape, dtype=gradient.dtype))
+                if matters:
+                    gradient.copy_(torch.zeros(gradient.shape, dtype=gradient.dtype))
             elif p.grad is not gradient:
                 left[name] = True
-                gradient.copy_(p.grad)
+                if matters:
+                    gradient.copy_(p.grad)
             elif name in self._reached:
                 left[name] = True
             p.grad = None

@@ -18,6 +18,7 @@ from fulgurite.backends.csx.diagnostics.trace_errors import GradientNotKept
 from fulgurite.backends.csx.diagnostics.user_lines import user_line
 from fulgurite.backends.csx.graph.graph import Graph, Input, Kind
 from fulgurite.backends.csx.graph.passes.prune import read_inputs
+from fulgurite.backends.csx.state.conditional_updates import GradientFlag
 from fulgurite.backends.csx.state.gradients import GradientHandover
 
 _ATEN = torch.ops.aten
@@ -272,7 +273,10 @@ class DroppedGradients:
 
 
 def zero_kept_gradients(
-    gradients: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter], which: Container[int]
+    gradients: Mapping[str, Tensor],
+    parameters: Mapping[str, nn.Parameter],
+    which: Container[int],
+    flags: Mapping[str, GradientFlag],
 ) -> None:
     """Fill gradients that programs keep with zeros.
 
@@ -280,8 +284,11 @@ def zero_kept_gradients(
         gradients: those that are kept, as ``{parameter}.grad``.
         parameters: all of the step, by name.
         which: whose gradients, by identity.
+        flags: of those that are carried to the next step.
     """
     for name, parameter in parameters.items():
         kept = gradients.get(f"{name}.grad")
         if kept is not None and id(parameter) in which:
             kept.zero_()
+            if name in flags:
+                flags[name].put(False)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import lightning.pytorch as pl
 import pytest
@@ -14,11 +11,11 @@ import torch
 from harness import both, make_trainer
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 from torch import Tensor, nn
+from torchmetrics import MeanMetric
 
 from fulgurite.backends.csx.diagnostics.trace_errors import InputChanged
 from fulgurite.backends.csx.objects import varying_dimensions
-from fulgurite.backends.csx.program import announcements, selection
-from fulgurite.backends.csx.program.executable import Executable
+from fulgurite.backends.csx.program import announcements
 
 
 class Texts(pl.LightningModule):
@@ -82,6 +79,39 @@ def test_all_lengths_train_as_in_lightning(options: dict[str, Any]) -> None:
         assert one == pytest.approx(other, rel=1e-5)
 
 
+class Counted(Texts):
+    """A step by hand, which draws, counts, keeps a mean, and leaves a gradient now and then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.calls, self.mean = 0, MeanMetric()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        optimizer: Any = self.optimizers()
+        self.calls += 1
+        loss = nn.functional.cross_entropy(nn.functional.dropout(self(batch[0])), batch[1])
+        self.seen += loss.detach()
+        self.mean(loss)
+        self.log("mean", self.mean)
+        self.manual_backward(loss)
+        if batch_idx % 2 == 1:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss
+
+
+@pytest.mark.numbers
+@pytest.mark.filterwarnings("ignore:.*calls")
+def test_a_step_by_hand_has_state_in_both_ways() -> None:
+    ours, stock = both(Counted, lambda: (Batches(LENGTHS),), max_epochs=3, fresh=True)
+    assert ours.losses == pytest.approx(stock.losses, rel=1e-5)
+    assert ours.module.seen == pytest.approx(float(stock.module.seen), rel=1e-5)
+    for one, other in zip(ours.metrics, stock.metrics, strict=True):
+        assert one == pytest.approx(other, rel=1e-5)
+
+
 @pytest.mark.fits
 def test_one_line_and_a_row_of_the_table_tell_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
@@ -92,28 +122,8 @@ def test_one_line_and_a_row_of_the_table_tell_of_them(monkeypatch: pytest.Monkey
     assert "batch[0], dimension 1: 5, 7, 9, 11 and 13 seen" in told[0]
     assert "fulgurite.utils.data.PadToBuckets(collate_fn, sizes=(8, 16)) as collate_fn" in told[0]
     table = " ".join(said[-1].split())
-    assert "shapes 4 more than are compiled: 12 batches ran operation by operation" in table
+    assert "shapes 4 more than are compiled: 12 batches ran without a program" in table
     assert sum("training program" in line for line in said) == 4
-
-
-@pytest.mark.long
-@pytest.mark.fits
-def test_only_those_that_ran_last_are_kept() -> None:
-    kept = weakref.WeakSet[Executable]()
-    own = Executable.__init__
-
-    def noting(self: Executable, *args: Any, **options: Any) -> None:
-        own(self, *args, **options)
-        kept.add(self)
-
-    with mock.patch.object(selection, "MORE_SHAPES", 2):
-        trainer = make_trainer(True, max_epochs=1)
-        with mock.patch.object(Executable, "__init__", noting):
-            trainer.fit(Texts(), Batches([*range(5, 25), 5, 24, 20]))
-        gc.collect()
-        assert len(kept) == 4 + 2
-        [loss] = trainer.validate(trainer.lightning_module, Batches([5]), verbose=False)
-    assert loss["val"] > 0
 
 
 @pytest.mark.fits
