@@ -1,6 +1,6 @@
 """What it costs to know a step: the first steps of a fit, here and in stock Lightning.
 
-    python tests/benchmarks/first_steps.py [mlp deep gru conv ...] [--rounds 3]
+    python tests/benchmarks/first_steps.py [mlp deep gru conv gan ...] [--rounds 3]
 
 Each fit has a process of its own, on one thread, with an empty cache; ours and stock's take turns.
 Prints CPU milliseconds of that thread's process as a Markdown table, medians of the rounds:
@@ -10,8 +10,13 @@ Prints CPU milliseconds of that thread's process as a Markdown table, medians of
     fit              all 20 of them, with what surrounds them
     stock            the same of stock Lightning
 
-The models are those of the issue that asks for them: an MLP, 60 blocks of Linear, LayerNorm and
-GELU, a GRU over 30 steps, and a net of convolutions with BatchNorm and dropout, under AdamW.
+The models: an MLP, 60 blocks of Linear, LayerNorm and GELU, a GRU over 30 steps, and a net of
+convolutions with BatchNorm and dropout, under AdamW. And fits that need several programs:
+
+    gan        two optimizers by hand, in turns by ``batch_idx % 2``, 12 batches
+    answers    a step that asks two counters of the run, which gives five programs, 40 batches
+    factors    GradientAccumulationScheduler with factors 1, 2 and 4, four batches each
+    lengths    a GRU on 240 batches of 35 lengths
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from statistics import median
 from time import process_time
 from typing import Any
@@ -65,10 +70,7 @@ def conv() -> nn.Module:
 
 
 NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "mlp": (
-        lambda: nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, CLASSES)),
-        (64,),
-    ),
+    "mlp": (lambda: perceptron(), (64,)),
     "deep": (
         lambda: nn.Sequential(*(block() for _ in range(60)), nn.Linear(64, CLASSES)),
         (64,),
@@ -92,6 +94,85 @@ class Module(pl.LightningModule):
         return torch.optim.AdamW(self.parameters(), 1e-3)
 
 
+def perceptron() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, CLASSES))
+
+
+class Turns(Module):
+    """Two nets, each with its optimizer, in turns."""
+
+    def __init__(self) -> None:
+        super().__init__(perceptron())
+        self.other, self.automatic_optimization = perceptron(), False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+        first, second = self.optimizers()  # type: ignore[misc]
+        optimizer = first if batch_idx % 2 else second
+        loss = nn.functional.cross_entropy(self.net(batch[0]) + self.other(batch[0]), batch[1])
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.AdamW(one.parameters(), 1e-3) for one in (self.net, self.other)]
+
+
+class Asks(Module):
+    """A step that asks for counters."""
+
+    def __init__(self) -> None:
+        super().__init__(perceptron())
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:  # type: ignore[override]
+        loss = super().training_step(batch)
+        if batch_idx % 4 == 0:
+            loss = loss + self.net[0].weight.square().mean()  # type: ignore[index, union-attr]
+        elif batch_idx % 4 == 1:
+            loss = 0.5 * loss
+        if self.global_step > 30:
+            loss = 2 * loss
+        return loss
+
+
+def of_lengths() -> list[list[Tensor]]:
+    lengths = [5 + i % 35 for i in range(240)]
+    return [
+        [torch.randint(0, 100, (ROWS, one)), torch.randint(0, CLASSES, (ROWS,))] for one in lengths
+    ]
+
+
+class Batches:
+    """A loader of these; a list would be one of several loaders."""
+
+    def __init__(self, batches: list[list[Tensor]]) -> None:
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[Tensor]]:
+        return iter(self.batches)
+
+
+def of_rows(count: int) -> list[list[Tensor]]:
+    return [[torch.randn(ROWS, 64), torch.randint(0, CLASSES, (ROWS,))] for _ in range(count)]
+
+
+FITS: dict[str, Callable[[], tuple[pl.LightningModule, list[list[Tensor]], dict[str, Any]]]] = {
+    "gan": lambda: (Turns(), of_rows(12), {}),
+    "answers": lambda: (Asks(), of_rows(40), {}),
+    "factors": lambda: (
+        Module(perceptron()),
+        of_rows(4),
+        {
+            "max_epochs": 3,
+            "callbacks": [pl.callbacks.GradientAccumulationScheduler({0: 1, 1: 2, 2: 4})],
+        },
+    ),
+    "lengths": lambda: (Module(Recurrent()), of_lengths(), {}),
+}
+
+
 class Clock(pl.Callback):
     """CPU seconds of each step."""
 
@@ -109,23 +190,30 @@ def measure(name: str, who: str) -> None:
     """Fit once and print what it took, in milliseconds, as a line of JSON."""
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    made, shape = NETS[name]
-    rows = STEPS * ROWS
-    x = torch.randn(rows, *shape) if shape else torch.randint(0, 100, (rows, 30))
-    data = TensorDataset(x, torch.randint(0, CLASSES, (rows,)))
+    module, batches, more = FITS[name]() if name in FITS else of_net(name)
     quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     clock = Clock()
-    options: dict[str, Any] = {**dict.fromkeys(quiet, False), "max_epochs": 1, "callbacks": [clock]}
+    options: dict[str, Any] = {**dict.fromkeys(quiet, False), "max_epochs": 1, **more}
+    options["callbacks"] = [clock, *options.get("callbacks", ())]
     trainer: pl.Trainer = (
         pl.Trainer(accelerator="cpu", **options)
         if who == "stock"
         else fulgurite.Trainer(device="CSX", **options)
     )
-    module, began = Module(made()), process_time()
-    trainer.fit(module, DataLoader(data, batch_size=ROWS))
+    began = process_time()
+    trainer.fit(module, Batches(batches) if isinstance(batches, list) else batches)
     took = {"first": clock.took[0], "second": clock.took[1], "later": median(clock.took[2:])}
     took["fit"] = process_time() - began
     print(json.dumps({key: 1e3 * value for key, value in took.items()}))
+
+
+def of_net(name: str) -> tuple[pl.LightningModule, Any, dict[str, Any]]:
+    """A module of one of ``NETS``, with its batches."""
+    made, shape = NETS[name]
+    rows = STEPS * ROWS
+    x = torch.randn(rows, *shape) if shape else torch.randint(0, 100, (rows, 30))
+    data = TensorDataset(x, torch.randint(0, CLASSES, (rows,)))
+    return Module(made()), DataLoader(data, batch_size=ROWS), {}
 
 
 def measured(name: str, who: str) -> dict[str, float]:
@@ -141,7 +229,7 @@ def measured(name: str, who: str) -> dict[str, float]:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("names", nargs="*", default=[*NETS], metavar="NAME")
+    parser.add_argument("names", nargs="*", default=[*NETS, *FITS], metavar="NAME")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--who", choices=("ours", "stock"), help=argparse.SUPPRESS)
     given = parser.parse_args()

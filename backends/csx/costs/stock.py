@@ -27,7 +27,7 @@ from fulgurite.backends.csx.compile.store.measured import measured_before, note_
 
 # units, of a batch: its loops and hooks; of each operation and logged value; and of a bar that is
 # shown, on a terminal where it is Rich's
-_BATCH, _OPERATION, _LOGGED, _BAR, _RICH = 1.5, 0.017, 0.6, 0.3, 2.0
+_BATCH, _OPERATION, _LOGGED, _BAR, _RICH = 2.3, 0.009, 0.5, 0.3, 2.0
 _BUSY = 0.1
 """Seconds that a thread waits for a core, by those that it has one: 0.01 to 0.07 on two idle cores,
 0.6 to 0.9 beside two busy processes (measured)."""
