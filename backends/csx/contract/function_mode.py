@@ -32,6 +32,7 @@ from fulgurite.backends.csx.contract.leaks import Names, function_name
 from fulgurite.backends.csx.contract.overrides import (
     KNOWN_FORMS,
     STATIC_FORMS,
+    ValueOf,
     at,
     without_known_masks,
     without_scalars,
@@ -212,7 +213,7 @@ class Contract(TorchFunctionMode):
             if known is not None:
                 return known
             if not isinstance(error, DataDependentOutputException):
-                raise self.refusals.dynamic_shape(func, args) from None
+                raise refusal() from None
             raise self.refusals.value_needed(func, args, kwargs) from None
         except TypeError as error:
             refused = self.refusals.scalar_argument(error, func, args, kwargs)
@@ -261,7 +262,6 @@ class Contract(TorchFunctionMode):
 
 
 Line = Callable[[], UserLine | None]
-ValueOf = Callable[[Tensor], Tensor | None]
 
 
 @contextlib.contextmanager
@@ -281,7 +281,7 @@ def raising_refusals(contract: Contract, line_now: Line) -> Iterator[None]:
         if refused is None:
             raise
         raise refused from None
-    except (DynamicOutputShapeException, DataDependentOutputException) as error:
+    except _OF_VALUES as error:
         raise DynamicShape(
             f"{error.func} has a result whose shape depends on values.",
             line=raised_at(error) or line_now(),  # the step is off the stack by now

@@ -23,6 +23,8 @@ from fulgurite.backends.csx.hyperparams.traced_float import is_traced
 from fulgurite.backends.patches import applied, patches_of
 from fulgurite.backends.torch_versions import CHECKED
 
+ValueOf = Callable[[Tensor], Tensor | None]
+
 
 class SplitIndex(NamedTuple):
     """An index in two: ``rest`` without its tensors, ``places`` of these in what that gives."""
@@ -78,7 +80,7 @@ def at(places: list[Any], x: Tensor, *value: Any) -> Tensor:
     return changed
 
 
-def without_known_masks(index: Any, value_of: Callable[[Tensor], Tensor | None]) -> Any:
+def without_known_masks(index: Any, value_of: ValueOf) -> Any:
     """An index with the places that its masks choose, where these have a value while tracing."""
     items: list[Any] = []
     for item in index if isinstance(index, tuple) else (index,):
@@ -222,9 +224,6 @@ STATIC_FORMS: dict[Any, Callable[[Any, Any], Any]] = {
     **dict.fromkeys((torch.cov, Tensor.cov), _covariance),
     **dict.fromkeys((torch.corrcoef, Tensor.corrcoef), _correlation),
 }
-
-
-ValueOf = Callable[[Tensor], Tensor | None]
 
 
 def _repeated(value_of: ValueOf, args: Any, kwargs: Any) -> Any:

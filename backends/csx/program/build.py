@@ -82,7 +82,7 @@ class Builder:
     fabric: Fabric
     speed: Speed  # of its steps
     programs: list[Program] = field(default_factory=list)  # descriptions of those built so far
-    changes: list[Access] = field(default_factory=list)  # scalars of modules that they have kept
+    changes: dict[tuple[int, str], Access] = field(default_factory=dict)  # scalars that they keep
 
     @property
     def gradients(self) -> dict[str, Tensor]:
@@ -155,7 +155,7 @@ class Builder:
     def run_without(self, entries: EntryPoints, entry: str, batch: Any) -> Any:
         """Run an entry point's code as Lightning does; no program is built for the batch."""
         began, accumulates = perf_counter(), entry != [*entries][-1]
-        of_programs = self.gradients, self.changes
+        of_programs = self.gradients, self.changes.values()
         clears = self._clears(entry, entries)
         result = run_as_lightning(
             self.scope, entries[entry], batch, *of_programs, accumulates, clears
@@ -167,15 +167,14 @@ class Builder:
         captured: dict[str, CapturedStep] = {}
         known = self.scope.gradients_known()
         for name, run in entries.items():
-            for change in [change for one in captured.values() for change in one.changes]:
-                change.undo()  # Python's changes happen once, not once for each entry point
+            _undo_changes(captured)  # which happen once, not once for each entry point
             clears = self._clears(name, entries)
             captured[name] = capture(self.scope, run, batch, clears_gradients=clears)
-            self.changes.extend(captured[name].changes)
+            for one in captured[name].changes:
+                self.changes[id(one.module), one.name] = one
         if len(entries) > 1 and self.scope.gradients_known() != known:
             # one of them has found gradients that the others are to leave to it
-            for change in [change for one in captured.values() for change in one.changes]:
-                change.undo()
+            _undo_changes(captured)
             return self._capture(entries, batch)
         # before the stage's first step all processes are here. A program for another shape of batch
         # one of them may build alone, and would wait for the others
@@ -258,6 +257,11 @@ class Builder:
             )
             for name, one in captured.items()
         }
+
+
+def _undo_changes(captured: dict[str, CapturedStep]) -> None:
+    for change in [change for one in captured.values() for change in one.changes]:
+        change.undo()
 
 
 def _cost(

@@ -285,8 +285,7 @@ class GradientFlag:
     def set_from_host(self, there: bool) -> None:
         """Tell the program whether the host left a gradient there or cleared it."""
         if there is not self._there:  # every step comes here, and writing a tensor takes 1 µs
-            self._there = there
-            self.flag[IS_THERE].fill_(there)
+            self.put(there)
 
     def is_there(self) -> bool:
         """Whether there is a gradient now, asked on the host."""
