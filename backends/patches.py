@@ -13,7 +13,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
@@ -90,25 +90,24 @@ def applied(patches: Iterable[Patch], importers: Iterable[dict[str, Any]] = ()) 
         patches: all of them are made before the first is put in place.
         importers: global names of modules that may have imported a patched function by its name.
     """
-    patches = tuple(map(_of_this_thread, tuple(patches)))
-    changes = [(patch.owner, patch.name, patch.replacement) for patch in patches]
-    with patched([*changes, *rebind_everywhere(patches, importers)]):
+    changes = [(one.owner, one.name, _of_this_thread(one)) for one in tuple(patches)]
+    with patched([*changes, *rebind_everywhere(changes, importers)]):
         yield
 
 
 def rebind_everywhere(
-    patches: Iterable[Patch], importers: Iterable[dict[str, Any]]
+    changes: Iterable[Change], importers: Iterable[dict[str, Any]]
 ) -> Iterator[Change]:
     """Changes by which patches of functions reach those who imported them by name.
 
     ``from math import sqrt`` is a name of the importer's own: a patch of ``math`` misses it.
     """
     functions: dict[int, Any] = {}
-    for patch in patches:
-        if isinstance(patch.owner, ModuleType):
-            original = vars(patch.owner).get(patch.name)
+    for owner, name, replacement in changes:
+        if isinstance(owner, ModuleType):
+            original = vars(owner).get(name)
             if callable(original):
-                functions[id(original)] = patch.replacement
+                functions[id(original)] = replacement
     for names in {id(names): names for names in importers}.values():
         for name, value in names.items():
             if id(value) in functions:
@@ -143,22 +142,19 @@ class Shared:
                     self._stack.close()
 
 
-def _of_this_thread(patch: Patch) -> Patch:
-    """The patch for the thread that asks for it, with the original for all others."""
+def _of_this_thread(patch: Patch) -> Any:
+    """What a patch puts there for the thread that asks for it, with the original for all others."""
     here, new = threading.get_ident(), patch.replacement
     if isinstance(new, property):
         own = inspect.getattr_static(patch.owner, patch.name)
         # an attribute that objects have themselves: other threads get theirs through a property too
         if not isinstance(own, property):
             own = _plain(patch.name, own)
-        chosen: Any = property(*(_chosen(here, *pair) for pair in _accessors(new, own)))
-    elif callable(new) and not isinstance(new, type):
-        chosen = _chosen(
-            here, new, getattr(patch.owner, patch.name, vars(builtins).get(patch.name))
-        )
-    else:  # a value
-        return patch
-    return replace(patch, replacement=chosen)
+        return property(*(_chosen(here, *pair) for pair in _accessors(new, own)))
+    if callable(new) and not isinstance(new, type):
+        own = getattr(patch.owner, patch.name, vars(builtins).get(patch.name))
+        return _chosen(here, new, own)
+    return new  # a value
 
 
 def _accessors(new: property, own: property) -> Iterator[tuple[Any, Any]]:

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import sys
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any, NoReturn
 
 import torch
@@ -32,7 +33,7 @@ from torchmetrics.wrappers import Running
 
 from fulgurite.backends.csx.contract import METRIC_REMEDY, SPECIAL_METHODS, Contract
 from fulgurite.backends.csx.diagnostics.trace_errors import TraceError, UnsupportedState
-from fulgurite.backends.csx.diagnostics.user_lines import UserLine
+from fulgurite.backends.csx.diagnostics.user_lines import UserLine, modules_under
 from fulgurite.backends.csx.state import Snapshot
 from fulgurite.backends.patches import Patch, applied, patches_of
 from fulgurite.backends.torch_versions import last_node
@@ -352,12 +353,17 @@ def static_metrics(root: nn.Module) -> Iterator[Patch]:
         if isinstance(module, MetricCollection) and not module._groups_checked:
             off, why = {"_enable_compute_groups": False}, "the values of states would be compared"
             yield from patches_of(module, off, why=why, checked=_TORCHMETRICS)
-    for name, functions in list(sys.modules.items()):
-        if not name.startswith("torchmetrics.functional."):
-            continue
-        if _NORMALIZE in vars(functions):
-            static, why = {_NORMALIZE: _where_branch}, "a Python condition recognizes logits"
-            yield from patches_of(functions, static, why=why, checked=_TORCHMETRICS)
-        names = [one for one in vars(functions) if one.endswith("tensor_validation")]
-        unchecked, why = dict.fromkeys(names, _unchecked), "labels would be looked at"
-        yield from patches_of(functions, unchecked, why=why, checked=_TORCHMETRICS)
+    for functions in modules_under("torchmetrics.functional"):
+        yield from _static_functions(functions)
+
+
+@functools.cache
+def _static_functions(functions: ModuleType) -> list[Patch]:
+    """The same of one module of ``torchmetrics.functional``."""
+    names = [one for one in vars(functions) if one.endswith("tensor_validation")]
+    unchecked, why = dict.fromkeys(names, _unchecked), "labels would be looked at"
+    found = [*patches_of(functions, unchecked, why=why, checked=_TORCHMETRICS)]
+    if _NORMALIZE in vars(functions):
+        static, why = {_NORMALIZE: _where_branch}, "a Python condition recognizes logits"
+        found += patches_of(functions, static, why=why, checked=_TORCHMETRICS)
+    return found

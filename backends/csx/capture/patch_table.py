@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -31,9 +31,14 @@ from fulgurite.backends.csx.contract import (
     refused_calls,
     warn_of_frozen_reads,
 )
-from fulgurite.backends.csx.diagnostics.user_lines import LIBRARIES, UserLine, user_modules
+from fulgurite.backends.csx.diagnostics.user_lines import (
+    LIBRARIES,
+    UserLine,
+    modules_under,
+    user_modules,
+)
 from fulgurite.backends.csx.graph.dtypes import cbfloat16_facts
-from fulgurite.backends.csx.graph.layouts import laid_out_by_kernels
+from fulgurite.backends.csx.graph.fakes import laid_out_by_kernels
 from fulgurite.backends.csx.hyperparams.number_functions import traced_math
 from fulgurite.backends.csx.hyperparams.torch_optim import (
     as_operations,
@@ -95,9 +100,8 @@ def _importers(scope: Scope) -> Iterator[dict[str, Any]]:
     yield from map(vars, user_modules())
     kinds = {kind for item in scope.objects() for kind in type(item).__mro__}
     packages = {kind.__module__.partition(".")[0] for kind in kinds} - LIBRARIES
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] in packages and isinstance(module, ModuleType):
-            yield vars(module)
+    for package in packages:
+        yield from map(vars, modules_under(package))
     for kind in kinds:
         for item in vars(kind).values() if kind.__module__ not in sys.modules else ():
             names = item.__globals__ if isinstance(item, FunctionType) else {}

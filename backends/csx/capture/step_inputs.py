@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from fulgurite.backends.csx.capture.recording import Recording
 from fulgurite.backends.csx.capture.scope import Scope
+from fulgurite.backends.csx.graph.fakes import new_fake
 from fulgurite.backends.csx.graph.graph import Input, Kind, Placement, Role, like, storage_of
 from fulgurite.backends.csx.graph.recorder import Nodes
 from fulgurite.backends.csx.hyperparams.run_numbers import COUNTERS
@@ -89,6 +90,7 @@ class StepInputs:
         self.number_slots = number_slots(scope.named_optimizers(), self._schedulers)
         # real tensors, which no module holds, become constants of the graph
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.mode.cache_enabled = False  # of torch's own: ``results_of`` keeps what comes again
         self.items = list(self._make_items())
         self.guards: list[NumberGuard] = []
         self.groups: list[TracedGroup] = []
@@ -120,8 +122,8 @@ class StepInputs:
         """A fake of it; never one of inference mode, which torch's functions treat otherwise."""
         with torch.inference_mode(False):
             if tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes:
-                with self.mode:  # at a fifth of what the next line takes
-                    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+                of = tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+                return new_fake(self.mode, *of)  # at a thirtieth of what the next line takes
             real = like(tensor) if tensor.is_inference() else tensor
             return self.mode.from_tensor(real.detach(), static_shapes=True)
 

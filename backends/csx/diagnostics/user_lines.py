@@ -191,6 +191,17 @@ def _user_modules(imported: int) -> list[ModuleType]:
     return found
 
 
+def modules_under(package: str) -> list[ModuleType]:
+    """The loaded modules of a package: itself, and those in it."""
+    return _modules_under(package, imported())
+
+
+@functools.lru_cache(maxsize=16)
+def _modules_under(package: str, imported: int) -> list[ModuleType]:
+    loaded = [item for item in sys.modules.items() if isinstance(item[1], ModuleType)]
+    return [one for name, one in loaded if f"{name}.".startswith(f"{package}.")]
+
+
 def top_package(frame: FrameType) -> str:
     """The first part of the name of the module that a frame belongs to."""
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]

@@ -9,7 +9,7 @@ update        an optimizer's update as one operation
 lstm          an LSTM's layer as one operation
 collectives   operations in which several processes take part; votes: what these tell each other
 passes        pure functions Graph -> Graph
-layouts       where results lie, as kernels have it
+fakes         what results look like, where they lie as kernels have it; those that come again
 verify        running a graph again: whether it is sound, after every pass
 products      products of matrices, and how many floating-point operations each is
 dtypes        narrow floats, wide ones, and cbfloat16, which torch does not have

@@ -18,11 +18,12 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_impls import fast_detach
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx._lazy_graph_module import _make_graph_module
 from torch.fx.experimental import proxy_tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from fulgurite.backends.csx.graph.fakes import results_of, twin
 
 _DEVICE = torch.ops.prim.device.default
 _LITERAL = torch.ops.aten.lift_fresh.default
@@ -98,6 +99,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is _DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device  # autograd asks as often as for all that follows
         if func is _DEVICE or func.namespace == "profiler":  # Optimizer.step's time span
             return func(*args, **kwargs)
         tensors = list(tensors_in((args, kwargs)))
@@ -115,7 +118,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             func = _COPIED_LITERAL
         operands = self._operands(args)
         named = {name: self._operands(value) for name, value in kwargs.items()}
-        result = func(*args, **kwargs)
+        result = results_of(self._fakes, func, args, kwargs)
         name: str = func.overloadpacket.__name__
         node = self.graph.create_node("call_function", func, operands, named, name)
         self._describe(node)
@@ -177,7 +180,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _snapshot(tensor: Tensor, fakes: FakeTensorMode) -> Tensor:
     """A fake in the same memory, without what autograd knows: the tensor itself may not live on."""
     if isinstance(tensor, FakeTensor):
-        return fast_detach(tensor.fake_mode, tensor)
+        return twin(tensor)
     with fakes:  # not ``from_tensor``, which keeps its fake for whoever reads the constant next
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 

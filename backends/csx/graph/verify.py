@@ -12,8 +12,8 @@ import torch.utils._pytree as pytree
 from torch import Tensor, fx
 
 from fulgurite.backends.csx.graph.collectives import alone, has_collectives
+from fulgurite.backends.csx.graph.fakes import laid_out_by_kernels
 from fulgurite.backends.csx.graph.graph import Graph, like
-from fulgurite.backends.csx.graph.layouts import laid_out_by_kernels
 from fulgurite.backends.patches import applied
 
 

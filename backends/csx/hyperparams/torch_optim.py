@@ -13,7 +13,6 @@ import functools
 import inspect
 import itertools
 import logging
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -40,6 +39,7 @@ from torch.optim import (
 )
 from torch.utils import checkpoint
 
+from fulgurite.backends.csx.diagnostics.user_lines import modules_under
 from fulgurite.backends.csx.graph.dtypes import NARROW
 from fulgurite.backends.csx.graph.recorder import recorder
 from fulgurite.backends.csx.graph.update import FORMULAS, UPDATE, Formula, UpdateSpec
@@ -73,8 +73,8 @@ def without_mkldnn() -> Iterator[None]:
 def eager_updates(optimizers: list[Optimizer]) -> Iterator[Patch]:
     """Patches by which torch's optimizers, and BatchNorm, run their eager formulas on numbers."""
     why = "a count of steps would be read on the host"
-    for name, module in list(sys.modules.items()):
-        if name.startswith("torch.optim.") and hasattr(module, "_get_value"):
+    for module in modules_under("torch.optim"):
+        if hasattr(module, "_get_value"):
             yield from patches_of(module, {"_get_value": host_value}, why=why, checked=CHECKED)
     why = "BatchNorm(momentum=None) would read its count of batches on the host"
     # a global of the module by this name, which its code finds before Python's own

@@ -17,12 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._C import DisableTorchFunction
-from torch._subclasses.fake_impls import fast_detach
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental import proxy_tensor
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.overrides import resolve_name
 
+from fulgurite.backends.csx.graph.fakes import twin
 from fulgurite.backends.csx.graph.graph import storage_of
 from fulgurite.backends.csx.graph.recorder import Nodes, recorder
 from fulgurite.backends.patches import Patch, patches_of, trace_lock
@@ -50,10 +49,9 @@ def fake_for(real: Tensor, value: Tensor, nodes: Nodes) -> Tensor:
 def same_to_graph(value: Tensor, nodes: Nodes) -> Tensor:
     """A fake as another object, which the graph takes for the same: that is no operation."""
     assert isinstance(value, FakeTensor)
-    with disable_proxy_modes_tracing(), DisableTorchFunction():
-        twin: Tensor = fast_detach(value.fake_mode, value)
-    nodes[twin] = nodes[value]
-    return twin
+    other = twin(value)
+    nodes[other] = nodes[value]
+    return other
 
 
 def on_gradient(leaf: Tensor, hook: Callable[[Tensor], None]) -> None:

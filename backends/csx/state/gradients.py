@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch._C import DisableTorchFunction
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -182,11 +183,12 @@ class Gradients:
     def put(self, inputs: list[Tensor], nodes: Nodes) -> None:
         """Make the inputs, whose ``nodes`` these are, the parameters' gradients, in order."""
         self._nodes = nodes
-        for (name, p), gradient in zip(self.parameters.items(), inputs, strict=True):
-            self._inputs[name] = p.grad = same_to_graph(gradient, nodes)
-            # the input stays, for the program writes the gradient of this step there
-            if not self.handover.on_host and name in self.handover.was_none:
-                p.grad = None
+        with DisableTorchFunction():  # these are no calls of the step
+            for (name, p), gradient in zip(self.parameters.items(), inputs, strict=True):
+                self._inputs[name] = p.grad = same_to_graph(gradient, nodes)
+                # the input stays, for the program writes the gradient of this step there
+                if not self.handover.on_host and name in self.handover.was_none:
+                    p.grad = None
 
     def hide_unreached(self, among: list[Any] | None = None) -> None:
         """Make ``p.grad`` None where no backward has reached the parameter, and none was there."""

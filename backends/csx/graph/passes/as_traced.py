@@ -19,7 +19,7 @@ from fulgurite.backends.csx.graph.graph import Graph, Kind, LazyGraph
 from fulgurite.backends.csx.graph.op_schema import operation_name
 from fulgurite.backends.csx.graph.passes import PASSES, are_observed, lower
 from fulgurite.backends.csx.graph.passes.memories import changed_by, has_hidden_writes, storages_of
-from fulgurite.backends.csx.graph.passes.prune import with_inputs
+from fulgurite.backends.csx.graph.passes.prune import is_read, with_inputs
 from fulgurite.backends.csx.graph.passes.rename import without_renames
 from fulgurite.backends.patches import tracing
 
@@ -28,7 +28,7 @@ def let_views_copy(traced: Graph) -> Graph:
     """Make each view of a traced step a ``reshape``, which copies where it must; in place.
 
     Its result has the same numbers. Where operands lie turned, results lie otherwise than traced in
-    decompositions of 35 operations, batch norm among them, and in kernels that ``graph.layouts``
+    decompositions of 35 operations, batch norm among them, and in kernels that ``graph.fakes``
     does not know: a ``view`` would be an error there.
     """
     for node in traced.operations():
@@ -40,9 +40,9 @@ def let_views_copy(traced: Graph) -> Graph:
 def lowered(traced: Graph) -> Graph:
     """A step after ``PASSES``, which run when somebody first looks at its operations.
 
-    They run at once for a step that reads gradients of the step before, since they decide which of
-    those are its inputs, and for one with a fused loss: a loss that cannot be one kernel is an
-    error before the first step.
+    They run at once for a step that clears gradients of the step before in place, since they decide
+    which of those are its inputs, and for one with a fused loss: a loss that cannot be one kernel
+    is an error before the first step.
     """
     runs = None if any(map(region_of, traced.operations())) else _without_unread(traced)
     if runs is not None:
@@ -78,7 +78,7 @@ def _without_unread(traced: Graph, kept: Container[int] | None = None) -> Graph 
     Args:
         traced: the step.
         kept: the ids of the inputs that it is to have; without, all that it reads. None comes back
-            where it reads others, and without ``kept`` where it reads gradients between steps.
+            where it reads others, and without ``kept`` where it clears gradients in place.
     """
     fresh = traced.copied()
     without_renames(fresh)
@@ -90,8 +90,8 @@ def _without_unread(traced: Graph, kept: Container[int] | None = None) -> Graph 
     inputs = []
     for item, node in given:
         wanted = item.kind is not Kind.GRADIENT if kept is None else id(item) in kept
-        # a gradient between steps that is read: what becomes of it the passes decide
-        if node.users and not wanted:
+        # a gradient between steps that is cleared in place: what becomes of it the passes decide
+        if node.users and not (wanted or item.kept or is_read(node)):
             return None
         if node.users or (wanted and kept is not None):
             inputs.append(item)

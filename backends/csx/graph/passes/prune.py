@@ -52,8 +52,21 @@ def _overwrites(user: fx.Node, node: fx.Node) -> bool:
 
 
 def read_inputs(graph: Graph) -> set[int]:
-    """The positions of inputs whose values the program reads, beside overwriting them."""
-    nodes = graph.module.graph.find_nodes(op="placeholder")
-    return {
-        i for i, node in enumerate(nodes) if not all(_overwrites(user, node) for user in node.users)
+    """The positions of inputs whose values the program reads before it overwrites them."""
+    return {i for i, node in enumerate(graph.runs.placeholders()) if is_read(node)}
+
+
+def is_read(node: fx.Node) -> bool:
+    """Whether a step reads the values that one of its inputs begins with."""
+    first = min(node.users, default=None)
+    if first is None or first.target not in _OVERWRITING:
+        return first is not None
+    return first.args[0] is not node or node in first.args[1:]
+
+
+_OVERWRITING = frozenset(
+    {
+        *(torch.ops.aten.copy_.default, torch.ops.aten.copy.default, torch.ops.aten.zero_.default),
+        *(torch.ops.aten.fill_.Scalar, torch.ops.aten.fill_.Tensor),
     }
+)

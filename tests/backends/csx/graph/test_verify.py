@@ -13,8 +13,8 @@ from graphs import graph_of
 from harness import fit
 from models import Classifier, Measured, Transformer, convnet, loader, mlp, pictures, tokens
 
+from fulgurite.backends.csx.graph.fakes import laid_out_by_kernels
 from fulgurite.backends.csx.graph.graph import Graph
-from fulgurite.backends.csx.graph.layouts import laid_out_by_kernels
 from fulgurite.backends.csx.graph.passes import COMPILER_PASSES, lower, observing_passes
 from fulgurite.backends.csx.graph.verify import verify
 from fulgurite.backends.csx.plugins.precision_plugins import CSXMixedPrecision
