@@ -7,7 +7,7 @@ Prints CPU milliseconds of that thread's process as a Markdown table, medians of
 
     first, second    the first two steps: the second is the first audit
     later            a step after them
-    fit              all 20 of them, with what surrounds them
+    fit              all of them (20), with what surrounds them
     stock            the same of stock Lightning
 
 The models: an MLP, 60 blocks of Linear, LayerNorm and GELU, a GRU over 30 steps, and a net of
@@ -17,6 +17,9 @@ convolutions with BatchNorm and dropout, under AdamW. And fits that need several
     answers    a step that asks two counters of the run, which gives five programs, 40 batches
     factors    GradientAccumulationScheduler with factors 1, 2 and 4, four batches each
     lengths    a GRU on 240 batches of 35 lengths
+
+And longer fits: ``deep60`` of 60 batches, ``conv100``, ``conv300``, ``conv1000``; ``resnet``, a
+ResNet-26, of 12.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from statistics import median
 from time import process_time
 from typing import Any
@@ -41,6 +45,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import fulgurite
+
+sys.path.append(str(Path(__file__).parents[2] / "examples"))  # for the other benchmark's models
+from large import Residual  # noqa: E402
 
 STEPS, ROWS, CLASSES = 20, 32, 10
 
@@ -77,6 +84,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     ),
     "gru": (Recurrent, ()),
     "conv": (conv, (1, 8, 8)),
+    "resnet": (lambda: resnet(), (3, 32, 32)),
 }
 
 
@@ -92,6 +100,18 @@ class Module(pl.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), 1e-3)
+
+
+def resnet() -> nn.Module:
+    """A ResNet-26 (He et al., arXiv:1512.03385, section 4.2) for pictures of 32 x 32."""
+    blocks = [
+        Residual(before if i == 0 else width, width, 2 if i == 0 and width > 16 else 1)
+        for before, width in ((16, 16), (16, 32), (32, 64))
+        for i in range(4)
+    ]
+    stem = (nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
+    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, CLASSES))
+    return nn.Sequential(*stem, *blocks, *head)
 
 
 def perceptron() -> nn.Module:
@@ -158,7 +178,7 @@ def of_rows(count: int) -> list[list[Tensor]]:
     return [[torch.randn(ROWS, 64), torch.randint(0, CLASSES, (ROWS,))] for _ in range(count)]
 
 
-FITS: dict[str, Callable[[], tuple[pl.LightningModule, list[list[Tensor]], dict[str, Any]]]] = {
+FITS: dict[str, Callable[[], tuple[pl.LightningModule, Any, dict[str, Any]]]] = {
     "gan": lambda: (Turns(), of_rows(12), {}),
     "answers": lambda: (Asks(), of_rows(40), {}),
     "factors": lambda: (
@@ -170,6 +190,9 @@ FITS: dict[str, Callable[[], tuple[pl.LightningModule, list[list[Tensor]], dict[
         },
     ),
     "lengths": lambda: (Module(Recurrent()), of_lengths(), {}),
+    "deep60": lambda: (*of_net("deep", 60), {}),
+    **{f"conv{n}": lambda n=n: (*of_net("conv", n), {}) for n in (100, 300, 1000)},
+    "resnet": lambda: (*of_net("resnet", 12), {}),
 }
 
 
@@ -190,7 +213,7 @@ def measure(name: str, who: str) -> None:
     """Fit once and print what it took, in milliseconds, as a line of JSON."""
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    module, batches, more = FITS[name]() if name in FITS else of_net(name)
+    module, batches, more = FITS[name]() if name in FITS else (*of_net(name), {})
     quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     clock = Clock()
     options: dict[str, Any] = {**dict.fromkeys(quiet, False), "max_epochs": 1, **more}
@@ -207,13 +230,13 @@ def measure(name: str, who: str) -> None:
     print(json.dumps({key: 1e3 * value for key, value in took.items()}))
 
 
-def of_net(name: str) -> tuple[pl.LightningModule, Any, dict[str, Any]]:
+def of_net(name: str, steps: int = STEPS) -> tuple[pl.LightningModule, Any]:
     """A module of one of ``NETS``, with its batches."""
     made, shape = NETS[name]
-    rows = STEPS * ROWS
+    rows = steps * ROWS
     x = torch.randn(rows, *shape) if shape else torch.randint(0, 100, (rows, 30))
     data = TensorDataset(x, torch.randint(0, CLASSES, (rows,)))
-    return Module(made()), DataLoader(data, batch_size=ROWS), {}
+    return Module(made()), DataLoader(data, batch_size=ROWS)
 
 
 def measured(name: str, who: str) -> dict[str, float]:
@@ -229,7 +252,7 @@ def measured(name: str, who: str) -> dict[str, float]:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("names", nargs="*", default=[*NETS, *FITS], metavar="NAME")
+    parser.add_argument("names", nargs="*", default=[*{**NETS, **FITS}], metavar="NAME")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--who", choices=("ours", "stock"), help=argparse.SUPPRESS)
     given = parser.parse_args()
