@@ -47,7 +47,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import fulgurite
 
 sys.path.append(str(Path(__file__).parents[2] / "examples"))  # for the other benchmark's models
-from large import Residual  # noqa: E402
+from large import Residual
 
 STEPS, ROWS, CLASSES = 20, 32, 10
 
