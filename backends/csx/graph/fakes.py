@@ -90,6 +90,8 @@ def _view(fake: FakeTensor, layout: Layout) -> FakeTensor:
     with torch._C._DisableTorchDispatch():
         made = torch.empty(0, dtype=layout.dtype, device=_META)
         made.set_(fake.untyped_storage(), layout.offset, layout.shape, layout.stride)
+        # nobody has written it: what a step writes is told by that
+        torch._C._autograd._unsafe_set_version_counter((made,), (0,))
     return _fake_of(fake.fake_mode, made, layout.device)
 
 
@@ -127,7 +129,7 @@ class _Results(NamedTuple):
 _found: dict[tuple[Any, ...], _Results | None] = {}
 """What operations gave, by what they were given; None for those that have to be asked each time."""
 
-_MOST = 1 << 16  # of these: a run of very many shapes shall not fill the memory
+_MOST = 1 << 14  # of these, of 2 KB each: a run of very many shapes shall not fill the memory
 _PLAIN = (bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 _ASKED_EACH_TIME = {
     *(torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
@@ -164,6 +166,7 @@ def _key(
     if func.namespace not in ("aten", "prims") or not _ASKED_EACH_TIME.isdisjoint(func.tags):
         return None
     key = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
+    key.append(torch._C._get_mkldnn_enabled())  # decides where convolutions put their results
     values = (*args, *kwargs.keys(), *kwargs.values()) if kwargs else args
     if not _describe(mode, values, key, tensors):
         return None

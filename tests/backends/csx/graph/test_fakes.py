@@ -136,6 +136,29 @@ def storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
+class Known(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Results are made anew where they are known."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return results_of(MODE, func, args, kwargs or {})
+
+
+@pytest.mark.parametrize("view", [Tensor.t, Tensor.detach, lambda x: x[1:], Tensor.clone])
+def test_what_is_written_is_told_of_a_known_view_too(view: Callable[[Tensor], Tensor]) -> None:
+    """By its version, as autograd tells it; so are tensors that a step rebinds (``check_ties``)."""
+    versions = []
+    for _ in range(2):
+        x = fake(3, 4)
+        with MODE, Known():
+            y = view(x)
+            before = x._version, y._version
+            x.add_(1)
+            y.mul_(2)
+        versions.append((before, x._version, y._version))
+    assert versions[0] == versions[1]
+    assert versions[0][0] == (0, 0)
+
+
 def test_what_is_changed_in_place_is_the_argument() -> None:
     for _ in range(2):
         x = fake(3, 4)
@@ -207,5 +230,6 @@ def test_a_twin_is_the_same_tensor_to_all_but_autograd() -> None:
         other = twin(one)  # type: ignore[arg-type]
         assert described(other, (one,)) == described(one, (one,))
         assert other is not one
+        assert other._version == one._version == 0
         assert not other.requires_grad
         assert other.is_conj() is one.is_conj()
