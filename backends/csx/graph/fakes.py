@@ -1,8 +1,8 @@
 """What an operation's results look like, found without running it: on torch's fakes.
 
 Torch finds that in some 200 µs an operation. Most operations of a step come again, in the next
-layer or the next trace, with arguments of the same layouts: ``Fakes`` then makes the results anew,
-in 10 to 20 µs (measured, torch 2.13), for a fake has no values and is little but a layout.
+layer or the next trace, with arguments of the same layouts: ``results_of`` then makes the results
+anew, in 10 to 20 µs (measured, torch 2.13), for a fake has no values and is little but a layout.
 
 Results lie where the kernel puts them. For operands that lie turned (``x.transpose(1, 2)``), torch
 says otherwise of some operations while a step is traced, batch norm among them
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.utils._pytree as pytree
@@ -54,8 +53,8 @@ def layout_of(fake: FakeTensor) -> Layout:
     )
 
 
-_attributes = WeakKeyDictionary[FakeTensorMode, dict[torch.device, dict[str, Any]]]()
-"""By mode and device, what a new fake has in its ``__dict__``."""
+_attributes: dict[torch.device, dict[str, Any]] = {}
+"""By device, what a new fake has in its ``__dict__`` beside its mode."""
 
 
 def new_fake(
@@ -97,17 +96,15 @@ def _view(fake: FakeTensor, layout: Layout) -> FakeTensor:
 
 def _fake_of(mode: FakeTensorMode, made: Tensor, device: torch.device) -> FakeTensor:
     """A tensor of device meta as a fake, at a fifth of what ``FakeTensor`` takes for it."""
-    known = _attributes.get(mode)
-    if known is None:
-        known = _attributes[mode] = {}
-    attributes = known.get(device)
+    attributes = _attributes.get(device)
     if attributes is None:
-        attributes = known[device] = vars(FakeTensor(mode, made, device))
+        attributes = _attributes[device] = vars(FakeTensor(mode, made, device))
+        del attributes["fake_mode"]  # which must not live on
     fake: FakeTensor = Tensor._make_subclass(
         FakeTensor, made, False, dispatch_device=True, device_for_backend_keys=device
     )
     torch._C._set_warn_deprecated_on_mutable_data_ptr(fake)
-    vars(fake).update(attributes)
+    vars(fake).update(attributes, fake_mode=mode)
     return fake
 
 

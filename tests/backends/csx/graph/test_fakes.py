@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -213,6 +215,19 @@ def test_known_results_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -
     for n in range(1, 9):
         assert call(ATEN.neg.default, fake(n)).shape == (n,)
     assert len(fakes._found) <= 3
+
+
+def test_nothing_that_is_known_keeps_a_mode_or_a_fake() -> None:
+    mode = FakeTensorMode()
+    mode.cache_enabled = False
+    for _ in range(2):
+        with mode, torch.no_grad():
+            x = torch.empty(3, 4)
+            made = results_of(mode, ATEN.native_layer_norm.default, (x, (4,), None, None, 1e-5), {})
+    alive = [weakref.ref(one) for one in (mode, x, *made, twin(x))]  # type: ignore[arg-type]
+    del mode, x, made
+    gc.collect()
+    assert [one() for one in alive] == [None] * len(alive)
 
 
 @pytest.mark.parametrize("layout", [((3, 4), (4, 1)), ((3, 4), (1, 3)), ((0, 4), (4, 1)), ((), ())])
