@@ -105,7 +105,7 @@ def test_the_worker_keeps_it_when_it_has_compiled_what_waits(
     monkeypatch.setattr(speed, "TIMES", 0.0)
     options = {"background": True, "compile_dir": str(tmp_path), "autogen_policy": "default"}
     fit(lambda: Classifier(mlp()), lambda: (loader(),), static=True, backend=options)
-    until = time.monotonic() + 120
+    until = time.monotonic() + 300
     while not list(tmp_path.glob("headers/*/manifest*")) and time.monotonic() < until:
         queue.poll()
         time.sleep(0.1)
