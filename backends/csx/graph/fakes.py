@@ -7,7 +7,8 @@ anew, in 10 to 20 µs (measured, torch 2.13), for a fake has no values and is li
 Results lie where the kernel puts them. For operands that lie turned (``x.transpose(1, 2)``), torch
 says otherwise of some operations while a step is traced, batch norm among them
 (``laid_out_by_kernels``). A ``reshape`` of such a result was a view in the program and is a copy in
-stock Lightning: what is written into it was then seen by who reads the result.
+stock Lightning: what is written into it was then seen by who reads the result. And statistics of
+norms are float32 where weights are, which torch says to be of the input's type.
 """
 
 from __future__ import annotations
@@ -282,21 +283,32 @@ _OTHERWISE = {  # all but random and integer ones of torch's own samples, turned
 }
 
 
+_NORMS = {_aten.native_layer_norm.default, _aten.native_batch_norm.default}
+_NORMS |= {_aten.native_group_norm.default}
+
+
 def laid_out_by_kernels() -> Iterator[Patch]:
-    """A patch that asks an operation's kernel where its results lie, if an operand lies turned."""
+    """A patch that asks the kernel where torch does not know what its results are.
+
+    If an operand lies turned, or a norm's are of two types.
+    """
     dispatch = FakeTensorMode._dispatch_impl
 
     def asked(self: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if func in _OTHERWISE and _lies_turned(args):
+        if (func in _OTHERWISE and _lies_turned(args)) or (func in _NORMS and _is_mixed(args)):
             return _as_the_kernel(self, func, args, kwargs)
         return dispatch(self, func, types, args, kwargs)
 
-    why = "for operands that lie turned, torch says of some operations what their kernels do not do"
+    why = "of turned operands, and of norms' of two types, torch says what their kernels do not do"
     return patches_of(FakeTensorMode, {"_dispatch_impl": asked}, why=why, checked=CHECKED)
 
 
 def _lies_turned(args: Any) -> bool:
     return any(isinstance(one, Tensor) and not one.is_contiguous() for one in args)
+
+
+def _is_mixed(args: Any) -> bool:
+    return len({one.dtype for one in args if isinstance(one, Tensor)}) > 1
 
 
 def _as_the_kernel(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -57,3 +58,29 @@ class Heads(Classifier):
 def test_attention_after_an_empty_cache_gives_the_losses_of_stock() -> None:
     ours, stock = both(lambda: Heads(mlp()), lambda: (loader(160),))
     assert ours.losses == pytest.approx(stock.losses, rel=1e-5)
+
+
+class Patches(Classifier):
+    """Norms of the patches of a picture, as vision transformers have them: of what lies turned."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__(mlp())
+        self.patches, self.norm = nn.Conv1d(1, 8, 2, stride=2), norm
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        x, y = batch
+        seen = self.norm(self.patches(x[:, None]).transpose(1, 2))
+        return nn.functional.cross_entropy(self.net(seen.mean(1)), y)
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "32-true"])
+@pytest.mark.parametrize(
+    "norm", [lambda: nn.LayerNorm(8), lambda: nn.GroupNorm(2, 4), lambda: nn.BatchNorm1d(4)]
+)
+def test_norms_of_what_lies_turned_train_in_every_precision(
+    norm: Callable[[], nn.Module], precision: Any
+) -> None:
+    """Their statistics are float32 under "bf16-mixed", where torch's fakes say bfloat16."""
+    ours, stock = both(lambda: Patches(norm()), lambda: (loader(160),), precision=precision)
+    assert ours.losses == pytest.approx(stock.losses, rel=1e-5 if precision == "32-true" else 1e-2)
