@@ -90,8 +90,9 @@ def _view(fake: FakeTensor, layout: Layout) -> FakeTensor:
     with torch._C._DisableTorchDispatch():
         made = torch.empty(0, dtype=layout.dtype, device=_META)
         made.set_(fake.untyped_storage(), layout.offset, layout.shape, layout.stride)
-        # nobody has written it: what a step writes is told by that
-        torch._C._autograd._unsafe_set_version_counter((made,), (0,))
+        if not made.is_inference():  # else it has no version
+            # nobody has written it: what a step writes is told by that
+            torch._C._autograd._unsafe_set_version_counter((made,), (0,))
     return _fake_of(fake.fake_mode, made, layout.device)
 
 

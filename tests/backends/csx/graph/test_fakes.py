@@ -134,6 +134,16 @@ def test_a_known_view_lies_in_the_memory_of_its_own_argument() -> None:
         assert [one.storage_offset() for one in parts] == [0, 4, 8]
 
 
+def test_inference_mode_has_results_of_its_own() -> None:
+    x = fake(3, 4)
+    for inference in (False, True, True, False):
+        with torch.inference_mode(inference):
+            new, view = call(ATEN.neg.default, x), call(ATEN.t.default, x)
+            of_new = call(ATEN.t.default, new)
+            found = [one.is_inference() for one in (new, view, of_new, twin(new))]
+        assert found == [inference, False, inference, inference]
+
+
 def storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
