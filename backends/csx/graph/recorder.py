@@ -23,8 +23,9 @@ from torch.fx._lazy_graph_module import _make_graph_module
 from torch.fx.experimental import proxy_tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from fulgurite.backends.csx.graph.fakes import results_of, twin
+from fulgurite.backends.csx.graph.fakes import new_fake, results_of, twin
 
+_CPU = torch.device("cpu")
 _DEVICE = torch.ops.prim.device.default
 _LITERAL = torch.ops.aten.lift_fresh.default
 _COPIED_LITERAL = torch.ops.aten.lift_fresh_copy.default
@@ -181,8 +182,8 @@ def _snapshot(tensor: Tensor, fakes: FakeTensorMode) -> Tensor:
     """A fake in the same memory, without what autograd knows: the tensor itself may not live on."""
     if isinstance(tensor, FakeTensor):
         return twin(tensor)
-    with fakes:  # not ``from_tensor``, which keeps its fake for whoever reads the constant next
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    # not ``from_tensor``, which keeps its fake for whoever reads the constant next
+    return new_fake(fakes, tensor.shape, tensor.stride(), tensor.dtype, _CPU)
 
 
 @functools.cache
