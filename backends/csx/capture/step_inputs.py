@@ -228,9 +228,7 @@ class StepInputs:
     def drop_batch(self) -> None:
         """Put other fakes in place of the batch that the step saw: the user may have kept it."""
         self.items = [
-            replace(item, example=self._like(item.example))
-            if item.kind is Kind.BATCH
-            else item
+            replace(item, example=self._like(item.example)) if item.kind is Kind.BATCH else item
             for item in self.items
         ]
 
