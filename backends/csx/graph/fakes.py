@@ -131,7 +131,9 @@ _found: dict[tuple[Any, ...], _Results | None] = {}
 _MOST = 1 << 14  # of these, of 2 KB each: a run of very many shapes shall not fill the memory
 _PLAIN = (bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 _ASKED_EACH_TIME = {
-    *(torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
+    torch.Tag.data_dependent_output,
+    torch.Tag.dynamic_output_shape,
+    torch.Tag.inplace_view,
 }
 
 
@@ -284,8 +286,11 @@ _OTHERWISE = {  # all but random and integer ones of torch's own samples, turned
 }
 
 
-_NORMS = {_aten.native_layer_norm.default, _aten.native_batch_norm.default}
-_NORMS |= {_aten.native_group_norm.default}
+_NORMS = {
+    _aten.native_batch_norm.default,
+    _aten.native_group_norm.default,
+    _aten.native_layer_norm.default,
+}
 
 
 def laid_out_by_kernels() -> Iterator[Patch]:
