@@ -25,7 +25,6 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from fulgurite.backends.csx.graph.fakes import new_fake, results_of, twin
 
-_CPU = torch.device("cpu")
 _DEVICE = torch.ops.prim.device.default
 _LITERAL = torch.ops.aten.lift_fresh.default
 _COPIED_LITERAL = torch.ops.aten.lift_fresh_copy.default
@@ -183,7 +182,7 @@ def _snapshot(tensor: Tensor, fakes: FakeTensorMode) -> Tensor:
     if isinstance(tensor, FakeTensor):
         return twin(tensor)
     # not ``from_tensor``, which keeps its fake for whoever reads the constant next
-    return new_fake(fakes, tensor.shape, tensor.stride(), tensor.dtype, _CPU)
+    return new_fake(fakes, tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
 
 
 @functools.cache
