@@ -327,10 +327,8 @@ def _formatted(module: Any, x: Tensor) -> Tensor:
 
 
 def _born(module: Any, x: Tensor) -> Tensor:
-    if module.running is None:
-        module.running = x.detach().mean()
-    module.running = 0.9 * module.running + 0.1 * x.detach().mean()
-    return x - module.running  # type: ignore[no-any-return]
+    module.window = [*module.window, x.detach().mean()]
+    return x - sum(module.window)
 
 
 def _foreign(module: Any, x: Tensor) -> Tensor:

@@ -148,7 +148,7 @@ class Fuzzed(pl.LightningModule):
         self.recipe = recipes[0]
         self.parts = nn.ModuleList(Part(made_of) for made_of in recipes)
         self.accuracy = MulticlassAccuracy(CLASSES, average="micro")
-        self.running: Any = None
+        self.window: list[Any] = []
         self.automatic_optimization = not self.recipe.manual
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:

@@ -19,10 +19,9 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch.utils._pytree as pytree
 from torch import Tensor, fx
 
-from fulgurite.backends.csx.capture.comparison import CreatedState, check_same
+from fulgurite.backends.csx.capture.comparison import Birth, check_same
 from fulgurite.backends.csx.capture.host_calls import Accumulator
 from fulgurite.backends.csx.capture.lightning_scope import Answers
 from fulgurite.backends.csx.capture.recording import (
@@ -116,11 +115,20 @@ class CapturedStep:
     counted: tuple[tuple[ProgramScheduler, int], ...]  # schedulers, and how often it steps each
     recording: Recording | None  # for later traces to be compared with
     products: tuple[Product, ...]  # of matrices, before any pass
+    births: tuple[FirstStep, ...] = ()
 
     def state_tensors(self) -> list[StateTensor]:
         """The tensors that the graph works on."""
         used = [item.index for item in self.graph.inputs if item.kind is Kind.STATE]
         return [held for i in used for held in self.sources.state[i].tensors]
+
+
+@dataclass(frozen=True, slots=True)
+class FirstStep:
+    """A step that makes state which later ones find; it is due where there is none."""
+
+    captured: CapturedStep
+    is_due: Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +167,16 @@ class FinishedTrace:
             scope.carried[name] = GradientFlag(name, there)
         return inputs.gradients.begins_otherwise() or bool(inputs.gradients.missed)
 
-    def created_state(self) -> CreatedState:
-        """What the step left in places that held no tensors."""
-        nodes = pytree.tree_leaves(self.module.graph.output_node().args[0])
-        examples = [node.meta["val"] for node in nodes]
-        recording, batch = self.make_recording(), self.trace.step.batch
+    def birth(self) -> Birth | None:
+        """What the step left in places that held no tensors, if it may have looked into them."""
+        trace, batch = self.trace, self.trace.step.batch
+        new_places, flags = trace.result.collected.new_places, trace.observers.attributes.flags()
+        if not new_places and not flags:
+            return None
+        recording = self.make_recording()
         passed = pass_through_values(recording.outputs.passed, batch, batch, lambda name: 0)
-        return CreatedState(self.trace.result.collected.new_places, recording, examples, passed)
+        birth = Birth(new_places, recording, trace.results(self.module.graph), passed, flags)
+        return birth if new_places or birth else None
 
     def refuse_other_effects(self) -> None:
         """Raise where the step left something behind that would be frozen."""
@@ -296,6 +307,8 @@ def _refuse_left(graph: Graph, scope: Scope) -> None:
         )
 
 
+_FIRST_STEPS = 3
+"""How many steps there may be that make state, each more of it; one that goes on is not static."""
 _TABLES = 3
 """How often a step is traced again for tables: one that it then still makes, it makes each time."""
 
@@ -335,13 +348,16 @@ def _trace_until_final(scope: Scope, trace: Callable[[], FinishedTrace]) -> Capt
     - It leaves a gradient for an optimizer of the next step, which this step hid from it.
     - It began with a zero where every step begins with None, and its code may ask for that.
     - It asked which batch this is: other batches' programs may need all gradients of this one.
-    - It leaves tensors where none were, and later steps may read them: they are put there.
+    - It leaves tensors where none were, and later steps may read them: they are put there. If they
+      do, what was traced without them is the first step.
     """
-    before = BeforeTrace(scope)
+    before, born = BeforeTrace(scope), list[Birth]()
     with contextlib.ExitStack() as stack:
 
         def undo() -> None:
             before.restore()
+            for one in born:
+                one.put()
             stack.enter_context(muted("stdout"))  # it printed once
 
         def traced() -> FinishedTrace:
@@ -356,6 +372,10 @@ def _trace_until_final(scope: Scope, trace: Callable[[], FinishedTrace]) -> Capt
                         raise
                     undo()
 
+        def again() -> FinishedTrace:
+            undo()
+            return traced()
+
         def traced_and_undone() -> None:
             with restore_afterwards(scope):
                 traced()
@@ -366,20 +386,45 @@ def _trace_until_final(scope: Scope, trace: Callable[[], FinishedTrace]) -> Capt
             finished.trace.result.fills_table and tables < _TABLES
         ):
             tables += finished.trace.result.fills_table
-            undo()
-            finished = traced()
-        if finished.trace.result.collected.new_places:
-            created = finished.created_state()
-            undo()
-            # all later steps find tensors there, so the program is built of the trace that does
-            stack.enter_context(created.places_filled())
-            finished = traced()
-            names = [item.name for item in finished.trace.inputs.items]
-            created.check(finished.make_recording(), finished.module.graph, names)
+            finished = again()
+        finished, firsts = _with_all_state(finished, again, born, stack)
+        if scope.python_runs_once:  # not of a flag that says what the first step made
+            with warn_of_frozen_reads():
+                finished.trace.observers.attributes.warn_of_changes()
         captured = finished.make_captured_step()
         # last, for it traces the step once more where something leaked
         report_leaks(finished.trace.result.leaked, traced_and_undone)
-    return captured
+    changes = [change for one in firsts for change in one.captured.changes]
+    return replace(captured, births=tuple(firsts), changes=(*changes, *captured.changes))
+
+
+def _with_all_state(
+    finished: FinishedTrace,
+    again: Callable[[], FinishedTrace],
+    born: list[Birth],
+    stack: contextlib.ExitStack,
+) -> tuple[FinishedTrace, list[FirstStep]]:
+    """A trace that makes no state which a later step would read, and the steps that make it.
+
+    ``again`` traces with all that ``born`` has, which ``stack`` takes away in the end.
+
+    Raises:
+        StateBornInStep: each step makes more.
+    """
+    firsts: list[FirstStep] = []
+    while birth := finished.birth():
+        first = finished.make_captured_step()
+        stack.callback(birth.take)
+        born.append(birth)
+        # all later steps find tensors there, so the program is built of the trace that does
+        finished = again()
+        if not birth.is_read(finished.make_recording()):
+            break
+        names = [item.name for item in finished.trace.inputs.items]
+        firsts.append(FirstStep(first, birth.settle(finished.module.graph, names)))
+        if len(firsts) > _FIRST_STEPS or any(one.goes_on() for one in born):
+            raise birth.error(finished.module.graph, names)
+    return finished, firsts
 
 
 def retrace(

@@ -1,17 +1,15 @@
 """Two traces of one step: are they the same program, and if not, what differs first?
 
-``CreatedState`` compares the two where the first left tensors inside lists, dicts and objects that
-held none: is what it left read, or an output? ``self.last["x"] = x`` leaves a tensor where there
-was none. If the step would do the same with that tensor there, it is an output, filled after every
-step. If not (``self.d.get("x", default)``, ``if meter.value is None``), it is state that begins
-with data, which no program can have. Who reads a dict or an object cannot be seen, so the step is
-traced a second time, with tensors in those places. The second trace, which is as all later steps
-are, is the one that is kept.
+``Birth`` compares the two where the first left tensors in places that held none: is what it left
+read, or an output? ``self.last["x"] = x`` leaves a tensor where there was none. If the step would
+do the same with that tensor there, it is an output, filled after every step. If not (``if self.mean
+is None``, ``self.d.get("x", default)``), it is state that is born with data: the first step is a
+program of its own. Who reads a dict or an object cannot be seen, so the step is traced a second
+time, with tensors in those places. The second trace, which is as all later steps are, is kept.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import operator
 from collections.abc import Iterable, Iterator
@@ -35,15 +33,17 @@ from fulgurite.backends.csx.capture.recording import (
     Outputs,
     Recording,
 )
-from fulgurite.backends.csx.contract import ConstantSource, code_of_zeros
+from fulgurite.backends.csx.capture.trace import Result
+from fulgurite.backends.csx.contract import ConstantSource, code_of_zeros, misuse
 from fulgurite.backends.csx.diagnostics.trace_errors import (
     GraphChanged,
-    StateBornInStep,
     StateChanged,
+    TraceError,
 )
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_of
+from fulgurite.backends.csx.graph.op_schema import memory_of, written_nodes
 from fulgurite.backends.csx.graph.passes.rename import RENAMES
-from fulgurite.backends.csx.state import Layout, NewPlace, brief
+from fulgurite.backends.csx.state import Layout, NewPlace, Place, brief
 from fulgurite.backends.patches import MISSING
 
 _REMEDY = (
@@ -283,118 +283,164 @@ def _describe_results(outputs: Outputs) -> str:
     return ", ".join(parts)
 
 
-class CreatedState:
-    """What the first trace of a step left in ``new_places``, which held no such tensors.
+class Birth:
+    """What one trace of a step left in places that held no such tensors.
 
-    ``examples`` are its graph's outputs, ``passed`` what it passed on of its batch.
+    Args:
+        new_places: those that its code may have read.
+        recording: of that trace.
+        results: its graph's.
+        passed: what it passed on of its batch.
+        flags: what it changed of the flags (bools) of modules, which may say that these are filled.
     """
 
     def __init__(
         self,
         new_places: list[NewPlace],
         recording: Recording,
-        examples: list[Tensor],
+        results: list[Result],
         passed: list[Any],
+        flags: list[tuple[Place, bool]],
     ) -> None:
-        self._new_places, self._recording = new_places, recording
-        self._examples, self._passed = examples, passed
+        self._recording, self._flags = recording, flags
+        self._results, self._passed = results, passed
         outputs = recording.outputs
-        filled = chain(*outputs.filled(outputs.template()))
-        self._values = {place.name or place: value for place, value in filled}
-        self._content = [list(one.before) if one.grows else [] for one in new_places]
+        attributes, lists = outputs.filled(outputs.template())
+        extended = {place.name: value for place, value in lists}
+        new = {one.place for one in new_places if not one.grows}
+        self._set = [
+            (place, place.get(MISSING), value)
+            for place, value in attributes
+            if place in new or not _holds_tensors(place.get())
+        ]
+        self._grown = [
+            (one.place, one.place.get(), extended[one.place.name])
+            for one in new_places
+            if one.grows
+        ]
+        self._content = [list(found) for _, found, _ in self._grown]
+        self._before = [(place, _outline(found)) for place, found, _ in self._all()]
+        self._put: list[Any] = []
 
-    @contextlib.contextmanager
-    def places_filled(self) -> Iterator[None]:
-        """While the block runs, the places hold tensors, as after the first step."""
-        try:
-            self._put()
-            yield
-        finally:
-            self._take()
+    def _all(self) -> list[tuple[Place, Any, Any]]:
+        return [*self._set, *self._grown]
 
-    def _put(self) -> None:
-        for new in self._new_places:
-            value = self._value(new)
-            before = new.place.get()
-            if new.grows and not isinstance(before, tuple):
-                before.extend(value)
+    def __bool__(self) -> bool:
+        return bool(self._before)
+
+    def put(self) -> None:
+        """Let the places hold tensors, as after that step, and the flags what it left in them."""
+        for place, _, value in self._set:
+            place.put(self._with_zeros(value))
+        for place, _, value in self._grown:
+            now, more = place.get(), self._with_zeros(value)
+            if isinstance(now, tuple):
+                place.put(now + type(now)(more))
             else:
-                new.place.put(before + type(before)(value) if new.grows else value)
+                now.extend(more)
+        for flag, left in self._flags:
+            flag.put(left)
+        self._put = [_outline(place.get()) for place, _, _ in self._set]
 
-    def _take(self) -> None:
-        for new, content in zip(self._new_places, self._content, strict=True):
-            new.place.put(new.before)
-            if new.grows and not isinstance(new.before, tuple):
-                new.before.clear()
-                new.before.extend(content)
+    def goes_on(self) -> bool:
+        """Whether the trace that found all that changed what is no tensor: the next would, too."""
+        return any(
+            _outline(place.get()) != put
+            for (place, _, _), put in zip(self._set, self._put, strict=True)
+        )
 
-    def _value(self, new: NewPlace) -> Any:
-        """What the first trace left there, with tensors of zeros."""
-        return pytree.tree_map(self._filled, self._values[new.place.name])
+    def take(self) -> None:
+        """Let the places hold what they held."""
+        for place, found, _ in self._all():
+            place.put(found)
+        for (_, found, _), content in zip(self._grown, self._content, strict=True):
+            if not isinstance(found, tuple):
+                found.clear()  # a deque has no slices
+                found.extend(content)
+
+    def _with_zeros(self, value: Any) -> Any:
+        return pytree.tree_map(self._filled, value)
 
     def _filled(self, leaf: Any) -> Any:
         if not isinstance(leaf, Output):
             return leaf
-        computed = len(self._examples)
+        computed = len(self._results)
         if leaf.index >= computed:
             return self._passed[leaf.index - computed]
-        example = self._examples[leaf.index]
+        example = self._results[leaf.index].example
         # no value is needed: the step is only traced with them there
         return torch.zeros(example.shape, dtype=example.dtype)
 
-    def check(self, now: Recording, graph: fx.Graph, names: list[str]) -> None:
-        """Compare with the second trace: its recording, its graph, and the graph's inputs' names.
+    def is_read(self, now: Recording) -> bool:
+        """Whether a later trace, which found tensors there, is another program."""
+        first = self._recording
+        return not (same_operations(first, now) and _results(first) == _results(now))
+
+    def settle(self, graph: fx.Graph, names: list[str]) -> EmptyPlaces:
+        """The places that the trace reads that found all that; its graph and its inputs' names.
 
         Raises:
-            StateBornInStep: it is another program.
+            UnsupportedState: it changes in place what is there, which is somebody else's too.
         """
-        first, second = self._recording, now
-        if same_operations(first, second) and _results(first) == _results(second):
-            return
-        read = dict(self._readers(graph, names))
-        new = next((one for one in self._new_places if one.place.name in read), self._new_places[0])
-        leaves = pytree.tree_leaves(self._values[new.place.name])
-        made = next((leaf for leaf in leaves if isinstance(leaf, Output)), None)
-        line = read.get(new.place.name)
-        if line is None and made is not None:
-            line = self._made_at(made)
-        raise self._error(new, line)
+        inputs = dict(zip(graph.find_nodes(op="placeholder"), names, strict=True))
+        read = [name for node, name in inputs.items() if any(_users(node))]
+        # what is only written says nothing of whether the host has emptied the others
+        empty = [one for one in self._before if any(_is_in(name, one[0].name) for name in read)]
+        changed = (memory_of(one) for node in graph.nodes for one in written_nodes(node))
+        written = {inputs[node] for node in changed if node in inputs}
+        holders: dict[Any, list[str]] = {}
+        lines: dict[str, UserLine | None] = {}
+        for place, _, value in self._all():
+            for leaf in pytree.tree_leaves(value):
+                if isinstance(leaf, Output) and leaf.index < len(self._results):
+                    _, memory, line = self._results[leaf.index]
+                    lines.setdefault(place.name, line)
+                    holders.setdefault(memory, [memory] if isinstance(memory, str) else [])
+                    holders[memory].append(place.name)
+        for first, *others in holders.values():
+            if others and any(_is_in(one, first, *others) for one in written):
+                found = {"attribute": others[0], "other": first}
+                raise misuse("born_shared", lines[others[0]], **found)
+        return EmptyPlaces(empty or self._before)
 
-    def _readers(self, graph: fx.Graph, names: list[str]) -> Iterator[tuple[str, UserLine | None]]:
-        """The places that the second trace read, and its first line that did."""
-        for node, name in zip(graph.find_nodes(op="placeholder"), names, strict=True):
-            owners = [one.place for one in self._new_places if name.startswith(one.place.name)]
-            users = list(_users(node)) if owners else []
-            for place in owners if users else ():
-                yield place.name, next((line for line in map(line_of, users) if line), None)
+    def error(self, graph: fx.Graph, names: list[str]) -> TraceError:
+        """The error, where the trace of this graph, too, fills places that it may read."""
+        place, _, value = self._all()[0]
+        name, leaves = place.name, pytree.tree_leaves(self._with_zeros(value))
+        inputs = zip(graph.find_nodes(op="placeholder"), names, strict=True)
+        users = (user for node, one in inputs if _is_in(one, name) for user in _users(node))
+        line = next(filter(None, map(line_of, users)), None)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        found = {"added": ", ".join(map(brief, leaves)), "zeros": code_of_zeros(tensors[0])}
+        remedy = "a tensor that counts: torch.zeros(()), and .add_(1) in the step"
+        remedy = "" if len(tensors) == len(leaves) else remedy
+        return misuse("born", line, remedy=remedy, attribute=name, **found)
 
-    def _made_at(self, output: Output) -> UserLine | None:
-        operand = _resolved(self._recording, output)
-        if isinstance(operand, Operand) and operand.kind == "operation":
-            line: UserLine | None = self._recording.operations[operand.which].line
-            return line
-        return None
 
-    def _error(self, new: NewPlace, line: UserLine | None) -> StateBornInStep:
-        value, name = self._value(new), new.place.name
-        leaves = ", ".join(map(_shown, pytree.tree_leaves(value)))
-        if new.grows or (isinstance(new.before, (list, tuple)) and type(value) is list):
-            return StateBornInStep(
-                f"The step adds {leaves} to {name}, and reads what is in it: it would be"
-                " another program after every step.",
-                line=line,
-                remedy=f"read {name} in a host hook such as on_train_epoch_end; or keep the"
-                f" last n from the start: collections.deque([{code_of_zeros(value[0])}] * n,"
-                " maxlen=n)",
-            )
-        found = "missing" if new.before is MISSING else _shown(new.before)
-        return StateBornInStep(
-            f"{name} was {found} before the step, and the step left {leaves} there, which the"
-            " next step would read: state that begins with data. A program has all of its state"
-            " before its first step.",
-            line=line,
-            remedy=_tensors_from_the_start(name, new.before, value),
-        )
+class EmptyPlaces:
+    """Places, and an outline of what was there before a step put tensors into them."""
+
+    def __init__(self, before: list[tuple[Place, Any]]) -> None:
+        self._before = before
+
+    def __call__(self) -> bool:
+        """Whether that is there now."""
+        return all(_outline(place.get(MISSING)) == before for place, before in self._before)
+
+
+def _holds_tensors(value: Any) -> bool:
+    return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(value))
+
+
+def _outline(value: Any) -> Any:
+    """What is in a place, but for the values of tensors and how they are laid out."""
+    leaves, tree = pytree.tree_flatten(value)
+    return tree, [repr(leaf) if isinstance(leaf, _VALUES) else brief(leaf) for leaf in leaves]
+
+
+def _is_in(name: str, *places: str) -> bool:
+    """Whether a state is in one of the places, by its name."""
+    return any(name == one or name.startswith((f"{one}.", f"{one}[")) for one in places)
 
 
 def _users(node: fx.Node) -> Iterator[fx.Node]:
@@ -404,25 +450,6 @@ def _users(node: fx.Node) -> Iterator[fx.Node]:
             yield from _users(user)
         elif user.op != "output":
             yield user
-
-
-def _tensors_from_the_start(name: str, before: Any, value: Any) -> str:
-    if type(before) in (int, float) and isinstance(value, Tensor) and not value.ndim:
-        return f"{name} = torch.tensor({before!r}) in __init__"
-    made = f"{name} = {code_of_zeros(value)} in __init__"
-    if isinstance(value, Tensor) and (before is None or before is MISSING):
-        known = 'self.register_buffer("known", torch.zeros(()))'
-        return (
-            f"{made}; where it begins with a value, beside it {known}, and in the step:\n"
-            f"      before = torch.where(self.known == 0, value, {name})\n"
-            f"      self.known.fill_(1)"
-        )
-    return made
-
-
-def _shown(value: Any) -> str:
-    text = repr(value) if not isinstance(value, Tensor) else brief(value)
-    return text if len(text) < 60 else f"a {type(value).__name__}"
 
 
 def _results(recording: Recording) -> dict[Any, Any]:

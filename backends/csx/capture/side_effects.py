@@ -20,7 +20,7 @@ from torchmetrics import Metric
 
 from fulgurite.backends.csx.capture.host_calls import Accumulator, LogCall, MetricCall, NumberCall
 from fulgurite.backends.csx.capture.recording import Outputs, make_outputs
-from fulgurite.backends.csx.capture.scope import HostState
+from fulgurite.backends.csx.capture.scope import HostState, Scope
 from fulgurite.backends.csx.capture.step_inputs import StepInputs
 from fulgurite.backends.csx.contract import Observers, holds_traced
 from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
@@ -42,6 +42,7 @@ from fulgurite.backends.csx.state import (
     StateInput,
     StateTensor,
     brief,
+    dotted_name,
 )
 from fulgurite.backends.patches import MISSING
 
@@ -118,7 +119,7 @@ def collect(
         host.trees, state, effects, observers.is_constant, observers.line, host.rebuilt_lists()
     ).collect()
     known |= sort_state(inputs, module, inputs.memory, effects, observers.line_of_change)
-    collect_outputs(module, host.snapshot, known, effects)
+    collect_outputs(scope, host.snapshot, known, effects)
     counted = metric_calls(module, host.snapshot, reset_ids)
     calls = [*starmap(NumberCall, numbers), *counted, *calls]
     for call in calls:
@@ -257,17 +258,22 @@ def release_rebound(
 
 
 def collect_outputs(
-    module: nn.Module, snapshot: Snapshot, known: set[Place], effects: SideEffects
+    scope: Scope, snapshot: Snapshot, known: set[Place], effects: SideEffects
 ) -> None:
     """Find traced tensors in attributes of modules and at the ends of lists; undo their setting.
 
     ``snapshot`` is of them before the step; places in ``known`` are dealt with already.
     """
-    for one in module.modules():
-        owner, is_metric = vars(one), isinstance(one, Metric)  # forward() makes lists anew
+    owners = [
+        (path, one, owner)
+        for path, one in scope.module.named_modules()
+        for owner in (vars(one), one._buffers)
+    ]
+    for path, one, owner in owners:
+        is_metric = isinstance(one, Metric)  # forward() makes lists anew
         before = snapshot.before(owner) or {}
         for key, value in list(owner.items()):
-            place = Place(owner, key)
+            place = Place(owner, key, dotted_name(scope.root, path, key))
             if place in known or not holds_traced(value):
                 continue
             old: Any = before.get(key)

@@ -12,9 +12,10 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor, fx
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
@@ -26,8 +27,9 @@ from fulgurite.backends.csx.capture.scope import HostState, Scope, keep_flat_wei
 from fulgurite.backends.csx.capture.side_effects import CollectedEffects, collect
 from fulgurite.backends.csx.capture.step_inputs import StepInputs
 from fulgurite.backends.csx.contract import Observers, raising_refusals
-from fulgurite.backends.csx.diagnostics.user_lines import NodeLines, UserLine
+from fulgurite.backends.csx.diagnostics.user_lines import NodeLines, UserLine, line_of
 from fulgurite.backends.csx.graph.graph import Graph, Kind
+from fulgurite.backends.csx.graph.op_schema import memory_of
 from fulgurite.backends.csx.graph.recorder import Recorder
 from fulgurite.backends.csx.hyperparams.run_numbers import COUNTERS, FOLLOWED, STEPS, RunNumber
 from fulgurite.backends.csx.hyperparams.traced_float import NumberGuard
@@ -61,6 +63,17 @@ class TraceResult:
     last: fx.Node
     fills_table: bool
     leaked: list[weakref.ref[Tensor]]
+
+
+class Result(NamedTuple):
+    """A result of a traced graph: of which layout it is, and whose memory before it was copied.
+
+    That is a state's, by its name, or the node's that made it. ``line`` made the tensor.
+    """
+
+    example: Tensor
+    memory: Any
+    line: UserLine | None
 
 
 class Trace:
@@ -163,6 +176,24 @@ class Trace:
         self.inputs.drop_batch()
         self.result.fills_table, self.result.leaked = self.observers.release()
         return module
+
+    def results(self, graph: fx.Graph) -> list[Result]:
+        """The results of the trace's graph."""
+        inputs = zip(graph.find_nodes(op="placeholder"), self.inputs.items, strict=True)
+        state = {node: item.name for node, item in inputs if item.kind is Kind.STATE}
+        ours, node = set[fx.Node](), last_node(graph)
+        while node is not self.result.last:
+            ours.add(node)
+            node = node.prev
+
+        def result(node: fx.Node) -> Result:
+            example = node.meta["val"]
+            while node in ours and node.all_input_nodes:  # a copy, which the host gets
+                [node, *_] = node.all_input_nodes
+            memory = memory_of(node)
+            return Result(example, state.get(memory, memory), line_of(node))
+
+        return [result(node) for node in pytree.tree_leaves(graph.output_node().args[0])]
 
     def _graph(self) -> fx.GraphModule:
         """Run the step as a graph; no local of this function may outlive it, or it has leaked."""

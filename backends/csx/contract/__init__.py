@@ -63,3 +63,4 @@ from fulgurite.backends.csx.contract.proxies import unwrap_proxy as unwrap_proxy
 from fulgurite.backends.csx.contract.refusals import explaining_errors as explaining_errors
 from fulgurite.backends.csx.contract.refusals import refused_calls as refused_calls
 from fulgurite.backends.csx.contract.rules import METRIC_REMEDY as METRIC_REMEDY
+from fulgurite.backends.csx.contract.rules import misuse as misuse

@@ -4,7 +4,7 @@
   (``frozen_values``).
 - A scalar that it changed (``self.n += 1``) changes that once: a warning.
 - An attribute that it found without a tensor and left with one (``if self.ema is None: ...``,
-  ``self.total += loss`` from 0.0) is state born from data: an error.
+  ``self.total += loss`` from 0.0) is state that is born in the first step (``comparison``).
 - What it appends to a list (``self.outs.append(loss)``, Lightning's idiom for collecting outputs)
   is appended after every step. A step that also *reads* the list (``torch.stack(self.outs)``) would
   see it as it was in the first step, for ever: an error. While a step is traced, the user's code
@@ -46,12 +46,12 @@ from fulgurite.backends.csx.contract.frozen_values import (
 )
 from fulgurite.backends.csx.contract.proxies import holds_traced, unwrap_proxy
 from fulgurite.backends.csx.contract.rules import misuse
-from fulgurite.backends.csx.diagnostics.trace_errors import TraceError, UnsupportedState
+from fulgurite.backends.csx.diagnostics.trace_errors import UnsupportedState
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, is_library, user_line
 from fulgurite.backends.csx.state import (
+    NewPlace,
     Place,
     SideEffects,
-    brief,
     copying_remedy,
     parameter_replaced,
 )
@@ -269,7 +269,8 @@ class Attributes:
         if type(value) is WatchedList:
             value = value.original  # self.outs += [loss] sets the stand-in: it must not stay there
         key = (id(module), name)
-        now = vars(module).get(name, MISSING)
+        buffers = module._buffers
+        now = (buffers if name in buffers else vars(module)).get(name, MISSING)
         if now is value:
             return value
         self._written.add(key)
@@ -310,7 +311,6 @@ class Attributes:
             is_constant: whether a traced tensor follows from constants alone; it may be cached.
 
         Raises:
-            StateBornInStep: the step made state from data.
             UnsupportedState: it reads a list of tensors that it makes longer, or replaced a
                 parameter.
         """
@@ -327,11 +327,11 @@ class Attributes:
         for read in self._reads.values():
             now = read.now()
             if holds_traced(now):
-                if not all(map(is_constant, pytree.tree_leaves(now))):
-                    raise _made_of_data(read, now)
-                effects.tables.append(Place(read.container, read.name, read.where))
-        for key, write in self._writes.items():
-            _warn_of_change(write, was_read=key in self._reads)
+                place = Place(read.container, read.name, read.where)
+                if all(map(is_constant, pytree.tree_leaves(now))):
+                    effects.tables.append(place)
+                else:
+                    effects.new_places.append(NewPlace(place=place))
 
     def _settle_list(
         self, module: nn.Module, name: str, watched: WatchedList, effects: SideEffects
@@ -361,43 +361,20 @@ class Attributes:
             if key not in self._written and read.before is not MISSING
         )
 
+    def warn_of_changes(self) -> None:
+        """Say what the step changed, and no later one will."""
+        for key, write in self._writes.items():
+            _warn_of_change(write, was_read=key in self._reads)
+
+    def flags(self) -> list[tuple[Place, bool]]:
+        """The flags (bools) that the user's code changed, and what they are now."""
+        changed = [one for one in self._writes.values() if one.now() is not one.before]
+        places = ((Place(one.container, one.name), one.now()) for one in changed)
+        return [(place, now) for place, now in places if type(now) is bool]
+
     def changes(self) -> tuple[Access, ...]:
         """The scalars that the user's code changed."""
         return tuple(write for write in self._writes.values() if is_scalar(write.now()))
-
-
-def _made_of_data(read: Access, now: Any) -> TraceError:
-    found = {"attribute": read.where, "left": _content(now)}
-    found["found"] = "missing" if read.before is MISSING else repr(read.before)
-    return misuse("born", read.line, remedy=_tensors_from_the_start(read, now), **found)
-
-
-def _tensors_from_the_start(read: Access, now: Any) -> str:
-    """Code that makes the state before the first step, where this step would make it of data."""
-    name, instead = read.name, ""
-    if read.before is not MISSING:
-        instead = f", instead of self.{name} = {read.before!r}"
-    if not isinstance(now, Tensor):
-        return f"self.{name} = {code_of_zeros(now)} in __init__{instead}"
-    if read.before is not MISSING and read.before is not None:
-        whole = f"torch.tensor({read.before!r})"
-        if now.ndim:
-            whole = f"torch.full({list(now.shape)}, {read.before!r})"
-        return f'self.register_buffer("{name}", {whole}) in __init__{instead}'
-    return (
-        f"in __init__{instead}:\n"
-        f'      self.register_buffer("{name}", {code_of_zeros(now)})\n'
-        f'      self.register_buffer("{name}_known", torch.zeros(()))\n'
-        f"    and in the step, where self.{name} begins with a value:\n"
-        f"      before = torch.where(self.{name}_known == 0, value, self.{name})\n"
-        f"      self.{name}_known.fill_(1)"
-    )
-
-
-def _content(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return brief(value)
-    return f"a {type(value).__name__} of " + ", ".join(map(brief, pytree.tree_leaves(value)))
 
 
 def code_of_zeros(value: Any) -> str:

@@ -83,7 +83,7 @@ class Access:
     def undo(self) -> None:
         """Put back what it held before."""
         if self.before is MISSING:
-            del self.container[self.name]
+            self.container.pop(self.name, None)
         else:
             self.container[self.name] = self.before
 

@@ -6,8 +6,7 @@ is refused where it is noticed: ``raise misuse("generator", line)``. ``docs/erro
 with the rules of other rooms.
 
 What to write where torch takes only Python's own numbers is in two tables, by function or by
-``function.argument``. Their code calls the first tensor ``x``, the next ones ``y`` and ``z``, and
-the tensor that should be a number ``t``.
+``function.argument``: of tensors ``x``, ``y``, ``z``, and ``t``, which should be a number.
 """
 
 from __future__ import annotations
@@ -376,9 +375,13 @@ RULES: dict[str, Rule] = {
     ),
     "born": Rule(
         errors.StateBornInStep,
-        "{attribute} was {found} when the step read it, and the step left {left} there: state that"
-        " begins with data. A program has all of its state before its first step.",
-        "",
+        "The step adds {added} to {attribute}, and reads it: another program after every step.",
+        "the last n from the start: collections.deque([{zeros}] * n, maxlen=n)",
+    ),
+    "born_shared": Rule(
+        errors.UnsupportedState,
+        "The step lets {attribute} be the memory of {other}, and changes it in place.",
+        "a copy, {attribute} = value.clone(); or {other} in its place",
     ),
     "growing_list": Rule(
         errors.UnsupportedState,

@@ -57,6 +57,15 @@ def is_alias(operation: object, result: int = 0) -> bool:
     return bool(returns) and returns[min(result, len(returns) - 1)].alias_info is not None
 
 
+def memory_of(node: fx.Node) -> fx.Node:
+    """The node whose tensor has the memory that a node's tensor is in."""
+    while node.op == "call_function" and getattr(node.target, "_schema", None) is not None:
+        if not node.args or not is_alias(node.target):
+            break
+        [node, *_] = node.all_input_nodes
+    return node
+
+
 def is_random(operation: object) -> bool:
     """Whether an operation draws random numbers, which moves the process's random state."""
     return torch.Tag.nondeterministic_seeded in getattr(operation, "tags", ())

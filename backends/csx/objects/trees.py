@@ -296,7 +296,7 @@ class TreeChanges:
         # a table of constants that the step caches is the same on every step: nothing to look into
         traced = [leaf for leaf in leaves if isinstance(leaf, FakeTensor)]
         if any(map(is_proxy, leaves)) or not all(map(self._is_constant, traced)):
-            self._effects.new_places.append(NewPlace(place=place, before=before, grows=grows))
+            self._effects.new_places.append(NewPlace(place=place, grows=grows))
         elif traced and before in (MISSING, None) and not grows:
             self._effects.tables.append(place)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from time import perf_counter, thread_time
 from typing import Any
@@ -142,21 +143,18 @@ class Builder:
             self._tell(program, [*loads.values()], record, bool(never))
             if self.backend.only_builds:
                 raise BuiltOnly(_without_values(captured, batch))  # inside: all is put back
-        guards = Guards(list(captured.values()), conditions(), scope, groups)
+        every = [one for step in captured.values() for one in (step, *_firsts(step))]
+        guards = Guards(every, conditions(), scope, groups)
         if self.backend.retrace_every_iteration:
             guards.batch.read.clear()  # what is made of them is compared
-        of_all = self.fabric, self.scope, self.gradients, self.speed.waits
-        executables = {
-            name: Executable(one, loads[name], self._clears(name, entries), *of_all)
-            for name, one in captured.items()
-        }
+        executables = _executables(self, captured, loads, entries)
         return BoundProgram(guards=guards, entries=executables, never=never)
 
     def run_without(self, entries: EntryPoints, entry: str, batch: Any) -> Any:
         """Run an entry point's code as Lightning does; no program is built for the batch."""
         began, accumulates = perf_counter(), entry != [*entries][-1]
         of_programs = self.gradients, self.changes.values()
-        clears = self._clears(entry, entries)
+        clears = self.clears(entry, entries)
         result = run_as_lightning(
             self.scope, entries[entry], batch, *of_programs, accumulates, clears
         )
@@ -168,7 +166,7 @@ class Builder:
         known = self.scope.gradients_known()
         for name, run in entries.items():
             _undo_changes(captured)  # which happen once, not once for each entry point
-            clears = self._clears(name, entries)
+            clears = self.clears(name, entries)
             captured[name] = capture(self.scope, run, batch, clears_gradients=clears)
             for one in captured[name].changes:
                 self.changes[id(one.module), one.name] = one
@@ -182,7 +180,7 @@ class Builder:
             self.scope.compare(self.stage, captured)
         return captured
 
-    def _clears(self, name: str, entries: EntryPoints) -> bool:
+    def clears(self, name: str, entries: EntryPoints) -> bool:
         """Whether an entry point leaves zeros: it ends an accumulation window, and no host code
         reads ``.grad``.
         """
@@ -257,6 +255,30 @@ class Builder:
             )
             for name, one in captured.items()
         }
+
+
+def _executables(
+    builder: Builder,
+    captured: dict[str, CapturedStep],
+    loads: dict[str, Loaded],
+    entries: EntryPoints,
+) -> dict[str, Executable]:
+    """The entry points, each with the steps that make state, which run operation by operation."""
+    fabric, once = builder.fabric, Wanted(never="it runs once")
+    of_all = fabric, builder.scope, builder.gradients, builder.speed.waits
+    made: dict[str, Executable] = {}
+    for name, step in captured.items():
+        clears = builder.clears(name, entries)
+        made[name] = Executable(step, loads[name], clears, *of_all)
+        for first in step.births:
+            loaded = fabric.load(first.captured.graph, lambda doing: nullcontext(), once)
+            executable = Executable(first.captured, loaded, clears, *of_all)
+            made[name].firsts.append((first.is_due, executable))
+    return made
+
+
+def _firsts(captured: CapturedStep) -> list[CapturedStep]:
+    return [one.captured for one in captured.births]
 
 
 def _undo_changes(captured: dict[str, CapturedStep]) -> None:

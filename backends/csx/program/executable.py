@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 from torch import Tensor
@@ -54,6 +54,9 @@ class Executable:
         scope: what the step works on.
         gradients: buffers between steps, by name; the stage's programs share them.
         waits: for other processes, while it runs.
+
+    Attributes:
+        firsts: those that run in its place while there is no such state as they make.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class Executable:
         self._gradients = held_gradients(graph, sources.gradients, gradients)
         self._unkept = DroppedGradients(graph, sources.gradients)
         self.tells_unkept = True  # after the next run
+        self.firsts: list[tuple[Callable[[], bool], Executable]] = []
         self._takes_numbers = any(item.kind is Kind.NUMBERS for item in graph.inputs)
         self._counters = [
             functools.partial(scope.counter, item.name)
@@ -93,7 +97,11 @@ class Executable:
         self.follow(sources.constants, captured.outputs)
 
     def follow(self, constants: Sequence[ConstantSource | Accumulator], outputs: Outputs) -> None:
-        """Take constants from these places, and put the results into those."""
+        """Take constants from these places, and put the results into those.
+
+        Python has run again since this was traced: a step that makes state would be another one.
+        """
+        self.firsts.clear()
         self._constants = [constants[i] for i in self._constants_read]
         self.results = Results(outputs)
 
@@ -113,9 +121,16 @@ class Executable:
             logged=len(self.results.logs),
         )
 
+    def due(self) -> Executable:
+        """What runs next in this one's place: itself, or a step that makes state."""
+        for is_due, one in self.firsts:
+            if is_due():
+                return one
+        return self
+
     def check(self) -> None:
         """Verify the state (see ``Binding.check``)."""
-        self._binding.check()
+        self.due()._binding.check()
 
     def run(
         self,

@@ -147,7 +147,7 @@ class StepFunction:
                 self._latest = program
                 program.forget_others()
             # run
-            results = (executable := program.entries[entry]).results
+            results = (executable := program.entries[entry].due()).results
             if results.logs and self._scope.trainer is not None:
                 begin_step(self._scope.trainer, results.logs)
             passed = _passed_values(results, batch, given, self._scope, opened)
@@ -270,6 +270,8 @@ def _follow(
     executable: Executable, run: Callable[[Any], Any], batch: Any, scope: Scope, stage: str
 ) -> None:
     """Trace a step again whose Python runs on every batch, for the values that it made there."""
+    if executable.due() is not executable:
+        return  # a step that makes state runs in its place
     assert executable.recording is not None
     clears, first = executable.clears_gradients, executable.recording
     now = retrace(scope, run, batch, first, step=stage, clears_gradients=clears)

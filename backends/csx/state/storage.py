@@ -75,10 +75,9 @@ class StateTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewPlace:
-    """A place in a tree where the step left tensors, and found none of such shapes."""
+    """A place where the step left tensors, and found none of such shapes."""
 
     place: Place
-    before: Any
     grows: bool = False  # the place holds a list, and the tensors were added to it
 
 

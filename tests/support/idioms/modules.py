@@ -386,6 +386,29 @@ class PaddedEncoder(Example):
         return self.head(self.encoder(x, src_key_padding_mask=padding)[:, 0])  # type: ignore[no-any-return]
 
 
+class StateBornInTheFirstStep(Example):
+    """State that the first step makes: `if self.mean is None`, by a flag, in a dict, an object"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean: Tensor | None = None
+        self.is_centered = False
+        self.sums: dict[str, Tensor] = {}
+        self.meter = SimpleNamespace(value=0.0)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        loss = super().loss(x, y)
+        value = loss.detach()
+        self.mean = value if self.mean is None else self.mean.lerp(value, 0.1)
+        if not self.is_centered:
+            self.center, self.is_centered = x.mean(0), True
+        self.center = self.center.lerp(x.mean(0), 0.1)
+        self.sums["loss"] = self.sums.get("loss", 1.0) + value
+        self.meter.value += value
+        pull = (self.mean + self.sums["loss"] + self.meter.value) * self.center.mean()
+        return loss + 0.1 * pull * self.net[0].weight.mean()
+
+
 class HeldTensors(Example):
     """Tensors in a tuple, a dict and an object of the module, read and replaced in the step"""
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -325,24 +325,22 @@ class ScriptedModule(Refused):
             self.net = torch.jit.script(self.net)
 
 
-class MeterThatBeginsWithData(Refused):
-    """A helper object that begins with the first value, `if meter.mean is None: meter.mean = x`"""
+class WindowThatFillsUp(Refused):
+    """A window of the last values that fills up, `deque(maxlen=8)`, and is read"""
 
     error = StateBornInStep
-    why = "a program has all of its state before its first step"
-    instead = "`meter.mean = torch.zeros([])` from the start; or only written in the step"
-    remedy = "self.meter.mean = torch.zeros([]) in __init__"
+    why = "it holds more after every step, and each would be a program of its own"
+    instead = "the last n from the start: `deque([torch.zeros([])] * 8, maxlen=8)`"
+    remedy = "collections.deque([torch.zeros([])] * n, maxlen=n)"
 
     def __init__(self) -> None:
         super().__init__()
-        self.meter = SimpleNamespace(mean=None)
+        self.window: deque[Tensor] = deque(maxlen=8)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         loss = super().loss(x, y)
-        if self.meter.mean is None:
-            self.meter.mean = loss.detach()
-        self.meter.mean = 0.9 * self.meter.mean + 0.1 * loss.detach()  # here
-        return loss / (1 + self.meter.mean)
+        self.window.append(loss.detach())
+        return loss / (1 + sum(self.window))  # here
 
 
 class ModuleConverted(Refused):

@@ -103,7 +103,6 @@ def _clean(text: str) -> str:
 
 OTHER_ROOMS: dict[str, tuple[str, str]] = {
     "replaced_state": ("UnsupportedState", "capture"),
-    "born_in_container": ("StateBornInStep", "capture"),
     "new_module": ("UnsupportedState", "capture"),
     "untrained": ("UnsupportedState", "capture"),
     "python_count": ("UnsupportedState", "state"),

@@ -517,21 +517,6 @@ DEVICES = [
 
 STATE = [
     _row(
-        "born_number",
-        "`self.total += loss` from 0.0",
-        "born",
-        """
-        self.total += loss.detach()  # <-
-        loss = loss / self.total
-        """,
-        """
-        self.total += loss.detach()
-        loss = loss / self.total
-        """,
-        bad_init="self.total = 0.0",
-        good_init='self.register_buffer("total", torch.tensor(0.0))',
-    ),
-    _row(
         "grows",
         "`self.seen = torch.cat([self.seen, x])`",
         "replaced_state",
@@ -541,26 +526,60 @@ STATE = [
         good_init="self.seen = []",
     ),
     _row(
-        "born",
-        "`if self.average is None: self.average = loss`",
+        "window",
+        "the last losses, of which there are more after every step, and the step reads them",
         "born",
         """
-        if self.average is None:  # <-
-            self.average = loss.detach()
-        self.average = 0.9 * self.average + 0.1 * loss.detach()
-        loss = loss * self.average
+        self.window.append(loss.detach())
+        loss = loss / sum(self.window)  # <-
         """,
         """
-        start = torch.where(self.count == 0, loss.detach(), self.average)
-        self.average = 0.9 * start + 0.1 * loss.detach()
-        self.count += 1
-        loss = loss * self.average
+        self.window.append(loss.detach())
+        loss = loss / sum(self.window)
         """,
-        bad_init="self.average = None",
-        good_init="""
-        self.register_buffer("average", torch.zeros(()))
-        self.register_buffer("count", torch.zeros(()))
+        top="import collections",
+        bad_init="self.window = collections.deque(maxlen=8)",
+        good_init="self.window = collections.deque([torch.ones(())] * 8, maxlen=8)",
+    ),
+    _row(
+        "born_count",
+        "a Python number that counts beside a tensor that the first step makes",
+        "born",
+        """
+        if not self.memory:
+            self.memory = {"sum": loss.detach(), "count": 1}
+        else:
+            self.memory["sum"] = self.memory["sum"] + loss.detach()  # <-
+            self.memory["count"] += 1
+        loss = loss * self.memory["count"] / self.memory["sum"]
         """,
+        """
+        if not self.memory:
+            self.memory = {"sum": loss.detach(), "count": torch.ones(())}
+        else:
+            self.memory["sum"] = self.memory["sum"] + loss.detach()
+            self.memory["count"] = self.memory["count"] + 1
+        loss = loss * self.memory["count"] / self.memory["sum"]
+        """,
+        bad_init="self.memory = {}",
+        good_init="self.memory = {}",
+    ),
+    _row(
+        "born_shared",
+        "`self.start = self.net.weight.detach()`, another name of a weight that is trained",
+        "born_shared",
+        """
+        if self.start is None:
+            self.start = self.net.weight.detach()  # <-
+        loss = loss + (self.net.weight - self.start).pow(2).sum()
+        """,
+        """
+        if self.start is None:
+            self.start = self.net.weight.detach().clone()
+        loss = loss + (self.net.weight - self.start).pow(2).sum()
+        """,
+        bad_init="self.start = None",
+        good_init="self.start = None",
     ),
     _row(
         "read_list",
@@ -599,38 +618,6 @@ STATE = [
         "self.counts[0] = loss.detach()",
         bad_top="COUNTS = torch.zeros(4)",
         good_init='self.register_buffer("counts", torch.zeros(4))',
-    ),
-    _row(
-        "dict",
-        "a tensor in a dict that begins with the first batch's",
-        "born_in_container",
-        """
-        before = self.memory.get("mean", loss.detach())
-        self.memory["mean"] = 0.9 * before + 0.1 * loss.detach()  # <-
-        loss = loss * self.memory["mean"]
-        """,
-        """
-        self.memory["mean"] = 0.9 * self.memory["mean"] + 0.1 * loss.detach()
-        loss = loss * self.memory["mean"]
-        """,
-        bad_init="self.memory = {}",
-        good_init='self.memory = {"mean": torch.ones(())}',
-    ),
-    _row(
-        "meter",
-        "an object of one's own that begins with a Python number",
-        "born_in_container",
-        """
-        self.meter.total += loss.detach()  # <-
-        loss = loss / (1 + self.meter.total)
-        """,
-        """
-        self.meter.total += loss.detach()
-        loss = loss / (1 + self.meter.total)
-        """,
-        top="import types",
-        bad_init="self.meter = types.SimpleNamespace(total=0.0)",
-        good_init="self.meter = types.SimpleNamespace(total=torch.tensor(0.0))",
     ),
     _row(
         "data",

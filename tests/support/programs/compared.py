@@ -13,7 +13,6 @@ from fulgurite.errors import (
     DynamicShape,
     HostRead,
     RandomStateSet,
-    StateBornInStep,
     UnsupportedState,
 )
 
@@ -33,7 +32,6 @@ REFUSED: dict[str, type[TraceError]] = {
     "text.adaptive_softmax_model": DynamicShape,
     "text.packed_lstm_classifier": HostRead,
     "text.ctc_speech": DynamicShape,
-    "text.hidden_state_from_none": StateBornInStep,
     "tabular.sparse_matrix_factorization": UnsupportedState,
     "tabular.graph_sage_boolean_mask": DynamicShape,
     "tabular.logged_item": HostRead,

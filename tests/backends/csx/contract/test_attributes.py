@@ -10,6 +10,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+import torch.utils._pytree as pytree
 from harness import Run, assert_close, assert_same_run, both, fit
 from models import Classifier, loader, mlp, tokens
 from torch import Tensor, nn
@@ -19,7 +20,6 @@ from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning
 from fulgurite.backends.csx.diagnostics.trace_errors import (
     ConditionalOnTensor,
     FrozenValueChanged,
-    StateBornInStep,
     TraceError,
     UnsupportedState,
 )
@@ -425,9 +425,8 @@ def averaged(module: Any, loss: Tensor) -> None:
 
 
 def looked_up(module: Any, loss: Tensor) -> None:
-    before = getattr(module, "rows", None)
-    module.rows = (loss.detach().expand(2, 3) + 1).long()
-    assert before is None
+    before = getattr(module, "rows", 1)
+    module.rows = (loss.detach().expand(2, 3) + before).long()
 
 
 def asked(module: Any, loss: Tensor) -> None:
@@ -450,31 +449,8 @@ def in_a_buffer(module: Any, loss: Tensor) -> None:
 
 
 BORN = [
-    (averaged, 1, "self.ema was None", "in __init__, instead of self.ema = None:\n"),
-    (
-        from_zero,
-        1,
-        "self.total was 0.0",
-        'self.register_buffer("total", torch.tensor(0.0)) in __init__, instead of self.total = 0.0',
-    ),
-    (
-        looked_up,
-        1,
-        "self.rows was missing",
-        'in __init__:\n      self.register_buffer("rows", torch.zeros([2, 3], dtype=torch.int64))',
-    ),
-    (
-        asked,
-        1,
-        "self.pair was missing",
-        "self.pair = (torch.zeros([]), torch.zeros([16, 8])) in __init__",
-    ),
-    pytest.param(
-        *(beside_a_constant, 1, "self.ema was None"),
-        "self.ema = (torch.zeros([2]), torch.zeros([])) in __init__, instead of self.ema = None",
-        marks=pytest.mark.core,
-    ),
-    (in_a_buffer, 1, "self.running was None", "in __init__, instead of self.running = None:\n"),
+    pytest.param(averaged, marks=pytest.mark.core),
+    *(from_zero, looked_up, asked, beside_a_constant, in_a_buffer),
 ]
 
 
@@ -483,16 +459,117 @@ def name_of(value: Any) -> str:
     return getattr(value, "__name__", str(value))[:24]
 
 
-@pytest.mark.parametrize(("work", "offset", "what", "remedy"), BORN, ids=name_of)
-def test_state_born_in_the_step_is_an_error(work: Any, offset: int, what: str, remedy: str) -> None:
+def born() -> dict[str, Any]:
+    """What ``BORN`` find, besides what is missing."""
+    return {"ema": None, "total": 0.0}
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize("work", BORN, ids=name_of)
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_state_that_the_first_step_makes_is_that_of_stock(work: Any, accumulate: int) -> None:
     def make() -> Steps:
-        module = Steps(work, ema=None, total=0.0)
+        module = Steps(work, **born())
         module.register_buffer("running", None)
         return module
 
-    with pytest.raises(StateBornInStep) as caught:
-        fit(make, lambda: (loader(64),), static=True)
-    assert_raised(caught.value, work, offset, f"{what} when the step read it", f"Remedy: {remedy}")
+    options = {"accumulate_grad_batches": accumulate}
+    ours, stock = both(make, lambda: (loader(64),), **options)
+    assert_same_run(ours, stock)
+    for name in ("ema", "total", "rows", "pair", "running"):
+        left = [getattr(run.module, name, None) for run in (ours, stock)]
+        assert_close(*map(pytree.tree_leaves, left))
+
+
+@pytest.mark.numbers
+def test_state_that_the_host_takes_away_is_made_again() -> None:
+    class Forgets(Steps):
+        def on_train_epoch_start(self) -> None:
+            self.ema, self.total = None, 0.0
+
+    def work(module: Any, loss: Tensor) -> Tensor:
+        averaged(module, loss)
+        from_zero(module, loss)
+        module.last = loss.detach()
+        return loss * module.ema / module.total
+
+    ours, stock = both(lambda: Forgets(work, **born()), lambda: (loader(64),), max_epochs=3)
+    assert_same_run(ours, stock)
+
+
+@pytest.mark.parametrize("retrace", [pytest.param(False, marks=pytest.mark.core), True])
+def test_a_part_of_it_that_the_host_takes_away_is_an_error(retrace: bool) -> None:
+    class Forgets(Steps):
+        def on_train_epoch_start(self) -> None:
+            self.ema = None
+
+    def work(module: Any, loss: Tensor) -> Tensor:
+        averaged(module, loss)
+        from_zero(module, loss)
+        return loss * module.ema / module.total
+
+    with pytest.raises(TraceError, match=r"self\.ema"):
+        fit(
+            lambda: Forgets(work, **born()),
+            lambda: (loader(64),),
+            static=True,
+            max_epochs=2,
+            backend={"retrace_every_iteration": retrace},
+        )
+
+
+@pytest.mark.numbers
+def test_three_steps_may_each_make_more_state() -> None:
+    def work(module: Any, loss: Tensor) -> Tensor:
+        lags = [module.past[name] for name in ("1", "2", "3") if name in module.past]
+        for name, value in zip(("1", "2", "3"), (loss.detach(), *lags), strict=False):
+            module.past[name] = value
+        return loss + 0.1 * sum(lags)
+
+    ours, stock = both(lambda: Steps(work, past={}), lambda: (loader(64),))
+    assert_same_run(ours, stock)
+
+
+@pytest.mark.numbers
+def test_a_flag_says_whether_state_is_there() -> None:
+    def work(module: Any, loss: Tensor) -> Tensor:
+        if not module.is_there:
+            module.center, module.is_there = loss.detach(), True
+        else:
+            module.center = module.center.lerp(loss.detach(), 0.2)
+        return (loss - module.center).square()
+
+    ours, stock = both(lambda: Steps(work, is_there=False), lambda: (loader(64),))
+    assert_same_run(ours, stock)
+    assert ours.module.is_there
+
+
+def another_name(module: Any, loss: Tensor) -> Tensor:
+    if module.ema is None:
+        module.ema = module.net[0].weight.detach()
+    return loss + (module.net[0].weight - module.ema).square().sum()
+
+
+def two_names(module: Any, loss: Tensor) -> Tensor:
+    if module.ema is None:
+        module.ema = module.total = loss.detach() * 1
+    else:
+        module.ema.mul_(0.9)
+    return loss + module.total
+
+
+@pytest.mark.parametrize(
+    ("work", "offset", "other"),
+    [
+        pytest.param(another_name, 2, "self.net.0.weight", marks=pytest.mark.core),
+        (two_names, 2, "self.ema"),
+    ],
+)
+def test_what_changes_under_two_names_is_refused(work: Any, offset: int, other: str) -> None:
+    with pytest.raises(UnsupportedState) as caught:
+        fit(lambda: Steps(work, **born()), lambda: (loader(64),), static=True)
+    what = f"be the memory of {other}, and changes it in place"
+    assert_raised(caught.value, work, offset, what, ".clone()")
 
 
 @pytest.mark.numbers
@@ -565,14 +642,11 @@ class Recurrent(pl.LightningModule):
 
 
 @pytest.mark.numbers
-def test_an_lstms_state_that_begins_as_none_is_an_error_and_with_zeros_equals_stock() -> None:
-    with pytest.raises(StateBornInStep) as caught:
-        fit(lambda: Recurrent(None), lambda: (tokens(32),), static=True)
-    remedy = "self.hidden = (torch.zeros([1, 8, 8]), torch.zeros([1, 8, 8])) in __init__"
-    what = "self.hidden was None when the step read it, and the step left a tuple of float32[1, 8,"
-    assert_raised(caught.value, Recurrent.training_step, 1, what, f"Remedy: {remedy}")
+@pytest.mark.parametrize("begins", ["None", "zeros"])
+def test_an_lstms_state_equals_stock(begins: str) -> None:
     zeros = lambda: (torch.zeros([1, 8, 8]), torch.zeros([1, 8, 8]))  # noqa: E731
-    ours, stock = both(lambda: Recurrent(zeros()), lambda: (tokens(32),))
+    make = lambda: Recurrent(zeros() if begins == "zeros" else None)  # noqa: E731
+    ours, stock = both(make, lambda: (tokens(32),))
     assert_same_run(ours, stock)
     assert_close(list(ours.module.hidden), list(stock.module.hidden))
 

@@ -499,29 +499,39 @@ def reads_what_it_appends(m: Any, loss: Tensor) -> Tensor:
 
 
 def hands_on(m: Any, loss: Tensor) -> None:
-    m.d["before"], m.d["now"] = m.d.get("now"), loss.detach()
+    m.d["now"], m.d["before"] = loss.detach(), m.d.get("now")
 
 
 BORN = [
-    (gets_a_default, with_d(dict), 1, "self.d['k'] was missing", "self.d['k'] = torch.zeros([])"),
-    (
-        keeps_the_first,
-        with_d(dict),
-        None,
-        "self.d['k'] was missing",
-        "self.d['k'] = torch.zeros([])",
-    ),
-    (begins, with_o(lambda m: Meter()), None, "self.o.value was None", "self.o.value = torch.zero"),
-    (sums_up, with_o(lambda m: Meter()), 1, "self.o.sum was 0.0", "self.o.sum = torch.tensor(0.0)"),
-    (reads_what_it_makes_longer, with_d(list), 2, "to self.d, and reads", "on_train_epoch_end"),
+    (gets_a_default, with_d(dict)),
+    (keeps_the_first, with_d(dict)),
+    (begins, with_o(lambda m: Meter())),
+    (sums_up, with_o(lambda m: Meter())),
+    (hands_on, with_d(dict)),
+]
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize(("work", "start"), BORN, ids=name_of)
+@pytest.mark.parametrize("retrace", [False, True])
+def test_state_that_the_first_step_makes_is_that_of_stock(
+    work: Any, start: Any, retrace: bool
+) -> None:
+    options = {"backend": {"retrace_every_iteration": retrace}, **FEW}
+    ours, stock = both(lambda: Holds(start, work), lambda: (loader(),), **options)
+    assert_same_run(ours, stock)
+    assert_same_leaves(ours.module, stock.module)
+
+
+READ = [
+    (reads_what_it_makes_longer, with_d(list), 2, "to self.d, and reads", "maxlen=n"),
     (reads_what_it_appends, with_o(lambda m: deque()), 2, "to self.o, and reads", "maxlen=n"),
-    (hands_on, with_d(dict), None, "self.d['now'] was missing", "self.d['now'] = torch.zeros([])"),
 ]
 
 
 @pytest.mark.fits
-@pytest.mark.parametrize(("work", "start", "offset", "what", "remedy"), BORN, ids=name_of)
-def test_state_that_begins_with_data_is_an_error(
+@pytest.mark.parametrize(("work", "start", "offset", "what", "remedy"), READ, ids=name_of)
+def test_what_grows_with_every_step_and_is_read_is_an_error(
     work: Any, start: Any, offset: Any, what: str, remedy: str
 ) -> None:
     made: list[Any] = []
