@@ -4,21 +4,19 @@ Rooms above import from here: ``capture`` and what it gives (``CapturedStep``), 
 that are compared. This room imports from every room listed before it but ``compile``.
 
 captured_step    trace a step as often as it takes, and what that gives; again, to compare it
-trace            one run of the step's code: what is put around it, read from top to bottom
+trace            one run of the step's code: what is put around it; or as it is, without a program
 patch_table      what is replaced in other people's code meanwhile, read from top to bottom
 step_inputs      the fakes that the step works on
 side_effects     what the step left on the host, and what becomes of it
 scope            what a step works on; how a trace is undone
 lightning_scope  the same of a LightningModule and its Trainer
-as_lightning     a step without a program, on the real tensors
 host_calls       what happens on the host after every step, self.log among it
 metrics          torchmetrics, where no program can do what they do
 recording        what is kept of a trace: operations, updates, and where its results go
-comparison       the first difference of two traces; state that the first one made
+comparison       the first difference of two traces
+births           state that the first step makes
 """
 
-from fulgurite.backends.csx.capture.as_lightning import can_run as can_run
-from fulgurite.backends.csx.capture.as_lightning import run_as_lightning as run_as_lightning
 from fulgurite.backends.csx.capture.captured_step import CapturedStep as CapturedStep
 from fulgurite.backends.csx.capture.captured_step import FinishedTrace as FinishedTrace
 from fulgurite.backends.csx.capture.captured_step import as_first_traced as as_first_traced
@@ -49,3 +47,5 @@ from fulgurite.backends.csx.capture.scope import Scope as Scope
 from fulgurite.backends.csx.capture.scope import undo_afterwards as undo_afterwards
 from fulgurite.backends.csx.capture.scope import undo_on_failure as undo_on_failure
 from fulgurite.backends.csx.capture.trace import Trace as Trace
+from fulgurite.backends.csx.capture.trace import can_run as can_run
+from fulgurite.backends.csx.capture.trace import run_as_lightning as run_as_lightning

@@ -14,6 +14,7 @@ host with them, follows the new trace.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -21,7 +22,8 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from fulgurite.backends.csx.capture.comparison import Birth, check_same
+from fulgurite.backends.csx.capture.births import Birth, EmptyPlaces, birth_in
+from fulgurite.backends.csx.capture.comparison import check_same
 from fulgurite.backends.csx.capture.host_calls import Accumulator
 from fulgurite.backends.csx.capture.lightning_scope import Answers
 from fulgurite.backends.csx.capture.recording import (
@@ -29,7 +31,6 @@ from fulgurite.backends.csx.capture.recording import (
     Recording,
     Update,
     can_leave_out,
-    pass_through_values,
     record_operations,
 )
 from fulgurite.backends.csx.capture.scope import (
@@ -128,7 +129,7 @@ class FirstStep:
     """A step that makes state which later ones find; it is due where there is none."""
 
     captured: CapturedStep
-    is_due: Callable[[], bool]
+    is_due: EmptyPlaces
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,17 +167,6 @@ class FinishedTrace:
             there = inputs.parameters[name].grad is not None if kept is None else bool(kept.any())
             scope.carried[name] = GradientFlag(name, there)
         return inputs.gradients.begins_otherwise() or bool(inputs.gradients.missed)
-
-    def birth(self) -> Birth | None:
-        """What the step left in places that held no tensors, if it may have looked into them."""
-        trace, batch = self.trace, self.trace.step.batch
-        new_places, flags = trace.result.collected.new_places, trace.observers.attributes.flags()
-        if not new_places and not flags:
-            return None
-        recording = self.make_recording()
-        passed = pass_through_values(recording.outputs.passed, batch, batch, lambda name: 0)
-        birth = Birth(new_places, recording, trace.results(self.module.graph), passed, flags)
-        return birth if new_places or birth else None
 
     def refuse_other_effects(self) -> None:
         """Raise where the step left something behind that would be frozen."""
@@ -394,25 +384,37 @@ def _trace_until_final(scope: Scope, trace: Callable[[], FinishedTrace]) -> Capt
         captured = finished.make_captured_step()
         # last, for it traces the step once more where something leaked
         report_leaks(finished.trace.result.leaked, traced_and_undone)
-    changes = [change for one in firsts for change in one.captured.changes]
-    return replace(captured, births=tuple(firsts), changes=(*changes, *captured.changes))
+    return _after(firsts, captured)
+
+
+def _after(firsts: list[FirstStep], captured: CapturedStep) -> CapturedStep:
+    """A step together with those that make state for it."""
+    if not firsts:
+        return captured
+    flags = {(id(flag.container), flag.key) for one in firsts for flag, _, _ in one.is_due.flags}
+    read, changes = captured.assumptions, [one.captured.changes for one in firsts]
+    scalars = (one for one in read.scalars if (id(one.container), one.name) not in flags)
+    return replace(
+        captured,
+        births=tuple(firsts),
+        changes=(*itertools.chain(*changes), *captured.changes),
+        assumptions=replace(read, scalars=tuple(scalars)),
+    )
 
 
 def _with_all_state(
     finished: FinishedTrace,
     again: Callable[[], FinishedTrace],
-    born: list[Birth],
-    stack: contextlib.ExitStack,
+    born: list[Birth],  # what ``again`` traces with
+    stack: contextlib.ExitStack,  # takes that away
 ) -> tuple[FinishedTrace, list[FirstStep]]:
     """A trace that makes no state which a later step would read, and the steps that make it.
-
-    ``again`` traces with all that ``born`` has, which ``stack`` takes away in the end.
 
     Raises:
         StateBornInStep: each step makes more.
     """
     firsts: list[FirstStep] = []
-    while birth := finished.birth():
+    while birth := birth_in(finished.trace, finished.module.graph, finished.make_recording):
         first = finished.make_captured_step()
         stack.callback(birth.take)
         born.append(birth)

@@ -4,7 +4,7 @@
   (``frozen_values``).
 - A scalar that it changed (``self.n += 1``) changes that once: a warning.
 - An attribute that it found without a tensor and left with one (``if self.ema is None: ...``,
-  ``self.total += loss`` from 0.0) is state that is born in the first step (``comparison``).
+  ``self.total += loss`` from 0.0) is state that is born in the first step (``capture/births``).
 - What it appends to a list (``self.outs.append(loss)``, Lightning's idiom for collecting outputs)
   is appended after every step. A step that also *reads* the list (``torch.stack(self.outs)``) would
   see it as it was in the first step, for ever: an error. While a step is traced, the user's code
@@ -366,11 +366,18 @@ class Attributes:
         for key, write in self._writes.items():
             _warn_of_change(write, was_read=key in self._reads)
 
-    def flags(self) -> list[tuple[Place, bool]]:
-        """The flags (bools) that the user's code changed, and what they are now."""
-        changed = [one for one in self._writes.values() if one.now() is not one.before]
-        places = ((Place(one.container, one.name), one.now()) for one in changed)
-        return [(place, now) for place, now in places if type(now) is bool]
+    def settings(self) -> list[tuple[Place, Any, Any]]:
+        """Flags (bools) that the user's code changed, and what it set that was not there.
+
+        Each with what was there before, and what is now; no tensors.
+        """
+        changed = [(one, one.container.get(one.name, MISSING)) for one in self._writes.values()]
+        return [
+            (Place(one.container, one.name), one.before, now)
+            for one, now in changed
+            if now is not one.before
+            and (type(now) is bool or one.before is None or one.before is MISSING)
+        ]
 
     def changes(self) -> tuple[Access, ...]:
         """The scalars that the user's code changed."""

@@ -20,6 +20,7 @@ from fulgurite.backends.csx.contract.frozen_reads import FrozenValueWarning
 from fulgurite.backends.csx.diagnostics.trace_errors import (
     ConditionalOnTensor,
     FrozenValueChanged,
+    StateBornInStep,
     TraceError,
     UnsupportedState,
 )
@@ -534,14 +535,30 @@ def test_three_steps_may_each_make_more_state() -> None:
 def test_a_flag_says_whether_state_is_there() -> None:
     def work(module: Any, loss: Tensor) -> Tensor:
         if not module.is_there:
-            module.center, module.is_there = loss.detach(), True
+            module.center, module.is_there, module.weights = loss.detach(), True, [0.8, 0.2]
         else:
-            module.center = module.center.lerp(loss.detach(), 0.2)
+            module.center = module.center.lerp(loss.detach(), module.weights[1])
         return (loss - module.center).square()
 
-    ours, stock = both(lambda: Steps(work, is_there=False), lambda: (loader(64),))
+    class Forgets(Steps):
+        def on_train_epoch_start(self) -> None:
+            if self.current_epoch:
+                self.is_there = False
+
+    make = lambda: Forgets(work, is_there=False)  # noqa: E731
+    ours, stock = both(make, lambda: (loader(64),), max_epochs=3)
     assert_same_run(ours, stock)
     assert ours.module.is_there
+
+
+def test_a_flag_that_turns_in_every_step_is_an_error() -> None:
+    def work(module: Any, loss: Tensor) -> Tensor:
+        averaged(module, loss)
+        module.turned = not module.turned
+        return loss * module.ema if module.turned else loss
+
+    with pytest.raises(StateBornInStep, match=r"to self\.ema, and reads it"):
+        fit(lambda: Steps(work, turned=False, **born()), lambda: (loader(64),), static=True)
 
 
 def another_name(module: Any, loss: Tensor) -> Tensor:
