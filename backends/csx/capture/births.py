@@ -10,8 +10,11 @@ which is as all later steps are, is kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+import contextlib
+import functools
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils._pytree as pytree
@@ -19,14 +22,92 @@ from torch import Tensor, fx
 
 from fulgurite.backends.csx.capture.comparison import PLAIN, same_operations, same_results
 from fulgurite.backends.csx.capture.recording import Output, Recording, pass_through_values
+from fulgurite.backends.csx.capture.scope import Scope
 from fulgurite.backends.csx.capture.trace import Result, Trace
 from fulgurite.backends.csx.contract import code_of_zeros, misuse
 from fulgurite.backends.csx.diagnostics.trace_errors import TraceError
 from fulgurite.backends.csx.diagnostics.user_lines import UserLine, line_of
+from fulgurite.backends.csx.graph.graph import Input
 from fulgurite.backends.csx.graph.op_schema import memory_of, written_nodes
 from fulgurite.backends.csx.graph.passes.rename import RENAMES
 from fulgurite.backends.csx.state import NewPlace, Place, brief
 from fulgurite.backends.patches import MISSING
+
+if TYPE_CHECKING:
+    from fulgurite.backends.csx.capture.captured_step import CapturedStep, FinishedTrace
+
+
+_FIRST_STEPS = 3
+"""How many steps there may be that make state, each more of it; one that goes on is not static."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstStep:
+    """A step that makes state which later ones find; it is due where there is none."""
+
+    captured: CapturedStep
+    is_due: EmptyPlaces
+
+
+def with_all_state(
+    finished: FinishedTrace,
+    again: Callable[[], FinishedTrace],
+    born: list[Birth],
+    stack: contextlib.ExitStack,
+) -> tuple[FinishedTrace, list[FirstStep]]:
+    """A trace that makes no state which a later step would read, and the steps that make it.
+
+    Args:
+        finished: the first trace.
+        again: traces again, with what is in ``born``.
+        born: receives what the traces made.
+        stack: takes that away in the end.
+
+    Raises:
+        StateBornInStep: each step makes more.
+        UnsupportedState: what one made is changed under another name, too.
+    """
+    firsts: list[FirstStep] = []
+    unread: list[Callable[[], FirstStep]] = []
+    while birth := birth_in(finished.trace, finished.module.graph, finished.make_recording):
+        first = finished.make_captured_step()
+        stack.callback(birth.take)
+        born.append(birth)
+        # all later steps find tensors there, so the program is built of the trace that does
+        finished = again()
+        graph, inputs = finished.module.graph, finished.trace.inputs.items
+        unread.append(functools.partial(birth.first_step, first, graph, inputs))
+        if birth.is_read(finished.make_recording()):
+            firsts, unread = firsts + [one() for one in unread], []
+            if len(firsts) > _FIRST_STEPS or any(one.goes_on() for one in born):
+                raise birth.error(graph, inputs)
+        # who asks how much there is of what grows, may ask for more than a step has left
+        elif len(born) == _FIRST_STEPS or not any(
+            one.grows for one in finished.trace.result.collected.new_places
+        ):
+            break
+    return finished, firsts
+
+
+def with_first_steps(
+    scope: Scope, captured: CapturedStep, firsts: list[FirstStep], born: list[Birth]
+) -> CapturedStep:
+    """A step together with those that make state for it, which ``scope`` gets to know."""
+    if not firsts:
+        return captured
+    scope.born += [one.is_due for one in firsts]
+    filled = {(id(place.container), place.key) for one in born for place in one.places()}
+
+    def not_asking(step: CapturedStep) -> CapturedStep:
+        """It does not compare what is in these places: tensors come there, and flags change."""
+        read = step.assumptions
+        scalars = (one for one in read.scalars if (id(one.container), one.name) not in filled)
+        return replace(step, assumptions=replace(read, scalars=tuple(scalars)))
+
+    changes = [change for one in firsts for change in one.captured.changes]
+    firsts = [replace(one, captured=not_asking(one.captured)) for one in firsts]
+    changes = [*changes, *captured.changes]
+    return replace(not_asking(captured), births=tuple(firsts), changes=tuple(changes))
 
 
 def birth_in(
@@ -42,8 +123,7 @@ def birth_in(
         return None
     recording = make_recording()
     passed = pass_through_values(recording.outputs.passed, batch, batch, lambda name: 0)
-    birth = Birth(new_places, recording, trace.results(graph), passed, settings)
-    return birth if new_places or birth else None
+    return Birth(new_places, recording, trace.results(graph), passed, settings)
 
 
 class Birth:
@@ -56,6 +136,9 @@ class Birth:
         passed: what it passed on of its batch.
         settings: what it set in modules that is no tensor: flags (bools), which may say that these
             are filled, and what was not there. Each with what was there, and what is now.
+
+    Attributes:
+        is_first_step: whether the trace is a step of its own.
     """
 
     def __init__(
@@ -86,12 +169,14 @@ class Birth:
         self._content = [list(found) for _, found, _ in self._grown]
         self._before = [(place, _outline(found)) for place, found, _ in self._all()]
         self._put: list[Any] = []
+        self.is_first_step = False
 
     def _all(self) -> list[tuple[Place, Any, Any]]:
         return [*self._set, *self._grown]
 
-    def __bool__(self) -> bool:
-        return bool(self._before)
+    def places(self) -> Iterator[Place]:
+        """The places, and those of flags."""
+        yield from (place for place, *_ in (*self._all(), *self._flags))
 
     def put(self) -> None:
         """Let the places hold tensors, as after that step, and what else it set be set."""
@@ -105,6 +190,9 @@ class Birth:
                 place.put(now + type(now)(more))
             else:
                 now.extend(more)
+
+    def note(self) -> None:
+        """Note what the places hold when a trace begins."""
         self._put = [_outline(place.get()) for place, _, _ in self._set]
 
     def goes_on(self) -> bool:
@@ -116,7 +204,9 @@ class Birth:
         )
 
     def take(self) -> None:
-        """Let the places hold what they held."""
+        """Let the places hold what they held, and flags too, where the step is yet to set them."""
+        for place, found, _ in self._flags if self.is_first_step else ():
+            place.put(found)
         for place, found, _ in self._all():
             place.put(found)
         for (_, found, _), content in zip(self._grown, self._content, strict=True):
@@ -142,18 +232,21 @@ class Birth:
         first = self._recording
         return not (same_operations(first, now) and same_results(first, now))
 
-    def settle(self, graph: fx.Graph, names: list[str]) -> EmptyPlaces:
-        """The places that the trace reads that found all that; its graph and its inputs' names.
+    def first_step(
+        self, captured: CapturedStep, graph: fx.Graph, inputs: Sequence[Input]
+    ) -> FirstStep:
+        """The trace as a step of its own; ``graph`` is of the trace that found all that.
 
         Raises:
             UnsupportedState: it changes in place what is there, which is somebody else's too.
         """
-        inputs = dict(zip(graph.find_nodes(op="placeholder"), names, strict=True))
-        read = [name for node, name in inputs.items() if any(_users(node))]
+        self.is_first_step = True
+        known = _named(graph, inputs)
+        read = [name for node, name in known.items() if any(_users(node))]
         # what is only written says nothing of whether the host has emptied the others
         empty = [one for one in self._before if any(_is_in(name, one[0].name) for name in read)]
         changed = (memory_of(one) for node in graph.nodes for one in written_nodes(node))
-        written = {inputs[node] for node in changed if node in inputs}
+        written = {known[node] for node in changed if node in known}
         holders: dict[Any, list[str]] = {}
         lines: dict[str, UserLine | None] = {}
         for place, _, value in self._all():
@@ -167,20 +260,24 @@ class Birth:
             if others and any(_is_in(one, first, *others) for one in written):
                 found = {"attribute": others[0], "other": first}
                 raise misuse("born_shared", lines[others[0]], **found)
-        return EmptyPlaces(empty or self._before, self._flags)
+        return FirstStep(captured, EmptyPlaces(empty or self._before, self._flags))
 
-    def error(self, graph: fx.Graph, names: list[str]) -> TraceError:
+    def error(self, graph: fx.Graph, inputs: Sequence[Input]) -> TraceError:
         """The error, where the trace of this graph, too, fills places that it may read."""
+        if not self._all():  # flags alone
+            remedy = "batch_idx % 2, which a step may ask; or a buffer, and torch.where"
+            found = {"added": "another value", "attribute": self._flags[0][0].name}
+            return misuse("born", None, remedy=remedy, **found)
         place, _, value = self._all()[0]
         name, leaves = place.name, pytree.tree_leaves(self._with_zeros(value))
-        inputs = zip(graph.find_nodes(op="placeholder"), names, strict=True)
-        users = (user for node, one in inputs if _is_in(one, name) for user in _users(node))
+        named = _named(graph, inputs).items()
+        users = (user for node, one in named if _is_in(one, name) for user in _users(node))
         line = next(filter(None, map(line_of, users)), None)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        found = {"added": ", ".join(map(brief, leaves)), "zeros": code_of_zeros(tensors[0])}
+        told = {"added": ", ".join(map(brief, leaves)), "zeros": code_of_zeros(tensors[0])}
         remedy = "a tensor that counts: torch.zeros(()), and .add_(1) in the step"
         remedy = "" if len(tensors) == len(leaves) else remedy
-        return misuse("born", line, remedy=remedy, attribute=name, **found)
+        return misuse("born", line, remedy=remedy, attribute=name, **told)
 
 
 class EmptyPlaces:
@@ -196,14 +293,28 @@ class EmptyPlaces:
 
     def __call__(self) -> bool:
         """Whether that is there now."""
-        if self.flags and all(flag.get() == before for flag, before, _ in self.flags):
-            return True
+        if self.flags:
+            return all(flag.get(MISSING) is before for flag, before, _ in self.flags)
         return all(_outline(place.get(MISSING)) == before for place, before in self._before)
+
+    def holds(self, names: Collection[str]) -> bool:
+        """Whether a state of one of these names is in one of the places."""
+        return any(_is_in(name, place.name) for place, _ in self._before for name in names)
+
+    def is_told_by(self, flags: Collection[tuple[int, Any]]) -> bool:
+        """Whether one of these says that they are filled, by its container's identity and key."""
+        return any((id(flag.container), flag.key) in flags for flag, _, _ in self.flags)
 
     def fill(self) -> None:
         """A step has filled them."""
         for flag, _, since in self.flags:
             flag.put(since)
+
+
+def _named(graph: fx.Graph, inputs: Sequence[Input]) -> dict[fx.Node, str]:
+    """The names of a graph's inputs."""
+    pairs = zip(graph.find_nodes(op="placeholder"), inputs, strict=True)
+    return {node: item.name for node, item in pairs}
 
 
 def _holds_tensors(value: Any) -> bool:

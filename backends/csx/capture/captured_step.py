@@ -14,7 +14,6 @@ host with them, follows the new trace.
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from fulgurite.backends.csx.capture.births import Birth, EmptyPlaces, birth_in
+from fulgurite.backends.csx.capture.births import Birth, FirstStep, with_all_state, with_first_steps
 from fulgurite.backends.csx.capture.comparison import check_same
 from fulgurite.backends.csx.capture.host_calls import Accumulator
 from fulgurite.backends.csx.capture.lightning_scope import Answers
@@ -122,14 +121,6 @@ class CapturedStep:
         """The tensors that the graph works on."""
         used = [item.index for item in self.graph.inputs if item.kind is Kind.STATE]
         return [held for i in used for held in self.sources.state[i].tensors]
-
-
-@dataclass(frozen=True, slots=True)
-class FirstStep:
-    """A step that makes state which later ones find; it is due where there is none."""
-
-    captured: CapturedStep
-    is_due: EmptyPlaces
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,8 +288,6 @@ def _refuse_left(graph: Graph, scope: Scope) -> None:
         )
 
 
-_FIRST_STEPS = 3
-"""How many steps there may be that make state, each more of it; one that goes on is not static."""
 _TABLES = 3
 """How often a step is traced again for tables: one that it then still makes, it makes each time."""
 
@@ -348,6 +337,8 @@ def _trace_until_final(scope: Scope, trace: Callable[[], FinishedTrace]) -> Capt
             before.restore()
             for one in born:
                 one.put()
+            for one in born:
+                one.note()
             stack.enter_context(muted("stdout"))  # it printed once
 
         def traced() -> FinishedTrace:
@@ -377,56 +368,14 @@ def _trace_until_final(scope: Scope, trace: Callable[[], FinishedTrace]) -> Capt
         ):
             tables += finished.trace.result.fills_table
             finished = again()
-        finished, firsts = _with_all_state(finished, again, born, stack)
+        finished, firsts = with_all_state(finished, again, born, stack)
         if scope.python_runs_once:  # not of a flag that says what the first step made
             with warn_of_frozen_reads():
                 finished.trace.observers.attributes.warn_of_changes()
         captured = finished.make_captured_step()
         # last, for it traces the step once more where something leaked
         report_leaks(finished.trace.result.leaked, traced_and_undone)
-    return _after(firsts, captured)
-
-
-def _after(firsts: list[FirstStep], captured: CapturedStep) -> CapturedStep:
-    """A step together with those that make state for it."""
-    if not firsts:
-        return captured
-    flags = {(id(flag.container), flag.key) for one in firsts for flag, _, _ in one.is_due.flags}
-    read, changes = captured.assumptions, [one.captured.changes for one in firsts]
-    scalars = (one for one in read.scalars if (id(one.container), one.name) not in flags)
-    return replace(
-        captured,
-        births=tuple(firsts),
-        changes=(*itertools.chain(*changes), *captured.changes),
-        assumptions=replace(read, scalars=tuple(scalars)),
-    )
-
-
-def _with_all_state(
-    finished: FinishedTrace,
-    again: Callable[[], FinishedTrace],
-    born: list[Birth],  # what ``again`` traces with
-    stack: contextlib.ExitStack,  # takes that away
-) -> tuple[FinishedTrace, list[FirstStep]]:
-    """A trace that makes no state which a later step would read, and the steps that make it.
-
-    Raises:
-        StateBornInStep: each step makes more.
-    """
-    firsts: list[FirstStep] = []
-    while birth := birth_in(finished.trace, finished.module.graph, finished.make_recording):
-        first = finished.make_captured_step()
-        stack.callback(birth.take)
-        born.append(birth)
-        # all later steps find tensors there, so the program is built of the trace that does
-        finished = again()
-        if not birth.is_read(finished.make_recording()):
-            break
-        names = [item.name for item in finished.trace.inputs.items]
-        firsts.append(FirstStep(first, birth.settle(finished.module.graph, names)))
-        if len(firsts) > _FIRST_STEPS or any(one.goes_on() for one in born):
-            raise birth.error(finished.module.graph, names)
-    return finished, firsts
+    return with_first_steps(scope, captured, firsts, born)
 
 
 def retrace(

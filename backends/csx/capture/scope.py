@@ -10,7 +10,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import lightning.pytorch as pl
 import torch
@@ -46,6 +46,9 @@ from fulgurite.backends.csx.streaming.residency import residency
 from fulgurite.backends.program_scheduler import program_schedulers
 from fulgurite.backends.runtime import shielded
 
+if TYPE_CHECKING:
+    from fulgurite.backends.csx.capture.births import EmptyPlaces
+
 
 def _counters() -> dict[str, Tensor]:
     with torch.inference_mode(False):  # they are written in other modes too
@@ -66,6 +69,7 @@ class Scope(ABC):
     trains: bool = False  # whether the step computes gradients
     deferred: list[DeferredState] = field(default_factory=list)
     carried: dict[str, GradientFlag] = field(default_factory=dict)  # gradients for the next step
+    born: list[EmptyPlaces] = field(default_factory=list)  # of state that first steps make
     takes_turns: bool = False  # its programs do, by counters of the run: each needs all gradients
     stage_gradients: StageGradients = field(default_factory=StageGradients)
     python_runs_once: bool = True  # not with retrace_every_iteration; what it reads is frozen

@@ -373,7 +373,7 @@ class Attributes:
         """
         changed = [(one, one.container.get(one.name, MISSING)) for one in self._writes.values()]
         return [
-            (Place(one.container, one.name), one.before, now)
+            (Place(one.container, one.name, one.where), one.before, now)
             for one, now in changed
             if now is not one.before
             and (type(now) is bool or one.before is None or one.before is MISSING)

@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from fulgurite.backends.csx.capture import CapturedStep, NumberCall, Scope, answers_hold
 from fulgurite.backends.csx.contract import FrozenScalars
 from fulgurite.backends.csx.diagnostics.trace_errors import InputChanged, StateChanged
-from fulgurite.backends.csx.graph.graph import used_numbers
+from fulgurite.backends.csx.graph.graph import Kind, used_numbers
 from fulgurite.backends.csx.hyperparams.scheduled_numbers import ShownNumbers, depends_on_computed
 from fulgurite.backends.csx.hyperparams.slots import (
     NumberSlot,
@@ -135,7 +135,10 @@ class Guards:
             self.batch.read |= one.sources.batch.read
         read = [one.assumptions for one in captured]
         self._answers = {place: value for one in read for place, value in one.answers.items()}
+        flags = {(id(f.container), f.key) for one in scope.born for f, _, _ in one.flags}
         reads = [access for one in read for access in one.scalars]
+        asked = flags & {(id(one.container), one.name) for one in reads}
+        reads = [one for one in reads if (id(one.container), one.name) not in asked]
         # whether a normalization tracks is one of the conditions: another value is another program
         self._scalars = FrozenScalars(
             one
@@ -147,6 +150,11 @@ class Guards:
         self._gradients = [one for one in handovers if one.none_matters]
         self.numbers = _number_guards(captured, scope)
         self._run = [guard for one in read for guard in one.run]
+        # the places of state that first steps make, this program's own and those of others
+        self._made = [first.is_due for one in captured for first in one.births]
+        items = [item for one in captured for item in one.graph.inputs]
+        names = {item.name for item in items if item.kind is Kind.STATE}
+        self._needed = [one for one in scope.born if one.holds(names) or one.is_told_by(asked)]
 
     def accept(self, now: Conditions, batch: Any) -> list[Tensor] | Misfit | None:
         """The tensors of a batch as the program takes them, or why it does not fit.
@@ -162,6 +170,9 @@ class Guards:
             names = [name for name, _ in self._scope.module.named_parameters()]
             why = self._conditions.difference(now, self._modules, names)
             return Misfit(StateChanged, why, is_phase=True)
+        if self.is_emptied():
+            why = "the host took away state that a first step makes"
+            return Misfit(StateChanged, why, is_phase=True)
         if self._run and (other := self._answered_otherwise()):
             return Misfit(StateChanged, other, is_phase=True, is_of_run=True)
         tensors = self.batch.accept(batch)
@@ -173,6 +184,12 @@ class Guards:
             return Misfit(StateChanged, broken)
         answer = self._groups.update(self.numbers)
         return tensors if answer is None else Misfit(StateChanged, *answer)
+
+    def is_emptied(self) -> bool:
+        """Whether there no longer is some state, which another program makes."""
+        if not any(is_empty() for is_empty in self._needed):
+            return False
+        return not any(is_empty() for is_empty in self._made)
 
     def _answered_otherwise(self) -> str | None:
         """What Python saw of counters of the run and would not see now; None: nothing."""

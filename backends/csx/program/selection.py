@@ -283,8 +283,10 @@ class Selection:
         self._check_tensors()
 
     def _check_tensors(self) -> None:
-        for executable in self.executables():
-            executable.check()
+        for program in self.programs:
+            if not program.guards.is_emptied():
+                for executable in program.entries.values():
+                    executable.check()
 
 
 def _no_more(stage: str, error: type[TraceError], why: str, limit: int, advice: str) -> TraceError:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
+from collections import deque
 from collections.abc import Callable
 from enum import Enum
 from typing import Any
@@ -483,7 +485,8 @@ def test_state_that_the_first_step_makes_is_that_of_stock(work: Any, accumulate:
 
 
 @pytest.mark.numbers
-def test_state_that_the_host_takes_away_is_made_again() -> None:
+@pytest.mark.parametrize("rows", [64, 60])  # a smaller last batch has a program of its own
+def test_state_that_the_host_takes_away_is_made_again(rows: int) -> None:
     class Forgets(Steps):
         def on_train_epoch_start(self) -> None:
             self.ema, self.total = None, 0.0
@@ -494,7 +497,7 @@ def test_state_that_the_host_takes_away_is_made_again() -> None:
         module.last = loss.detach()
         return loss * module.ema / module.total
 
-    ours, stock = both(lambda: Forgets(work, **born()), lambda: (loader(64),), max_epochs=3)
+    ours, stock = both(lambda: Forgets(work, **born()), lambda: (loader(rows),), max_epochs=3)
     assert_same_run(ours, stock)
 
 
@@ -551,14 +554,68 @@ def test_a_flag_says_whether_state_is_there() -> None:
     assert ours.module.is_there
 
 
-def test_a_flag_that_turns_in_every_step_is_an_error() -> None:
+@pytest.mark.parametrize(("averages", "place"), [(True, "ema"), (False, "turned")])
+def test_a_flag_that_turns_in_every_step_is_an_error(averages: bool, place: str) -> None:
     def work(module: Any, loss: Tensor) -> Tensor:
-        averaged(module, loss)
+        if averages:
+            averaged(module, loss)
         module.turned = not module.turned
-        return loss * module.ema if module.turned else loss
+        return loss * 2 if module.turned else loss
 
-    with pytest.raises(StateBornInStep, match=r"to self\.ema, and reads it"):
+    with pytest.raises(StateBornInStep, match=rf"to self\.{place}, and reads it"):
         fit(lambda: Steps(work, turned=False, **born()), lambda: (loader(64),), static=True)
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize("rows", [64, 60])
+def test_what_a_flag_says_is_written_in_the_first_step_of_each_epoch_alone(rows: int) -> None:
+    class Begins(Steps):
+        def on_train_epoch_start(self) -> None:
+            self.is_there = self.current_epoch == 1
+
+    def work(module: Any, loss: Tensor) -> Tensor:
+        if not module.is_there:
+            with torch.no_grad():
+                module.net[0].bias.mul_(0.5)
+            module.total.zero_()
+            module.is_there = True
+        module.total.add_(loss.detach())
+        return loss * module.total
+
+    make = lambda: Begins(work, is_there=False, total=torch.zeros(()))  # noqa: E731
+    assert_same_run(*both(make, lambda: (loader(rows),), max_epochs=3))
+
+
+LAST_TWO: dict[str, tuple[Any, Callable[[Any, Tensor], Any]]] = {
+    "list": ([], lambda past, loss: (past + [loss])[-2:]),  # noqa: RUF005
+    "tuple": ((), lambda past, loss: (*past, loss)[-2:]),
+    "deque": (deque(maxlen=2), lambda past, loss: past.append(loss) or past),
+}
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize("kind", LAST_TWO)
+def test_the_last_two_losses_and_how_many_there_are_equal_stock(kind: str) -> None:
+    empty, added = LAST_TWO[kind]
+
+    def work(module: Any, loss: Tensor) -> Tensor:
+        factor = 1.0 if len(module.past) < 2 else module.past[-1] / module.past[-2]
+        module.past = added(module.past, loss.detach())
+        return loss * factor
+
+    ours, stock = both(lambda: Steps(work, past=copy.copy(empty)), lambda: (loader(64),))
+    assert_same_run(ours, stock)
+    assert len(ours.module.past) == 2
+
+
+@pytest.mark.numbers
+def test_lags_of_attributes_equal_stock() -> None:
+    def work(module: Any, loss: Tensor) -> Tensor:
+        factor = 1.0 if module.before is None else module.last / module.before
+        module.before, module.last = module.last, loss.detach()
+        return loss * factor
+
+    assert_same_run(*both(lambda: Steps(work, last=None, before=None), lambda: (loader(64),)))
 
 
 def another_name(module: Any, loss: Tensor) -> Tensor:
