@@ -69,15 +69,17 @@ def with_all_state(
     """
     firsts: list[FirstStep] = []
     unread: list[Callable[[], FirstStep]] = []
-    while birth := birth_in(finished.trace, finished.module.graph, finished.make_recording):
+    recorded = finished.make_recording
+    while birth := birth_in(finished.trace, finished.module.graph, recorded):
         first = finished.make_captured_step()
         stack.callback(birth.take)
         born.append(birth)
         # all later steps find tensors there, so the program is built of the trace that does
         finished = again()
+        recorded = functools.cache(finished.make_recording)  # the next round may ask for it too
         graph, inputs = finished.module.graph, finished.trace.inputs.items
         unread.append(functools.partial(birth.first_step, first, graph, inputs))
-        if birth.is_read(finished.make_recording()):
+        if birth.is_read(recorded()):
             firsts, unread = firsts + [one() for one in unread], []
             if len(firsts) > _FIRST_STEPS or any(one.goes_on() for one in born):
                 raise birth.error(graph, inputs)
@@ -104,10 +106,10 @@ def with_first_steps(
         scalars = (one for one in read.scalars if (id(one.container), one.name) not in filled)
         return replace(step, assumptions=replace(read, scalars=tuple(scalars)))
 
-    changes = [change for one in firsts for change in one.captured.changes]
-    firsts = [replace(one, captured=not_asking(one.captured)) for one in firsts]
-    changes = [*changes, *captured.changes]
-    return replace(not_asking(captured), births=tuple(firsts), changes=tuple(changes))
+    changes = (change for one in firsts for change in one.captured.changes)
+    births = (replace(one, captured=not_asking(one.captured)) for one in firsts)
+    step = not_asking(captured)
+    return replace(step, births=tuple(births), changes=(*changes, *captured.changes))
 
 
 def birth_in(
@@ -274,7 +276,8 @@ class Birth:
         users = (user for node, one in named if _is_in(one, name) for user in _users(node))
         line = next(filter(None, map(line_of, users)), None)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        told = {"added": ", ".join(map(brief, leaves)), "zeros": code_of_zeros(tensors[0])}
+        zeros = code_of_zeros(next(iter(tensors), None))
+        told = {"added": ", ".join(map(brief, leaves)), "zeros": zeros}
         remedy = "a tensor that counts: torch.zeros(()), and .add_(1) in the step"
         remedy = "" if len(tensors) == len(leaves) else remedy
         return misuse("born", line, remedy=remedy, attribute=name, **told)
